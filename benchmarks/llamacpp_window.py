@@ -21,7 +21,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.running import Running
 from edgekit.engines.llamacpp.run.starting import start
 from edgekit.engines.llamacpp.run.types import Launch
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.units import MIB
 
 
@@ -91,7 +91,7 @@ def main() -> None:
     launch = Launch(
         path=asked.model,
         load=Load(context_tokens=asked.window, sequences=1, cache_k=kind, cache_v=kind),
-        setup=LlamaCppSetup(mode=Mode.SERVER, cache_ram_mib=0),
+        setup=LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0),
         sinks=asked.sinks,
         rolling=True,
         threads=1,

@@ -11,7 +11,7 @@ from tests.patience import PATIENCE_S
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.types import Launch
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.formats import read_header
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
@@ -21,7 +21,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-SERVER = LlamaCppSetup(mode=Mode.SERVER, cache_ram_mib=0)
+SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0)
 
 
 def small_model(path: Path, architecture: str = "llama", **changes: Any) -> Path:

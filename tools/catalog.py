@@ -31,7 +31,7 @@ from edgekit.bill.types import Load, weakest
 from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.records import record_of
 from edgekit.catalog.runs import runs_of
-from edgekit.catalog.types import Entry, Kind, Source
+from edgekit.catalog.types import Entry, ModelPurpose, Source
 from edgekit.engines import ENGINES, engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.quantize.what_if import at_mix
@@ -521,7 +521,7 @@ def joined(name: str, headed: Entry | None, configured: Entry | None) -> Entry:
         if whole is None:
             raise EdgekitError(f"{name}: neither a header nor a config")
         return whole
-    kinds = tuple(kind for kind in Kind if kind in {*headed.kinds, *configured.kinds})
+    kinds = tuple(kind for kind in ModelPurpose if kind in {*headed.kinds, *configured.kinds})
     return replace(
         headed,
         repository=configured.repository,

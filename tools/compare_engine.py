@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.engines.llamacpp.rows import read_row
-from edgekit.engines.llamacpp.types import Mode
+from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.hollow import HollowFile
-from edgekit.engines.llamacpp.verify.types import Row, Verification
+from edgekit.engines.llamacpp.verify.types import ComparedRow, Verification
 from edgekit.engines.llamacpp.verify.ways import choose_way
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.formats.gguf import read_gguf
@@ -57,7 +57,7 @@ class Answer:
     failed: str | None = None  # why the engine does not answer
 
     @property
-    def different(self) -> tuple[Row, ...]:
+    def different(self) -> tuple[ComparedRow, ...]:
         rows = () if self.found is None else self.found.rows
         return tuple(row for row in rows if row.difference_bytes)
 
@@ -197,7 +197,7 @@ def _ask(files: ModelFiles, options: dict[str, Any]) -> Answer:
     load = replace(load, unified=options.get("kv_unified"))  # else as llama-server decides
     model = files.label
     try:
-        found = verify_model(files, load, setup, way=choose_way(Mode.SERVER))
+        found = verify_model(files, load, setup, way=choose_way(LlamaMode.SERVER))
     except EngineError as error:
         return Answer(model=model, options=options, failed=str(error))
     except EdgekitError as error:

@@ -205,9 +205,9 @@ def response_of(
 ) -> tuple[int, Any]:
     """The status and the JSON of one request to the application, without a server."""
     from edgekit.web.app import create_app
-    from edgekit.web.types import Settings
+    from edgekit.web.types import WebSettings
 
-    app = create_app(Settings(network=False, cache=False, models_dirs=models_dirs))
+    app = create_app(WebSettings(network=False, cache=False, models_dirs=models_dirs))
     where, _, query = path.partition("?")
     scope = {
         "type": "http",

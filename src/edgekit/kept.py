@@ -19,7 +19,7 @@ from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.versions import default_version
 from edgekit.errors import HeaderLimitError
-from edgekit.machine.types import Accelerator, Machine
+from edgekit.machine.types import Device, Machine
 from edgekit.sources.cache import cache_folder
 from edgekit.sources.disk import read_small
 from edgekit.units import MIB
@@ -45,7 +45,7 @@ def steadied(machine: Machine) -> Machine:
     return replace(machine, host=host, devices=tuple(map(_steadied, machine.devices)))
 
 
-def _steadied(device: Accelerator) -> Accelerator:
+def _steadied(device: Device) -> Device:
     return replace(device, free_bytes=_floor(device.free_bytes), users=())
 
 

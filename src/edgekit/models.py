@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from edgekit.bill.types import MemoryEstimate
     from edgekit.errors import RemoteInspectError
     from edgekit.model.metadata import ModelMetadata
-    from edgekit.plan.types import PreflightResult
     from edgekit.preflight import can_load, inspect_model_remote, model_preflight
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.bill.types import Load
 from edgekit.engines import ENGINES, engine_name
 from edgekit.engines.quant_names import with_quant
-from edgekit.engines.row_options import Options
+from edgekit.engines.row_options import RowOptions
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -29,7 +29,7 @@ from edgekit.model.open import Opened, open_model
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import reads_at_once
 from edgekit.plan.making import for_users
-from edgekit.plan.types import Job, PreflightResult, Question, Start
+from edgekit.plan.types import Job, Start, Task, Verdict
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.resolver import AUTO, ResolvedModel, automatic, choose_file, resolve_model
 
@@ -68,7 +68,7 @@ def model_preflight(
     allow_download: bool = True,
     exact: bool = False,
     reach: Reach | None = None,
-) -> PreflightResult:
+) -> Verdict:
     """Whether a model fits, how long a context, and why.
 
     `model_id` is a path, a hub id (`org/name:Q4_K_M`), an address or a name, also one of the catalog (`qwen3-8b`);
@@ -105,7 +105,7 @@ def model_preflight(
         quant=_quant(quant, options or {}),
     )
     here = _machine(machine, device, ram, vram)
-    asked = Asked(
+    asked = PreflightArguments(
         context=context,
         sequences=sequences,
         users=users,
@@ -152,7 +152,9 @@ def can_load(
             reach=reach,
             quant=_quant(quant, options or {}),
         )
-        asked = Asked(context=context, min_context=min_context, max_use=max_use, reserve=reserve)
+        asked = PreflightArguments(
+            context=context, min_context=min_context, max_use=max_use, reserve=reserve
+        )
         return _judged(
             named, engine, here, options or {}, asked, reach=reach, loads_only=True
         ).can_load
@@ -220,7 +222,7 @@ def _machine(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PreflightArguments:
     """What a caller wants, whatever the engine."""
 
     context: int | None = None
@@ -264,19 +266,19 @@ def _judged(
     engine: str,
     machine: Machine,
     options: Mapping[str, Any],
-    asked: Asked,
+    asked: PreflightArguments,
     *,
     reach: Reach | None,
     loads_only: bool = False,
-) -> PreflightResult:
-    def by(name: str) -> PreflightResult:
+) -> Verdict:
+    def by(name: str) -> Verdict:
         own = with_quant(name, options, named.quant)
         if named.assumed is not None:
             known = Opened(label=named.name, model=named.assumed.stand_in)
             question = _question(known, name, machine, own, asked, embeds=False)
             return judge(replace(question, bill=named.assumed.bill(name)))
 
-        def ask(opened: Opened) -> Question:
+        def ask(opened: Opened) -> Task:
             question = _question(opened, name, machine, own, asked, embeds=named.embeds)
             return replace(question, variants=named.variants(opened, name, question.start))
 
@@ -295,11 +297,11 @@ def _judged(
 
 def in_two_steps(
     opened: Opened,
-    ask: Callable[[Opened], Question],
+    ask: Callable[[Opened], Task],
     *,
     reach: Reach | None = None,
     loads_only: bool = False,
-) -> tuple[Opened, Question, PreflightResult]:
+) -> tuple[Opened, Task, Verdict]:
     """The verdict, from the first range of a remote file where that decides it, else from its whole header.
 
     Where another file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load`
@@ -330,17 +332,17 @@ def _question(
     engine: str,
     machine: Machine,
     options: Mapping[str, Any],
-    asked: Asked,
+    asked: PreflightArguments,
     *,
     embeds: bool,
-) -> Question:
+) -> Task:
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": asked.context, "sequences": asked.sequences}
     load = replace(load, **{name: value for name, value in own.items() if value is not None})
     start = Start(setup=setup, settled=frozenset(options))
     if embeds:
         start = embedding_start(start, engine)
-    return Question(
+    return Task(
         model=opened.model,
         engine=engine,
         machine=machine,
@@ -365,16 +367,16 @@ def _takes(engine: str, options: Mapping[str, Any]) -> bool:
 
 def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
     """As rows of a batch are read; llama.cpp as llama-server would start it."""
-    rows, read = import_module(f"{ENGINES[engine]}.rows"), Options(options)
+    rows, read = import_module(f"{ENGINES[engine]}.rows"), RowOptions(options)
     if engine != "llama.cpp":
         load, setup = rows.read_row(read)
     else:
-        from edgekit.engines.llamacpp.types import Mode
+        from edgekit.engines.llamacpp.types import LlamaMode
 
         load, setup = rows.read_row(read, read.get("backend"))
         load, setup = (
             replace(load, unified=read.get("kv_unified")),
-            replace(setup, mode=Mode.SERVER),
+            replace(setup, mode=LlamaMode.SERVER),
         )
     read.require_known(engine)
     return load, setup

@@ -16,7 +16,7 @@ from edgekit.bill.names import read_name
 from edgekit.catalog import find_entry, near_ids, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
-from edgekit.catalog.types import Catalog, Entry, Kind
+from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import FROM_GGUF, engine_for, engine_name, quant_names
 from edgekit.engines.entries import opened
 from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
@@ -39,7 +39,7 @@ from edgekit.model.open import Opened, open_model, open_or_download
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
 from edgekit.plan.choice import AS_NAMED, Choice, as_named, choose
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import PreflightResult, Question, Start, Variant
+from edgekit.plan.types import Start, Task, Variant, Verdict
 from edgekit.plan.variants import (
     accuracy_of,
     at_mixes,
@@ -271,7 +271,7 @@ class ResolvedModel(Resolved[Opened]):
     def embeds(self) -> bool:
         """Whether it is an embedding model, which the engine has to be started for."""
         if self.entry is not None:
-            return Kind.EMBEDDING in self.entry.kinds
+            return ModelPurpose.EMBEDDING in self.entry.kinds
         return self.found is not None and self.found.model.geometry.embeds
 
 
@@ -373,7 +373,7 @@ def automatic(
     named: ResolvedModel,
     machine: Machine,
     ask: Callable[[str], Answer],
-    result_of: Callable[[Answer], PreflightResult],
+    result_of: Callable[[Answer], Verdict],
 ) -> tuple[Answer, str]:
     """The answer of the engine that the files are for; where it does not fit there, or the engine cannot run it, that
     of llama.cpp, which quantises and divides a model, with a note that says why. `ask` takes the name of an engine.
@@ -396,9 +396,7 @@ def automatic(
     return (first, "") if other is None else (other, f"{note}{'; '.join(result.reasons)}")
 
 
-def _fitting(
-    ask: Callable[[str], Answer], result_of: Callable[[Answer], PreflightResult]
-) -> Answer | None:
+def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]) -> Answer | None:
     """llama.cpp's answer; None where it does not fit either, or llama.cpp does not take the question."""
     try:
         found = ask(LLAMACPP)
@@ -409,9 +407,7 @@ def _fitting(
     return found if result_of(found).can_load else None
 
 
-def choose_file(
-    opened: Opened, question: Question, reach: Reach | None
-) -> tuple[Opened, Question, Choice]:
+def choose_file(opened: Opened, question: Task, reach: Reach | None) -> tuple[Opened, Task, Choice]:
     """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
 
     Such a file may be larger or smaller than its name says: the choice is made again with what was read, until it is
@@ -498,6 +494,6 @@ def _with_near(
 def base_note(entry: Entry) -> tuple[str, ...]:
     """A warning that a base model does not answer questions."""
     repository = original_repository(entry.id) or entry.repository
-    if repository is None or Kind.CHAT not in entry.kinds or not is_base(repository):
+    if repository is None or ModelPurpose.CHAT not in entry.kinds or not is_base(repository):
         return ()
     return (f"{repository} is a base model; for chat use its instruct version (same size)",)

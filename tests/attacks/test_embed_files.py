@@ -372,7 +372,10 @@ def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
                 os.truncate(path, 90_000)
             return super().read(offset, length, ahead=ahead)
 
-    with Changing(path, Limits()) as file, pytest.raises(SourceError, match="was truncated while"):
+    with (
+        Changing(path, Limits()) as file,
+        pytest.raises(SourceError, match="was truncated while"),
+    ):
         walk(file)
 
 

@@ -14,7 +14,7 @@ from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError, RemoteInspectError
-from edgekit.sources.failures import Answer
+from edgekit.sources.failures import ResponseHead
 from edgekit.sources.ranges import first_piece
 from edgekit.sources.remote import GGUF, HttpFile
 from edgekit.sources.transport import Transport
@@ -178,7 +178,7 @@ PLACES = st.builds("bytes {}-{}/{}".format, NUMBERS, NUMBERS, NUMBERS | st.just(
 def test_whatever_the_head_says_no_more_than_was_asked_for_is_taken(
     status: int, headers: dict[str, str]
 ) -> None:
-    answer = Answer(status=status, headers=headers, url="https://a.example/a.gguf")
+    answer = ResponseHead(status=status, headers=headers, url="https://a.example/a.gguf")
     with contextlib.suppress(EdgekitError):
         piece = first_piece(answer, asked_bytes=524_288, whole_bytes=100, name="a.gguf")
         assert 0 <= piece.length <= min(524_288, piece.version.total_bytes)

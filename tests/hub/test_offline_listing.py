@@ -43,9 +43,9 @@ def online(reach: Reach) -> Reach:
 @pytest.fixture(autouse=True)
 def july(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept in these tests is kept on that day."""
-    real = cache.Entry
+    real = cache.CachedRange
 
-    def dated(**values: object) -> cache.Entry:
+    def dated(**values: object) -> cache.CachedRange:
         return real(**{"kept_at": KEPT_ON, **values})  # type: ignore[arg-type]
 
     monkeypatch.setattr(cache, "Entry", dated)
@@ -252,7 +252,7 @@ URL = "https://hub.example/api/models/a/b/tree/main"
 )
 def test_a_listing_that_somebody_else_wrote_is_checked_like_the_hubs(items: object) -> None:
     body = json.dumps(items).encode()
-    entry = cache.Entry(
+    entry = cache.CachedRange(
         version=Version(total_bytes=len(body)),
         linked_etag=None,
         prefix=io.BytesIO(body),

@@ -12,7 +12,7 @@ from tests.thoroughness import LONG
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import CACHES, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import RefusedError
 from edgekit.model.types import Model
 
@@ -31,7 +31,7 @@ types = st.sampled_from(("f32", "f16", "bf16", "q8_0", "q4_0", "q5_1")).map(cach
 contexts = st.integers(1, 2**18)
 setups = st.builds(
     LlamaCppSetup,
-    mode=st.sampled_from(Mode),
+    mode=st.sampled_from(LlamaMode),
     backend=st.sampled_from((Backend.CPU, Backend.CUDA)),
     n_gpu_layers=st.sampled_from((0, 1, 7, 999)),
     cpu_moe=st.booleans(),

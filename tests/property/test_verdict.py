@@ -12,7 +12,7 @@ from tests.unit.plan.machines import cards, cpu
 
 from edgekit.bill.types import Load
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.types import PreflightResult, Question
+from edgekit.plan.types import Task, Verdict
 from edgekit.plan.verdict import judge
 
 EXAMPLES = 200 if LONG else 7  # of each law
@@ -29,10 +29,8 @@ gib = st.integers(2, 40)
 more = st.integers(1, 24)
 
 
-def judged(
-    model: tuple[str, str], vram: int, ram: int, context: int | None = None
-) -> PreflightResult:
-    question = Question(
+def judged(model: tuple[str, str], vram: int, ram: int, context: int | None = None) -> Verdict:
+    question = Task(
         model=engine_models()[model],
         engine="llama.cpp",
         machine=cards(vram, ram=ram) if vram else cpu(ram),
@@ -77,7 +75,7 @@ def test_the_longest_fits_when_it_is_asked_for_and_no_longer_one_does(
     model: tuple[str, str], vram: int, ram: int
 ) -> None:
     result = judged(model, vram, ram)
-    question = Question(
+    question = Task(
         model=engine_models()[model],
         engine="llama.cpp",
         machine=result.machine,

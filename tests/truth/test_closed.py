@@ -11,7 +11,7 @@ from tests.thoroughness import sampled_rows
 from edgekit.bill.types import Component, Load
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.closed import bound_bytes, pool_bounds
-from edgekit.engines.llamacpp.context import Heads, resolve
+from edgekit.engines.llamacpp.context import HeadSizes, resolve
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.rows import read_row
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -62,7 +62,7 @@ def test_never_below_on_a_device_nor_on_its_host() -> None:
         assert held <= on_host, (row["model"], row["options"])
         whole = placement.output is not HOST and HOST not in placement.blocks
         together = whole and placement.offload_kqv and not placement.host_expert_blocks
-        if together and not (context.flash_attn and not Heads.of(model.geometry).flashes):
+        if together and not (context.flash_attn and not HeadSizes.of(model.geometry).flashes):
             assert on_host <= 4 * held + 4 * MIB, (row["model"], row["options"])
 
 

@@ -15,11 +15,11 @@ from tests.thoroughness import LONG
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, Mode, Override
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LlamaMode, Override
 from edgekit.engines.llamacpp.versions import read_version
-from edgekit.machine.types import DEVICE, Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.machine.types import DEVICE, Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.choice import Candidate, choose
-from edgekit.plan.types import Question, Start
+from edgekit.plan.types import Start, Task
 from edgekit.units import GIB, MIB
 
 ROWS = list(rows("fit_h200.jsonl.gz"))
@@ -28,9 +28,9 @@ EXPERTS = "ffn_(up|down|gate_up|gate)_(ch|)exps"
 
 def chosen(row: dict[str, Any]) -> Candidate:
     free = row["free_mib"] * MIB
-    card = Accelerator(name="card", vendor=Vendor.NVIDIA, total_bytes=free, free_bytes=free)
+    card = Device(name="card", vendor=Vendor.NVIDIA, total_bytes=free, free_bytes=free)
     kind = cache_type(row["cache_type"])
-    question = Question(
+    question = Task(
         model=engine_models()[row["model"], row["quant"]],
         engine="llama.cpp",
         machine=Machine(
@@ -40,7 +40,7 @@ def chosen(row: dict[str, Any]) -> Candidate:
             devices=(card,),
         ),
         load=Load(context_tokens=row["n_ctx"], cache_k=kind, cache_v=kind),
-        start=Start(setup=LlamaCppSetup(mode=Mode.SERVER, **read_version("0.6")._asdict())),
+        start=Start(setup=LlamaCppSetup(mode=LlamaMode.SERVER, **read_version("0.6")._asdict())),
     )
     return choose(question).candidate
 

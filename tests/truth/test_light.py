@@ -14,7 +14,7 @@ from tests.thoroughness import LONG
 from edgekit.basis import Basis
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import HeaderError
 from edgekit.formats import read_header
@@ -70,7 +70,7 @@ def test_it_errs_on_the_large_side(how: str) -> None:
     backends = (Backend.CPU, Backend.CUDA)
     asked = product(chosen, backends) if LONG else zip(chosen, cycle(backends), strict=False)
     for (place, one), backend in asked:
-        setup = LlamaCppSetup(mode=Mode.SERVER, backend=backend, rules=Rules.V0_5)
+        setup = LlamaCppSetup(mode=LlamaMode.SERVER, backend=backend, rules=Rules.V0_5)
         light = llamacpp.estimate(light_model(place, names_mix=names_mix, name=name), load, setup)
         exact = llamacpp.estimate(engine_models()[one["model"], one["quant"]], load, setup)
         share = light.total_bytes / exact.total_bytes

@@ -16,14 +16,14 @@ from tests.thoroughness import LONG
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules
-from edgekit.machine.types import DEVICE, Accelerator, Machine, System, Vendor
-from edgekit.plan.types import PreflightResult, Question, Start
+from edgekit.machine.types import DEVICE, Device, Machine, System, Vendor
+from edgekit.plan.types import Start, Task, Verdict
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
-SETUP = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CUDA, rules=Rules.V0_5)
+SETUP = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CUDA, rules=Rules.V0_5)
 ROWS = list(rows("line_h200.jsonl.gz"))
 
 
@@ -72,15 +72,15 @@ def test_the_bill_is_what_was_taken_and_at_most_20_mib_more() -> None:
     assert len(worked) == 36
 
 
-def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> PreflightResult:
+def _verdict(row: dict[str, Any], reserve_bytes: int | None = None) -> Verdict:
     """The verdict on this load on a card with that much free memory."""
-    card = Accelerator(
+    card = Device(
         vendor=Vendor.NVIDIA,
         name="H200",
         total_bytes=140 * GIB,
         free_bytes=row["free_bytes_at_start"],
     )
-    question = Question(
+    question = Task(
         model=engine_models()[row["model"], row["quantisation"]],
         engine="llama.cpp",
         machine=Machine(name="H200", system=System.LINUX, host=None, devices=(card,)),

@@ -17,7 +17,7 @@ from tests.thoroughness import LONG
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.rows import read_row
-from edgekit.engines.llamacpp.types import Mode
+from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.llamacpp.verify.types import COMPARED
 from edgekit.errors import RefusedError
 from edgekit.formats import read_header
@@ -47,7 +47,7 @@ def bill(row: dict[str, Any]) -> MemoryEstimate:
     options = row["options"]
     load, setup = read_row({**options, "llama_version": row["wheel"]}, "cpu")
     load = replace(load, unified=options.get("kv_unified"))
-    return llamacpp.estimate(model(row["file"]), load, replace(setup, mode=Mode.SERVER))
+    return llamacpp.estimate(model(row["file"]), load, replace(setup, mode=LlamaMode.SERVER))
 
 
 def differences(row: dict[str, Any]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from edgekit.plan.choice import at
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import PreflightResult, Question
+from edgekit.plan.types import Task, Verdict
 from edgekit.plan.verdict import judge
 
 # Dense, grouped, sliding, latent, hybrid, recurrent, experts, encoder: a few of each class.
@@ -107,14 +107,14 @@ def machines_for(engine: str, name: str) -> tuple[Machine, ...]:
 
 
 @cache
-def judged(engine: str, name: str) -> tuple[tuple[Question, PreflightResult], ...]:
+def judged(engine: str, name: str) -> tuple[tuple[Task, Verdict], ...]:
     return tuple(_judged(engine, name))
 
 
-def _judged(engine: str, name: str) -> Iterator[tuple[Question, PreflightResult]]:
+def _judged(engine: str, name: str) -> Iterator[tuple[Task, Verdict]]:
     model = model_of(engine, name)
     for machine in machines_for(engine, name):
-        question = Question(model=model, engine=engine, machine=machine)
+        question = Task(model=model, engine=engine, machine=machine)
         try:
             yield question, judge(question)
         except (HardwareError, RefusedError):
@@ -146,7 +146,7 @@ def test_a_plain_scan_finds_no_longer_one(engine: str, name: str) -> None:
             assert not fits(fitting, place * step), (question.machine.name, place)
 
 
-def chosen(question: Question, result: PreflightResult) -> Fitting:
+def chosen(question: Task, result: Verdict) -> Fitting:
     """With the weights, the cache and the placement of the answer."""
     assert result.variant is not None
     load = replace(question.load, cache_k=result.load.cache_k, cache_v=result.load.cache_v)
@@ -163,9 +163,7 @@ def fits(fitting: Fitting, tokens: int) -> bool:
 def test_every_step_of_a_window_on_one_machine() -> None:
     """A sliding model and one with layers on the host. Those around the longest, and every fourth; with LONG all."""
     for name, machine in (("gemma-3-27b", machines()[9]), ("mistral-small-24b", machines()[2])):
-        question = Question(
-            model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine
-        )
+        question = Task(model=engine_models()[name, "Q4_K_M"], engine="llama.cpp", machine=machine)
         fitting = Fitting(question, judge(question).way)
         steps = range(fitting.step, fitting.most + 1, fitting.step)
         near = range(fitting.longest - 8 * fitting.step, fitting.longest + 9 * fitting.step)
@@ -176,7 +174,7 @@ def test_every_step_of_a_window_on_one_machine() -> None:
 
 def test_every_step_and_every_rung_on_one_machine() -> None:
     """The ladder is climbed by guesses: here it is walked."""
-    question = Question(
+    question = Task(
         model=engine_models()["llama-3.1-8b", "Q8_0"],
         engine="llama.cpp",
         machine=wished_machine(vram="4G", ram="12G"),

@@ -16,7 +16,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
-    Device,
+    DeviceSlot,
     LlamaCppSetup,
     Override,
     SplitMode,
@@ -36,7 +36,7 @@ PADDING = 1.0005
 
 
 def setup_of(options: dict[str, Any]) -> LlamaCppSetup:
-    servers = tuple(Device(rpc=f"RPC{i}") for i in range(options["servers"]))
+    servers = tuple(DeviceSlot(rpc=f"RPC{i}") for i in range(options["servers"]))
     mode = SplitMode(options.get("sm", "layer"))
     chosen = options.get("mg", 0)
     words = (entry.split("=") for entry in options.get("ot", "").split(",") if entry)

@@ -24,7 +24,7 @@ from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
 from edgekit.engines.flags import COMMON, read_flags
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
@@ -37,7 +37,7 @@ from edgekit.sources.types import ModelFiles
 _ELSEWHERE = {"-m": 2, "-hf": 2, "-nr": 1}
 
 ON_THE_HOST = Start(
-    setup=LlamaCppSetup(mode=Mode.SERVER, offload_kqv=False, rules=Rules.V0_5),
+    setup=LlamaCppSetup(mode=LlamaMode.SERVER, offload_kqv=False, rules=Rules.V0_5),
     settled=frozenset({"offload_kqv"}),
 )
 

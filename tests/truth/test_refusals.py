@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import binding
 from edgekit.engines.llamacpp.verify.ask import ask_engine
 from edgekit.engines.llamacpp.verify.hollow import HollowFile, on_disk
-from edgekit.engines.llamacpp.verify.types import Limits, Question
+from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
 from edgekit.engines.llamacpp.verify.ways import choose_way
 from edgekit.engines.llamacpp.versions import NEWEST
 from edgekit.errors import EdgekitError, EngineError, RefusedError
@@ -198,8 +198,8 @@ def engine_answer(lie: Lie) -> str:
         try:
             ask_engine(
                 choose_way(),
-                Question(path=path, load=LOAD, setup=SETUP),
-                Limits(timeout_s=120.0, memory_bytes=6 * GIB),
+                LoadQuestion(path=path, load=LOAD, setup=SETUP),
+                ChildLimits(timeout_s=120.0, memory_bytes=6 * GIB),
             )
         except EngineError as error:
             return str(error)

@@ -20,7 +20,7 @@ PREFIX = b"GGUF and some more"
 @pytest.fixture
 def entry() -> Path:
     """The file of the only entry."""
-    whole = cache.Entry(
+    whole = cache.CachedRange(
         version=Version(
             total_bytes=1000, etag='"a"', last_modified="Tue, 17 Nov 2026 10:00:00 GMT"
         ),

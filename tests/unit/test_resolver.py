@@ -17,7 +17,7 @@ from edgekit.engines.llamacpp.verify.generated import generated_files
 from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
 from edgekit.formats import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Verdict
 from edgekit.resolver import automatic, resolve, resolve_model
 from edgekit.sources.types import Origin
 
@@ -211,7 +211,7 @@ def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
     named = resolve_model(folder)
     fits = model_preflight(folder, "llama.cpp", **CARD)
 
-    def ask(engine: str) -> PreflightResult:
+    def ask(engine: str) -> Verdict:
         if engine == "vllm":
             raise failure
         return fits

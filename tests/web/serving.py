@@ -17,20 +17,20 @@ from urllib.parse import urlsplit
 from tests.patience import PATIENCE_S
 
 from edgekit.web.serving import listen, make_server
-from edgekit.web.types import Settings
+from edgekit.web.types import WebSettings
 
-LOCAL = Settings(port=0, network=False, cache=False)
+LOCAL = WebSettings(port=0, network=False, cache=False)
 
 
 @contextmanager
-def start(settings: Settings = LOCAL) -> Iterator[str]:
+def start(settings: WebSettings = LOCAL) -> Iterator[str]:
     """The address (http://127.0.0.1:PORT, no slash behind it) of the real server, in a thread of this process.
 
     Port 0 is any that is free. The environment (HF_ENDPOINT, EDGEKIT_CACHE, ...) is that of the test.
     """
     ready, became = threading.Event(), [settings]
 
-    def on_ready(settled: Settings) -> None:
+    def on_ready(settled: WebSettings) -> None:
         became.append(settled)
         ready.set()
 

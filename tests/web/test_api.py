@@ -53,7 +53,7 @@ from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS
 from edgekit.web.failures import TooManyError, status_of
 from edgekit.web.models import OpenedModels
-from edgekit.web.types import MAX_BODY_BYTES, Settings, Watch
+from edgekit.web.types import MAX_BODY_BYTES, CallWatch, WebSettings
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 CARD = {"device": ["RTX 4090"], "ram": "64G"}
@@ -577,12 +577,12 @@ def in_threads(work: Any, arguments: list[Any]) -> list[threading.Thread]:
 
 def test_one_opening_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each hears how far it is. Who leaves does not disturb the others; a second question opens nothing."""
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     lines: list[str] = []
-    watches = [Watch(progress=lines.append) for _ in range(4)]
+    watches = [CallWatch(progress=lines.append) for _ in range(4)]
     found: list[Any] = []
 
-    def wait(watch: Watch) -> None:
+    def wait(watch: CallWatch) -> None:
         try:
             found.append(opened.named("org/name", watch))
         except CancelledError as error:
@@ -600,15 +600,15 @@ def test_one_opening_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.join(PATIENCE_S)
     assert opening.calls == ["org/name"]
     assert len(found) == 4
-    assert found[1] is found[2] is found[3] is opened.named("org/name", Watch())
+    assert found[1] is found[2] is found[3] is opened.named("org/name", CallWatch())
     assert lines == ["opening org/name"]
 
 
 def test_the_last_who_leaves_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
-    watch, left = Watch(), threading.Event()
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
+    watch, left = CallWatch(), threading.Event()
 
-    def wait(watch: Watch) -> None:
+    def wait(watch: CallWatch) -> None:
         with pytest.raises(CancelledError):
             opened.named("org/name", watch)
         left.set()
@@ -619,7 +619,7 @@ def test_the_last_who_leaves_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> No
     assert left.wait(PATIENCE_S)
     opening.until(0)
     opening.go_on.set()
-    assert opened.named("org/name", Watch()).entry is not None  # who comes then starts anew
+    assert opened.named("org/name", CallWatch()).entry is not None  # who comes then starts anew
     assert len(opening.calls) == 2
 
 
@@ -627,7 +627,7 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is read of its files later would be called off too."""
-    opened, watch, calls = OpenedModels(Settings()), Watch(), []
+    opened, watch, calls = OpenedModels(WebSettings()), CallWatch(), []
     known = resolve_model("qwen3-8b")
 
     def open_deaf(name: str, *, reach: Any, confirm: Any) -> ResolvedModel:
@@ -643,18 +643,18 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
         opened.named("org/name", watch)
     wait_until(lambda: started_since(before) == 0)
     assert not opened._kept
-    opened.named("org/name", Watch())
+    opened.named("org/name", CallWatch())
     assert calls == ["org/name"] * 2
 
 
 def test_few_are_opened_at_once_and_a_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     names = [f"org/name-{number}" for number in range(kept_models.WAITING_AT_ONCE)]
-    threads = in_threads(lambda name: opened.named(name, Watch(client=name)), names)
+    threads = in_threads(lambda name: opened.named(name, CallWatch(client=name)), names)
     opening.until(kept_models.OPENED_AT_ONCE)
     wait_until(lambda: len(opened._waiting) == len(names))
     with pytest.raises(TooManyError):
-        opened.named("org/one-more", Watch())
+        opened.named("org/one-more", CallWatch())
     opening.go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -663,14 +663,16 @@ def test_few_are_opened_at_once_and_a_queue_has_an_end(monkeypatch: pytest.Monke
 
 
 def test_one_client_has_a_share_of_the_openings(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     names = [f"org/name-{number}" for number in range(kept_models.WAITING_EACH)]
-    threads = in_threads(lambda name: opened.named(name, Watch(client="10.0.0.1")), names)
+    threads = in_threads(lambda name: opened.named(name, CallWatch(client="10.0.0.1")), names)
     opening.until(kept_models.OPENED_EACH)
     wait_until(lambda: len(opened._waiting) == len(names))
     with pytest.raises(TooManyError):
-        opened.named("org/one-more", Watch(client="10.0.0.1"))
-    threads += in_threads(lambda name: opened.named(name, Watch(client="10.0.0.2")), ["org/other"])
+        opened.named("org/one-more", CallWatch(client="10.0.0.1"))
+    threads += in_threads(
+        lambda name: opened.named(name, CallWatch(client="10.0.0.2")), ["org/other"]
+    )
     opening.until(kept_models.OPENED_EACH + 1)
     opening.go_on.set()
     for thread in threads:
@@ -729,7 +731,7 @@ def has_answer(connection: socket.socket) -> bool:
 def test_who_has_left_before_its_turn_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = Opening(monkeypatch)
     monkeypatch.setattr(turns, "LONG_EACH", 1)
-    with start(Settings(port=0)) as address:
+    with start(WebSettings(port=0)) as address:
         first = post_only(address, "/api/v1/check", {"model": "org/first"})
         opening.until(1)
         post_only(address, "/api/v1/check", {"model": "org/second"}).close()
@@ -791,30 +793,30 @@ def test_of_a_recommendation_that_was_called_off_nothing_is_kept(
 
 
 def test_failures_are_not_kept_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     opening.go_on.set()
     for _ in range(2):
         with pytest.raises(NotFoundError):
-            opened.named("org/missing", Watch())
+            opened.named("org/missing", CallWatch())
     for number in range(kept_models.KEPT + 1):
-        opened.named(f"org/name-{number}", Watch())
+        opened.named(f"org/name-{number}", CallWatch())
     opening.calls.clear()
-    opened.named("org/name-0", Watch())
-    opened.named(f"org/name-{kept_models.KEPT}", Watch())
+    opened.named("org/name-0", CallWatch())
+    opened.named(f"org/name-{kept_models.KEPT}", CallWatch())
     assert opening.calls == ["org/name-0"]
 
 
 def test_a_remote_model_is_asked_for_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     opening.go_on.set()
     clock = time.monotonic()
     monkeypatch.setattr(kept_models, "time", SimpleNamespace(monotonic=lambda: clock))
-    opened.named("org/name", Watch())
+    opened.named("org/name", CallWatch())
     clock += kept_models.REMOTE_S - 1
-    opened.named("org/name", Watch())
+    opened.named("org/name", CallWatch())
     assert len(opening.calls) == 1
     clock += 2
-    opened.named("org/name", Watch())
+    opened.named("org/name", CallWatch())
     assert len(opening.calls) == 2
 
 
@@ -843,34 +845,34 @@ def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     path = write_model(tmp_path)
-    opened = OpenedModels(Settings(models_dirs=(tmp_path,)))
-    first = opened.named(path.name, Watch())
-    assert opened.named(str(path), Watch()) is first
+    opened = OpenedModels(WebSettings(models_dirs=(tmp_path,)))
+    first = opened.named(path.name, CallWatch())
+    assert opened.named(str(path), CallWatch()) is first
     later = path.stat().st_mtime_ns + 10**9
     os.utime(path, ns=(later, later))
-    second = opened.named(path.name, Watch())
+    second = opened.named(path.name, CallWatch())
     assert second is not first
     path.unlink()
     with pytest.raises(NotFoundError):
-        opened.named(path.name, Watch())
+        opened.named(path.name, CallWatch())
 
 
 def test_what_was_worked_out_is_kept_for_a_few_models_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opening, opened = Opening(monkeypatch), OpenedModels(Settings())
+    opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     opening.go_on.set()
-    found = [opened.named(f"org/name-{number}", Watch()) for number in range(3)]
+    found = [opened.named(f"org/name-{number}", CallWatch()) for number in range(3)]
     for named in found:
         assert named.as_file("llama.cpp") is named.as_file("llama.cpp")
     for number in range(3, kept_models.WORKED_OUT + 1):
-        opened.named(f"org/name-{number}", Watch())
+        opened.named(f"org/name-{number}", CallWatch())
     assert [bool(named.by_engine) for named in found] == [False, True, True]
 
 
 def test_who_hangs_up_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = Opening(monkeypatch)
-    with start(Settings(port=0)) as address:
+    with start(WebSettings(port=0)) as address:
         host, _, port = address.removeprefix("http://").partition(":")
         with closing(socket.create_connection((host, int(port)))) as connection:
             connection.sendall(

@@ -14,7 +14,7 @@ from edgekit.engines.budgets import llamacpp_budgets, vllm_budgets
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind
 from edgekit.machine.wishes import wished_machine
 from edgekit.models import model_preflight
-from edgekit.plan.types import Use
+from edgekit.plan.types import Usage
 from edgekit.units import GIB
 from edgekit.web.bars import bars_json
 
@@ -72,7 +72,7 @@ def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
         reserve_bytes=50,
         because="for everything else",
     )
-    (bar,) = bars_json([Use(budget=budget, required_bytes=180)], estimate)
+    (bar,) = bars_json([Usage(budget=budget, required_bytes=180)], estimate)
     assert bar == {
         "memory": "unified memory",
         "total_bytes": 300,
@@ -97,7 +97,7 @@ def test_a_limit_on_the_gpu_is_held_back() -> None:
     machine = wished_machine(devices=["m3-max-36"])
     (budget,) = llamacpp_budgets(machine, machine.devices)
     estimate = MemoryEstimate(engine="llama.cpp", backend="metal", lines=())
-    (bar,) = bars_json([Use(budget=budget, required_bytes=0)], estimate)
+    (bar,) = bars_json([Usage(budget=budget, required_bytes=0)], estimate)
     assert (bar["available_bytes"], bar["reserve_bytes"]) == (27 * GIB, 9 * GIB)
     assert bar["because"] == budget.limit_because
 
@@ -124,7 +124,7 @@ def test_shares_are_the_command_line_s_words(required: int, status: str, share: 
     )
     lines = (line(Component.WEIGHTS, required, HOST),)
     estimate = MemoryEstimate(engine="llama.cpp", backend="cpu", lines=lines)
-    (bar,) = bars_json([Use(budget=budget, required_bytes=required)], estimate)
+    (bar,) = bars_json([Usage(budget=budget, required_bytes=required)], estimate)
     assert (bar["status"], bar["share"]) == (status, share)
 
 
@@ -133,7 +133,7 @@ def test_a_memory_of_which_nothing_may_be_used() -> None:
     estimate = MemoryEstimate(
         engine="vllm", backend="cuda", lines=(line(Component.WEIGHTS, 5, DEVICE),)
     )
-    use = Use(budget=budget, required_bytes=5)
+    use = Usage(budget=budget, required_bytes=5)
     (bar,) = bars_json([use], estimate)
     assert math.isinf(use.utilization)
     assert bar["utilization"] is bar["share"] is None

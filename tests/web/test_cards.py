@@ -27,7 +27,7 @@ from edgekit.machine.types import Machine
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import smallest_bytes
 from edgekit.plan.room import room_bytes
-from edgekit.web.card_making import Card, Maker, Order, in_order
+from edgekit.web.card_making import Card, CardOrder, Maker, in_order
 from edgekit.web.card_worker import Begin, Made, work
 from edgekit.web.cards import KEPT_MACHINES, MOST_FOLLOWED, MOST_STARTS, Cards, Deck
 from edgekit.web.failures import TooManyError
@@ -68,7 +68,7 @@ def test_a_card_says_what_plan_says(
     machine = machine_of(
         Words(devices=tuple(filter(None, [said.get("--device")])), ram=said.get("--ram"))
     )
-    made = {card["id"]: card for card in cards_of(ids, Order(machine=machine, engine=engine))}
+    made = {card["id"]: card for card in cards_of(ids, CardOrder(machine=machine, engine=engine))}
     assert set(made) == set(ids)
     for name, card in made.items():
         main(["plan", f"catalog:{name}", "--engine", engine, "--no-drafter", "--json", *words])
@@ -88,7 +88,7 @@ def test_a_card_says_what_plan_says(
         ]
 
 
-def cards_of(ids: tuple[str, ...], order: Order) -> Iterator[Card]:
+def cards_of(ids: tuple[str, ...], order: CardOrder) -> Iterator[Card]:
     some = Catalog(entries=tuple(find_entry(name) for name in ids))
     return Maker(LOCAL).cards(order, some)
 
@@ -100,7 +100,7 @@ def without_because(speed: dict[str, Any]) -> dict[str, Any]:
 def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
     machine = machine_of(Words(devices=("RTX 4060",), ram="32G"))
     usual, roomy, half = (
-        next(cards_of(("llama-3.1-8b",), Order(machine=machine, engine="llama.cpp", **limits)))
+        next(cards_of(("llama-3.1-8b",), CardOrder(machine=machine, engine="llama.cpp", **limits)))
         for limits in ({}, {"reserve_bytes": 0}, {"max_use": 0.5})
     )
     assert roomy["bars"][0]["available_bytes"] == usual["bars"][0]["free_bytes"]
@@ -108,7 +108,7 @@ def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
 
 
 def test_what_an_engine_refuses_is_a_card_with_the_sentence() -> None:
-    order = Order(machine=machine_of(SMALL), engine="llama.cpp")
+    order = CardOrder(machine=machine_of(SMALL), engine="llama.cpp")
     (card,) = cards_of(("phi-3-small-8k-instruct",), order)
     assert (card["status"], card["variant"], card["bars"]) == ("refused", None, [])
     assert "no GGUF of it to run" in card["told"]
@@ -121,7 +121,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError
 
-    maker, order = Maker(LOCAL), Order(machine=machine_of(SMALL), engine="llama.cpp")
+    maker, order = Maker(LOCAL), CardOrder(machine=machine_of(SMALL), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
     monkeypatch.setattr("edgekit.web.card_making.wish_of", break_down)
     told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
@@ -130,7 +130,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
 
 
 def test_cards_that_are_there_are_not_made_again() -> None:
-    order = Order(machine=machine_of(SMALL), engine="llama.cpp", made=frozenset({"qwen3-0.6b"}))
+    order = CardOrder(machine=machine_of(SMALL), engine="llama.cpp", made=frozenset({"qwen3-0.6b"}))
     assert [card["id"] for card in cards_of(("qwen3-0.6b", "qwen2.5-0.5b"), order)] == [
         "qwen2.5-0.5b"
     ]
@@ -141,7 +141,9 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
     machine = ("--device", "RTX 4090", "--ram", "64G")
     assert main(["recommend", *machine, "--all-sizes", "--limit", "4", "--json"]) == 0
     best = [one["id"] for one in json.loads(capsys.readouterr().out)["suggestions"]]
-    order = Order(machine=machine_of(Words(devices=("RTX 4090",), ram="64G")), engine="llama.cpp")
+    order = CardOrder(
+        machine=machine_of(Words(devices=("RTX 4090",), ram="64G")), engine="llama.cpp"
+    )
     cards = list(cards_of(tuple({*best, "step-3.7-flash", "qwen3.5-122b-a10b"}), order))
     merits = {
         one["id"]: (
@@ -180,7 +182,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("mine")
 def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> None:
-    order = Order(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
+    order = CardOrder(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("mine"),))
     (outside,) = Maker(LOCAL).cards(order, entries)
     assert outside["status"] == "refused"
@@ -196,7 +198,7 @@ def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> 
 
 def test_where_a_file_lies_is_not_told_elsewhere(mine: Path, tmp_path: Path) -> None:
     mine.write_bytes(b"GGUF" + b"\xff" * 60)
-    order = Order(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
+    order = CardOrder(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
     there = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
     (card,) = Maker(there).cards(order, Catalog(entries=(find_entry("mine"),)))
     assert card["status"] == "refused"
@@ -231,7 +233,7 @@ def test_a_check_with_its_flags_says_what_a_card_says(
 ) -> None:
     engine = said.get("engine", "llama.cpp")
     machine = machine_of(Words(devices=tuple(said.get("device", ())), ram=said.get("ram")))
-    made = list(cards_of(ids, Order(machine=machine, engine=engine)))
+    made = list(cards_of(ids, CardOrder(machine=machine, engine=engine)))
     assert {card["id"] for card in made} == set(ids)
     for card in made:
         fields = {"model": f"catalog:{card['id']}", **said, "engine": engine, **card["flags"]}
@@ -286,7 +288,7 @@ def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch)
     decks: list[Deck] = []
 
     class Watched(Cards):
-        def deck(self, order: Order) -> Deck:
+        def deck(self, order: CardOrder) -> Deck:
             decks.append(super().deck(order))
             return decks[-1]
 
@@ -394,7 +396,7 @@ def shared() -> Iterator[Cards]:
 
 
 def deck_of(cards: Cards, words: Words = SMALL) -> Deck:
-    return cards.deck(Order(machine=machine_of(words), engine="llama.cpp"))
+    return cards.deck(CardOrder(machine=machine_of(words), engine="llama.cpp"))
 
 
 async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str]:
@@ -546,7 +548,7 @@ def test_a_worker_whose_server_goes_while_it_works_ends() -> None:
     ours, theirs = multiprocessing.Pipe()
     worker = threading.Thread(target=work, args=(theirs,), kwargs={"settings": LOCAL})
     worker.start()
-    ours.send(Begin(number=7, order=Order(machine=machine_of(SMALL), engine="llama.cpp")))
+    ours.send(Begin(number=7, order=CardOrder(machine=machine_of(SMALL), engine="llama.cpp")))
     made = ours.recv()
     assert isinstance(made, Made)
     assert (made.number, made.card is None) == (7, False)

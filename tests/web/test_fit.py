@@ -25,7 +25,7 @@ from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS
 from edgekit.web.models import OpenedModels
 from edgekit.web.state import open_state
-from edgekit.web.types import Settings, Watch
+from edgekit.web.types import CallWatch, WebSettings
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 CARD = {"device": ["RTX 4090"], "ram": "64G"}
@@ -340,14 +340,14 @@ def test_curves_of_what_is_refused(server: str) -> None:
 
 def test_a_step_of_a_slider_is_quick() -> None:
     """Some 30 ms on a quiet machine: what does not depend on the slider is worked out once."""
-    state = open_state(Settings(network=False))
+    state = open_state(WebSettings(network=False))
     call = CALLS["fit"]
     try:
         for model in ("qwen3-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v3"):
             counts = []
             for context in range(4096, 8192, 1024):
                 asked = call.request.model_validate({"model": model, "context": context, **CARD})
-                counts.append(calls_of(partial(call.answer, state, asked, Watch())))
+                counts.append(calls_of(partial(call.answer, state, asked, CallWatch())))
             assert max(counts[1:]) <= 30_000, (model, counts)
     finally:
         state.close()
@@ -378,10 +378,10 @@ def test_companions_are_not_read_for_every_step(
 def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     named = replace(resolve_model("qwen3-8b"), notes=("known from the catalog",))
     monkeypatch.setattr(kept_models, "resolve_model", lambda *_, **__: named)
-    state = open_state(Settings(network=False))
+    state = open_state(WebSettings(network=False))
     try:
         asked = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})
-        assert CALLS["fit"].answer(state, asked, Watch())["notes"] == ["known from the catalog"]
+        assert CALLS["fit"].answer(state, asked, CallWatch())["notes"] == ["known from the catalog"]
     finally:
         state.close()
     assert isinstance(state.models, OpenedModels)

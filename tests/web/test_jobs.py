@@ -32,17 +32,17 @@ from edgekit.web.jobs import (
     KEPT_S,
     RUNNING_EACH,
     WAITING_EACH,
-    Job,
+    BackgroundJob,
     JobEvent,
     Jobs,
     JobState,
 )
-from edgekit.web.types import Settings, Watch
+from edgekit.web.types import CallWatch, WebSettings
 
 SAMPLE = {"model": "sample:gemma-3-27b"}
 ENDS = {"done", "failed", "cancelled"}
 FILE = gguf_header() + b"\0" * 4096
-OPEN = Settings(port=0, allow_private=True, cache=False, timeout_s=20.0)
+OPEN = WebSettings(port=0, allow_private=True, cache=False, timeout_s=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,11 @@ def stuck_hub() -> Iterator[tuple[RawServer, threading.Event]]:
             go.set()
 
 
-def until(job: Job, state: JobState) -> None:
+def until(job: BackgroundJob, state: JobState) -> None:
     wait_until(lambda: job.state is state, f"{state} of {job}")
 
 
-def followed(jobs: Jobs, job: Job, after: int = 0) -> list[JobEvent]:
+def followed(jobs: Jobs, job: BackgroundJob, after: int = 0) -> list[JobEvent]:
     async def collect() -> list[JobEvent]:
         return [event async for event in jobs.follow(job, after)]
 
@@ -233,7 +233,7 @@ class TestJobs:
         heard: list[JobEvent] = []
         over = threading.Event()
 
-        def work(watch: Watch) -> dict[str, Any]:
+        def work(watch: CallWatch) -> dict[str, Any]:
             assert watch.progress is not None
             for number in range(1, 301):
                 watch.progress(f"range {number} of 300")
@@ -304,7 +304,7 @@ class TestJobs:
             jobs.start("plan", lambda _: {"ok": go.wait(PATIENCE_S)}) for _ in range(RUNNING_EACH)
         ]
 
-        def begin(_: Watch) -> dict[str, Any]:
+        def begin(_: CallWatch) -> dict[str, Any]:
             begun.set()
             return {}
 
@@ -344,7 +344,7 @@ class TestJobs:
     def test_one_client_has_a_share(self, jobs: Jobs) -> None:
         go = threading.Event()
 
-        def work(_: Watch) -> dict[str, Any]:
+        def work(_: CallWatch) -> dict[str, Any]:
             return {"ok": go.wait(PATIENCE_S)}
 
         own = [jobs.start("plan", work, "10.0.0.1") for _ in range(RUNNING_EACH + WAITING_EACH)]
@@ -392,7 +392,7 @@ class TestJobs:
     def test_errors_become_ends(
         self, jobs: Jobs, error: Exception, state: JobState, told: dict[str, str] | None
     ) -> None:
-        def work(_: Watch) -> dict[str, Any]:
+        def work(_: CallWatch) -> dict[str, Any]:
             raise error
 
         job = jobs.start("plan", work)
@@ -402,7 +402,7 @@ class TestJobs:
     def test_what_nobody_foresaw_is_told_without_details(
         self, jobs: Jobs, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def work(_: Watch) -> dict[str, Any]:
+        def work(_: CallWatch) -> dict[str, Any]:
             raise ZeroDivisionError("/home/somebody")
 
         with caplog.at_level(logging.ERROR):
@@ -431,7 +431,7 @@ class TestJobs:
     def test_what_is_said_meanwhile_is_told_as_the_answer_is(self) -> None:
         heard = threading.Event()
 
-        def work(watch: Watch) -> dict[str, Any]:
+        def work(watch: CallWatch) -> dict[str, Any]:
             assert watch.progress is not None
             watch.progress("/srv/models/a.gguf: reading")
             heard.wait(PATIENCE_S)
@@ -458,13 +458,13 @@ class TestJobs:
         monkeypatch.setattr(jobs_module, "KEPT_BYTES_EACH", 2_500)
         monkeypatch.setattr(jobs_module, "KEPT_BYTES", 4_500)
 
-        def made(client: str, *sizes: int) -> list[Job]:
+        def made(client: str, *sizes: int) -> list[BackgroundJob]:
             found = [jobs.start("inspect", partial(long_answer, size), client) for size in sizes]
             for job in found:
                 until(job, JobState.DONE)
             return found
 
-        def long_answer(size: int, _: Watch) -> dict[str, Any]:
+        def long_answer(size: int, _: CallWatch) -> dict[str, Any]:
             return {"a": "x" * size}
 
         own = made("10.0.0.1", 1_000, 1_000, 1_000)
@@ -480,7 +480,7 @@ class TestJobs:
     def test_none_that_waits_begins_when_all_are_called_off(self) -> None:
         jobs, begun = Jobs(timeout_s=PATIENCE_S), []
 
-        def work(watch: Watch) -> dict[str, Any]:
+        def work(watch: CallWatch) -> dict[str, Any]:
             begun.append(watch)
             watch.cancelled.wait(PATIENCE_S)
             return {}

@@ -31,11 +31,11 @@ from edgekit.sources.types import Reach
 from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
 from edgekit.web.references import allowed, allowed_words, files_inside, is_near
-from edgekit.web.types import Settings, Watch
+from edgekit.web.types import CallWatch, WebSettings
 
-NOWHERE = Settings()
+NOWHERE = WebSettings()
 TOKEN = "correct-horse-battery"
-OFFLINE = Settings(network=False, cache=False)
+OFFLINE = WebSettings(network=False, cache=False)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ ESCAPES = (
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("given", [False, True])
 def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
-    settings = Settings(models_dirs=(folder,) if given else ())
+    settings = WebSettings(models_dirs=(folder,) if given else ())
     with pytest.raises(NotAllowedError):
         allowed(name, settings)
     for flag in ("mmproj", "lora", "draft_model"):
@@ -99,7 +99,7 @@ def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
 @pytest.mark.parametrize("name", ["", " ", "\0", "model\0.gguf", "a\nb", "x" * 9000, "\ud800"])
 def test_what_is_no_name(name: str, folder: Path) -> None:
     with pytest.raises(UsageError):
-        allowed(name, Settings(models_dirs=(folder,)))
+        allowed(name, WebSettings(models_dirs=(folder,)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_path_where_no_folder_was_given(
 
 
 def test_inside(folder: Path) -> None:
-    settings = Settings(models_dirs=(folder,))
+    settings = WebSettings(models_dirs=(folder,))
     path = next(folder.rglob("*.gguf"))
     for name in (
         "org/name",
@@ -134,19 +134,19 @@ def test_inside(folder: Path) -> None:
     ):
         assert allowed(name, settings) in {str(path), str(path.parent)}, name
     assert allowed(".", settings) == str(folder)
-    assert OpenedModels(settings).named("org/name", Watch()).found is not None
+    assert OpenedModels(settings).named("org/name", CallWatch()).found is not None
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "./org/other.gguf", "org/config.json"])
 def test_not_there(name: str, folder: Path) -> None:
     for text in (name, str(folder / name)):
         with pytest.raises(NotFoundError):
-            allowed(text, Settings(models_dirs=(folder,)))
+            allowed(text, WebSettings(models_dirs=(folder,)))
 
 
 def test_beside(folder: Path) -> None:
     """What is there and what is not are told in the same words."""
-    settings = Settings(models_dirs=(folder,))
+    settings = WebSettings(models_dirs=(folder,))
     other = folder.parent / "other"
     for path in (other, *other.iterdir(), other / "nothing.gguf", Path(f"{folder}-more/x.gguf")):
         with pytest.raises(NotAllowedError, match="outside the --models-dir folders"):
@@ -156,7 +156,7 @@ def test_beside(folder: Path) -> None:
 def test_a_folder_that_is_named_by_a_link(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
-    settings = Settings(models_dirs=(link,))
+    settings = WebSettings(models_dirs=(link,))
     assert allowed("org/name", settings) == str(folder / "org" / "name")
     assert allowed(str(link / "org" / "name"), settings) == str(folder / "org" / "name")
     assert allowed(str(folder / "org" / "name"), settings) == str(folder / "org" / "name")
@@ -197,7 +197,7 @@ def _a_pipe(folder: Path, _: Path) -> str:
 def test_links_and_devices_inside(way: Callable[[Path, Path], str], folder: Path) -> None:
     name = way(folder, folder.parent / "other")
     with pytest.raises(NotAllowedError):
-        allowed(name, Settings(models_dirs=(folder,)))
+        allowed(name, WebSettings(models_dirs=(folder,)))
 
 
 def test_links_that_lead_nowhere_or_to_themselves(folder: Path) -> None:
@@ -205,7 +205,7 @@ def test_links_that_lead_nowhere_or_to_themselves(folder: Path) -> None:
     (folder / "round.gguf").symlink_to("round.gguf")
     for name in ("gone.gguf", "round.gguf"):
         with pytest.raises(NotFoundError):
-            allowed(name, Settings(models_dirs=(folder,)))
+            allowed(name, WebSettings(models_dirs=(folder,)))
 
 
 def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
@@ -213,12 +213,12 @@ def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
     inner = folder / "inner"
     inner.mkdir()
     (inner / "model.gguf").symlink_to(next((folder.parent / "other").iterdir()))
-    settings = Settings(models_dirs=(folder,))
+    settings = WebSettings(models_dirs=(folder,))
     found = allowed("inner", settings)
     with pytest.raises(NotAllowedError, match="outside the --models-dir"):
         files_inside(found, settings)
     with pytest.raises(NotAllowedError):
-        OpenedModels(settings).named("inner", Watch())
+        OpenedModels(settings).named("inner", CallWatch())
     with pytest.raises(NotAllowedError):
         allowed_words(Words(given={"llama.cpp": {"lora": "org/name,inner"}}), settings)
 
@@ -226,10 +226,10 @@ def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
 def test_what_a_link_leads_out_to_is_not_told(folder: Path) -> None:
     write_model(folder / "more", "qwen3-30b-a3b")
     (folder / "linked").symlink_to(folder.parent / "other")
-    settings = Settings(models_dirs=(folder,))
+    settings = WebSettings(models_dirs=(folder,))
     for name in (".", str(folder)):
         with pytest.raises(NotFoundError, match="2 GGUF files of different models") as refused:
-            OpenedModels(settings).named(name, Watch())
+            OpenedModels(settings).named(name, CallWatch())
         assert len(refused.value.candidates) == 2
         assert "linked" not in str(refused.value)
 
@@ -237,7 +237,7 @@ def test_what_a_link_leads_out_to_is_not_told(folder: Path) -> None:
 def test_a_refusal_names_what_was_typed(folder: Path) -> None:
     (folder / "out.gguf").symlink_to(next((folder.parent / "other").iterdir()))
     with pytest.raises(NotAllowedError, match=r"'out\.gguf' is a link to a place outside"):
-        allowed("out.gguf", Settings(models_dirs=(folder,)))
+        allowed("out.gguf", WebSettings(models_dirs=(folder,)))
     with pytest.raises(NotAllowedError, match=r"'\.' is a path"):
         allowed(".", NOWHERE)
 
@@ -248,9 +248,9 @@ def test_links_inside_of_a_folder_are_followed(folder: Path) -> None:
     inner = folder / "inner"
     inner.mkdir()
     (inner / "model.gguf").symlink_to(path)
-    settings = Settings(models_dirs=(folder,))
+    settings = WebSettings(models_dirs=(folder,))
     assert allowed("inner/model.gguf", settings) == str(path)
-    assert OpenedModels(settings).named("inner", Watch()).found is not None
+    assert OpenedModels(settings).named("inner", CallWatch()).found is not None
 
 
 # --- names that are also something here
@@ -277,7 +277,7 @@ def test_nothing_depends_on_where_the_server_was_started(
 def outcome(name: str) -> object:
     """What a server without a network says to it."""
     try:
-        named = OpenedModels(OFFLINE).named(name, Watch())
+        named = OpenedModels(OFFLINE).named(name, CallWatch())
     except EdgekitError as error:
         return type(error), str(error)
     assert named.found is None  # nothing was read
@@ -296,7 +296,7 @@ def test_commands_name_what_was_found_elsewhere(
 
 def test_a_given_folder_comes_before_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    assert allowed("org/name", Settings(models_dirs=(folder,))) == str(folder / "org" / "name")
+    assert allowed("org/name", WebSettings(models_dirs=(folder,))) == str(folder / "org" / "name")
 
 
 # --- what the user added to the catalog
@@ -311,9 +311,9 @@ def test_own_entries_are_opened_only_from_inside(folder: Path) -> None:
     add(str(inside), "mine")
     add(str(outside), "hidden")
     add("sample:gemma-3-27b", "sampled")
-    settings = Settings(models_dirs=(folder,), network=False)
+    settings = WebSettings(models_dirs=(folder,), network=False)
     for name in ("mine", "catalog:mine", "catalog:sampled", "sampled"):
-        found = OpenedModels(settings).named(name, Watch())
+        found = OpenedModels(settings).named(name, CallWatch())
         assert found.found is not None, name
     for name in ("hidden", "catalog:hidden", "HIDDEN", "hidden:Q8_0", "hidden Q8_0", "hid den"):
         with pytest.raises(NotAllowedError, match="hidden was added to the catalog"):
@@ -326,7 +326,9 @@ def test_an_own_entry_whose_file_is_gone_is_known_from_the_catalog(folder: Path)
     path = next(folder.rglob("*.gguf"))
     add(str(path), "mine")
     path.unlink()
-    found = OpenedModels(Settings(models_dirs=(folder,), network=False)).named("mine", Watch())
+    found = OpenedModels(WebSettings(models_dirs=(folder,), network=False)).named(
+        "mine", CallWatch()
+    )
     assert found.found is None
     assert "is gone" in found.notes[0]
     with pytest.raises(NotAllowedError):
@@ -356,17 +358,17 @@ def test_where_an_own_entry_came_from_is_told_only_of_what_may_be_opened(folder:
 
 def test_an_entry_that_was_added_is_seen_at_once(folder: Path) -> None:
     opened = OpenedModels(OFFLINE)
-    packaged = opened.named("qwen3-8b", Watch())
+    packaged = opened.named("qwen3-8b", CallWatch())
     assert packaged.found is None
     add("sample:gemma-3-27b", "qwen3-8b")
-    assert opened.named("qwen3-8b", Watch()).found is not None
+    assert opened.named("qwen3-8b", CallWatch()).found is not None
 
 
 # --- what is loaded beside a model
 
 
 def test_companions_are_said_as_they_are_opened(folder: Path) -> None:
-    settings = Settings(models_dirs=(folder,))
+    settings = WebSettings(models_dirs=(folder,))
     path = str(next(folder.rglob("*.gguf")))
     relative = path.removeprefix(f"{folder}/")
     given = {
@@ -387,7 +389,7 @@ def test_an_adapter_with_a_comma_in_its_path(tmp_path: Path) -> None:
     path = write_model(folder)
     words = Words(given={"llama.cpp": {"lora": path.name}})
     with pytest.raises(UsageError, match="comma"):
-        allowed_words(words, Settings(models_dirs=(folder,)))
+        allowed_words(words, WebSettings(models_dirs=(folder,)))
 
 
 # --- over HTTP
@@ -421,7 +423,7 @@ def test_known_models_are_inspected() -> None:
 
 
 def test_only_this_machine_is_told_where_folders_lie(folder: Path) -> None:
-    there = Settings(host="0.0.0.0", port=0, network=False, token=TOKEN, models_dirs=(folder,))
+    there = WebSettings(host="0.0.0.0", port=0, network=False, token=TOKEN, models_dirs=(folder,))
     path = next(folder.rglob("*.gguf"))
     name = str(path.relative_to(folder))
     bearer = {"Authorization": f"Bearer {TOKEN}"}
@@ -458,7 +460,7 @@ def test_only_this_machine_is_told_where_folders_lie(folder: Path) -> None:
 def test_folders_are_told_apart(text: str, told: str, tmp_path: Path) -> None:
     folder = tmp_path / 'm\u00f6de"ls'
     folder.mkdir()
-    settings = Settings(host="0.0.0.0", models_dirs=(folder,))
+    settings = WebSettings(host="0.0.0.0", models_dirs=(folder,))
     answer = {"a": [text.replace("{}", str(folder))]}
     assert without_folders(answer, settings) == {"a": [told.replace("{}", str(folder))]}
     assert without_folders(answer, replace(settings, host="127.0.0.1")) == answer
@@ -468,7 +470,7 @@ def test_a_folder_with_a_quotation_mark_in_commands(tmp_path: Path) -> None:
     folder = tmp_path / "it's mine"
     folder.mkdir()
     answer = {"command": shlex.join(["llama-server", "-m", str(folder / "a.gguf")])}
-    told = without_folders(answer, Settings(host="0.0.0.0", models_dirs=(folder,)))
+    told = without_folders(answer, WebSettings(host="0.0.0.0", models_dirs=(folder,)))
     assert told == {"command": "llama-server -m 'a.gguf'"}
 
 
@@ -476,7 +478,7 @@ def test_a_file_that_was_given_alone(folder: Path) -> None:
     path = next(folder.rglob("*.gguf"))
     with path.open("rb") as file:  # most of it is a hole
         (path.parent / "beside.gguf").write_bytes(file.read(4096))
-    settings = Settings(host="0.0.0.0", models_dirs=(path,))
+    settings = WebSettings(host="0.0.0.0", models_dirs=(path,))
     assert without_folders({"reference": str(path)}, settings) == {"reference": path.name}
     assert allowed(path.name, settings) == allowed(str(path), settings) == str(path)
     for name in ("beside.gguf", str(path.parent / "beside.gguf"), f"./{path.name}/x.gguf"):

@@ -20,7 +20,7 @@ from tests.thoroughness import LONG, RANDOM
 from edgekit.asking.bills import OPTIONS
 from edgekit.web.app import OPENAPI, create_app
 from edgekit.web.calls import CALLS
-from edgekit.web.types import Settings
+from edgekit.web.types import WebSettings
 
 ORIGIN = "http://127.0.0.1:8421"
 HEADERS = {"Host": "127.0.0.1:8421"}
@@ -45,7 +45,7 @@ def bounded(examples: int, longer: int) -> settings:
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[FastAPI]:
-    made = create_app(Settings(network=False, cache=False, requests_per_s=1e9))
+    made = create_app(WebSettings(network=False, cache=False, requests_per_s=1e9))
     yield made
     made.state.edgekit.close()
 
@@ -115,7 +115,7 @@ def _examples(operation: dict[str, Any], schemas: dict[str, Any]) -> Iterator[di
 
 def test_every_example_is_answered() -> None:
     """By an application of its own: that of the tests above has ended once, and starts no job any more."""
-    app = create_app(Settings(network=False, cache=False, requests_per_s=1e9))
+    app = create_app(WebSettings(network=False, cache=False, requests_per_s=1e9))
     with TestClient(app, base_url=ORIGIN) as client:
         _send_every_example(client)
 

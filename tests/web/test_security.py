@@ -31,7 +31,7 @@ from edgekit.web.security import (
     WRONG_TOKENS_PER_S,
     Security,
 )
-from edgekit.web.types import MAX_BODY_BYTES, Settings
+from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 TOKEN = "correct-horse-battery"
 CALL = "/api/v1/hardware"
@@ -45,7 +45,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[str]:
-    with start(Settings(port=0, network=False, token=TOKEN)) as address:
+    with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
         yield address
 
 
@@ -193,7 +193,7 @@ class TestNames:
         assert said(server, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
 
     def test_do_not_matter_where_others_may_ask(self) -> None:
-        with start(Settings(host="0.0.0.0", port=0, network=False, token=TOKEN)) as address:
+        with start(WebSettings(host="0.0.0.0", port=0, network=False, token=TOKEN)) as address:
             answer = ask(address, "/healthz", headers={"Host": "workstation.example"})
             assert answer.status == 200
             assert ask(address, CALL).status == 401
@@ -270,7 +270,7 @@ class TestToken:
 
     @pytest.mark.parametrize("wrong", ["", "x", TOKEN[:-1], f"{TOKEN}x", TOKEN.upper(), "\xe4" * 8])
     def test_that_is_wrong_is_refused(self, wrong: str) -> None:
-        with start(Settings(port=0, network=False, token=TOKEN)) as address:
+        with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             port = address.rpartition(":")[2]
             cookie = {"Cookie": f"edgekit_{port}={wrong}"}
             assert ask(address, CALL, headers=cookie).status == 401
@@ -279,7 +279,7 @@ class TestToken:
                 assert ask(address, f"/?token={wrong}").status == 401
 
     def test_is_not_guessed(self, now_s: list[float]) -> None:
-        with start(Settings(port=0, network=False, token=TOKEN)) as address:
+        with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             statuses = [
                 ask(address, CALL, headers={"Authorization": f"Bearer {n}"}).status
                 for n in range(10)
@@ -297,7 +297,7 @@ class TestToken:
     ) -> None:
         """A right one that is short is not looked at either: its guesser would see the difference."""
         monkeypatch.setattr(security, "WRONG_TOKENS_PER_S", 0.01)
-        with start(Settings(port=0, network=False, token=token)) as address:
+        with start(WebSettings(port=0, network=False, token=token)) as address:
             cookie = ask(address, f"/?token={token}").headers["set-cookie"].partition(";")[0]
             wrong = {"Authorization": "Bearer wrong"}
             while ask(address, CALL, headers=wrong).status != 429:
@@ -314,7 +314,7 @@ class TestToken:
 
     def test_of_another_server_on_this_machine_is_no_token(self, guarded: str) -> None:
         port = guarded.rpartition(":")[2]
-        with start(Settings(port=0, network=False, token=TOKEN)) as address:
+        with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             cookie = ask(address, f"/?token={TOKEN}").headers["set-cookie"]
         other = cookie.partition(";")[0].partition("=")[2]
         assert len(other) == 64
@@ -462,7 +462,7 @@ class TestHeads:
         assert CONTENT_POLICY.encode() in stated
 
     def test_cannot_say_who_asks(self, now_s: list[float]) -> None:
-        with start(Settings(port=0, network=False, requests_per_s=2.0)) as address:
+        with start(WebSettings(port=0, network=False, requests_per_s=2.0)) as address:
             forged = [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(3)]
             statuses = [ask(address, "/healthz", headers=one).status for one in forged]
             assert statuses == [200, 200, 429]
@@ -470,7 +470,7 @@ class TestHeads:
 
 class TestRates:
     def test_bound_one_client(self, now_s: list[float]) -> None:
-        with start(Settings(port=0, network=False, requests_per_s=5.0)) as address:
+        with start(WebSettings(port=0, network=False, requests_per_s=5.0)) as address:
             answers = [ask(address, CALL if n % 2 else "/") for n in range(8)]
             assert [one.status for one in answers] == [200] * 5 + [429] * 3
             assert {one.headers["retry-after"] for one in answers[5:]} == {"1"}
@@ -593,7 +593,7 @@ class TestPlaces:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body"})
 
-        guard = Security(app, settings=Settings())
+        guard = Security(app, settings=WebSettings())
 
         async def one(number: int) -> None:
             async def send(message: Any) -> None:

@@ -31,18 +31,18 @@ from edgekit.plan.choice import reads_at_once
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.types import (
     Job,
-    PreflightResult,
-    Question,
     Start,
     Status,
+    Task,
     Variant,
+    Verdict,
 )
 from edgekit.plan.verdict import judge
 from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
-from edgekit.report.commands import Ready, commands_of
+from edgekit.report.commands import Command, commands_of
 from edgekit.report.model_words import PLACEHOLDER_DRAFT, draft_words
 from edgekit.report.plan_run import main_command, main_notes
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
@@ -207,7 +207,7 @@ def check_opened(
     `variants` lists the weights to choose from; None: the file that was named.
     """
 
-    def ask(opened: Opened) -> Question:
+    def ask(opened: Opened) -> Task:
         question, _ = asked_question(opened, engine, asking, reach)
         is_billed = question.bill is not None and "mix" not in question.start.settled
         if variants is None or (is_billed and opened.files is not None):
@@ -224,7 +224,7 @@ def check_opened(
 
 def asked_question(
     opened: Opened, engine: str, asking: Asking, reach: Reach, pricing: Pricing = biller
-) -> tuple[Question, dict[str, Any]]:
+) -> tuple[Task, dict[str, Any]]:
     """What is asked of the engine on the machine, and the flags that say so. Raises EdgekitError."""
     values = _values(opened, engine, asking)
     load, setup = OPTIONS[engine].ask(values)
@@ -232,7 +232,7 @@ def asked_question(
         load = replace(load, context_tokens=0)
     if asking.users is not None:
         load = replace(load, sequences=asking.users)
-    question = Question(
+    question = Task(
         model=opened.model,
         engine=engine,
         machine=asking.machine,
@@ -259,8 +259,8 @@ def _values(opened: Opened, engine: str, asking: Asking) -> dict[str, Any]:
 
 def _told(
     opened: Opened,
-    question: Question,
-    result: PreflightResult,
+    question: Task,
+    result: Verdict,
     values: Mapping[str, Any],
     asking: Asking,
 ) -> Check:
@@ -305,11 +305,11 @@ def _told(
 
 def start_commands(
     opened: Opened,
-    result: PreflightResult,
+    result: Verdict,
     values: Mapping[str, Any],
     *,
     users: int | None = None,
-) -> tuple[Ready, ...]:
+) -> tuple[Command, ...]:
     """As `plan` prints them; none for the built-in engine and llama.cpp as a library, whose bill has the command."""
     if result.engine == STREAM or values.get("mode") == "library":
         return ()
@@ -331,7 +331,7 @@ def said_words(engine: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     return (*words, *flag_words(OPTIONS[engine].FLAGS, said))
 
 
-def _chosen(result: PreflightResult) -> dict[str, Any]:
+def _chosen(result: Verdict) -> dict[str, Any]:
     """The cache and the weights that were chosen, as flags."""
     load, setup, engine = result.load, result.way.setup, result.engine
     if engine == "vllm":
@@ -347,13 +347,13 @@ def _chosen(result: PreflightResult) -> dict[str, Any]:
     return chosen if mix is None else {**chosen, "mix": mix}
 
 
-def _left_alone(result: PreflightResult) -> dict[str, Any]:
+def _left_alone(result: Verdict) -> dict[str, Any]:
     """That the devices of a machine which has some are not used has to be said."""
     has_devices = result.engine == LLAMACPP and bool(devices_for(result.machine, LLAMACPP))
     return {"backend": "cpu"} if has_devices and not result.way.cards else {}
 
 
-def _as_stored(opened: Opened, result: PreflightResult) -> dict[str, Any]:
+def _as_stored(opened: Opened, result: Verdict) -> dict[str, Any]:
     """Weights rearranged for the CPU would take more than the host has: llama.cpp is told not to."""
     from edgekit.engines.llamacpp.estimate import repacked_bytes
 
@@ -365,7 +365,7 @@ def _as_stored(opened: Opened, result: PreflightResult) -> dict[str, Any]:
     return {}
 
 
-def _whole_pool(question: Question, result: PreflightResult, load: Load) -> MemoryEstimate:
+def _whole_pool(question: Task, result: Verdict, load: Load) -> MemoryEstimate:
     """The bill with all of the card's memory, as vLLM takes it at the start."""
     setup = result.way.setup
     card = replace(setup.gpu, memory_bytes=result.way.budgets[0].total_bytes)

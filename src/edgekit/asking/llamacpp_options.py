@@ -11,7 +11,7 @@ from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.llamacpp.types import Cpu, Device, LlamaCppSetup
+    from edgekit.engines.llamacpp.types import Cpu, DeviceSlot, LlamaCppSetup
     from edgekit.model.open import Opened
     from edgekit.report.model_words import GgufSource
 
@@ -182,7 +182,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         Backend,
         Cpu,
         LlamaCppSetup,
-        Mode,
+        LlamaMode,
         SplitMode,
     )
     from edgekit.engines.llamacpp.versions import default_version, read_version
@@ -197,7 +197,7 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
         if key in values
     }
     return LlamaCppSetup(
-        mode=Mode(values.get("mode", "server")),
+        mode=LlamaMode(values.get("mode", "server")),
         backend=Backend(wanted),
         n_gpu_layers=ALL_LAYERS if layers == "all" else layers,
         n_cpu_moe=values.get("n_cpu_moe", 0),
@@ -230,14 +230,14 @@ def _draft_max(values: Mapping[str, Any]) -> int:
     return number
 
 
-def _given_servers(values: Mapping[str, Any]) -> tuple[Device, ...]:
+def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
     from edgekit.engines.llamacpp.devices import read_servers
 
     return read_servers(",".join(values["rpc"])) if "rpc" in values else ()
 
 
-def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
-    from edgekit.engines.llamacpp.types import Device, SplitMode, used_devices
+def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
+    from edgekit.engines.llamacpp.types import DeviceSlot, SplitMode, used_devices
 
     memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
     servers = _given_servers(values)
@@ -246,13 +246,15 @@ def _devices(values: Mapping[str, Any]) -> tuple[Device, ...]:
             f"--device-memory has {len(memory)} GPUs and --rpc {len(servers)} devices, "
             f"but --tensor-split has {len(split)} shares"
         )
-    own = tuple(Device(free_bytes=free) for free in memory)
+    own = tuple(DeviceSlot(free_bytes=free) for free in memory)
     if not own:
         least = 0 if servers and values.get("backend", "cpu") == "cpu" else 1
-        own = (Device(),) * max(least, len(split) - len(servers))
+        own = (DeviceSlot(),) * max(least, len(split) - len(servers))
     mode, main = SplitMode(values.get("split_mode", "layer")), values.get("main_gpu", 0)
     if mode is SplitMode.NONE and main >= len(servers) and not (memory or split):
-        return (Device(number=main - len(servers)),)  # how many GPUs there are is not known here
+        return (
+            DeviceSlot(number=main - len(servers)),
+        )  # how many GPUs there are is not known here
     return used_devices((*servers, *own), mode, main)
 
 

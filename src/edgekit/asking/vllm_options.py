@@ -13,13 +13,13 @@ from edgekit.units import GIB
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.vllm.types import Gpu, VllmSetup
-    from edgekit.machine.devices import Device
+    from edgekit.machine.devices import KnownDevice
     from edgekit.model.open import Opened
 
 TITLE = "vLLM"
 
 
-def _card(name: str) -> Device:
+def _card(name: str) -> KnownDevice:
     from edgekit.machine.devices import find_device
 
     device = find_device(name)
@@ -68,7 +68,7 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
     from edgekit.engines.vllm.types import Gpu
 
     memory: int | None = values.get("gpu_memory")
-    card: Device | None = values.get("gpu")
+    card: KnownDevice | None = values.get("gpu")
     if memory is not None and memory < GIB:
         raise UsageError(
             f"--gpu-memory: {memory} bytes is too small for a GPU; write for example 80G"

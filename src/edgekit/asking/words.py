@@ -25,14 +25,14 @@ from edgekit.units import MIB, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Asking
-    from edgekit.catalog.types import Kind
+    from edgekit.catalog.types import ModelPurpose
     from edgekit.formats.types import Depth
     from edgekit.machine.types import Machine
     from edgekit.plan.planned import Plan
     from edgekit.plan.recommending import Ask
     from edgekit.plan.types import Job
     from edgekit.planning import Wanted
-    from edgekit.report.commands import Ready
+    from edgekit.report.commands import Command
     from edgekit.resolver import ResolvedModel
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
@@ -169,7 +169,7 @@ class PlanAnswer(NamedTuple):
     """What `plan` answers."""
 
     plan: Plan
-    ready: tuple[Ready, ...]  # the commands; none where nothing fits
+    ready: tuple[Command, ...]  # the commands; none where nothing fits
     notes: tuple[str, ...]
 
 
@@ -292,14 +292,16 @@ def read_reserve(text: str | None) -> int | None:
     return size
 
 
-def task_of(word: str) -> Kind:
-    from edgekit.catalog.types import Kind
+def task_of(word: str) -> ModelPurpose:
+    from edgekit.catalog.types import ModelPurpose
 
     name = word.lower()
     try:
-        return Kind(_OTHER_NAMES.get(name, name))
+        return ModelPurpose(_OTHER_NAMES.get(name, name))
     except ValueError as error:
-        known = ", ".join("embed" if kind is Kind.EMBEDDING else kind.value for kind in Kind)
+        known = ", ".join(
+            "embed" if kind is ModelPurpose.EMBEDDING else kind.value for kind in ModelPurpose
+        )
         raise UsageError(f"--task must be one of {known} (got {word[:40]!r})") from error
 
 

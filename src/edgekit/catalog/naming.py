@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from edgekit.catalog.types import Kind
+from edgekit.catalog.types import ModelPurpose
 
 # From the first of these words on, a name tells sizes and versions of one family apart.
 _VARIANT = re.compile(
@@ -21,24 +21,27 @@ _LONGEST = 200  # the longest names on the hub have 96
 _NOT_IN_IDS = re.compile(r"[^a-z0-9._:+@-]+")
 
 # (words in the name, what they tell); all that fit count.
-_KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
+_KINDS: tuple[tuple[re.Pattern[str], ModelPurpose], ...] = (
     (
         re.compile(r"embed|(?:^|-)(?:e5|gte|bge|jina)(?:-|$)|minilm|nomic"),
-        Kind.EMBEDDING,
+        ModelPurpose.EMBEDDING,
     ),
-    (re.compile(r"cod(?:er?|ing|ellama|estral)(?:-|\d|$)|codellama|starcoder|devstral"), Kind.CODE),
+    (
+        re.compile(r"cod(?:er?|ing|ellama|estral)(?:-|\d|$)|codellama|starcoder|devstral"),
+        ModelPurpose.CODE,
+    ),
     (
         re.compile(
             r"-vl(?:-|\d|$)|vision|llava|janus|gemma-3-(?:4b|12b|27b)|mistral-small-3\.[12]"
         ),
-        Kind.VISION,
+        ModelPurpose.VISION,
     ),
     (
         re.compile(
             r"reasoning|thinking|-r1(?:-|$)|^qwen3(?:\.\d)?-(?!vl|coder|next|embedding|.*-instruct)|^qwq|gpt-oss|smollm3|glm-(?:4\.[5-9]|5)"
             r"|minimax-m[2-9]|nemotron-(?:3|super)|deepseek-v4|kimi-k2\.[5-9]|kimi-k3|mimo"
         ),
-        Kind.REASONING,
+        ModelPurpose.REASONING,
     ),
 )
 # Trained to go on with a text, not to answer.
@@ -61,18 +64,18 @@ def family_of(name: str) -> str:
     return "-".join(words[:end])
 
 
-def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[Kind, ...]:
+def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[ModelPurpose, ...]:
     """In the order of the enum. Whatever generates and is not named otherwise is for chat."""
     found = {kind for words, kind in _KINDS if words.search(name.lower())}
     if sees:
-        found.add(Kind.VISION)
+        found.add(ModelPurpose.VISION)
     if not causal or pooled:
-        found.add(Kind.EMBEDDING)
-    if Kind.EMBEDDING in found:
-        found -= {Kind.REASONING}
+        found.add(ModelPurpose.EMBEDDING)
+    if ModelPurpose.EMBEDDING in found:
+        found -= {ModelPurpose.REASONING}
     elif not _WITHOUT_CHAT.search(name.lower()):
-        found.add(Kind.CHAT)
-    return tuple(kind for kind in Kind if kind in found)
+        found.add(ModelPurpose.CHAT)
+    return tuple(kind for kind in ModelPurpose if kind in found)
 
 
 # Who publishes a base model under the plain name, and the one that answers under a longer one.

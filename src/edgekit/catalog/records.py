@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from edgekit.basis import Basis
-from edgekit.catalog.types import Entry, Kind, MeasuredSpeed, Size, Source
+from edgekit.catalog.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.errors import HeaderError
 
 T = TypeVar("T")
@@ -183,8 +183,8 @@ def _basis(value: Any) -> Basis:
     return found
 
 
-def _kinds(value: Any) -> tuple[Kind, ...]:
-    return tuple(Kind(_text(one)) for one in _list(value))
+def _kinds(value: Any) -> tuple[ModelPurpose, ...]:
+    return tuple(ModelPurpose(_text(one)) for one in _list(value))
 
 
 def _sizes(value: Any) -> tuple[Size, ...]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # reading the catalog imports no other room
     from edgekit.formats.types import Value
 
 
-class Kind(enum.Enum):
+class ModelPurpose(enum.Enum):
     """What a model is for; it may be for several things."""
 
     CHAT = "chat"
@@ -62,7 +62,7 @@ class Entry:
     active_parameters: int | None = None  # that work on one token
     native_context: int | None = None
     vocabulary: int | None = None
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ModelPurpose, ...] = ()
     licence: str | None = None
     released: str | None = None  # "2025-05-14"
     not_before: str | None = None  # nobody can have had it earlier: its files tell so

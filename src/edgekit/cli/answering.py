@@ -18,8 +18,8 @@ from edgekit.cli.running import (
     STREAM,
     DoesNotFitError,
     Judged,
-    Order,
-    Told,
+    Notices,
+    RunRequest,
     download_limit,
     judge_order,
     open_downloaded,
@@ -43,7 +43,7 @@ _RESET = frozenset({"/reset", "/clear"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class AnswerRequest:
     """What is asked of the model, whatever runs it."""
 
     prompt: Prompt | None  # None: a conversation
@@ -56,9 +56,9 @@ class Wanted:
         return self.max_tokens or DEFAULT_NEW_TOKENS
 
 
-def answer(arguments: argparse.Namespace, wanted: Wanted) -> tuple[str, int]:
+def answer(arguments: argparse.Namespace, wanted: AnswerRequest) -> tuple[str, int]:
     order = read_order(arguments, engines=(LLAMACPP, STREAM), settled=ALONE)
-    told = Told(quiet=arguments.quiet or arguments.json)
+    told = Notices(quiet=arguments.quiet or arguments.json)
     try:
         with _started(arguments, order, wanted, told) as (talker, judged):
             if wanted.prompt is None:
@@ -73,7 +73,7 @@ def answer(arguments: argparse.Namespace, wanted: Wanted) -> tuple[str, int]:
 
 @contextmanager
 def _started(
-    arguments: argparse.Namespace, order: Order, wanted: Wanted, told: Told
+    arguments: argparse.Namespace, order: RunRequest, wanted: AnswerRequest, told: Notices
 ) -> Iterator[tuple[Talker, Judged]]:
     """Judged by the header; downloaded where need be; judged again, with the prompt counted; started.
 
@@ -100,12 +100,12 @@ def _started(
             yield start_llama(judged, weights, wanted, held, told, threads=threads)
 
 
-def _at_least(wanted: Wanted) -> Job | None:
+def _at_least(wanted: AnswerRequest) -> Job | None:
     """A prompt of one token."""
     return None if wanted.prompt is None else Job(prompt_tokens=1, new_tokens=wanted.new_tokens)
 
 
-def _at_most(wanted: Wanted) -> Job | None:
+def _at_most(wanted: AnswerRequest) -> Job | None:
     """The job, as far as it is known before the prompt is cut: no text has more tokens than bytes."""
     if wanted.prompt is None:
         return None
@@ -116,7 +116,11 @@ def _at_most(wanted: Wanted) -> Job | None:
 
 
 def _answer_once(
-    talker: Talker, judged: Judged, wanted: Wanted, arguments: argparse.Namespace, told: Told
+    talker: Talker,
+    judged: Judged,
+    wanted: AnswerRequest,
+    arguments: argparse.Namespace,
+    told: Notices,
 ) -> str:
     assert wanted.prompt is not None  # noqa: S101 - else it is a conversation
     fitted = _fitted(talker, judged.order, talker.tokens(wanted.prompt), wanted.new_tokens)
@@ -140,7 +144,9 @@ def _answer_once(
     return ""
 
 
-def _fitted(talker: Talker, order: Order, tokens: Sequence[int], new_tokens: int | None) -> Fitted:
+def _fitted(
+    talker: Talker, order: RunRequest, tokens: Sequence[int], new_tokens: int | None
+) -> Fitted:
     if talker.reads_beyond:
         return Fitted(tokens=tuple(tokens), max_tokens=new_tokens)
     return fit_prompt(
@@ -162,7 +168,7 @@ def _pieces(talker: Talker, fitted: Fitted, sampling: Sampling, written: Written
 # --- a conversation
 
 
-def _converse(talker: Talker, order: Order, wanted: Wanted, told: Told) -> None:
+def _converse(talker: Talker, order: RunRequest, wanted: AnswerRequest, told: Notices) -> None:
     """Until its end. Ctrl-C stops an answer; where nothing is being said it ends the conversation."""
     first = () if wanted.system is None else (Message(role="system", content=wanted.system),)
     messages = first
@@ -202,7 +208,9 @@ def _next_line() -> str | None:
             return line
 
 
-def _reply(talker: Talker, order: Order, messages: tuple[Message, ...], wanted: Wanted) -> str:
+def _reply(
+    talker: Talker, order: RunRequest, messages: tuple[Message, ...], wanted: AnswerRequest
+) -> str:
     said: list[str] = []
     try:
         tokens = talker.tokens(Prompt(messages=messages))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from edgekit.cli.batch_models import BatchModels
 from edgekit.engines import ENGINES, engine_name, engine_named
 from edgekit.engines.quant_names import with_quant
-from edgekit.engines.row_options import CONTEXT_OPTIONS, Options, did_you_mean, text
+from edgekit.engines.row_options import CONTEXT_OPTIONS, RowOptions, did_you_mean, text
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.report.bill_json import answer_json
@@ -64,7 +64,7 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     if asked_quant is None and "quantization" not in options:
         asked_quant = text(options, "quant")
     engine, model, quant = models.of_row(row, wanted, asked_quant)
-    read = Options(with_quant(engine, options, quant))
+    read = RowOptions(with_quant(engine, options, quant))
     load, setup = _read_options(engine, read, backend)
     read.require_known(engine)
     answer = answer_json(engine_named(engine).estimate(model, load, setup))

@@ -12,7 +12,7 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.report.calibrate_text import Kept
+    from edgekit.report.calibrate_text import CalibrationFile
 
 _DESCRIPTION = """\
 Measures this machine and saves the results: memory bandwidth, the speed of the disk for temporary files, llama.cpp's
@@ -101,16 +101,16 @@ def _say(line: str) -> None:
 
 def _told(arguments: argparse.Namespace) -> str:
     from edgekit.machine.calibration import forget_calibration, read_calibration
-    from edgekit.report.calibrate_text import Kept, list_text, removed_text
+    from edgekit.report.calibrate_text import CalibrationFile, list_text, removed_text
 
     stored = forget_calibration() if arguments.remove else read_calibration()
-    kept = Kept(path=_path(), stored=stored)
+    kept = CalibrationFile(path=_path(), stored=stored)
     if arguments.json:
         return _json(kept, removed=arguments.remove)
     return removed_text(kept) if arguments.remove else list_text(kept, width=screen_width())
 
 
-def _json(kept: Kept, *, removed: bool) -> str:
+def _json(kept: CalibrationFile, *, removed: bool) -> str:
     from edgekit.report.as_json import json_text
     from edgekit.report.calibrate_json import list_json
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.asking.checks import Answer
     from edgekit.report.bars import Glyphs
-    from edgekit.report.commands import Ready
+    from edgekit.report.commands import Command
     from edgekit.sources.download import Download
 
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
@@ -124,7 +124,7 @@ def add_program_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def for_program(ready: tuple[Ready, ...], program: str | None) -> tuple[Ready, ...]:
+def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Command, ...]:
     """Those of one program, as --for names it; all where none was named."""
     if program is None:
         return ready
@@ -145,7 +145,7 @@ def _plain(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
-def pasted(ready: tuple[Ready, ...]) -> str:
+def pasted(ready: tuple[Command, ...]) -> str:
     """One text as it is, ready for a shell or a file, what is to be known of it on standard error; of several each
     under its name, with notes as comments.
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.words import EngineFlags, Words
     from edgekit.model.open import Opened
     from edgekit.report.check import Check, Unanswered
-    from edgekit.report.compare import Answer
+    from edgekit.report.compare import EngineAnswer
     from edgekit.resolver import ResolvedModel
     from edgekit.sources.types import Reach
 
@@ -143,14 +143,14 @@ def _hint(opened: Opened) -> str:
     return "For vLLM and MLX give the repository that this file was converted from."
 
 
-def _answer(engine: str, named: ResolvedModel, given: dict[str, Any], reach: Reach) -> Answer:
+def _answer(engine: str, named: ResolvedModel, given: dict[str, Any], reach: Reach) -> EngineAnswer:
     from edgekit.errors import EdgekitError
-    from edgekit.report.compare import Answer
+    from edgekit.report.compare import EngineAnswer
 
     try:
-        return Answer(engine=engine, bill=bill_named(named, Asked(engine, given), reach))
+        return EngineAnswer(engine=engine, bill=bill_named(named, Asked(engine, given), reach))
     except EdgekitError as error:
-        return Answer(engine=engine, error=error)
+        return EngineAnswer(engine=engine, error=error)
 
 
 def _models(names: tuple[str, ...], words: Words, arguments: argparse.Namespace) -> str:

@@ -19,7 +19,7 @@ from edgekit.errors import TextError, UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.cli.embedding import Asked
+    from edgekit.cli.embedding import EmbedArguments
     from edgekit.embed.opening import Choices
 
 _DESCRIPTION = """\
@@ -234,7 +234,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     return _job(asked, arguments), 0
 
 
-def _check_together(asked: Asked, arguments: argparse.Namespace) -> None:
+def _check_together(asked: EmbedArguments, arguments: argparse.Namespace) -> None:
     """UsageError for what cannot be meant."""
     texts, files = bool(asked.texts), arguments.input is not None
     wrong = {
@@ -270,7 +270,7 @@ def _check_together(asked: Asked, arguments: argparse.Namespace) -> None:
             raise UsageError(why)
 
 
-def _plan(asked: Asked, arguments: argparse.Namespace) -> str:
+def _plan(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
     from edgekit.embed import plan_embedder
 
     reads = arguments.stdio or arguments.input is not None
@@ -285,14 +285,14 @@ def _plan(asked: Asked, arguments: argparse.Namespace) -> str:
     return plan_text(plan, width=screen_width(), bold=is_terminal(sys.stdout))
 
 
-def _reading(asked: Asked) -> Choices:
+def _reading(asked: EmbedArguments) -> Choices:
     from edgekit.cli.embedding import with_input
 
     budget = asked.choices.get("memory_budget")
     return with_input(asked.choices, budget if isinstance(budget, int) else None)
 
 
-def _serve(asked: Asked) -> int:
+def _serve(asked: EmbedArguments) -> int:
     from edgekit.embed import open_embedder
     from edgekit.embed.stdio import serve
     from edgekit.report.embed_json import plan_json
@@ -303,7 +303,7 @@ def _serve(asked: Asked) -> int:
         )
 
 
-def _texts(asked: Asked, arguments: argparse.Namespace) -> str:
+def _texts(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
     from edgekit.embed import open_embedder
 
     with open_embedder(asked.model, **asked.choices) as embedder:
@@ -329,7 +329,7 @@ def _counted_from_one(error: TextError) -> TextError:
     return TextError(error.what, index=None if error.index is None else error.index + 1)
 
 
-def _job(asked: Asked, arguments: argparse.Namespace) -> str:
+def _job(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
     from edgekit.cli.embedding import run_asked
 
     done = run_asked(asked, arguments)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgekit import __version__
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
-from edgekit.embed.bulk.batching import Rule
+from edgekit.embed.bulk.batching import BatchRule
 from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.journal import read_job
 from edgekit.embed.bulk.lines import STDIN
@@ -22,10 +22,10 @@ from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput, check_ap
 from edgekit.embed.bulk.readers import FORMATS, Fields, GivenTexts, format_of, open_source
 from edgekit.embed.bulk.types import (
     BadRow,
-    Form,
+    BulkStatus,
     RowLimit,
-    Source,
-    Status,
+    RowSource,
+    VectorForm,
     input_bytes_for,
 )
 from edgekit.embed.bulk.writers import form_of, output_format
@@ -49,7 +49,7 @@ _THREADS_ON_RAY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class EmbedArguments:
     """What the command line asks for, read."""
 
     model: str
@@ -62,7 +62,7 @@ class Asked:
     batch: int | None
     cluster: tuple[str, int | None] | None  # where Ray is, and how many workers
 
-    def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> Asked:
+    def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> EmbedArguments:
         """With the path of the model in place of its name."""
         from edgekit.sources.finding import find_weights
 
@@ -75,7 +75,7 @@ class Asked:
         return self.prefix or ""
 
 
-def read_asked(arguments: argparse.Namespace) -> Asked:
+def read_asked(arguments: argparse.Namespace) -> EmbedArguments:
     """UsageError that names the option."""
     read = _Reader(arguments)
     choices: dict[str, Any] = {
@@ -96,7 +96,7 @@ def read_asked(arguments: argparse.Namespace) -> Asked:
         choices["threads"] = choices["threads"] or _THREADS_ON_RAY
     tasks = [task for task in ("query", "document") if getattr(arguments, task)]
     model, *texts = arguments.models
-    return Asked(
+    return EmbedArguments(
         model=model,
         texts=tuple(texts),
         choices=_choices(choices),
@@ -138,7 +138,7 @@ def _limits(file_bytes: int | None, tokens: int | None) -> Limits:
     )
 
 
-def run_asked(asked: Asked, arguments: argparse.Namespace) -> Finished | None:
+def run_asked(asked: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
     """The job from end to end; None where nobody reads its output any more."""
     from edgekit.embed import open_embedder
 
@@ -176,7 +176,7 @@ def with_input(choices: Choices, budget_bytes: int | None) -> Choices:
     return {**choices, "input_bytes": input_bytes_for(budget_bytes)}
 
 
-def _import_all(kind: str, asked: Asked, arguments: argparse.Namespace) -> None:
+def _import_all(kind: str, asked: EmbedArguments, arguments: argparse.Namespace) -> None:
     """What is not installed is reported before there is an unfinished job; what is, is counted by the plan."""
     if arguments.output != STDOUT or arguments.input == STDIN:
         import hashlib  # noqa: F401 - 3 MiB with OpenSSL, for marks and for what was read from a pipe
@@ -190,7 +190,7 @@ def _import_all(kind: str, asked: Asked, arguments: argparse.Namespace) -> None:
         import_ray()
 
 
-def _check_apart(asked: Asked, arguments: argparse.Namespace) -> None:
+def _check_apart(asked: EmbedArguments, arguments: argparse.Namespace) -> None:
     if arguments.output == STDOUT:
         return
     others: dict[str, Path | int] = {"the model": Path(asked.model)}
@@ -211,16 +211,16 @@ def _row_limit(choices: Choices, arguments: argparse.Namespace) -> RowLimit:
     return RowLimit.of(before if _is_size(before) else None)
 
 
-def _source(asked: Asked, arguments: argparse.Namespace, limit: RowLimit) -> Source:
+def _source(asked: EmbedArguments, arguments: argparse.Namespace, limit: RowLimit) -> RowSource:
     if arguments.input is None:
         return GivenTexts(asked.texts)
     return open_source(arguments.input, form=asked.form, fields=asked.fields, limit=limit)
 
 
-def _rule(asked: Asked, pass_tokens: int, limit: RowLimit) -> Rule:
+def _rule(asked: EmbedArguments, pass_tokens: int, limit: RowLimit) -> BatchRule:
     if asked.batch is None:
-        return Rule(texts=MOST_TEXTS, tokens=pass_tokens, characters=limit.held_characters)
-    return Rule(texts=asked.batch, characters=limit.held_characters)
+        return BatchRule(texts=MOST_TEXTS, tokens=pass_tokens, characters=limit.held_characters)
+    return BatchRule(texts=asked.batch, characters=limit.held_characters)
 
 
 def _as_before(choices: Choices, arguments: argparse.Namespace) -> Choices:
@@ -245,13 +245,13 @@ def _is_size(value: object) -> bool:
 class _Job(NamedTuple):
     """All that one run has at hand."""
 
-    asked: Asked
+    asked: EmbedArguments
     arguments: argparse.Namespace
-    source: Source
+    source: RowSource
     embedder: Embedder
     terms: Terms
 
-    def run(self, form: Form) -> Finished | None:
+    def run(self, form: VectorForm) -> Finished | None:
         output = self._output(form)
         try:
             with _shown(self.arguments) as tell:
@@ -270,7 +270,7 @@ class _Job(NamedTuple):
             done=done,
         )
 
-    def _output(self, form: Form) -> Output:
+    def _output(self, form: VectorForm) -> Output:
         arguments = self.arguments
         if arguments.output != STDOUT:
             return FileOutput(
@@ -358,7 +358,7 @@ def _model_identity(path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Status], None] | None]:
+def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], None] | None]:
     """A line that is written over and over, for a person who looks at it."""
     if arguments.quiet or arguments.json or not is_terminal(sys.stderr):
         yield None
@@ -367,7 +367,7 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[Status], None] |
 
     next_s = 0.0
 
-    def tell(status: Status) -> None:
+    def tell(status: BulkStatus) -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             show_progress(progress_line(status, width=screen_width()))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
-from edgekit.cli.running import Judged, Told, Weights, judge_order, refuse_or_warn
+from edgekit.cli.running import Judged, ModelWeights, Notices, judge_order, refuse_or_warn
 from edgekit.engines.llamacpp.run.client import Client
 from edgekit.engines.llamacpp.run.comparing import compare_reported
 from edgekit.engines.llamacpp.run.running import Running
@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.run.starting import start
 from edgekit.engines.llamacpp.run.talking import LlamaTalker
 from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.run.watching import Watch
-from edgekit.engines.llamacpp.verify.types import Row
+from edgekit.engines.llamacpp.verify.types import ComparedRow
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
 from edgekit.plan.types import Job
 from edgekit.plan.visible_cards import visible_cards
@@ -26,7 +26,7 @@ from edgekit.report.run_text import beside_text, verdict_text
 from edgekit.runtime.remembering import remember_rows
 
 if TYPE_CHECKING:
-    from edgekit.cli.answering import Wanted
+    from edgekit.cli.answering import AnswerRequest
     from edgekit.engines.chat import Prompt
 
 COUNTED_BYTES = 2048  # of a prompt: beyond it the file's own tokenizer counts, which takes a second
@@ -48,15 +48,15 @@ class Up:
 
     running: Running
     watch: Watch
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedRow, ...]
 
 
 def start_llama(
     judged: Judged,
-    weights: Weights,
-    wanted: Wanted,
+    weights: ModelWeights,
+    wanted: AnswerRequest,
     held: ExitStack,
-    told: Told,
+    told: Notices,
     *,
     threads: int | None,
 ) -> tuple[LlamaTalker, Judged]:
@@ -87,7 +87,7 @@ def window_of(judged: Judged, running: Running) -> int:
     return min(int(told), planned) if told and told.isdigit() else planned
 
 
-def _counted(judged: Judged, path: Path, wanted: Wanted) -> Judged:
+def _counted(judged: Judged, path: Path, wanted: AnswerRequest) -> Judged:
     """Bytes are a bound, which does for a short prompt that fits; no prompt is refused by it."""
     prompt = wanted.prompt
     if prompt is None or judged.order.context is not None:
@@ -114,7 +114,7 @@ def _tokens_in(path: Path, prompt: Prompt) -> int | None:
     return None
 
 
-def _lacking(judged: Judged, talker: LlamaTalker, wanted: Wanted) -> Job | None:
+def _lacking(judged: Judged, talker: LlamaTalker, wanted: AnswerRequest) -> Job | None:
     """The job that the window is too short for; None where it holds it, or was asked for."""
     if wanted.prompt is None or judged.order.context is not None:
         return None
@@ -128,7 +128,7 @@ def _lacking(judged: Judged, talker: LlamaTalker, wanted: Wanted) -> Job | None:
 
 @contextmanager
 def started(
-    judged: Judged, weights: Weights, at: Address, told: Told, *, threads: int | None
+    judged: Judged, weights: ModelWeights, at: Address, told: Notices, *, threads: int | None
 ) -> Iterator[Up]:
     """Up and watched until the end of the block, and gone after it.
 
@@ -153,7 +153,7 @@ def started(
             running.stop()
 
 
-def _launch(judged: Judged, weights: Weights, at: Address, threads: int | None) -> Launch:
+def _launch(judged: Judged, weights: ModelWeights, at: Address, threads: int | None) -> Launch:
     order = judged.order
     return Launch(
         path=weights.model,
@@ -184,7 +184,9 @@ def _drafter_load(judged: Judged) -> Load:
     return replace(judged.load, cache_k=key, cache_v=value)
 
 
-def remember(judged: Judged, running: Running, rows: tuple[Row, ...], told: Told) -> None:
+def remember(
+    judged: Judged, running: Running, rows: tuple[ComparedRow, ...], told: Notices
+) -> None:
     """A bill that was wrong is not forgotten: `edgekit hardware` shows it."""
     outside = [row for row in rows if not row.within]
     if not outside:

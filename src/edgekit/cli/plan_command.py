@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.plan.planned import Plan
-    from edgekit.report.commands import Ready
+    from edgekit.report.commands import Command
 
 _DESCRIPTION = (
     "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "
@@ -121,7 +121,7 @@ def _plot(plan: Plan, path: str) -> None:
 
 
 def _told(
-    plan: Plan, notes: tuple[str, ...], ready: tuple[Ready, ...], arguments: argparse.Namespace
+    plan: Plan, notes: tuple[str, ...], ready: tuple[Command, ...], arguments: argparse.Namespace
 ) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text

@@ -21,7 +21,7 @@ from edgekit.units import format_download
 
 if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
-    from edgekit.cli.running import Confirm, Order
+    from edgekit.cli.running import Confirm, RunRequest
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
 
@@ -43,7 +43,7 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     return None
 
 
-def open_published(entry: Entry, quant: str | None, order: Order) -> tuple[Order, Opened]:
+def open_published(entry: Entry, quant: str | None, order: RunRequest) -> tuple[RunRequest, Opened]:
     """The model as it would be downloaded, and the order with the repositories that have it. Nothing is fetched yet.
 
     Without a quantisation it is chosen for this machine. UsageError where no repository is known.
@@ -62,7 +62,7 @@ def open_published(entry: Entry, quant: str | None, order: Order) -> tuple[Order
     return replace(order, published=references), opened
 
 
-def _chosen_mix(named: ResolvedModel, order: Order) -> str:
+def _chosen_mix(named: ResolvedModel, order: RunRequest) -> str:
     """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
     from edgekit.asking.checks import check_named
     from edgekit.report.check import Check
@@ -94,7 +94,9 @@ def _no_repository(name: str, quant: str | None, known: tuple[Repository, ...]) 
     )
 
 
-def find_published(order: Order, reach: Reach, confirm: Confirm | None, *, several: bool) -> Found:
+def find_published(
+    order: RunRequest, reach: Reach, confirm: Confirm | None, *, several: bool
+) -> Found:
     """The file of the first repository that has it: on this machine if possible, else downloaded."""
     for reference in order.published:
         try:

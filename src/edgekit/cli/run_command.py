@@ -130,9 +130,9 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
     if prompt is None and arguments.json:
         raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
-    from edgekit.cli.answering import Wanted, answer
+    from edgekit.cli.answering import AnswerRequest, answer
 
-    wanted = Wanted(
+    wanted = AnswerRequest(
         prompt=prompt, system=arguments.system, sampling=sampling, max_tokens=max_tokens
     )
     return answer(arguments, wanted)

@@ -15,7 +15,7 @@ from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.asking.words import engine_flags, read_max_use, read_reserve
 from edgekit.catalog.naming import split_quant
-from edgekit.catalog.types import Kind
+from edgekit.catalog.types import ModelPurpose
 from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
@@ -39,7 +39,7 @@ from edgekit.units import parse_size
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Load
-    from edgekit.engines.llamacpp.verify.types import Row
+    from edgekit.engines.llamacpp.verify.types import ComparedRow
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
 
@@ -52,7 +52,7 @@ Confirm = Callable[["Download"], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Notices:
     """What is said beside the answer: on standard error, one line at a time."""
 
     quiet: bool
@@ -78,7 +78,7 @@ class DoesNotFitError(EdgekitError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunRequest:
     """What the command line asks for, before anything is looked at."""
 
     reference: str
@@ -136,12 +136,12 @@ def _within(machine: Machine, budget_bytes: int | None) -> Machine:
 class Judged:
     """A verdict, and what the engine is started with if it stands."""
 
-    order: Order
+    order: RunRequest
     opened: Opened = field(repr=False)
     check: Check
     load: Load
     setup: Any
-    rows: tuple[Row, ...] = ()  # the bill beside what the engine reports, once it is up
+    rows: tuple[ComparedRow, ...] = ()  # the bill beside what the engine reports, once it is up
 
     def still_fits(self) -> None:
         """The same start against the memory of this moment. DoesNotFitError where somebody took it meanwhile."""
@@ -156,7 +156,7 @@ class Judged:
 
 def read_order(
     arguments: argparse.Namespace, *, engines: tuple[str, ...], settled: dict[str, Any]
-) -> Order:
+) -> RunRequest:
     """UsageError for what cannot be meant, before anything is fetched."""
     chosen, flags = engine_flags(words_of(arguments))
     if len(chosen) > 1:
@@ -173,7 +173,7 @@ def read_order(
     if budget is not None and engine != STREAM:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
     window_budget = arguments.window_budget
-    return Order(
+    return RunRequest(
         reference=_at_quant(arguments.model, flags[engine].get("quant")),
         engine=engine,
         flags=flags,
@@ -242,8 +242,8 @@ _SETTLED = {LLAMACPP: _for_llama, STREAM: _for_stream}
 
 
 def open_order(
-    order: Order, reach: Reach, confirm: Confirm | None, told: Told
-) -> tuple[Order, Opened]:
+    order: RunRequest, reach: Reach, confirm: Confirm | None, told: Notices
+) -> tuple[RunRequest, Opened]:
     """Its header alone. UsageError for what has no weights to run.
 
     A catalog name whose weights are not on this machine is judged by what the catalog knows; nothing is fetched yet.
@@ -256,7 +256,7 @@ def open_order(
     if stored is not None:
         named = replace(resolve_model(f"catalog:{entry.id}"), found=stored)
         return order, _runnable(named)
-    if Kind.EMBEDDING in entry.kinds:
+    if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(order.reference))
     order, opened = open_published(entry, quant, order)
     told.say(f"{entry.id} at {opened.mix}, from {order.published[0].partition(':')[0]}")
@@ -292,7 +292,7 @@ def _runnable(named: ResolvedModel) -> Opened:
     return found
 
 
-def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:
+def judge_order(order: RunRequest, opened: Opened, job: Job | None) -> Judged:
     """The verdict. Nothing is refused yet."""
     check = check_opened(opened, order.engine, order.asking(job), Reach())
     result = check.result
@@ -310,7 +310,7 @@ def judge_order(order: Order, opened: Opened, job: Job | None) -> Judged:
     )
 
 
-def refuse_or_warn(judged: Judged, told: Told) -> None:
+def refuse_or_warn(judged: Judged, told: Notices) -> None:
     """DoesNotFitError with the numbers; with --force a sentence about what is risked."""
     result = judged.check.result
     if result.can_load:
@@ -343,7 +343,7 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class ModelWeights:
     """Files on this machine: the model, and what is loaded beside it."""
 
     model: Path
@@ -352,7 +352,9 @@ class Weights:
     projector: Path | None = None
 
 
-def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | None) -> Weights:
+def weights_of(
+    order: RunRequest, opened: Opened, reach: Reach, confirm: Confirm | None
+) -> ModelWeights:
     """Remote ones are downloaded, now that the verdict is known."""
     from edgekit.sources.finding import find_weights
 
@@ -365,7 +367,7 @@ def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | No
     drafter, projector = values.get("draft_model"), values.get("mmproj")
     if projector == BESIDE_THE_MODEL:
         projector = _beside(opened)
-    return Weights(
+    return ModelWeights(
         model=found(order.reference) if published is None else published.path,
         drafter=None if drafter is None else found(drafter),
         adapters=tuple(found(one) for one in values.get("lora", ())),
@@ -373,7 +375,7 @@ def weights_of(order: Order, opened: Opened, reach: Reach, confirm: Confirm | No
     )
 
 
-def open_downloaded(order: Order, opened: Opened, weights: Weights) -> Opened:
+def open_downloaded(order: RunRequest, opened: Opened, weights: ModelWeights) -> Opened:
     """The file itself in place of what the catalog knows of it, to be judged again."""
     from edgekit.model.open import open_model
 

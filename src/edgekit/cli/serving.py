@@ -13,7 +13,7 @@ from edgekit.cli.reach_options import reach_of
 from edgekit.cli.running import (
     LLAMACPP,
     DoesNotFitError,
-    Told,
+    Notices,
     download_limit,
     judge_order,
     open_downloaded,
@@ -35,7 +35,7 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
     """Returns when the server has ended; what it was asked to end by is no error."""
     order = read_order(arguments, engines=(LLAMACPP,), settled={})
     at = _address(arguments)
-    told = Told(quiet=arguments.quiet or arguments.json)
+    told = Notices(quiet=arguments.quiet or arguments.json)
     check_port(at.host, at.port)  # before minutes of download and loading
     _check_protected(at, arguments, told)
     try:
@@ -65,7 +65,7 @@ def _address(arguments: argparse.Namespace) -> Address:
     )
 
 
-def _check_protected(at: Address, arguments: argparse.Namespace, told: Told) -> None:
+def _check_protected(at: Address, arguments: argparse.Namespace, told: Notices) -> None:
     """UsageError where others could use the server without a key, unless that is what was asked for."""
     if at.api_key is not None or is_loopback(at.host):
         return
@@ -95,7 +95,7 @@ def _announce(up: Up, check: Any, arguments: argparse.Namespace) -> None:
 
 
 def _until_its_end(
-    up: Up, check: Any, arguments: argparse.Namespace, told: Told
+    up: Up, check: Any, arguments: argparse.Namespace, told: Notices
 ) -> tuple[str, int]:
     """Raises EngineError or MemoryPressureError where nobody asked for the end."""
     as_json = arguments.json

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.cli.running import Judged, Told, judge_order, refuse_or_warn
+from edgekit.cli.running import Judged, Notices, judge_order, refuse_or_warn
 from edgekit.errors import MissingExtraError
 from edgekit.machine.monitor import Monitor
 from edgekit.plan.types import Job
 from edgekit.report.run_text import verdict_text
 
 if TYPE_CHECKING:
-    from edgekit.cli.answering import Wanted
+    from edgekit.cli.answering import AnswerRequest
     from edgekit.runtime.stream.talking import StreamTalker
 
 
@@ -21,7 +21,7 @@ CUT_BYTES = 48  # for a byte of a prompt: a token at most, as two Python objects
 
 
 def start_stream(
-    judged: Judged, path: Path, wanted: Wanted, held: ExitStack, told: Told
+    judged: Judged, path: Path, wanted: AnswerRequest, held: ExitStack, told: Notices
 ) -> tuple[StreamTalker, Judged]:
     """The prompt is counted first: the window is as long as the job, to the token."""
     try:

@@ -17,7 +17,7 @@ from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageE
 from edgekit.sources import locate, path_of
 from edgekit.sources.disk import trouble
 from edgekit.web.references import paths_of
-from edgekit.web.types import Settings
+from edgekit.web.types import WebSettings
 
 TOKEN_VARIABLE = "EDGEKIT_WEB_TOKEN"  # noqa: S105 - the variable's name, no secret
 LEAST_TOKEN_CHARS, MOST_TOKEN_CHARS = 8, 200
@@ -45,7 +45,7 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
             f"the page needs {error.name}: pip install 'edgekit-models[web]'"
         ) from error
 
-    def announce(settled: Settings) -> None:
+    def announce(settled: WebSettings) -> None:
         address = serving.address_of(settled, "/model" if fields else "/", **fields)
         if arguments.json:
             say_json({"event": "ready", "url": address, "token": settled.token, "pid": os.getpid()})
@@ -59,10 +59,10 @@ def serve(arguments: argparse.Namespace) -> tuple[str, int]:
     return "", 0
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
+def _settings(arguments: argparse.Namespace) -> WebSettings:
     """A token is made up where others can reach the port and none was said."""
     rate = read_plain("--rate", arguments.rate, least=1, most=MOST_RATE)
-    settings = Settings(
+    settings = WebSettings(
         host=read_host(arguments.host),
         token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),
         models_dirs=tuple(_folder(text) for text in arguments.models_dir),

@@ -19,7 +19,7 @@ from edgekit.embed.types import Limits, Pooling
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.tensors import arena_floats, matrices, row_bytes, side_floats, vectors
 from edgekit.engines.native.threads import check_threads, usual_threads
-from edgekit.engines.native.types import Model
+from edgekit.engines.native.types import NativeModel
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.formats.dtype import by_name
 from edgekit.formats.quoting import unquoted
@@ -70,7 +70,7 @@ class PlanLine:
 class EncoderPlan:
     """What the encoder will hold, and how it goes through the weights."""
 
-    model: Model = field(repr=False)
+    model: NativeModel = field(repr=False)
     pooling: Pooling
     threads: int
     text_tokens: int  # the longest text
@@ -170,7 +170,7 @@ def _exact(what: str, size_bytes: int, because: str) -> PlanLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    model: Model
+    model: NativeModel
     kernels: Kernels
     threads: int
     text_tokens: int
@@ -228,7 +228,7 @@ def _working(asked: _Asked, pass_tokens: int, chunk_tokens: int, tile_bytes: int
     )
 
 
-def _token_lines(model: Model, pass_tokens: int, chunk_tokens: int) -> Iterator[PlanLine]:
+def _token_lines(model: NativeModel, pass_tokens: int, chunk_tokens: int) -> Iterator[PlanLine]:
     size = model.dimensions
     told = f"{pass_tokens:,} tokens x"
     yield _exact("tokens", pass_tokens * size.width * FLOAT_BYTES, f"{told} {size.width:,} x 4")
@@ -261,7 +261,7 @@ def _thread_lines(
     )
 
 
-def _fixed_lines(model: Model, text_tokens: int, pass_tokens: int) -> Iterator[PlanLine]:
+def _fixed_lines(model: NativeModel, text_tokens: int, pass_tokens: int) -> Iterator[PlanLine]:
     floats = sum(tensor.shape[-1] for tensor in vectors(model))
     yield _exact("norms and biases", floats * FLOAT_BYTES, f"{floats:,} x 4, held as float32")
     rotary = model.dimensions.rotary
@@ -381,7 +381,7 @@ def _unpacked_bytes(tensor: Tensor) -> int:
     return tensor.size_bytes if tensor.name in tables else tensor.elements * FLOAT_BYTES
 
 
-def _weights_kept(model: Model, room_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _weights_kept(model: NativeModel, room_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Packed as far as there is room; when all are kept, unpacked as far as there is still room."""
     kept: dict[str, Tensor] = {}
     everything = tuple(matrices(model))
@@ -400,7 +400,7 @@ def _weights_kept(model: Model, room_bytes: int) -> tuple[tuple[str, ...], tuple
 
 
 def _weight_lines(
-    model: Model, kept: tuple[str, ...], unpacked: tuple[str, ...]
+    model: NativeModel, kept: tuple[str, ...], unpacked: tuple[str, ...]
 ) -> Iterator[PlanLine]:
     by_name = {tensor.name: tensor for tensor in matrices(model)}
     if kept:
@@ -414,7 +414,7 @@ def _weight_lines(
 # --- what is refused
 
 
-def _text_tokens(model: Model, limits: Limits, file: str) -> tuple[int, str]:
+def _text_tokens(model: NativeModel, limits: Limits, file: str) -> tuple[int, str]:
     if limits.tokens < 1:
         raise UsageError(f"the token limit must be at least 1 (got {limits.tokens})")
     context_tokens = model.dimensions.context_tokens
@@ -433,7 +433,7 @@ def _text_tokens(model: Model, limits: Limits, file: str) -> tuple[int, str]:
     return tokens, because
 
 
-def _check_held(model: Model, limits: Limits, file: str) -> None:
+def _check_held(model: NativeModel, limits: Limits, file: str) -> None:
     for tensor in vectors(model):
         held_bytes = tensor.shape[-1] * FLOAT_BYTES
         if held_bytes > limits.held_tensor_bytes:
@@ -445,7 +445,7 @@ def _check_held(model: Model, limits: Limits, file: str) -> None:
             )
 
 
-def _check_types(model: Model, kernels: Kernels, file: str) -> None:
+def _check_types(model: NativeModel, kernels: Kernels, file: str) -> None:
     """A type that cannot be unpacked is told before anything is read."""
     nothing = np.empty(0, np.float32)
     kinds = {tensor.type: tensor.name for tensor in (*matrices(model), *vectors(model))}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from edgekit.embed.passes import Job, Passes
+from edgekit.embed.passes import EmbedCall, Passes
 from edgekit.embed.pooling import scale_row
 from edgekit.embed.types import Encoder, Limits
 from edgekit.engines.native.arrays import Floats
@@ -32,7 +32,7 @@ Progress = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class EmbedderParts:
     """All that an embedder is made of, opened and paid for."""
 
     plan: EmbedPlan
@@ -51,7 +51,7 @@ class Ready:
 class Embedder:
     """Made by `open_embedder`. Close it, or use it in a `with`."""
 
-    def __init__(self, ready: Ready) -> None:
+    def __init__(self, ready: EmbedderParts) -> None:
         self._ready = ready
         self._passes = Passes(
             ready.encoder,
@@ -216,7 +216,7 @@ class Embedder:
         deadline_s: float | None,
         cancel: threading.Event | None,
         progress: Progress | None,
-    ) -> Job:
+    ) -> EmbedCall:
         if deadline_s is not None and not (_is_number(deadline_s) and math.isfinite(deadline_s)):
             raise UsageError(
                 f"the deadline must be a number of seconds (got {str(deadline_s)[:40]!r})"
@@ -233,7 +233,7 @@ class Embedder:
             for reserved in held:
                 reserved.release()
 
-        return Job(
+        return EmbedCall(
             count=count,
             tokens_of=tokens_of,
             make_room=make_room,
@@ -243,7 +243,7 @@ class Embedder:
             release=release,
         )
 
-    def _wait(self, job: Job) -> Floats:
+    def _wait(self, job: EmbedCall) -> Floats:
         if not job.count:
             return job.make_room()
         self._passes.submit(job)

@@ -52,7 +52,7 @@ _ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ChildSettings:
     """How llama.cpp is started."""
 
     pooling: Pooling
@@ -65,7 +65,7 @@ def is_here() -> bool:
     return find_spec("xllamacpp") is not None
 
 
-def needed_bytes(walked: Walked, settings: Settings) -> int:
+def needed_bytes(walked: Walked, settings: ChildSettings) -> int:
     """What the engine's process will take at most. MODELLED: the file is mapped and counted whole."""
     weights = walked.file_bytes * (2 if settings.repack else 1)
     tokens = _vocabulary_tokens(walked)
@@ -92,7 +92,7 @@ class LlamaCppEncoder:
         self,
         path: Path,
         walked: Walked,
-        settings: Settings,
+        settings: ChildSettings,
         *,
         monitor: Monitor,
         memory_bytes: int | None = None,
@@ -236,7 +236,7 @@ class _Child:
             self._words.append(line)
 
 
-def _request(path: Path, settings: Settings) -> dict[str, Any]:
+def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
     """What the child is told. Nobody else may talk to it: one thread on an address of this machine, with a key."""
     return {
         "model": str(path),
@@ -290,7 +290,7 @@ def _put(told: Mapping[str, Any], texts: Sequence[Sequence[int]], into: Floats) 
         row[:] = floats
 
 
-def _context_tokens(settings: Settings) -> int:
+def _context_tokens(settings: ChildSettings) -> int:
     return -(-(settings.pass_tokens + _SPARE_TOKENS) // _SPARE_TOKENS) * _SPARE_TOKENS
 
 
@@ -299,7 +299,7 @@ def _vocabulary_tokens(walked: Walked) -> int:
     return place.count if place is not None else _number(walked, "vocab_size")
 
 
-def _cache_bytes(walked: Walked, settings: Settings) -> int:
+def _cache_bytes(walked: Walked, settings: ChildSettings) -> int:
     """Keys and values in half precision; encoders have no cache, and so little width that it does not matter."""
     heads = _number(walked, "attention.head_count") or 1
     length = _number(walked, "attention.key_length") or _number(walked, "embedding_length") // heads
@@ -307,7 +307,7 @@ def _cache_bytes(walked: Walked, settings: Settings) -> int:
     return _context_tokens(settings) * _number(walked, "block_count") * 2 * width * 2
 
 
-def _compute_bytes(walked: Walked, settings: Settings, tokens: int) -> int:
+def _compute_bytes(walked: Walked, settings: ChildSettings, tokens: int) -> int:
     """Floats for each token of a pass: feed-forward twice, a few of its width, its masks, a decoder's logits."""
     logits = 0 if "tokenizer.ggml.token_type_count" in walked.keys else tokens
     width, inner = _number(walked, "embedding_length"), _number(walked, "feed_forward_length")

@@ -16,7 +16,7 @@ import numpy as np
 from edgekit.basis import Basis
 from edgekit.embed import llamacpp
 from edgekit.embed.budget import PlanLine, budget_for, plan_encoder, rounded_up
-from edgekit.embed.embedder import Embedder, Ready
+from edgekit.embed.embedder import Embedder, EmbedderParts
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import Kernels, choose
@@ -94,7 +94,7 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
         held.callback(encoder.close)
         rows = _rows(way.width, wish.mode)
         held.enter_context(monitor.try_allocate(rows * way.width * 4, "the vectors of a pass"))
-        ready = Ready(
+        ready = EmbedderParts(
             plan=plan,
             encoder=encoder,
             monitor=monitor,
@@ -422,7 +422,7 @@ def _engine_way(asked: _Asked) -> _Way:
     text_tokens, because = wish.limits.tokens, "Limits.tokens"
     if isinstance(context, int) and 0 < context < text_tokens:
         text_tokens, because = context, "the model's context length"
-    settings = llamacpp.Settings(
+    settings = llamacpp.ChildSettings(
         pooling=choose_pooling(walked.keys, architecture, wish.pooling),
         threads=usable_cores() if wish.threads is None else wish.threads,
         pass_tokens=max(text_tokens, wish.batch_tokens or 0),

@@ -26,7 +26,7 @@ from edgekit.errors import (
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class EmbedCall:
     """One call: its texts, where its vectors go, and how it may end before they are all there."""
 
     count: int
@@ -74,7 +74,7 @@ class Job:
 
 
 class _Piece(NamedTuple):
-    job: Job
+    job: EmbedCall
     place: int  # of the text in its job
     tokens: Sequence[int]
 
@@ -107,12 +107,12 @@ class Passes:
         self._finish = finish
         self._ended = ended
         self._process = os.getpid()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[EmbedCall] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: EmbedCall) -> None:
         """Puts it in the line. UsageError where it would wait for ever."""
         if os.getpid() != self._process:
             raise UsageError(
@@ -225,7 +225,7 @@ class Passes:
             turns.append(job)
         return pieces
 
-    def _has_room(self, job: Job) -> bool:
+    def _has_room(self, job: EmbedCall) -> bool:
         """Whether its vectors have a place. Others that have one give it back; when there are none, it never will."""
         if job.vectors is not None or job.end_early(time.monotonic()):
             return True
@@ -240,7 +240,7 @@ class Passes:
             job.fail(error)
         return job.vectors is not None
 
-    def _next_tokens(self, job: Job) -> Sequence[int] | None:
+    def _next_tokens(self, job: EmbedCall) -> Sequence[int] | None:
         """None: there is none, or it cannot be embedded, and so its job has ended."""
         if job.begun == job.count or job.end_early(time.monotonic()):
             return None
@@ -294,5 +294,5 @@ class Passes:
             job.fail(error)
 
 
-def _jobs_of(pieces: list[_Piece]) -> tuple[Job, ...]:
+def _jobs_of(pieces: list[_Piece]) -> tuple[EmbedCall, ...]:
     return tuple(dict.fromkeys(piece.job for piece in pieces))

@@ -58,7 +58,7 @@ Answer = Iterable[bytes]  # a line, piece by piece: made by the thread that writ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class StdioRequest:
     id: Id
     texts: tuple[str, ...]
     prefix: str | None
@@ -136,7 +136,7 @@ class _Server:
         self._embedder, self._prefix, self._ready = embedder, prefix, ready
         self._running: dict[Id, asyncio.Task[None]] = {}  # what can still be called off
         self._answering: set[asyncio.Task[None]] = set()
-        self._held: list[Request] = []  # read, and not yet answered in full
+        self._held: list[StdioRequest] = []  # read, and not yet answered in full
         self._room = asyncio.Condition()
         self._limits = limits_within(embedder.plan.budget_bytes, embedder.dimensions)
 
@@ -185,7 +185,7 @@ class _Server:
         while self._answering:
             await asyncio.wait(self._answering)
 
-    async def _take(self, asked: Request | Cancel | None) -> None:
+    async def _take(self, asked: StdioRequest | Cancel | None) -> None:
         if asked is None:
             return
         if isinstance(asked, Cancel):
@@ -203,7 +203,7 @@ class _Server:
         task.add_done_callback(self._answering.discard)
         await asyncio.sleep(0)  # it has begun, and will answer even if it is called off at once
 
-    def _has_room_for(self, asked: Request) -> bool:
+    def _has_room_for(self, asked: StdioRequest) -> bool:
         held = [*self._held, asked]
         return len(held) == 1 or (
             len(held) <= IN_FLIGHT
@@ -211,7 +211,7 @@ class _Server:
             and sum(len(one.texts) for one in held) <= self._limits.held_texts
         )
 
-    async def _answer(self, asked: Request) -> None:
+    async def _answer(self, asked: StdioRequest) -> None:
         try:
             answer: Answer = _vector_line(asked, await self._vectors(asked))
         except asyncio.CancelledError:
@@ -226,7 +226,7 @@ class _Server:
         async with self._room:
             self._room.notify_all()
 
-    async def _vectors(self, asked: Request) -> Floats:
+    async def _vectors(self, asked: StdioRequest) -> Floats:
         left_s = None if asked.ends_at is None else asked.ends_at - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineError("not finished in time")
@@ -365,7 +365,7 @@ class _Writer:
                 view = view[os.write(self._target, view) :]
 
 
-def read_line(line: bytes | _TooLong, *, most_texts: int) -> Request | Cancel | None:
+def read_line(line: bytes | _TooLong, *, most_texts: int) -> StdioRequest | Cancel | None:
     """What a line asks for; None for an empty one. RequestError says what is wrong with it."""
     if isinstance(line, _TooLong):
         raise RequestError(f"a line longer than {line.limit_bytes:,} bytes")
@@ -406,13 +406,15 @@ def _cancel(told: Mapping[str, Any], identity: Id) -> Cancel:
     return Cancel(id=identity)
 
 
-def _request(told: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int) -> Request:
+def _request(
+    told: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int
+) -> StdioRequest:
     if unknown := sorted(told.keys() - _FIELDS):
         raise UsageError(
             f"unknown field {unknown[0][:40]!r}; choose from {', '.join(sorted(_FIELDS))}"
         )
     texts = _texts(told.get("texts"), most_texts)
-    return Request(
+    return StdioRequest(
         id=identity,
         texts=texts,
         prefix=_optional_text(told.get("prefix"), "prefix"),
@@ -456,7 +458,7 @@ def _encoding(found: object) -> str:
     return str(found)
 
 
-def _vector_line(asked: Request, vectors: Floats) -> Iterator[bytes]:
+def _vector_line(asked: StdioRequest, vectors: Floats) -> Iterator[bytes]:
     """Vector by vector: the line of a large answer is never held whole."""
     encode = {FLOAT: _numbers, BASE64: _packed}[asked.encoding]
     yield f'{{"id":{json.dumps(asked.id)},"vectors":['.encode()

@@ -8,8 +8,8 @@ from edgekit.errors import HardwareError
 from edgekit.machine.types import (
     DEVICE,
     HOST,
-    Accelerator,
     Budget,
+    Device,
     HostMemory,
     Machine,
     Pool,
@@ -50,7 +50,7 @@ _NEEDS = {
 _LACKS = {"vllm": "has none", "mlx": "is not one"}
 
 
-def devices_for(machine: Machine, engine: str) -> tuple[Accelerator, ...]:
+def devices_for(machine: Machine, engine: str) -> tuple[Device, ...]:
     """The devices that the engine would use together: those of one vendor. None for a machine without any."""
     for vendor in VENDORS[engine]:
         found = tuple(one for one in machine.devices if one.vendor is vendor)
@@ -70,7 +70,7 @@ def check_runs(machine: Machine, engine: str) -> None:
         raise HardwareError(f"{_NEEDS[engine]}; {here}")
 
 
-def llamacpp_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
+def llamacpp_budgets(machine: Machine, devices: tuple[Device, ...]) -> tuple[Budget, ...]:
     """One for each card and one for the RAM, each with the reserve. RAM of unknown size is not judged."""
     reserve, because = _llamacpp_reserve(machine)
     found = [
@@ -90,7 +90,7 @@ def mlx_reserve_bytes(total_bytes: int) -> int:
     return total_bytes * MLX_RESERVE_PERCENT // 100
 
 
-def mlx_budgets(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
+def mlx_budgets(machine: Machine, devices: tuple[Device, ...]) -> tuple[Budget, ...]:
     """The unified memory."""
     if machine.host is None:
         raise HardwareError("RAM unknown: add --ram 32G")
@@ -116,14 +116,14 @@ def stream_budgets(
 
 
 def vllm_budgets(
-    devices: tuple[Accelerator, ...], utilization: float, *, eager: bool = False
+    devices: tuple[Device, ...], utilization: float, *, eager: bool = False
 ) -> tuple[Budget, ...]:
     """The tightest of the cards that share the model: vLLM asks the same share of each."""
     before = _before_vllm(devices, eager=eager)
     return (min((_share(one, utilization, before) for one in devices), key=_tightness),)
 
 
-def vllm_share(devices: tuple[Accelerator, ...], wanted: float, *, eager: bool = False) -> float:
+def vllm_share(devices: tuple[Device, ...], wanted: float, *, eager: bool = False) -> float:
     """`wanted`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all of them.
 
     Where that is too little to be worth it, `wanted` again: its budget then says why it does not start.
@@ -132,13 +132,13 @@ def vllm_share(devices: tuple[Accelerator, ...], wanted: float, *, eager: bool =
     return share if LEAST_SHARE <= share < wanted else wanted
 
 
-def _before_vllm(devices: tuple[Accelerator, ...], *, eager: bool) -> int:
+def _before_vllm(devices: tuple[Device, ...], *, eager: bool) -> int:
     """What has to be free in addition to its share."""
     several = NCCL_BYTES if len(devices) > 1 else 0
     return VLLM_CONTEXT_BYTES + several + (VLLM_BEYOND_SHARE_BYTES if eager else 0)
 
 
-def _startable(device: Accelerator, before_bytes: int) -> float:
+def _startable(device: Device, before_bytes: int) -> float:
     started = max(0, device.free_bytes - before_bytes)
     return math.floor(100 * started / max(device.total_bytes, 1)) / 100
 
@@ -147,7 +147,7 @@ def _tightness(budget: Budget) -> tuple[bool, int]:
     return not budget.blocked, budget.available_bytes
 
 
-def _share(device: Accelerator, utilization: float, before_bytes: int) -> Budget:
+def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
     # v1/worker/utils.py request_memory @ 0.32.0
     asked = math.ceil(device.total_bytes * utilization)
     started = max(0, device.free_bytes - before_bytes)
@@ -180,7 +180,7 @@ def _llamacpp_reserve(machine: Machine) -> tuple[int, str]:
     return LLAMACPP_RESERVE_BYTES, "1 GiB reserve"
 
 
-def _card(pool: Pool, device: Accelerator, reserve: int, because: str) -> Budget:
+def _card(pool: Pool, device: Device, reserve: int, because: str) -> Budget:
     return Budget(
         name=device.name,
         pools=frozenset({pool}),
@@ -191,7 +191,7 @@ def _card(pool: Pool, device: Accelerator, reserve: int, because: str) -> Budget
     )
 
 
-def _ram(host: HostMemory, devices: tuple[Accelerator, ...], reserve: int, because: str) -> Budget:
+def _ram(host: HostMemory, devices: tuple[Device, ...], reserve: int, because: str) -> Budget:
     """The RAM, with the pools of the GPUs that share it."""
     shared = {pool_of(place): one for place, one in enumerate(devices) if one.unified}
     limits = [one.limit_bytes for one in shared.values() if one.limit_bytes is not None]

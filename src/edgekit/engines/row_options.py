@@ -37,7 +37,7 @@ _CONTEXT_WORDS = frozenset(
 )
 
 
-class Options(Mapping[str, Any]):
+class RowOptions(Mapping[str, Any]):
     """A mapping that remembers what was looked up: the rest has changed nothing."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from edgekit.errors import TextError, UsageError
 from edgekit.formats.quoting import quoted
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.choosing import Kept, Numbers
+    from edgekit.engines.native.choosing import Numbers, TopTokens
 
 RANDOM_SEED = 2**32 - 1  # what llama.cpp takes for "any": LLAMA_DEFAULT_SEED in llama.h
 
@@ -141,7 +141,7 @@ class Sampler:
             numbers = chooser.listed_weighing(numbers, self.sampling.top_p, top)
         return chooser.listed_above(numbers, self._least(top))
 
-    def _kept(self, logits: Floats, top: float) -> Kept:
+    def _kept(self, logits: Floats, top: float) -> TopTokens:
         chooser, sampling = self._chooser, self.sampling
         if self._lists:
             return chooser.up_to(logits, int(self._listed(logits, top)[-1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgekit.machine.types import Accelerator, Machine, Vendor
+from edgekit.machine.types import Device, Machine, Vendor
 
 Range = tuple[float, float]  # from slow to fast
 
@@ -125,7 +125,7 @@ _OTHERS: dict[Vendor, Range] = {
 }
 
 
-def device_flops(device: Accelerator, bandwidth_bytes_per_s: float, engine: str) -> Range | None:
+def device_flops(device: Device, bandwidth_bytes_per_s: float, engine: str) -> Range | None:
     """Operations a second with a prompt; None where nothing is known of such devices."""
     work = _work(device, engine)
     if work is None:
@@ -133,7 +133,7 @@ def device_flops(device: Accelerator, bandwidth_bytes_per_s: float, engine: str)
     return work[0] * bandwidth_bytes_per_s, work[1] * bandwidth_bytes_per_s
 
 
-def _work(device: Accelerator, engine: str) -> Range | None:
+def _work(device: Device, engine: str) -> Range | None:
     if device.vendor is Vendor.APPLE:
         named = re.search(r"\bM(\d{1,2})\b", device.name)
         number = int(named[1]) if named else 0

@@ -77,7 +77,7 @@ def read_gguf(source: ByteSource, depth: Depth = Depth.TENSORS) -> GgufFile:
     )
 
 
-class Start(NamedTuple):
+class GgufStart(NamedTuple):
     """The first 24 bytes."""
 
     version: int
@@ -86,13 +86,13 @@ class Start(NamedTuple):
     key_count: int
 
 
-def read_start(cursor: Cursor, source: ByteSource) -> Start:
+def read_start(cursor: Cursor, source: ByteSource) -> GgufStart:
     version, big_endian = _read_version(cursor, source)
     tensor_count = cursor.u64()
     cursor.check_limit("number of tensors", tensor_count, limits.TENSORS_PER_FILE)
     key_count = cursor.u64()
     cursor.check_limit("number of keys", key_count, limits.KEYS)
-    return Start(version, big_endian, tensor_count, key_count)
+    return GgufStart(version, big_endian, tensor_count, key_count)
 
 
 def _read_version(cursor: Cursor, source: ByteSource) -> tuple[int, bool]:
@@ -126,7 +126,7 @@ def _check_version(cursor: Cursor, version: int, *, big_endian: bool) -> None:
         raise cursor.error("big-endian GGUF needs version 3 or newer, but this file is version 2")
 
 
-def read_keys(cursor: Cursor, start: Start, shelf: Shelf) -> None:
+def read_keys(cursor: Cursor, start: GgufStart, shelf: Shelf) -> None:
     """Every key with its value, onto the shelf."""
     cursor.likely_bytes = start.tensor_count * ENTRY_BYTES
     for left in reversed(range(start.key_count)):

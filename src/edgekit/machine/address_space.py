@@ -11,13 +11,13 @@ from dataclasses import replace
 from edgekit.basis import Basis
 from edgekit.machine.process_limits import ADDRESS_SPACE
 from edgekit.machine.surroundings import Findings
-from edgekit.machine.types import Accelerator, HostMemory
+from edgekit.machine.types import Device, HostMemory
 from edgekit.units import GIB, format_bytes
 
 CONTEXT_BYTES = 13 * GIB
 
 
-def within_address_space(devices: tuple[Accelerator, ...], host: HostMemory | None) -> Findings:
+def within_address_space(devices: tuple[Device, ...], host: HostMemory | None) -> Findings:
     """The same devices where nothing is limited; none where CUDA could not start."""
     limits = () if host is None else host.limits
     left = min((one.left_bytes for one in limits if one.name == ADDRESS_SPACE), default=None)
@@ -38,7 +38,7 @@ def within_address_space(devices: tuple[Accelerator, ...], host: HostMemory | No
     return Findings(devices=held, notes=(why,))
 
 
-def _held(device: Accelerator, most_bytes: int) -> Accelerator:
+def _held(device: Device, most_bytes: int) -> Device:
     if device.free_bytes <= most_bytes:
         return device
     if device.unified:  # its budget is the RAM, up to this limit

@@ -10,7 +10,7 @@ from edgekit.machine.bandwidth import known_bandwidth
 from edgekit.machine.drm import DrmCard, drm_findings
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.tree import bytes_of, number_of, printable, text_of
-from edgekit.machine.types import Accelerator, Vendor
+from edgekit.machine.types import Device, Vendor
 from edgekit.units import format_bytes
 
 _VENDOR = 0x1002
@@ -38,7 +38,7 @@ def _name(here: Surroundings, card: DrmCard) -> str:
     return f"AMD GPU {card.device:04x}"
 
 
-def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
+def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Device | None:
     """An integrated GPU has memory that the BIOS carved out of the RAM (VRAM), and may map the rest (GTT). The driver
     allocates from the larger of the two first (apu_prefer_gtt).
     """
@@ -50,7 +50,7 @@ def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Acceler
     if not total_bytes or used_bytes is None:
         return None
     parts = _parts(card)
-    return Accelerator(
+    return Device(
         name=name,
         vendor=Vendor.AMD,
         index=index,
@@ -79,7 +79,7 @@ def _parts(card: DrmCard) -> int:
 
 def _shared(
     here: Surroundings, card: DrmCard, name: str, index: int, mapped_bytes: int
-) -> Accelerator | None:
+) -> Device | None:
     """RADV makes one pool of both (radv_physical_device.c), and llama.cpp sums its heaps; a ROCm build sees the larger
     of the two alone. An MI300A's VRAM is the RAM itself: there GTT alone is the limit.
     """
@@ -93,7 +93,7 @@ def _shared(
     }
     own_bytes = max(0, free.get("vram", 0))
     carved_out = f" and {format_bytes(own_bytes)} free of its own" if own_bytes else ""
-    return Accelerator(
+    return Device(
         name=name,
         vendor=Vendor.AMD,
         index=index,

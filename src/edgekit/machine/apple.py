@@ -6,7 +6,7 @@ from edgekit.basis import Basis
 from edgekit.machine.bandwidth import known_bandwidth
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.tree import number_in, printable
-from edgekit.machine.types import Accelerator, System, Vendor
+from edgekit.machine.types import Device, System, Vendor
 from edgekit.units import GIB, MIB
 
 _PAGE_BYTES = 16384
@@ -30,7 +30,7 @@ _LARGEST_LOGGED_26_BYTES = 128 * GIB
 _BUFFER_SHARE = (3, 4)
 
 
-def longest_buffer_bytes(device: Accelerator) -> int | None:
+def longest_buffer_bytes(device: Device) -> int | None:
     """The longest buffer that Metal gives a device; None where that is not known."""
     if device.vendor is not Vendor.APPLE or device.limit_bytes is None:
         return None
@@ -72,7 +72,7 @@ def find_apple(here: Surroundings) -> Findings:
     name = chip_name(here) or "Apple GPU"
     total_bytes = _number(here, "hw.memsize") or here.host.total_bytes
     limit_bytes, because = _limit(here, total_bytes)
-    device = Accelerator(
+    device = Device(
         name=name,
         vendor=Vendor.APPLE,
         total_bytes=total_bytes,

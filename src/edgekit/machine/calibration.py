@@ -34,7 +34,7 @@ from edgekit.sources.places import data_folder, made_data_folder, try_lock
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:
-    from edgekit.machine.types import Accelerator, Machine
+    from edgekit.machine.types import Device, Machine
 
 NAME = "calibration.json"
 LOCK = "calibration.lock"
@@ -347,7 +347,7 @@ def host_key(machine: Machine) -> str:
     return f"{name}, {machine.cores or 'unknown'} cores, {memory} GiB"
 
 
-def device_key(machine: Machine, cards: Iterable[Accelerator] = ()) -> str:
+def device_key(machine: Machine, cards: Iterable[Device] = ()) -> str:
     """What an engine computes on: the cards, or the processor."""
     names = " + ".join(card.name for card in cards)
     return told_text(names or machine.processor or "the processor")

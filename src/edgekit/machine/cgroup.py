@@ -55,7 +55,7 @@ class _Mount(NamedTuple):
     point: PurePosixPath
 
 
-class Group(NamedTuple):
+class ControlGroup(NamedTuple):
     """A control group with a say over memory, and where its files are."""
 
     version: _Version
@@ -78,7 +78,7 @@ def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]
     return limits, unseen + notes
 
 
-def memory_groups(root: Path) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]]:
     """Which groups this process is in, and notes on those that cannot be seen from here."""
     mounts = tuple(_mounts(root))
     groups, notes = [], []
@@ -90,12 +90,12 @@ def memory_groups(root: Path) -> tuple[tuple[Group, ...], tuple[str, ...]]:
                 "mounted here: a container's memory limit would not be visible."
             )
         else:
-            groups.append(Group(version, path, mount))
+            groups.append(ControlGroup(version, path, mount))
     return tuple(groups), tuple(notes)
 
 
 def group_limits(
-    root: Path, groups: tuple[Group, ...], *, cache_is_used: bool = True
+    root: Path, groups: tuple[ControlGroup, ...], *, cache_is_used: bool = True
 ) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
     """What the groups say now. Without `cache_is_used` no page of a file counts as used: right for
     one who reads the same files again and again, and whose pages the kernel therefore calls active.
@@ -158,7 +158,7 @@ def _mount_of(
     return min(shown, key=lambda mount: len(mount.top.parts), default=first)
 
 
-def _is_cut(root: Path, group: Group) -> bool:
+def _is_cut(root: Path, group: ControlGroup) -> bool:
     """Groups above what is mounted: a top that is no root, a path out of the namespace ('/..'), or a
     root with files that the real one does not have. v1 tells the limits above (_read_hidden).
     """

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from edgekit.machine.surroundings import Findings
 from edgekit.machine.tree import printable
-from edgekit.machine.types import Accelerator, Vendor
+from edgekit.machine.types import Device, Vendor
 from edgekit.machine.visible import Seen, hidden_note, visible
 
 _VULKAN = "GGML_VK_VISIBLE_DEVICES"
@@ -22,14 +22,14 @@ _ORDER = (
 _OF_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second counts what the first left
 
 
-def choose(devices: tuple[Accelerator, ...], environment: Mapping[str, str]) -> Findings:
+def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
     seen = _visible(devices, environment)
     cards, left = _cards_first(seen.devices)
     rocm = _rocm_notes(devices, environment)
     return Findings(devices=cards, notes=(*seen.notes, *rocm, *left))
 
 
-def _visible(devices: tuple[Accelerator, ...], environment: Mapping[str, str]) -> Findings:
+def _visible(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
     """Vulkan numbers the cards of all makers in an order of its own: of several the note says so."""
     mine = tuple(device for device in devices if device.vendor in _BY_VULKAN)
     wish = environment.get(_VULKAN)
@@ -44,9 +44,7 @@ def _visible(devices: tuple[Accelerator, ...], environment: Mapping[str, str]) -
     return Findings(devices=(*others, *(mine[one.index] for one in shown)), notes=notes)
 
 
-def _rocm_notes(
-    devices: tuple[Accelerator, ...], environment: Mapping[str, str]
-) -> tuple[str, ...]:
+def _rocm_notes(devices: tuple[Device, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
     if not any(device.vendor is Vendor.AMD for device in devices):
         return ()
     return tuple(
@@ -58,8 +56,8 @@ def _rocm_notes(
 
 
 def _cards_first(
-    devices: tuple[Accelerator, ...],
-) -> tuple[tuple[Accelerator, ...], tuple[str, ...]]:
+    devices: tuple[Device, ...],
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
     """Beside a card, whosever it is, an integrated one stays unused: llama.cpp leaves it out too."""
     inside = tuple(device for device in devices if device.unified or device.integrated)
     cards = tuple(device for device in devices if device not in inside)

@@ -29,7 +29,7 @@ COLUMNS = (
 APP_LIMITS_FILE = "app_limits.tsv"
 
 
-class Kind(enum.Enum):
+class DeviceKind(enum.Enum):
     GPU = "gpu"
     MAC = "mac"
     PHONE = "phone"  # or a tablet
@@ -37,7 +37,7 @@ class Kind(enum.Enum):
     APU = "apu"  # a processor with a large GPU inside
 
 
-_ARM_KINDS = {Kind.MAC, Kind.PHONE, Kind.BOARD}
+_ARM_KINDS = {DeviceKind.MAC, DeviceKind.PHONE, DeviceKind.BOARD}
 _ARM_NAMES = ("GB200", "GB300", "GH200", "Snapdragon")  # beside a Grace; the one APU that is ARM
 
 
@@ -55,12 +55,12 @@ class AppLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class KnownDevice:
     """One device in one size: a card, or a whole machine with unified memory."""
 
     name: str  # "RTX 4090", "M3 Max 64GB"
     model: str  # the same in every size: "M3 Max"
-    kind: Kind
+    kind: DeviceKind
     vendor: Vendor
     size_gb: int  # as it is sold
     memory_bytes: int  # as its driver reports it
@@ -83,7 +83,7 @@ class Device:
     @property
     def unified(self) -> bool:
         """Its memory is that of its processor: one pool for both."""
-        return self.kind is not Kind.GPU
+        return self.kind is not DeviceKind.GPU
 
     @property
     def arm(self) -> bool:
@@ -93,20 +93,20 @@ class Device:
     @property
     def has_gpu(self) -> bool:
         """One that an engine is modelled on: not a phone's, a Raspberry Pi's, a Snapdragon's."""
-        return self.kind is not Kind.PHONE and self.vendor is not Vendor.OTHER
+        return self.kind is not DeviceKind.PHONE and self.vendor is not Vendor.OTHER
 
 
 # What is left of the size on the box where no driver's word was found: below every one that was.
 # Blackwell cards report 0.995 of it. ROCm takes 16 MiB, 144 of an R9700. SYCL reports 0.944 of an Arc A770. Linux
 # reports 0.929 of an Orin Nano and 0.931 of a DGX Spark; a Strix Halo of 128 GB reports 116 GiB and more.
-_REPORTED_PERMILLE: dict[Vendor | Kind, int] = {
+_REPORTED_PERMILLE: dict[Vendor | DeviceKind, int] = {
     Vendor.NVIDIA: 995,
     Vendor.AMD: 990,
     Vendor.INTEL: 940,
-    Kind.BOARD: 925,
-    Kind.APU: 900,
-    Kind.MAC: 1000,  # hw.memsize is the size on the box
-    Kind.PHONE: 1000,  # as sold; an app gets less of it (app_limits.tsv)
+    DeviceKind.BOARD: 925,
+    DeviceKind.APU: 900,
+    DeviceKind.MAC: 1000,  # hw.memsize is the size on the box
+    DeviceKind.PHONE: 1000,  # as sold; an app gets less of it (app_limits.tsv)
 }
 # What firmware keeps of a board does not shrink with it: 585 MiB of an Orin Nano's 8 GiB.
 _BOARD_KEEPS_BYTES = 600 * MIB
@@ -116,7 +116,7 @@ _DRIVER_KEEPS_BYTES = 400 * MIB
 _DRIVER_KEEPS_PERMILLE = 7.5
 
 
-def find_device(text: str) -> Device:
+def find_device(text: str) -> KnownDevice:
     """The device that is meant: 'RTX 4090', 'rtx4090', '4090', 'm3-max-64', 'Apple M3 Max 64 GB', 'phone-8'.
 
     Raises UsageError with names that are near when none is meant, or several of different size.
@@ -137,7 +137,7 @@ def find_device(text: str) -> Device:
     return min(named, key=lambda device: device.bandwidth_bytes_per_s or 0)
 
 
-def device_like(name: str, *, memory_bytes: int | None = None) -> Device | None:
+def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | None:
     """What is known of the device that a driver calls so; None where nothing is.
 
     `memory_bytes`, as the driver reports it, tells the sizes of one name apart. Without it, or where no size is near
@@ -160,15 +160,15 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> Device | None:
     return smallest
 
 
-def usual_devices() -> tuple[Device, ...]:
+def usual_devices() -> tuple[KnownDevice, ...]:
     """Those that people buy or rent today, the smallest first."""
     usual = (device for device in all_devices() if device.usual)
     return tuple(sorted(usual, key=lambda device: (device.usable_bytes, device.name)))
 
 
-def listed_devices() -> tuple[Device, ...]:
+def listed_devices() -> tuple[KnownDevice, ...]:
     """All: those that people buy or rent today first, then kind by kind, the smallest first."""
-    kinds = list(Kind)
+    kinds = list(DeviceKind)
     return tuple(
         sorted(
             all_devices(),
@@ -178,8 +178,8 @@ def listed_devices() -> tuple[Device, ...]:
 
 
 @cache
-def all_devices() -> tuple[Device, ...]:
-    found: dict[str, Device] = {}
+def all_devices() -> tuple[KnownDevice, ...]:
+    found: dict[str, KnownDevice] = {}
     for file in FILES:
         for device in _read(file):
             found.setdefault(device.name, device)
@@ -187,8 +187,8 @@ def all_devices() -> tuple[Device, ...]:
 
 
 class _Index(NamedTuple):
-    by_name: dict[Words, tuple[Device, ...]]
-    by_other: dict[Words, tuple[Device, ...]]  # without its size, with it, by another name
+    by_name: dict[Words, tuple[KnownDevice, ...]]
+    by_other: dict[Words, tuple[KnownDevice, ...]]  # without its size, with it, by another name
 
 
 @cache
@@ -203,23 +203,23 @@ def _index() -> _Index:
     return index
 
 
-def _enter(index: dict[Words, tuple[Device, ...]], words: Words, device: Device) -> None:
+def _enter(index: dict[Words, tuple[KnownDevice, ...]], words: Words, device: KnownDevice) -> None:
     known = index.get(words, ())
     if not known or known[-1] is not device:
         index[words] = (*known, device)
 
 
-def _once(devices: Iterable[Device]) -> tuple[Device, ...]:
+def _once(devices: Iterable[KnownDevice]) -> tuple[KnownDevice, ...]:
     return tuple(dict.fromkeys(devices))
 
 
-def _made(name: str, devices: Iterable[Device]) -> tuple[Device, ...]:
+def _made(name: str, devices: Iterable[KnownDevice]) -> tuple[KnownDevice, ...]:
     """Those by the maker that the name tells, if it tells one."""
     makers = makers_in(name)
     return tuple(one for one in devices if not makers or one.vendor.value in makers)
 
 
-def _in_laptops(index: _Index, wanted: Words) -> tuple[Device, ...]:
+def _in_laptops(index: _Index, wanted: Words) -> tuple[KnownDevice, ...]:
     """Before Ampere a laptop's card bears the desktop's name, and has its memory."""
     if "laptop" not in wanted:
         return ()
@@ -252,7 +252,7 @@ def _near(text: str, wanted: Words) -> str:
     return f"did you mean {', '.join(names[:SHOWN])}?"
 
 
-def _read(file: str) -> Iterator[Device]:
+def _read(file: str) -> Iterator[KnownDevice]:
     from pkgutil import get_data  # importlib.resources would take longer than all the rest
 
     text = get_data("edgekit.machine", f"device_data/{file}") or b""
@@ -277,13 +277,13 @@ def app_limits() -> dict[tuple[Vendor, int], AppLimit]:
     return found
 
 
-def _device(row: dict[str, str], size_gb: int) -> Device:
-    kind, vendor = Kind(row["kind"]), Vendor(row["vendor"])
+def _device(row: dict[str, str], size_gb: int) -> KnownDevice:
+    kind, vendor = DeviceKind(row["kind"]), Vendor(row["vendor"])
     memory_bytes = _bytes(row["memory_mib"]) or _reported(kind, vendor, size_gb)
-    app_limit = app_limits()[vendor, size_gb] if kind is Kind.PHONE else None
+    app_limit = app_limits()[vendor, size_gb] if kind is DeviceKind.PHONE else None
     usable_bytes = _bytes(row["usable_mib"]) or _usable(kind, vendor, memory_bytes)
     model = row["name"].replace(" {}GB", "").replace("-{}", "")
-    return Device(
+    return KnownDevice(
         name=row["name"].format(size_gb),
         model=model,
         kind=kind,
@@ -302,26 +302,26 @@ def _device(row: dict[str, str], size_gb: int) -> Device:
     )
 
 
-def _basis(kind: Kind, app_limit: AppLimit | None) -> Basis:
+def _basis(kind: DeviceKind, app_limit: AppLimit | None) -> Basis:
     if app_limit is not None and app_limit.assumed:
         return Basis.ASSUMED
-    return Basis.EXACT if kind is Kind.MAC else Basis.MODELLED
+    return Basis.EXACT if kind is DeviceKind.MAC else Basis.MODELLED
 
 
 def _bytes(mib: str) -> int:
     return int(mib or 0) * MIB
 
 
-def _reported(kind: Kind, vendor: Vendor, size_gb: int) -> int:
-    permille = _REPORTED_PERMILLE[vendor if kind is Kind.GPU else kind]
+def _reported(kind: DeviceKind, vendor: Vendor, size_gb: int) -> int:
+    permille = _REPORTED_PERMILLE[vendor if kind is DeviceKind.GPU else kind]
     reported_bytes = size_gb * 1024 * permille // 1000 * MIB
-    if kind is Kind.BOARD:
+    if kind is DeviceKind.BOARD:
         return min(reported_bytes, size_gb * 1024 * MIB - _BOARD_KEEPS_BYTES)
     return reported_bytes
 
 
-def _usable(kind: Kind, vendor: Vendor, memory_bytes: int) -> int:
-    if kind is not Kind.GPU or vendor is not Vendor.NVIDIA:
+def _usable(kind: DeviceKind, vendor: Vendor, memory_bytes: int) -> int:
+    if kind is not DeviceKind.GPU or vendor is not Vendor.NVIDIA:
         return memory_bytes
     return memory_bytes - _DRIVER_KEEPS_BYTES - int(memory_bytes * _DRIVER_KEEPS_PERMILLE / 1000)
 

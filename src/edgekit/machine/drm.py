@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.tree import number_in, pairs_of
-from edgekit.machine.types import Accelerator, System
+from edgekit.machine.types import Device, System
 
 
 class DrmCard(NamedTuple):
@@ -38,12 +38,12 @@ def drm_findings(
     here: Surroundings,
     vendor: int,
     name_of: Callable[[Surroundings, DrmCard], str],
-    device_of: Callable[[Surroundings, DrmCard, str, int], Accelerator | None],
+    device_of: Callable[[Surroundings, DrmCard, str, int], Device | None],
 ) -> Findings:
     """The cards of one vendor that a program may use; the others are a note each."""
     if here.system is not System.LINUX:
         return Findings()
-    devices: list[Accelerator] = []
+    devices: list[Device] = []
     notes: list[str] = []
     for index, card in enumerate(drm_cards(here.root, vendor)):
         name = name_of(here, card)

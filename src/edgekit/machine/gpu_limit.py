@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edgekit.machine.types import Accelerator, Machine, System, Vendor
+from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.units import GIB, MIB, format_bytes
 
 # What stays with the system: an eighth, as people leave 8 of 64 GB, and never less than P12 gives a small Mac.
@@ -66,7 +66,7 @@ def raised_limit(machine: Machine) -> RaisedLimit | None:
     return replace(raised, machine=replace(machine, devices=tuple(devices)))
 
 
-def _wired(device: Accelerator, machine: Machine, mib: int) -> RaisedLimit:
+def _wired(device: Device, machine: Machine, mib: int) -> RaisedLimit:
     setting = f"iogpu.wired_limit_mb={mib}"
     return RaisedLimit(
         how=f"sudo sysctl {setting}",
@@ -80,7 +80,7 @@ def _wired(device: Accelerator, machine: Machine, mib: int) -> RaisedLimit:
     )
 
 
-def _mapped(device: Accelerator, machine: Machine, gib: int) -> RaisedLimit:
+def _mapped(device: Device, machine: Machine, gib: int) -> RaisedLimit:
     setting = f"ttm.pages_limit={gib * GIB // PAGE_BYTES}"
     return RaisedLimit(
         how=f"sudo amd-ttm --set {gib}",
@@ -95,7 +95,7 @@ def _mapped(device: Accelerator, machine: Machine, gib: int) -> RaisedLimit:
     )
 
 
-def _carved_out(device: Accelerator, machine: Machine, total_bytes: int) -> RaisedLimit:
+def _carved_out(device: Device, machine: Machine, total_bytes: int) -> RaisedLimit:
     part, whole = _VARIABLE_GRAPHICS_MEMORY
     return RaisedLimit(
         how="Variable Graphics Memory at its highest (AMD Software, Performance, Tuning)",

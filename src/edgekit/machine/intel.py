@@ -10,7 +10,7 @@ from edgekit.machine.bandwidth import known_bandwidth
 from edgekit.machine.drm import DrmCard, drm_findings
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.tree import number_in, number_of, text_of
-from edgekit.machine.types import Accelerator, HostMemory, Vendor
+from edgekit.machine.types import Device, HostMemory, Vendor
 from edgekit.units import GIB
 
 _VENDOR = 0x8086
@@ -52,7 +52,7 @@ def _name(_: Surroundings, card: DrmCard) -> str:
     return _CARDS.get(card.device, (f"Intel GPU {card.device:04x}",))[0]
 
 
-def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Accelerator | None:
+def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Device | None:
     if card.driver not in _DRIVERS:
         return None
     if card.slot == _INTEGRATED_SLOT:
@@ -60,7 +60,7 @@ def _device(here: Surroundings, card: DrmCard, name: str, index: int) -> Acceler
     total_bytes, source = _memory(card)
     if not total_bytes:
         return None
-    return Accelerator(
+    return Device(
         name=name,
         vendor=Vendor.INTEL,
         index=index,
@@ -81,9 +81,9 @@ def mesa_heap_bytes(ram_bytes: int) -> tuple[int, str]:
     )
 
 
-def _shared(host: HostMemory, name: str, index: int) -> Accelerator:
+def _shared(host: HostMemory, name: str, index: int) -> Device:
     limit_bytes, limit_because = mesa_heap_bytes(host.total_bytes)
-    return Accelerator(
+    return Device(
         name=name,
         vendor=Vendor.INTEL,
         index=index,

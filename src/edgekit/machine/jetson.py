@@ -10,8 +10,8 @@ import re
 from edgekit.machine.bandwidth import known_bandwidth
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.tree import printable, text_of
-from edgekit.machine.types import Accelerator, System, Vendor
-from edgekit.machine.visible import Answer, Seen
+from edgekit.machine.types import Device, System, Vendor
+from edgekit.machine.visible import DeviceCount, Seen
 
 # https://developer.nvidia.com/cuda-gpus: Nano and TX1, TX2, Xavier, Orin, Thor.
 _CAPABILITIES = {
@@ -23,15 +23,15 @@ _CAPABILITIES = {
 }
 
 
-def find_jetson(here: Surroundings) -> Answer:
+def find_jetson(here: Surroundings) -> DeviceCount:
     chip = _chip(here)
     if here.system is not System.LINUX or chip is None:
-        return Answer()
+        return DeviceCount()
     if here.host is None:
         why = "The GPU of this board shares the RAM, whose size could not be read."
-        return Answer(notes=(why,))
+        return DeviceCount(notes=(why,))
     name = _board(here) or f"NVIDIA {chip}"
-    device = Accelerator(
+    device = Device(
         name=name,
         vendor=Vendor.NVIDIA,
         total_bytes=here.host.total_bytes,
@@ -41,7 +41,7 @@ def find_jetson(here: Surroundings) -> Answer:
         capability=_CAPABILITIES.get(chip),
         because="shares the RAM (device tree)",
     )
-    return Answer(seen=(Seen(device=device),))
+    return DeviceCount(seen=(Seen(device=device),))
 
 
 def _chip(here: Surroundings) -> str | None:

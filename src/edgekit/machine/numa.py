@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.machine.tree import bytes_of, number_in, pairs_of, text_of
-from edgekit.machine.types import Accelerator, HostMemory, MemoryLimit
+from edgekit.machine.types import Device, HostMemory, MemoryLimit
 from edgekit.units import KIB, format_bytes
 
 _NUMBERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
@@ -44,7 +44,7 @@ def bound_limits(root: Path) -> tuple[MemoryLimit, ...]:
 
 
 def without_gpu_memory(
-    host: HostMemory, devices: tuple[Accelerator, ...], root: Path
+    host: HostMemory, devices: tuple[Device, ...], root: Path
 ) -> tuple[HostMemory, tuple[str, ...]]:
     """A GH200's card shows its memory as a node without processors: it is the card's, not the host's."""
     if not any(name in device.name for device in devices for name in _COHERENT):

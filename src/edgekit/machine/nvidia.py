@@ -9,8 +9,8 @@ from edgekit.machine.jetson import find_jetson
 from edgekit.machine.nvml_errors import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, told
 from edgekit.machine.surroundings import Findings, NvmlError, Surroundings, in_wsl
 from edgekit.machine.tree import number_of
-from edgekit.machine.types import Accelerator, System
-from edgekit.machine.visible import Answer, Seen, hidden_note, visible
+from edgekit.machine.types import Device, System
+from edgekit.machine.visible import DeviceCount, Seen, hidden_note, visible
 
 _VENDOR = 0x10DE
 _DISPLAYS = (0x0300, 0x0302)  # PCI classes: with an outlet for a screen, and without
@@ -33,7 +33,7 @@ def find_nvidia(here: Surroundings) -> Findings:
     return Findings(devices=reached.devices, notes=(*notes, *_spill_note(here, reached.devices)))
 
 
-def _together(shown: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+def _together(shown: tuple[Device, ...]) -> tuple[Device, ...]:
     """What one program can use at once: whole cards, or else a single slice.
 
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/: a process enumerates one MIG device.
@@ -42,33 +42,33 @@ def _together(shown: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
     return whole or shown[:1]
 
 
-def _answer(here: Surroundings) -> Answer:
+def _answer(here: Surroundings) -> DeviceCount:
     loaded = any((here.root / sign).exists() for sign in _SIGNS)
     if not loaded and here.system is System.LINUX and not in_wsl(here):
-        return Answer(notes=_cards_without_driver(here))
+        return DeviceCount(notes=_cards_without_driver(here))
     if here.system not in {System.LINUX, System.WINDOWS}:
-        return Answer()
+        return DeviceCount()
     try:
         answer = _within_deadline(here)
     except NvmlError as error:
         absent = error.code in {DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND} and not loaded
         why = f"The NVIDIA driver does not answer, so no NVIDIA GPU is counted: {told(error.code)}"
-        return Answer(notes=() if absent else (why,))
+        return DeviceCount(notes=() if absent else (why,))
     if answer is None:
         why = (
             f"The NVIDIA driver did not answer within {here.deadline_s:g} s, so no NVIDIA GPU is "
             "counted. Fix: try nvidia-smi; if that hangs too, reboot."
         )
-        return Answer(notes=(why,))
+        return DeviceCount(notes=(why,))
     return answer
 
 
-def _within_deadline(here: Surroundings) -> Answer | None:
+def _within_deadline(here: Surroundings) -> DeviceCount | None:
     """None: a driver that hangs is left to hang, in a thread that does not keep the program."""
     from queue import Empty, SimpleQueue
     from threading import Thread
 
-    answers: SimpleQueue[Answer | Exception] = SimpleQueue()
+    answers: SimpleQueue[DeviceCount | Exception] = SimpleQueue()
 
     def ask() -> None:
         try:
@@ -86,7 +86,7 @@ def _within_deadline(here: Surroundings) -> Answer | None:
     return answer
 
 
-def _read_cards(here: Surroundings) -> Answer:
+def _read_cards(here: Surroundings) -> DeviceCount:
     from edgekit.machine.nvml import read_card
 
     nvml = here.nvml()
@@ -98,10 +98,10 @@ def _read_cards(here: Surroundings) -> Answer:
             cards.append(read_card(nvml, index, here.host, by_windows=_by_windows(here)))
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             why = f"GPU {index} gives an unreadable answer ({type(error).__name__}): not counted."
-            cards.append(Answer(notes=(why,)))
+            cards.append(DeviceCount(notes=(why,)))
     with suppress(NvmlError):
         nvml("nvmlShutdown")
-    return Answer(
+    return DeviceCount(
         seen=tuple(seen for card in cards for seen in card.seen),
         notes=(*(note for card in cards for note in card.notes), *_closed_note(here, count)),
     )
@@ -111,7 +111,7 @@ def _by_windows(here: Surroundings) -> bool:
     return here.system is System.WINDOWS or in_wsl(here)
 
 
-def _spill_note(here: Surroundings, devices: tuple[Accelerator, ...]) -> tuple[str, ...]:
+def _spill_note(here: Surroundings, devices: tuple[Device, ...]) -> tuple[str, ...]:
     if not _by_windows(here) or not any(not device.unified for device in devices):
         return ()
     why = (

@@ -15,8 +15,8 @@ from edgekit.machine.bandwidth import known_bandwidth
 from edgekit.machine.nvml_errors import NOT_SUPPORTED, told
 from edgekit.machine.surroundings import Nvml, NvmlError
 from edgekit.machine.tree import printable
-from edgekit.machine.types import Accelerator, HostMemory, Process, Vendor
-from edgekit.machine.visible import Answer, Seen
+from edgekit.machine.types import Device, HostMemory, Process, Vendor
+from edgekit.machine.visible import DeviceCount, Seen
 from edgekit.units import GIB, LARGEST
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class _Card:
 
 def read_card(
     nvml: Nvml, index: int, host: HostMemory | None, *, by_windows: bool = False
-) -> Answer:
+) -> DeviceCount:
     """A card that does not answer is a note, never an exception."""
     from edgekit.machine.devices import device_like
 
@@ -89,22 +89,22 @@ def read_card(
         return _slices(card) if mig else _whole(card)
     except NvmlError as error:
         why = f"NVIDIA GPU {index} does not answer and is not counted: {told(error.code)}"
-        return Answer(notes=(why,))
+        return DeviceCount(notes=(why,))
 
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _whole(card: _Card) -> Answer:
+def _whole(card: _Card) -> DeviceCount:
     device = _shared(card) if card.integrated else _device(card, card.handle)
     if device is None:
         why = f"{card.title} shares the RAM, whose size could not be read: not counted."
-        return Answer(notes=(why,))
-    return Answer(seen=(Seen(device=device, uuids=(card.uuid(card.handle),)),))
+        return DeviceCount(notes=(why,))
+    return DeviceCount(seen=(Seen(device=device, uuids=(card.uuid(card.handle),)),))
 
 
-def _slices(card: _Card) -> Answer:
+def _slices(card: _Card) -> DeviceCount:
     """With MIG on, the card itself cannot be used: only its slices."""
     seen = tuple(
         Seen(device=device, uuids=(card.uuid(handle), card.uuid(card.handle)))
@@ -118,7 +118,7 @@ def _slices(card: _Card) -> Answer:
         else f"{card.title} is in MIG mode but has no slice: create one (nvidia-smi mig -cgi) or "
         "switch the mode off (nvidia-smi -mig 0)."
     )
-    return Answer(seen=seen, notes=(why,))
+    return DeviceCount(seen=seen, notes=(why,))
 
 
 def _slice_handles(card: _Card) -> Iterator[Any]:
@@ -136,11 +136,11 @@ def _partition(card: _Card, handle: Any) -> str:
     return f"MIG {kind}" if found else "MIG slice"
 
 
-def _shared(card: _Card) -> Accelerator | None:
+def _shared(card: _Card) -> Device | None:
     """GB10, Jetson: one memory, two devices. NVML has no answer for it, or the machine's own."""
     if card.host is None:
         return None
-    return Accelerator(
+    return Device(
         name=card.name,
         vendor=Vendor.NVIDIA,
         index=card.index,
@@ -154,9 +154,9 @@ def _shared(card: _Card) -> Accelerator | None:
     )
 
 
-def _device(card: _Card, handle: Any, *, partition: str = "") -> Accelerator:
+def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
     total_bytes, free_bytes = _memory(card, handle)
-    return Accelerator(
+    return Device(
         name=card.name,
         vendor=Vendor.NVIDIA,
         index=card.index,

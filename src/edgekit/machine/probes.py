@@ -18,7 +18,7 @@ from edgekit.machine.shared_memory import shared_memory_notes
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.system import core_count, is_arm, processor_name
 from edgekit.machine.tree import printable
-from edgekit.machine.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 
 T = TypeVar("T")
 _NO_NOTES: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def _host(here: Surroundings) -> tuple[HostMemory | None, tuple[str, ...]]:
 
 
 def _settled(
-    here: Surroundings, devices: tuple[Accelerator, ...]
+    here: Surroundings, devices: tuple[Device, ...]
 ) -> tuple[HostMemory | None, tuple[str, ...]]:
     """The host again, now that its devices are known: some have their memory counted in it."""
     if here.host is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgekit.machine.tree import number_in, pairs_of
-from edgekit.machine.types import Accelerator, HostMemory, Vendor
+from edgekit.machine.types import Device, HostMemory, Vendor
 from edgekit.units import format_bytes
 
 _CACHE = (
@@ -19,7 +19,7 @@ _HUGE_PAGES = (
 
 
 def shared_memory_notes(
-    host: HostMemory | None, devices: tuple[Accelerator, ...], root: Path
+    host: HostMemory | None, devices: tuple[Device, ...], root: Path
 ) -> tuple[str, ...]:
     shared = tuple(device for device in devices if device.unified)
     if host is None or not shared:
@@ -31,7 +31,7 @@ def shared_memory_notes(
     return (*notes, *(_loss_note(device) for device in shared if device.vendor is Vendor.AMD))
 
 
-def _loss_note(device: Accelerator) -> str:
+def _loss_note(device: Device) -> str:
     """RADV calls two thirds of the pool the device's own (radv_physical_device.c)."""
     safe_bytes = (device.limit_bytes or 0) * 2 // 3
     return (
@@ -40,7 +40,7 @@ def _loss_note(device: Accelerator) -> str:
     )
 
 
-def _container_note(host: HostMemory, device: Accelerator) -> tuple[str, ...]:
+def _container_note(host: HostMemory, device: Device) -> tuple[str, ...]:
     """EdgeKit counts the GPU's part against the limit; the kernel does not."""
     if host.tightest is None or not host.tightest.name.startswith("cgroup"):
         return ()

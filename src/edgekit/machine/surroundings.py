@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from edgekit.machine.calibration import Stored, read_calibration
 from edgekit.machine.nvml_errors import FUNCTION_NOT_FOUND
-from edgekit.machine.types import Accelerator, HostMemory, System
+from edgekit.machine.types import Device, HostMemory, System
 
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 
@@ -113,5 +113,5 @@ def in_wsl(here: Surroundings) -> bool:
 class Findings(NamedTuple):
     """Nothing of its kind here: both empty. Something that could not be asked: a note."""
 
-    devices: tuple[Accelerator, ...] = ()
+    devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
+class Device:
     """A device that computes: a card, a slice of one, or the other half of a unified memory."""
 
     name: str
@@ -108,7 +108,7 @@ class Machine:
     arm: bool = False  # what its processor is: engines are built otherwise for it
     cores: int | None = None
     host: HostMemory | None  # None: of a machine that is only wished for, and was not said
-    devices: tuple[Accelerator, ...] = ()
+    devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = field(default=())  # what could not be asked, and why
     what_if: bool = False
     measured: Measured | None = None  # by `edgekit calibrate`, on this machine; None: nothing was

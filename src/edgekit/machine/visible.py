@@ -6,30 +6,30 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from edgekit.machine.tree import printable
-from edgekit.machine.types import Accelerator
+from edgekit.machine.types import Device
 
 
 class Seen(NamedTuple):
     """A device with the names it may be asked for by: its own, and of a slice its card's too."""
 
-    device: Accelerator
+    device: Device
     uuids: tuple[str, ...] = ()
 
 
-class Answer(NamedTuple):
+class DeviceCount(NamedTuple):
     """What a driver counts, before anything of it is hidden."""
 
     seen: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def visible(wish: str | None, seen: tuple[Seen, ...]) -> tuple[Accelerator, ...]:
+def visible(wish: str | None, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
     """In the order asked for. Not set: all. The first entry that names no device ends the list, so
     '', '-1' and 'NoDevFiles' show none: CUDA's own reading.
     """
     if wish is None:
         return tuple(each.device for each in seen)
-    chosen: list[Accelerator] = []
+    chosen: list[Device] = []
     for entry in wish.split(","):
         meant = _meant(entry.strip(), seen)
         if not meant or any(device is other for device in meant for other in chosen):
@@ -38,7 +38,7 @@ def visible(wish: str | None, seen: tuple[Seen, ...]) -> tuple[Accelerator, ...]
     return tuple(chosen)
 
 
-def _meant(entry: str, seen: tuple[Seen, ...]) -> tuple[Accelerator, ...]:
+def _meant(entry: str, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
     """One device, or all slices of one card; none where the name fits none or several."""
     if entry.isascii() and entry.isdecimal():
         return tuple(each.device for each in seen if str(each.device.index) == entry)
@@ -53,7 +53,7 @@ def _is_named(entry: str, uuids: Iterable[str]) -> bool:
 
 
 def hidden_note(
-    variable: str, wish: str | None, seen: tuple[Seen, ...], shown: tuple[Accelerator, ...]
+    variable: str, wish: str | None, seen: tuple[Seen, ...], shown: tuple[Device, ...]
 ) -> tuple[str, ...]:
     """Told wherever something that is there does not count."""
     if wish is None or len(shown) == len(seen):

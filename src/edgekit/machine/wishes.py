@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.machine.devices import AppLimit, Device, Kind, find_device
+from edgekit.machine.devices import AppLimit, DeviceKind, KnownDevice, find_device
 from edgekit.machine.types import (
-    Accelerator,
+    Device,
     HostMemory,
     Machine,
     MemoryLimit,
@@ -54,7 +54,7 @@ def wished_machine(
     return _assembled(cards, ram_bytes, arm=_arm(found))
 
 
-def machine_of(device: Device) -> Machine:
+def machine_of(device: KnownDevice) -> Machine:
     """The machine that has this device: it alone, the memory of the processor beside a card unknown."""
     return (
         _whole([device], None)
@@ -63,7 +63,7 @@ def machine_of(device: Device) -> Machine:
     )
 
 
-def _devices(wish: str) -> Iterator[Device]:
+def _devices(wish: str) -> Iterator[KnownDevice]:
     for part in _parts("--device", wish):
         count, name = _counted("--device", part)
         device = find_device(name)
@@ -113,10 +113,10 @@ def _size(flag: str, text: str) -> int:
 _BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
 
 
-def _card(device: Device) -> Accelerator:
+def _card(device: KnownDevice) -> Device:
     reported = f"{device.name}: the driver reports {device.memory_bytes // MIB:,} MiB"
     kept = device.memory_bytes - device.usable_bytes
-    return Accelerator(
+    return Device(
         name=device.name,
         vendor=device.vendor,
         total_bytes=device.usable_bytes,
@@ -128,12 +128,12 @@ def _card(device: Device) -> Accelerator:
     )
 
 
-def _unnamed(vram: str | None) -> Iterator[Accelerator]:
+def _unnamed(vram: str | None) -> Iterator[Device]:
     for part in () if vram is None else _parts("--vram", vram):
         count, text = _counted("--vram", part)
         size_bytes = _size("--vram", text)
         for _ in range(count):
-            yield Accelerator(
+            yield Device(
                 name=f"{_short(size_bytes)} GPU",
                 vendor=Vendor.NVIDIA,
                 total_bytes=size_bytes,
@@ -143,12 +143,12 @@ def _unnamed(vram: str | None) -> Iterator[Accelerator]:
             )
 
 
-def _arm(devices: Sequence[Device]) -> bool:
+def _arm(devices: Sequence[KnownDevice]) -> bool:
     """Cards go into machines of the usual kind, but for those that are sold with an ARM processor."""
     return any(device.arm for device in devices)
 
 
-def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool) -> Machine:
+def _assembled(cards: Sequence[Device], ram_bytes: int | None, *, arm: bool) -> Machine:
     """Cards, and a processor with memory of its own."""
     if len(cards) > MAX_CARDS:
         raise UsageError(f"{len(cards)} GPUs; the limit is {MAX_CARDS}")
@@ -168,7 +168,7 @@ def _assembled(cards: Sequence[Accelerator], ram_bytes: int | None, *, arm: bool
     )
 
 
-def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
+def _whole(devices: Sequence[KnownDevice], ram_bytes: int | None) -> Machine:
     """A device that is a machine: one memory for its GPU and its processor."""
     device = devices[0]
     if len(devices) > 1:
@@ -198,7 +198,7 @@ def _whole(devices: Sequence[Device], ram_bytes: int | None) -> Machine:
     )
 
 
-def _app_limits(device: Device) -> tuple[MemoryLimit, ...]:
+def _app_limits(device: KnownDevice) -> tuple[MemoryLimit, ...]:
     """What the system of a phone lets one app hold."""
     found = device.app_limit
     if found is None:
@@ -208,7 +208,7 @@ def _app_limits(device: Device) -> tuple[MemoryLimit, ...]:
     return (MemoryLimit(name=name, limit_bytes=found.app_bytes, used_bytes=0),)
 
 
-def _caveat(device: Device) -> tuple[str, ...]:
+def _caveat(device: KnownDevice) -> tuple[str, ...]:
     if device.app_limit is not None:
         return (_app_words(device.app_limit, apple=device.vendor is Vendor.APPLE),)
     return () if device.has_gpu else (_NO_GPU,)
@@ -227,7 +227,7 @@ def _app_words(limit: AppLimit, *, apple: bool) -> str:
     )
 
 
-def _shared_gpu(device: Device) -> Accelerator:
+def _shared_gpu(device: KnownDevice) -> Device:
     limit_bytes, because = _gpu_limit(device)
     return replace(
         _card(device),
@@ -238,16 +238,16 @@ def _shared_gpu(device: Device) -> Accelerator:
     )
 
 
-def _gpu_limit(device: Device) -> tuple[int | None, str]:
+def _gpu_limit(device: KnownDevice) -> tuple[int | None, str]:
     """The most that the GPU may use of the one memory, by default."""
     half, linux = device.memory_bytes // 2, _system_of(device) is System.LINUX
-    if device.kind is Kind.MAC:
+    if device.kind is DeviceKind.MAC:
         from edgekit.machine.apple import default_working_set_bytes, working_set_because
 
         macos = _FIRST_MACOS if device.released >= _FIRST_MACOS_SINCE else 0
         limit_bytes = default_working_set_bytes(device.memory_bytes, macos=macos)
         return limit_bytes, working_set_because(limit_bytes, device.memory_bytes)
-    if device.kind is not Kind.APU:
+    if device.kind is not DeviceKind.APU:
         return None, ""
     if linux and device.vendor is Vendor.INTEL:
         from edgekit.machine.intel import mesa_heap_bytes
@@ -258,16 +258,16 @@ def _gpu_limit(device: Device) -> tuple[int | None, str]:
     return half, "Windows lets the GPU use half of the RAM by default"
 
 
-def _sold_bytes(device: Device) -> int:
+def _sold_bytes(device: KnownDevice) -> int:
     return device.size_gb * GIB
 
 
-def _system_of(device: Device) -> System:
-    if device.kind is Kind.MAC:
+def _system_of(device: KnownDevice) -> System:
+    if device.kind is DeviceKind.MAC:
         return System.MACOS
-    if device.kind is Kind.PHONE:
+    if device.kind is DeviceKind.PHONE:
         return System.OTHER
-    return System.LINUX if device.kind is Kind.BOARD else _system(has_cards=True)
+    return System.LINUX if device.kind is DeviceKind.BOARD else _system(has_cards=True)
 
 
 def _system(*, has_cards: bool) -> System:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edgekit.model.tensor_family import Family, Rows, array, linear
+from edgekit.model.tensor_family import Rows, TensorFamily, array, linear
 from edgekit.model.tensor_roles import TensorKind, TensorRole
 from edgekit.model.tensor_rows import Width
 from edgekit.model.types import Attention, CompressedAttention, LatentAttention, Span
 
 
-def attention(kind: Attention, family: Family, *, borrows: bool = False) -> Rows:
+def attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
     """`borrows`: keys and values are another layer's, in the file too."""
     recipe = family.recipe
     bias = family.says(recipe.qkv_bias)
@@ -26,7 +26,7 @@ def attention(kind: Attention, family: Family, *, borrows: bool = False) -> Rows
         yield from _block_indexer(kind.index_dim, family)
 
 
-def _keys_and_values(kind: Attention, family: Family, *, bias: bool) -> Rows:
+def _keys_and_values(kind: Attention, family: TensorFamily, *, bias: bool) -> Rows:
     values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
     yield from linear(TensorRole.KEY, kind.kv_heads * kind.key_dim, family.hidden, bias=bias)
     yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
@@ -35,7 +35,7 @@ def _keys_and_values(kind: Attention, family: Family, *, bias: bool) -> Rows:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
 
 
-def _gates(kind: Attention, family: Family) -> Rows:
+def _gates(kind: Attention, family: TensorFamily) -> Rows:
     recipe = family.recipe
     if recipe.gate is not None and family.says(recipe.gate_said):
         wide = kind.heads * kind.value_dim if recipe.gate is Width.ALL else kind.heads
@@ -47,14 +47,14 @@ def _gates(kind: Attention, family: Family) -> Rows:
         yield array(TensorRole.ATTENTION_GATE, TensorKind.BIAS, kind.heads)
 
 
-def _output(values: int, family: Family) -> Rows:
+def _output(values: int, family: TensorFamily) -> Rows:
     bias = family.says(family.recipe.output_bias)
     yield from linear(TensorRole.OUTPUT, family.hidden, values, bias=bias)
     if family.recipe.sub_norms:
         yield array(TensorRole.OUTPUT, TensorKind.NORM, values)
 
 
-def _head_norms(kind: Attention, family: Family, *, borrows: bool) -> Rows:
+def _head_norms(kind: Attention, family: TensorFamily, *, borrows: bool) -> Rows:
     recipe = family.recipe
     if recipe.head_norm is None or not family.says(recipe.head_norm_said):
         return
@@ -68,7 +68,7 @@ def _head_norms(kind: Attention, family: Family, *, borrows: bool) -> Rows:
             yield array(role, one, *shape)
 
 
-def _block_indexer(width: int, family: Family) -> Rows:
+def _block_indexer(width: int, family: TensorFamily) -> Rows:
     """MiniMax-M3: queries and one key that choose blocks."""
     heads = family.number("index_n_heads", 4)
     yield from linear(TensorRole.INDEX_QUERY, heads * width, family.hidden)
@@ -77,7 +77,7 @@ def _block_indexer(width: int, family: Family) -> Rows:
     yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
 
 
-def latent(kind: LatentAttention, family: Family) -> Rows:
+def latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     hidden, rank, queries = family.hidden, kind.query_rank, kind.heads * kind.key_dim
     bias = family.says(family.recipe.qkv_bias)
     gate = kind.heads * kind.value_dim if family.recipe.gate is Width.ALL else 0
@@ -98,14 +98,14 @@ def latent(kind: LatentAttention, family: Family) -> Rows:
         yield from _token_indexer(kind.index_dim, rank or hidden, family)
 
 
-def _latent_gate(kind: LatentAttention, family: Family) -> Rows:
+def _latent_gate(kind: LatentAttention, family: TensorFamily) -> Rows:
     gate = family.recipe.latent_gate
     if gate is not None and family.says(family.recipe.latent_gate_said):
         wide = kind.heads * kind.value_dim if gate is Width.ALL else kind.heads
         yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
 
 
-def _token_indexer(width: int, rank: int, family: Family) -> Rows:
+def _token_indexer(width: int, rank: int, family: TensorFamily) -> Rows:
     """DeepSeek-V3.2: queries from the compressed ones, one key, a weight for each head."""
     heads = family.number("index_n_heads")
     yield from linear(TensorRole.INDEX_QUERY, heads * width, rank)
@@ -115,7 +115,7 @@ def _token_indexer(width: int, rank: int, family: Family) -> Rows:
     yield from linear(TensorRole.INDEX_WEIGHTS, heads, family.hidden)
 
 
-def compressed(kind: CompressedAttention, family: Family) -> Rows:
+def compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
     """DeepSeek-V4: low-rank queries, one key for all heads, an output in groups of low rank."""
     hidden, width = family.hidden, kind.key_dim
     rank, groups = family.number("q_lora_rank"), family.number("o_groups")
@@ -137,7 +137,7 @@ def compressed(kind: CompressedAttention, family: Family) -> Rows:
         yield from linear(TensorRole.INDEX_WEIGHTS, heads, hidden)
 
 
-def _compressor(width: int, ratio: int, family: Family) -> Rows:
+def _compressor(width: int, ratio: int, family: TensorFamily) -> Rows:
     wide = width * (2 if ratio == 4 else 1)  # windows of 4 tokens overlap, those of 128 do not
     yield from linear(TensorRole.COMPRESSOR_KEY, wide, family.hidden)
     yield from linear(TensorRole.COMPRESSOR_GATE, wide, family.hidden)

@@ -18,7 +18,7 @@ from edgekit.model.residual_tensors import (
     ngram_tables,
 )
 from edgekit.model.state_tensors import low_rank, recurrent
-from edgekit.model.tensor_family import Family, Rows, array, linear, norm
+from edgekit.model.tensor_family import Rows, TensorFamily, array, linear, norm
 from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.tensor_rows import BY_NAME, PLAIN
 from edgekit.model.types import (
@@ -85,13 +85,13 @@ def prediction_tensors(
     return tuple(rows)
 
 
-def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> Family:
+def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> TensorFamily:
     if geometry.vocabulary is None or geometry.tied_embeddings is None:
         missing = "vocabulary" if geometry.vocabulary is None else "output head"
         raise UnknownArchitectureError(
             f"the {missing} is unknown: read the whole header, or give a config.json"
         )
-    return Family(
+    return TensorFamily(
         name=geometry.architecture,
         recipe=BY_NAME.get(geometry.architecture, PLAIN),
         section=text_section(config or {}),
@@ -99,7 +99,7 @@ def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> Family
     )
 
 
-def _before(geometry: ModelGeometry, family: Family) -> Rows:
+def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     hidden, recipe, width = family.hidden, family.recipe, family.embedding
     yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, geometry.vocabulary or 0, width)
     if width != hidden:
@@ -117,7 +117,7 @@ def _before(geometry: ModelGeometry, family: Family) -> Rows:
     yield from around_residual(family)
 
 
-def _after(geometry: ModelGeometry, family: Family) -> Rows:
+def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     recipe, narrow = family.recipe, family.embedding != family.hidden
     if family.says(recipe.final_norm):
         yield from norm(family)
@@ -133,12 +133,12 @@ def _after(geometry: ModelGeometry, family: Family) -> Rows:
         yield array(TensorRole.HEAD, TensorKind.BIAS, geometry.vocabulary or 0)
 
 
-def _placed(layer: Layer, geometry: ModelGeometry, family: Family) -> list[ExpectedTensor]:
+def _placed(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> list[ExpectedTensor]:
     rows = (*_layer(layer, family), *in_layer_embedding(geometry, family), *in_residual(family))
     return [replace(row, layer=layer.index) for row in rows]
 
 
-def _layer(layer: Layer, family: Family) -> Rows:
+def _layer(layer: Layer, family: TensorFamily) -> Rows:
     for _ in range(_norm_count(layer, family)):
         yield from norm(family)
     yield from _norm_gates(layer, family)
@@ -151,7 +151,7 @@ def _layer(layer: Layer, family: Family) -> Rows:
         yield from experts(layer.experts, family, layer=layer.index)
 
 
-def _norm_count(layer: Layer, family: Family) -> int:
+def _norm_count(layer: Layer, family: TensorFamily) -> int:
     recipe = family.recipe
     if layer.index == 0 and recipe.first_norms is not None:
         return recipe.first_norms
@@ -162,7 +162,7 @@ def _norm_count(layer: Layer, family: Family) -> int:
     return usual + more + (recipe.expert_norms if layer.experts is not None else 0)
 
 
-def _norm_gates(layer: Layer, family: Family) -> Rows:
+def _norm_gates(layer: Layer, family: TensorFamily) -> Rows:
     """A.X K2: a low-rank gate on the norm before attention, and on the one before experts."""
     if not family.recipe.norm_rank:
         return
@@ -172,7 +172,7 @@ def _norm_gates(layer: Layer, family: Family) -> Rows:
         yield from linear(TensorRole.NORM, family.hidden, rank)
 
 
-def _mixer(kind: LayerKind, family: Family) -> Rows:
+def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
     match kind:
         case Attention():
             yield from attention(kind, family)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.model.tensor_family import Family, Rows, array, linear
+from edgekit.model.tensor_family import Rows, TensorFamily, array, linear
 from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.types import Experts, FeedForward
 
@@ -14,7 +14,7 @@ _DENSE = (TensorRole.GATE, TensorRole.UP, TensorRole.DOWN)
 _SHARED = (TensorRole.SHARED_GATE, TensorRole.SHARED_UP, TensorRole.SHARED_DOWN)
 
 
-def dense(half: FeedForward, family: Family) -> Rows:
+def dense(half: FeedForward, family: TensorFamily) -> Rows:
     yield from _half(_DENSE, half.width, family, gated=half.gated)
     if family.recipe.sub_norms:
         yield array(TensorRole.DOWN, TensorKind.NORM, half.width)
@@ -23,7 +23,11 @@ def dense(half: FeedForward, family: Family) -> Rows:
 
 
 def _half(
-    roles: tuple[TensorRole, TensorRole, TensorRole], width: int, family: Family, *, gated: bool
+    roles: tuple[TensorRole, TensorRole, TensorRole],
+    width: int,
+    family: TensorFamily,
+    *,
+    gated: bool,
 ) -> Rows:
     gate, up, down = roles
     bias = family.says(family.recipe.ffn_bias)
@@ -33,7 +37,7 @@ def _half(
     yield from linear(down, family.hidden, width, bias=bias)
 
 
-def experts(half: Experts, family: Family, *, layer: int) -> Rows:
+def experts(half: Experts, family: TensorFamily, *, layer: int) -> Rows:
     yield from _routed(half, family, layer)
     if family.recipe.picture_experts and (width := family.second("moe_intermediate_size")):
         count = family.second("moe_num_experts") or half.count
@@ -41,7 +45,7 @@ def experts(half: Experts, family: Family, *, layer: int) -> Rows:
         yield from _routed(pictures, family, layer)
 
 
-def _routed(half: Experts, family: Family, layer: int) -> Rows:
+def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
     yield from _router(half, family, layer)
     within = half.latent or family.hidden
     if half.latent:
@@ -64,7 +68,7 @@ def _routed(half: Experts, family: Family, layer: int) -> Rows:
         yield from _small_experts(half, family)
 
 
-def _small_experts(half: Experts, family: Family) -> Rows:
+def _small_experts(half: Experts, family: TensorFamily) -> Rows:
     width = family.number(family.recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
     for role, shape in (
         (TensorRole.EXPERT_GATE, (width, family.hidden)),
@@ -74,7 +78,7 @@ def _small_experts(half: Experts, family: Family) -> Rows:
         yield from _expert(role, *shape, half.count // 2, family)
 
 
-def _router(half: Experts, family: Family, layer: int) -> Rows:
+def _router(half: Experts, family: TensorFamily, layer: int) -> Rows:
     recipe = family.recipe
     rows = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
     kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
@@ -96,7 +100,7 @@ def chooses_by_token(section: Mapping[str, Any], layer: int) -> bool:
     return isinstance(count, int) and layer < count
 
 
-def _expert(role: TensorRole, out: int, into: int, count: int, family: Family) -> Rows:
+def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFamily) -> Rows:
     yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
     if family.says(family.recipe.expert_bias):
         yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)

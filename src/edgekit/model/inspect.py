@@ -24,7 +24,7 @@ STATE_ELEMENT_BYTES = 4  # recurrent states are 32 bit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class WeightsCount:
     """How many weights there are, and how that is known."""
 
     total: int
@@ -50,7 +50,7 @@ class CachePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class WeightsShare:
     """A slice of the weights."""
 
     name: str
@@ -65,11 +65,11 @@ class Inspection:
     geometry: ModelGeometry | None = field(repr=False)  # None when the file is not a language model
     not_a_model: str | None  # and then this says what it is
     towers: tuple[Tower, ...]  # beside a language model, or in a projector's file
-    weights: Weights | None
+    weights: WeightsCount | None
     cache: tuple[CachePart, ...]
     state_elements: int  # per sequence
-    by_role: tuple[Share, ...]  # empty when the tensor directory was not read
-    by_type: tuple[Share, ...]
+    by_role: tuple[WeightsShare, ...]  # empty when the tensor directory was not read
+    by_type: tuple[WeightsShare, ...]
     traffic: Traffic
 
     @property
@@ -142,19 +142,19 @@ def _settled(
 
 def _weights(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
-) -> Weights | None:
+) -> WeightsCount | None:
     stored = (
         count_weights(header.tensors, header.quantization) if header.tensors is not None else None
     )
     if stored is not None:
         active = _active(header, geometry, roles, stored)
         basis = geometry.basis if geometry is not None else Basis.EXACT
-        return Weights(total=stored, basis=Basis.EXACT, active=active, active_basis=basis)
+        return WeightsCount(total=stored, basis=Basis.EXACT, active=active, active_basis=basis)
     total, active = (count_parameters(geometry) if geometry is not None else None) or (None, None)
     stated = header.parameters  # the index of an MLX model has it
     if stated is None and total is None:
         return None
-    return Weights(
+    return WeightsCount(
         total=stated or total or 0,
         basis=Basis.MODELLED if stated is None else Basis.EXACT,
         active=active,
@@ -221,12 +221,12 @@ def _state_elements(geometry: ModelGeometry) -> int:
     return sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
 
 
-def _shares(names: list[str], header: ModelHeader) -> tuple[Share, ...]:
+def _shares(names: list[str], header: ModelHeader) -> tuple[WeightsShare, ...]:
     sums: dict[str, tuple[int, int]] = {}
     for name, tensor in zip(names, header.tensors or (), strict=True):
         size, count = sums.get(name, (0, 0))
         sums[name] = (size + tensor.size_bytes, count + 1)
     return tuple(
-        Share(name=name, size_bytes=size, tensors=count)
+        WeightsShare(name=name, size_bytes=size, tensors=count)
         for name, (size, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.errors import HeaderError
-from edgekit.model.tensor_family import Family, Rows, array, linear
+from edgekit.model.tensor_family import Rows, TensorFamily, array, linear
 from edgekit.model.tensor_roles import TensorKind, TensorRole
 from edgekit.model.tensor_rows import Streams
 from edgekit.model.types import ModelGeometry
@@ -13,7 +13,7 @@ from edgekit.model.types import ModelGeometry
 MAX_TABLES = 1_024  # LongCat has 12
 
 
-def around_layer_embedding(geometry: ModelGeometry, family: Family) -> Rows:
+def around_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     """Gemma 3n and 4: one table for all layers, and the way from the hidden stream into it."""
     width = geometry.per_layer_embedding
     if not width:
@@ -25,7 +25,7 @@ def around_layer_embedding(geometry: ModelGeometry, family: Family) -> Rows:
     yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, width)
 
 
-def in_layer_embedding(geometry: ModelGeometry, family: Family) -> Rows:
+def in_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     if width := geometry.per_layer_embedding:
         yield from linear(TensorRole.LAYER_GATE, width, family.hidden)
         yield from linear(TensorRole.LAYER_OUT, family.hidden, width)
@@ -34,7 +34,7 @@ def in_layer_embedding(geometry: ModelGeometry, family: Family) -> Rows:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
 
 
-def ngram_tables(geometry: ModelGeometry, family: Family) -> Rows:
+def ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     """LongCat: tables for two to four tokens in a row, a few hashes each, and their way into the hidden stream."""
     parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
     rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
@@ -47,7 +47,7 @@ def ngram_tables(geometry: ModelGeometry, family: Family) -> Rows:
         yield from linear(TensorRole.NGRAM, family.hidden, width)
 
 
-def around_residual(family: Family) -> Rows:
+def around_residual(family: TensorFamily) -> Rows:
     hidden = family.hidden
     if family.says(family.recipe.block_residual):
         yield from _block_residual(family)
@@ -63,13 +63,13 @@ def around_residual(family: Family) -> Rows:
         yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1)
 
 
-def _block_residual(family: Family) -> Rows:
+def _block_residual(family: TensorFamily) -> Rows:
     """Kimi K3: a weight for each earlier block, from a normed stream."""
     yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1, family.hidden)
     yield array(TensorRole.RESIDUAL, TensorKind.NORM, family.hidden)
 
 
-def in_residual(family: Family) -> Rows:
+def in_residual(family: TensorFamily) -> Rows:
     if family.says(family.recipe.block_residual):
         yield from _block_residual(family)  # before attention
         yield from _block_residual(family)  # and before the feed-forward
@@ -79,7 +79,7 @@ def in_residual(family: Family) -> Rows:
         yield from _hyper(family)
 
 
-def _alternating(family: Family) -> Rows:
+def _alternating(family: TensorFamily) -> Rows:
     """Gemma 3n: alternating updates of four streams, and a low-rank bypass (LAuReL)."""
     hidden, streams = family.hidden, family.number("altup_num_inputs", 4)
     rank = family.number("laurel_rank", 64)
@@ -93,7 +93,7 @@ def _alternating(family: Family) -> Rows:
     yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
 
 
-def _hyper(family: Family) -> Rows:
+def _hyper(family: TensorFamily) -> Rows:
     """DeepSeek-V4: hyper-connections before attention and before the feed-forward."""
     streams = family.number("hc_mult")
     mixes = (2 + streams) * streams

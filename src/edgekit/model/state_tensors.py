@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edgekit.errors import UnknownArchitectureError
-from edgekit.model.tensor_family import Family, Rows, array, linear
+from edgekit.model.tensor_family import Rows, TensorFamily, array, linear
 from edgekit.model.tensor_roles import TensorKind, TensorRole
 from edgekit.model.types import Cell, Recurrent
 
 
-def recurrent(kind: Recurrent, family: Family) -> Rows:
+def recurrent(kind: Recurrent, family: TensorFamily) -> Rows:
     rows = _CELLS.get(kind.cell)
     if rows is None:
         raise _undescribed(kind)
@@ -24,7 +24,7 @@ def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
     )
 
 
-def _mamba(kind: Recurrent, family: Family) -> Rows:
+def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
     inner, state, rank = kind.inner, kind.state_size, kind.rank
     yield from _into(2 * inner, family)
     yield from _conv(inner, kind, family)
@@ -38,7 +38,7 @@ def _mamba(kind: Recurrent, family: Family) -> Rows:
     yield from _out_of(inner, family)
 
 
-def _mamba2(kind: Recurrent, family: Family) -> Rows:
+def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
     if family.recipe.step_norms:
         yield from _stepped(kind, family)
         return
@@ -53,7 +53,7 @@ def _mamba2(kind: Recurrent, family: Family) -> Rows:
     yield from _out_of(inner, family)
 
 
-def _stepped(kind: Recurrent, family: Family) -> Rows:
+def _stepped(kind: Recurrent, family: TensorFamily) -> Rows:
     """PLaMo 2: the first Mamba's way to dt, B and C, the second one's heads."""
     inner, state, rank = kind.inner, kind.state_size, max(64, family.hidden // 16)
     yield from _into(2 * inner, family)
@@ -67,7 +67,7 @@ def _stepped(kind: Recurrent, family: Family) -> Rows:
     yield from _out_of(inner, family)
 
 
-def _gated_delta(kind: Recurrent, family: Family) -> Rows:
+def _gated_delta(kind: Recurrent, family: TensorFamily) -> Rows:
     inner, keys = kind.inner, kind.groups * kind.state_size
     yield from linear(TensorRole.STATE_IN, 2 * keys + inner, family.hidden)
     yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
@@ -79,7 +79,7 @@ def _gated_delta(kind: Recurrent, family: Family) -> Rows:
     yield from linear(TensorRole.STATE_OUT, family.hidden, inner)
 
 
-def _kimi_delta(kind: Recurrent, family: Family) -> Rows:
+def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
     inner, width = kind.inner, kind.state_size
     yield from linear(TensorRole.STATE_IN, 3 * inner, family.hidden)
     yield from _conv(3 * inner, kind, family)
@@ -96,7 +96,7 @@ def _kimi_delta(kind: Recurrent, family: Family) -> Rows:
     yield from linear(TensorRole.STATE_OUT, family.hidden, inner)
 
 
-def _lightning(kind: Recurrent, family: Family) -> Rows:
+def _lightning(kind: Recurrent, family: TensorFamily) -> Rows:
     yield from _into(3 * kind.inner, family)
     yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
@@ -106,7 +106,7 @@ def _lightning(kind: Recurrent, family: Family) -> Rows:
     yield from _out_of(kind.inner, family)
 
 
-def _gated_linear(kind: Recurrent, family: Family) -> Rows:
+def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
     """flash-linear-attention: keys as wide as their share, values twice, a gate of rank 16."""
     keys, rank = kind.heads * kind.state_size, family.number("gate_low_rank_dim", 16)
     yield from linear(TensorRole.STATE_IN, 2 * keys + kind.inner, family.hidden)
@@ -117,14 +117,14 @@ def _gated_linear(kind: Recurrent, family: Family) -> Rows:
     yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner)
 
 
-def _short_conv(kind: Recurrent, family: Family) -> Rows:
+def _short_conv(kind: Recurrent, family: TensorFamily) -> Rows:
     bias = family.says(family.recipe.conv_bias)
     yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden, bias=bias)
     yield from _conv(kind.inner, kind, family)
     yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner, bias=bias)
 
 
-def _gated_conv(kind: Recurrent, family: Family) -> Rows:
+def _gated_conv(kind: Recurrent, family: TensorFamily) -> Rows:
     """Gear: queries, keys and values as attention has them, keys and values convolved."""
     keys, bias = kind.groups * kind.state_size, family.says(family.recipe.qkv_bias)
     yield from linear(TensorRole.QUERY, kind.inner, family.hidden, bias=bias)
@@ -135,12 +135,12 @@ def _gated_conv(kind: Recurrent, family: Family) -> Rows:
     yield from linear(TensorRole.OUTPUT, family.hidden, kind.inner, bias=bias)
 
 
-def _key_conv(kind: Recurrent, _: Family) -> Rows:
+def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
     for role in (TensorRole.KEY, TensorRole.VALUE):
         yield array(role, TensorKind.RAW, kind.groups, kind.conv_kernel)
 
 
-def _rwkv(kind: Recurrent, family: Family) -> Rows:
+def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
     """RWKV-7: six mixes with the token before, four matrices, four gates of low rank."""
     if family.name != "rwkv7":
         raise _undescribed(kind)
@@ -163,7 +163,7 @@ def low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
     yield from linear(TensorRole.STATE_LOW_OUT, hidden, rank, bias=bias)
 
 
-def _rg_lru(kind: Recurrent, family: Family) -> Rows:
+def _rg_lru(kind: Recurrent, family: TensorFamily) -> Rows:
     """Two matrices in, one out, and two gates in blocks, one block a head."""
     inner, heads = kind.inner, family.number("num_attention_heads")
     block = inner // max(heads, 1)
@@ -177,23 +177,23 @@ def _rg_lru(kind: Recurrent, family: Family) -> Rows:
     yield from _out_of(inner, family)
 
 
-def _into(out: int, family: Family) -> Rows:
+def _into(out: int, family: TensorFamily) -> Rows:
     bias = family.says(family.recipe.state_bias)
     yield from linear(TensorRole.STATE_IN, out, family.hidden, bias=bias)
 
 
-def _out_of(inner: int, family: Family) -> Rows:
+def _out_of(inner: int, family: TensorFamily) -> Rows:
     said = family.recipe.state_out_bias or family.recipe.state_bias
     yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.says(said))
 
 
-def _conv(channels: int, kind: Recurrent, family: Family) -> Rows:
+def _conv(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:
     yield array(TensorRole.CONV, TensorKind.CONV, channels, kind.conv_kernel)
     if family.says(family.recipe.conv_bias):
         yield array(TensorRole.CONV, TensorKind.BIAS, channels)
 
 
-_CELLS: Mapping[Cell, Callable[[Recurrent, Family], Rows]] = {
+_CELLS: Mapping[Cell, Callable[[Recurrent, TensorFamily], Rows]] = {
     Cell.MAMBA: _mamba,
     Cell.MAMBA2: _mamba2,
     Cell.GATED_DELTA: _gated_delta,

@@ -9,15 +9,15 @@ from typing import Any
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model.hyper import MAX_NUMBER
 from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
-from edgekit.model.tensor_rows import Recipe, Said
+from edgekit.model.tensor_rows import Said, TensorRecipe
 
 Rows = Iterator[ExpectedTensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class TensorFamily:
     name: str  # the architecture, as its file calls it
-    recipe: Recipe
+    recipe: TensorRecipe
     section: Mapping[str, Any]  # the language model's part of config.json; empty without one
     hidden: int
 
@@ -65,7 +65,7 @@ def array(role: TensorRole, kind: TensorKind, *shape: int) -> ExpectedTensor:
     return ExpectedTensor(role=role, kind=kind, shape=shape)
 
 
-def norm(family: Family, role: TensorRole = TensorRole.NORM, width: int = 0) -> Rows:
+def norm(family: TensorFamily, role: TensorRole = TensorRole.NORM, width: int = 0) -> Rows:
     """A norm as wide as the hidden stream, or as said."""
     yield array(role, TensorKind.NORM, width or family.hidden)
     if family.says(family.recipe.norm_bias):

@@ -54,7 +54,7 @@ class Streams(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TensorRecipe:
     names: tuple[str, ...] = ()  # in GGUF and in config.json
     # norms of the hidden width
     norms: int = 2  # in a layer with a mixer and a feed-forward
@@ -131,10 +131,10 @@ class Recipe:
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # where they differ from most
 
 
-def _row(names: str = "", *, fused: str = "", gguf: str = "", **more: Any) -> Recipe:
+def _row(names: str = "", *, fused: str = "", gguf: str = "", **more: Any) -> TensorRecipe:
     """`gguf`: "usual=own", the name that most files have and this family's, nothing for what is no tensor there."""
     renamed = dict(pair.split("=") for pair in gguf.split())
-    return Recipe(
+    return TensorRecipe(
         names=tuple(names.split()), gguf_fused=tuple(fused.split()), gguf_names=renamed, **more
     )
 
@@ -155,7 +155,7 @@ _BARE_NORMS = "post_attention_norm.weight=post_attention_norm post_ffw_norm.weig
 _OUTPUT_NORMS = "attn_norm=attn_output_norm ffn_norm=layer_output_norm"
 
 # fmt: off
-TABLE: tuple[Recipe, ...] = (
+TABLE: tuple[TensorRecipe, ...] = (
     # Llama and what is built like it.
     _row("llama llama-embed LLaMAForCausalLM llava llava_llama yi aquila minicpm deci nemotron-nas decilm nanbeige "
          "granite smollm3 cwm multi_modality arcee mistral3 transformer eurobert aria_text telechat3 "
@@ -366,10 +366,10 @@ TABLE: tuple[Recipe, ...] = (
 )
 # fmt: on
 
-PLAIN = Recipe()
+PLAIN = TensorRecipe()
 
 
-def switches(recipe: Recipe) -> dict[str, bool]:
+def switches(recipe: TensorRecipe) -> dict[str, bool]:
     """Words of config.json that decide whether tensors are there -> what holds where it is silent."""
     values = [getattr(recipe, one.name) for one in fields(recipe)]
     said = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
@@ -380,4 +380,4 @@ def switches(recipe: Recipe) -> dict[str, bool]:
     }
 
 
-BY_NAME: Mapping[str, Recipe] = {name: row for row in TABLE for name in row.names}
+BY_NAME: Mapping[str, TensorRecipe] = {name: row for row in TABLE for name in row.names}

@@ -12,7 +12,7 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.bill.assumed import AssumedModel, assumed_estimate
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.placement import place
 from edgekit.errors import EdgekitError, RefusedError
@@ -79,7 +79,7 @@ def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedCh
         for entry in entries
         if entry.parameters
         and entry.parameters == entry.active_parameters
-        and Kind.EMBEDDING not in entry.kinds
+        and ModelPurpose.EMBEDDING not in entry.kinds
     ]
     size = assumed.parameters
     about = [one for one in dense if size / ABOUT <= (one.parameters or 0) <= size * ABOUT]

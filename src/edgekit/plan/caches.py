@@ -12,7 +12,7 @@ from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.types import default_setup
 from edgekit.errors import RefusedError
 from edgekit.plan.placement import first_way
-from edgekit.plan.types import Question, Start
+from edgekit.plan.types import Start, Task
 
 # Of the keys a little more is needed than of the values. With other pairs than equal ones CUDA and Metal as they are
 # released have no flash attention kernel, and would compute on the processor: fattn.cu @ 0c1e570.
@@ -39,7 +39,7 @@ class CacheChoice:
     def is_eight_bit(self) -> bool:
         return self.name in {"q8_0", "8 bit", "fp8"}
 
-    def of(self, question: Question) -> Question:
+    def of(self, question: Task) -> Task:
         """The question, asked with this cache."""
         changed = replace(question, load=replace(question.load, **self.load))
         if not self.setup:
@@ -49,7 +49,7 @@ class CacheChoice:
         return replace(changed, start=replace(changed.start, settled=settled))
 
 
-def cache_choices(question: Question) -> tuple[CacheChoice, ...]:
+def cache_choices(question: Task) -> tuple[CacheChoice, ...]:
     """All there are, the most accurate first; what the caller settled is the only one."""
     return tuple(_CHOICES[question.engine](question))
 
@@ -68,7 +68,7 @@ def _settled(name: str) -> CacheChoice:
     return CacheChoice(name=name, place=0, flags="", asked=True)
 
 
-def _pairs(question: Question) -> Iterator[CacheChoice]:
+def _pairs(question: Task) -> Iterator[CacheChoice]:
     keys, values = question.load.cache_k, question.load.cache_v
     if keys is not None and values is not None:
         yield _settled(pair_name(keys.name, values.name))
@@ -101,7 +101,7 @@ def pair_name(key: str, value: str) -> str:
     return key if key == value else f"{key} + {value}"
 
 
-def _vllm(question: Question) -> Iterator[CacheChoice]:
+def _vllm(question: Task) -> Iterator[CacheChoice]:
     if "kv_cache_dtype" in question.start.settled:
         yield _settled(question.start.setup.kv_cache_dtype)
         return
@@ -115,7 +115,7 @@ def _vllm(question: Question) -> Iterator[CacheChoice]:
         yield CacheChoice(name=name, place=place, flags=f"--kv-cache-dtype {name}", setup=setup)
 
 
-def _mlx(question: Question) -> Iterator[CacheChoice]:
+def _mlx(question: Task) -> Iterator[CacheChoice]:
     if "kv_bits" in question.start.settled:
         yield _settled(f"{question.start.setup.kv_bits} bit")
         return
@@ -128,7 +128,7 @@ def _mlx(question: Question) -> Iterator[CacheChoice]:
 _CHOICES = {"llama.cpp": _pairs, "vllm": _vllm, "mlx": _mlx, "stream": _pairs}
 
 
-def with_setup(question: Question, **changes: Any) -> Question:
+def with_setup(question: Task, **changes: Any) -> Task:
     """The question, asked of an engine that is started otherwise in these fields."""
     start = question.start
     setup = start.setup if start.setup is not None else plain_setup(question.engine)

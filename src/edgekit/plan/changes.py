@@ -21,12 +21,12 @@ from edgekit.plan.types import (
     ASSUMED_FULL_PERCENT,
     Change,
     ChangeKind,
-    PreflightResult,
-    Question,
     Speed,
     Start,
-    Use,
+    Task,
+    Usage,
     Variant,
+    Verdict,
 )
 from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
@@ -44,7 +44,7 @@ _CACHE_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
+def changes(question: Task, result: Verdict) -> tuple[Change, ...]:
     """Each on its own, those that cost least first. What an engine refuses is left out."""
     if is_too_short(result):
         return ()
@@ -52,7 +52,7 @@ def changes(question: Question, result: PreflightResult) -> tuple[Change, ...]:
     return tuple(change for make in makers for change in make(question, result))
 
 
-def _own_cache(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _own_cache(question: Task, result: Verdict) -> Iterator[Change]:
     """The engine's own cache, where the one that was asked for is what needs too much."""
     if not result.cache_asked:
         return
@@ -73,7 +73,7 @@ def _own_cache(question: Question, result: PreflightResult) -> Iterator[Change]:
         )
 
 
-def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _context(question: Task, result: Verdict) -> Iterator[Change]:
     """The longest context that fits, where the one that was judged does not; with other weights, a short one."""
     streams = result.streams
     tried = (
@@ -95,7 +95,7 @@ def _context(question: Question, result: PreflightResult) -> Iterator[Change]:
             return
 
 
-def _changed(found: PreflightResult, result: PreflightResult, question: Question) -> str:
+def _changed(found: Verdict, result: Verdict, question: Task) -> str:
     """What else than the context is not as it would be with more memory."""
     own, *others = cache_choices(question)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
@@ -106,7 +106,7 @@ def _changed(found: PreflightResult, result: PreflightResult, question: Question
     return f"{weights}{cache}" if is_whole else f"{weights}{cache}, {found.way.because}"
 
 
-def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _cache(question: Task, result: Verdict) -> Iterator[Change]:
     """A smaller cache that holds a clearly longer context."""
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
@@ -128,7 +128,7 @@ def _cache(question: Question, result: PreflightResult) -> Iterator[Change]:
         return
 
 
-def _with_weights(question: Question, result: PreflightResult) -> Question:
+def _with_weights(question: Task, result: Verdict) -> Task:
     """The question about the weights that were chosen, whatever memory a change leaves for better ones."""
     return question if result.variant is None else replace(question, variants=(result.variant,))
 
@@ -140,7 +140,7 @@ def _cache_flags(choice: CacheChoice) -> dict[str, str]:
     }
 
 
-def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _limit(question: Task, result: Verdict) -> Iterator[Change]:
     """What the system lets the GPU use of a unified memory can be raised, so that it fits, runs on the GPU or holds a
     longer context. An answer never counts on it: it has to be set first.
     """
@@ -167,14 +167,14 @@ def _limit(question: Question, result: PreflightResult) -> Iterator[Change]:
     )
 
 
-def _gpu_words(found: PreflightResult) -> str:
+def _gpu_words(found: Verdict) -> str:
     """'runs on the GPU at 32,768 tokens, about 20 tokens/s'."""
     where = "on the GPU" if found.way.whole else f"with {found.way.because}"
     speed = "" if found.speed is None else f", about {found.speed.typical:.2g} tokens/s"
     return f"runs {where} at {found.context_tokens // found.streams:,} tokens{speed}"
 
 
-def _to_the_gpu(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _to_the_gpu(question: Task, result: Verdict) -> Iterator[Change]:
     """A context below the minimum that keeps all of the model on the GPU. Of a slow model also one that makes it
     clearly faster, and weights of fewer bits that are all on the GPU.
     """
@@ -210,13 +210,13 @@ def _to_the_gpu(question: Question, result: PreflightResult) -> Iterator[Change]
             return
 
 
-def _is_faster(found: PreflightResult, than: Speed | None) -> bool:
+def _is_faster(found: Verdict, than: Speed | None) -> bool:
     if found.speed is None or than is None:
         return False
     return found.speed.typical >= FASTER * than.typical
 
 
-def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _weights(question: Task, result: Verdict) -> Iterator[Change]:
     """The most accurate quantisation that makes it fit."""
     for value, told, flags, changed in _smaller_weights(question, result):
         found = _judged(changed)
@@ -234,8 +234,8 @@ def _weights(question: Question, result: PreflightResult) -> Iterator[Change]:
 
 
 def _smaller_weights(
-    question: Question, result: PreflightResult
-) -> Iterator[tuple[str, str, dict[str, str], Question]]:
+    question: Task, result: Verdict
+) -> Iterator[tuple[str, str, dict[str, str], Task]]:
     """The name, the sentence, the flags and the question, for each."""
     low = [one for one in question.variants if not one.is_good]
     if low:
@@ -259,7 +259,7 @@ def _weights_flags(variant: Variant) -> dict[str, str]:
     return {"mix": variant.name} if packed is None else {"quantize": f"q{packed.packing.bits}"}
 
 
-def _room(result: PreflightResult) -> int:
+def _room(result: Verdict) -> int:
     """What weights may take at most, in all memories together."""
     free = together_bytes(use.budget for use in result.uses)
     return free - (result.estimate.total_bytes - result.estimate.weights_bytes)
@@ -279,7 +279,7 @@ def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
             yield mix
 
 
-def _smaller_bits(question: Question) -> Iterator[tuple[str, str, dict[str, str], Question]]:
+def _smaller_bits(question: Task) -> Iterator[tuple[str, str, dict[str, str], Task]]:
     from edgekit.engines.mlx.types import Packing, Quantize
     from edgekit.engines.mlx.weights import quantization_of
 
@@ -292,7 +292,7 @@ def _smaller_bits(question: Question) -> Iterator[tuple[str, str, dict[str, str]
         yield f"{bits} bit", told, flags, with_setup(question, quantize=packing)
 
 
-def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
+def _placement(question: Task, _: Verdict) -> Iterator[Change]:
     """A wished-for card whose host was not said: how much memory beside it would do."""
     machine = question.machine
     if machine.host is not None or question.engine != "llama.cpp":
@@ -312,7 +312,7 @@ def _placement(question: Question, _: PreflightResult) -> Iterator[Change]:
     )
 
 
-def _free_for(use: Use) -> str:
+def _free_for(use: Usage) -> str:
     """How much has to be free: what it requires and the reserve, rounded up."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
@@ -325,14 +325,14 @@ def _ram(needed: str) -> dict[str, str]:
     return {"ram": needed.replace(" ", "").removesuffix("iB")}
 
 
-def _free_bytes(use: Use) -> int:
+def _free_bytes(use: Usage) -> int:
     usable = use.required_bytes / min(
         use.max_use or 1.0, ASSUMED_FULL_PERCENT / 100 if use.assumed else 1.0
     )
     return math.ceil(usable) + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
-def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _memory(question: Task, result: Verdict) -> Iterator[Change]:
     """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
     use, host = result.tightest, question.machine.host
     unified = any(len(one.budget.pools) > 1 for one in result.uses)
@@ -349,7 +349,7 @@ def _memory(question: Question, result: PreflightResult) -> Iterator[Change]:
     yield Change(kind=ChangeKind.MEMORY, value=needed, told=told, flags=_ram(needed))
 
 
-def _other_uses(question: Question, result: PreflightResult) -> Iterator[Use]:
+def _other_uses(question: Task, result: Verdict) -> Iterator[Usage]:
     """What the built-in engine takes with fewer weights in memory, down to none: the least that would do."""
     if question.engine == "stream":
         for way in ways_of(question):
@@ -360,7 +360,7 @@ def _other_uses(question: Question, result: PreflightResult) -> Iterator[Use]:
             yield fitting.price(in_steps).uses[0]
 
 
-def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
+def _engine(question: Task, _: Verdict) -> Iterator[Change]:
     """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
     if question.engine in FROM_GGUF or (question.load.sequences or 1) > 1:
         return
@@ -378,7 +378,7 @@ def _engine(question: Question, _: PreflightResult) -> Iterator[Change]:
         )
 
 
-def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
+def _built_in(question: Task, _: Verdict) -> Iterator[Change]:
     """Our own engine reads weights from the file for every token, so that a memory far below their size does."""
     if question.engine != "llama.cpp" or (question.load.sequences or 1) > 1:
         return
@@ -397,26 +397,26 @@ def _built_in(question: Question, _: PreflightResult) -> Iterator[Change]:
         )
 
 
-def _device(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _device(question: Task, result: Verdict) -> Iterator[Change]:
     """The smallest card, and the smallest Mac, that hold all of it."""
-    from edgekit.machine.devices import Kind, usual_devices
+    from edgekit.machine.devices import DeviceKind, usual_devices
     from edgekit.machine.types import Vendor
     from edgekit.machine.wishes import machine_of
 
     tokens = result.context_tokens
     if question.start.settled & PLACED or question.engine == "stream":
         return
-    for kind, vendor in ((Kind.GPU, Vendor.NVIDIA), (Kind.MAC, Vendor.APPLE)):
+    for kind, vendor in ((DeviceKind.GPU, Vendor.NVIDIA), (DeviceKind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
         machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
         held = _smallest(machines, lambda one: _holds(question, one, tokens))
         if held is not None:
-            what = "GPU" if kind is Kind.GPU else "Mac"
+            what = "GPU" if kind is DeviceKind.GPU else "Mac"
             told = f"{held.name}: the smallest current {what} that holds the whole model at {_each(result)}"
             yield _of_device(held.name, told)
 
 
-def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]:
+def _more_cards(question: Task, result: Verdict) -> Iterator[Change]:
     """As many of the same card as hold it: engines share a model among 2, 4 or 8."""
     machine = question.machine
     cards = devices_for(machine, question.engine)
@@ -438,7 +438,7 @@ def _more_cards(question: Question, result: PreflightResult) -> Iterator[Change]
             return
 
 
-def _each(result: PreflightResult) -> str:
+def _each(result: Verdict) -> str:
     """'8,192 tokens', or '8,192 tokens for each of 4 users'."""
     words = f"{result.context_tokens // result.streams:,} tokens"
     return words if result.streams == 1 else f"{words} for each of {result.streams} users"
@@ -460,7 +460,7 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
     return machines[high] if high < len(machines) else None
 
 
-def _holds(question: Question, machine: Machine, tokens: int) -> bool:
+def _holds(question: Task, machine: Machine, tokens: int) -> bool:
     """Whether that machine holds the model whole with its first weights."""
     load = replace(question.load, context_tokens=tokens)
     try:
@@ -470,7 +470,7 @@ def _holds(question: Question, machine: Machine, tokens: int) -> bool:
     return found.fits and found.candidate.step < 5
 
 
-def _judged(question: Question) -> PreflightResult | None:
+def _judged(question: Task) -> Verdict | None:
     """None also for what does not load: that costs less to find out than how long a context would."""
     try:
         found = choose(question)
@@ -479,7 +479,7 @@ def _judged(question: Question) -> PreflightResult | None:
         return None
 
 
-Maker = Callable[[Question, PreflightResult], Iterator[Change]]
+Maker = Callable[[Task, Verdict], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
     _own_cache,
     _context,

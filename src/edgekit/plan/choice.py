@@ -22,7 +22,7 @@ from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import SHARED_OUT, ways_of, whole_ways
-from edgekit.plan.types import Question, Status, Variant, Ways, Weighed
+from edgekit.plan.types import Placements, Status, Task, Variant, Weighed
 from edgekit.units import GIB, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
@@ -76,7 +76,7 @@ class Candidate:
     because: str  # of the context
 
     @property
-    def question(self) -> Question:
+    def question(self) -> Task:
         return self.ladder.question
 
     @property
@@ -116,7 +116,7 @@ def unchecked_bytes(estimate: MemoryEstimate) -> int:
     return size if size > ALWAYS_IN_RAM_BYTES else 0
 
 
-def choose(question: Question) -> Choice:
+def choose(question: Task) -> Choice:
     """Raises HardwareError where the engine cannot run there, RefusedError where it would not run the model."""
     return _Search(question).found()
 
@@ -124,7 +124,7 @@ def choose(question: Question) -> Choice:
 class _Search:
     """The list of SPEC A4 for one question; placements are worked out once for each weights and cache."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Task) -> None:
         self.question = question
         self.variants = question.variants or as_named(question.model)
         self.attempts: list[Attempt] = []
@@ -304,7 +304,7 @@ class _Search:
         return self._try(7, variant, tokens, cache, on_host=True)
 
 
-def at(question: Question, variant: Variant) -> Question:
+def at(question: Task, variant: Variant) -> Task:
     """The question about these weights."""
     asked = replace(question, model=variant.model)
     return with_setup(asked, **variant.changes) if variant.changes else asked
@@ -315,7 +315,7 @@ def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[V
     return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
 
 
-def whole(question: Question) -> Ways:
+def whole(question: Task) -> Placements:
     """Placements with all of the model where the engine computes: on the devices, or on a CPU without any.
 
     Where the user settled a placement that leaves something elsewhere, that one.

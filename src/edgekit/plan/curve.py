@@ -10,7 +10,7 @@ from edgekit.machine.types import Budget
 from edgekit.plan.caches import CacheChoice, cache_choices
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Bill, Question, Start, Use, Way
+from edgekit.plan.types import Bill, Placement, Start, Task, Usage
 
 POINTS = 32  # of a curve; between them a bill is as good as straight
 
@@ -36,7 +36,7 @@ class Curve:
 def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
     """One for each cache type the engine has for the model. `bill` counts what is loaded beside it, if anything."""
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
-    question = Question(
+    question = Task(
         model=plan.variant.model,
         engine=plan.wish.engine,
         machine=plan.wish.machine,
@@ -48,7 +48,7 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
     return curves(question, plan.result.way)
 
 
-def curves(question: Question, way: Way, *, points: int = POINTS) -> tuple[Curve, ...]:
+def curves(question: Task, way: Placement, *, points: int = POINTS) -> tuple[Curve, ...]:
     """The way stays as it is: what lies where, and the budgets. Caches that the engine refuses are left out."""
     if points < 2:
         raise UsageError(f"a curve of {points} points")
@@ -59,7 +59,7 @@ def curves(question: Question, way: Way, *, points: int = POINTS) -> tuple[Curve
     return tuple(_curve(choice.name, fitting, place, points) for choice, fitting in fittings)
 
 
-def _fittings(question: Question, way: Way) -> Iterator[tuple[CacheChoice, Fitting]]:
+def _fittings(question: Task, way: Placement) -> Iterator[tuple[CacheChoice, Fitting]]:
     """Each with the whole setup said: what the plan chose for its own cache is not carried over."""
     start = Start() if way.cards else Start(setup=way.setup, settled=frozenset({"backend"}))
     bare = replace(question.load, cache_k=None, cache_v=None)
@@ -76,7 +76,7 @@ def _fittings(question: Question, way: Way) -> Iterator[tuple[CacheChoice, Fitti
         yield choice, fitting
 
 
-def _choices(question: Question, plain: Question) -> Iterator[tuple[Question, CacheChoice]]:
+def _choices(question: Task, plain: Task) -> Iterator[tuple[Task, CacheChoice]]:
     """The usual ones, and the one that was asked for where it is none of them."""
     usual = cache_choices(plain)
     yield from ((plain, choice) for choice in usual)
@@ -104,7 +104,7 @@ def _deciding(fittings: Sequence[Fitting]) -> int:
     return _fullest(fittings[0].price(fittings[0].most).uses)
 
 
-def _fullest(uses: Sequence[Use]) -> int:
+def _fullest(uses: Sequence[Usage]) -> int:
     return max(
         range(len(uses)), key=lambda place: (uses[place].utilization, uses[place].required_bytes)
     )

@@ -8,10 +8,10 @@ from edgekit.bill.types import Component, Load
 from edgekit.engines import FROM_GGUF, engine_named
 from edgekit.engines.llamacpp.as_gguf import converted
 from edgekit.errors import EdgekitError
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Verdict
 
 
-def download_bytes(result: PreflightResult) -> int | None:
+def download_bytes(result: Verdict) -> int | None:
     """The weights that were judged, as a file or repository holds them; None where that is not known.
 
     Of a repository that was read its own size, else what a quantisation of the model's tensors takes.

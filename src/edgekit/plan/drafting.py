@@ -8,7 +8,7 @@ from typing import Any
 
 from edgekit.bill.decisions import Decision, Lever, Tried
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import with_drafter
@@ -18,7 +18,7 @@ from edgekit.plan.caches import with_setup
 from edgekit.plan.choice import Candidate, whole
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Drafter, Wish
-from edgekit.plan.types import Question
+from edgekit.plan.types import Task
 from edgekit.units import format_bytes
 
 DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
@@ -61,7 +61,7 @@ def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decis
     return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
 
 
-def with_drafter_beside(question: Question, drafter: Drafter) -> Question:
+def with_drafter_beside(question: Task, drafter: Drafter) -> Task:
     """The question, asked of both together."""
     asked = with_setup(question, draft_max=DRAFT_TOKENS, load_mtp=drafter.model is None)
     if drafter.model is not None:
@@ -100,7 +100,7 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
         for other in entries
         if _speaks_alike(entry, other)
         and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
-        and Kind.EMBEDDING not in other.kinds
+        and ModelPurpose.EMBEDDING not in other.kinds
     ]
     ordered = sorted(found, key=lambda one: -(one.parameters or 0))
     return tuple(drafter for one in ordered for drafter in _drafter(one))

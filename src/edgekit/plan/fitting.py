@@ -27,10 +27,10 @@ from edgekit.plan.split import neighbours, pinned, resplit
 from edgekit.plan.types import (
     ASSUMED_FULL_PERCENT,
     Bill,
-    Question,
+    Placement,
     Status,
-    Use,
-    Way,
+    Task,
+    Usage,
     Weighed,
     fullness,
 )
@@ -45,12 +45,12 @@ CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its cach
 class Fitting:
     """One question and one way to start: every context has a price, worked out once."""
 
-    def __init__(self, question: Question, way: Way) -> None:
+    def __init__(self, question: Task, way: Placement) -> None:
         _check_numbers(question)
         self.question, self.way = question, way
         self._bill = question.bill or _own_bill(question)
         self._prices: dict[int, Weighed] = {}
-        self._division: Way | None = None
+        self._division: Placement | None = None
 
     def price(self, tokens: int) -> Weighed:
         if tokens not in self._prices:
@@ -88,7 +88,7 @@ class Fitting:
             found = other
         return found
 
-    def _better(self, found: Weighed, ways: Iterable[Way]) -> Weighed:
+    def _better(self, found: Weighed, ways: Iterable[Placement]) -> Weighed:
         """The first that fits, else the one whose fullest memory is least full."""
         best = found
         for way in ways:
@@ -103,7 +103,7 @@ class Fitting:
         """What is asked of the engine for a context of that length."""
         return self.question.load_of(tokens)
 
-    def _weighed(self, tokens: int, way: Way) -> Weighed:
+    def _weighed(self, tokens: int, way: Placement) -> Weighed:
         cancelled = self.question.cancelled
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
@@ -117,11 +117,11 @@ class Fitting:
             refused=f"vLLM does not start: {refused}" if refused else "",
         )
 
-    def _use(self, budget: Budget, estimate: MemoryEstimate) -> Use:
+    def _use(self, budget: Budget, estimate: MemoryEstimate) -> Usage:
         bound, assumed = estimate.bounds_in(budget.pools)
         mapped = getattr(self.way.setup, "use_mmap", True)
         covered = covered_bytes(budget, estimate)
-        return Use(
+        return Usage(
             budget=for_bill(budget, estimate, mapped_weights=mapped),
             required_bytes=estimate.in_pools(budget.pools) - covered,
             bound_bytes=bound + covered,
@@ -332,7 +332,7 @@ class Fitting:
                 yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"
 
 
-def _check_numbers(question: Question) -> None:
+def _check_numbers(question: Task) -> None:
     for flag, number in (
         ("--min-context", question.min_context),
         ("--window-budget", question.window_budget_bytes),
@@ -346,7 +346,7 @@ def _check_numbers(question: Question) -> None:
         )
 
 
-def _needed(use: Use) -> str:
+def _needed(use: Usage) -> str:
     """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that refuses it where that is another."""
     told = (
         f"{format_bytes(use.required_bytes)}; {use.budget.name} has "
@@ -364,6 +364,6 @@ def _needed(use: Use) -> str:
     )
 
 
-def _own_bill(question: Question) -> Bill:
+def _own_bill(question: Task) -> Bill:
     engine = engine_named(question.engine)
     return lambda load, setup: engine.estimate(question.model, load, setup)

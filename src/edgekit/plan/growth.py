@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.machine.types import HOST
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Verdict
 from edgekit.units import MIB
 
 LEAST_PROMPTS_MIB = 64
 
 
-def growing_lines(result: PreflightResult) -> tuple[MemoryLine, ...]:
+def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:
     """llama-server's prompt cache and checkpoints: nothing of them is taken at the start."""
     lines = result.estimate.lines
     return tuple(line for line in lines if not line.reserved and line.size_bytes and line.pool == HOST)  # fmt: skip
 
 
-def left_on_host(result: PreflightResult) -> int | None:
+def left_on_host(result: Verdict) -> int | None:
     """What is usable there and not required at the start; None where the RAM is not known."""
     left = [
         use.budget.unreserved_bytes - use.required_bytes
@@ -26,7 +26,7 @@ def left_on_host(result: PreflightResult) -> int | None:
     return max(0, min(left)) if left else None
 
 
-def growth_limits(result: PreflightResult) -> dict[str, int]:
+def growth_limits(result: Verdict) -> dict[str, int]:
     """llama-server's two limits, in MiB and in checkpoints of a slot; none where all that may grow has room.
 
     Prompts get half of what is left if need be.

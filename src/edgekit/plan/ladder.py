@@ -13,7 +13,7 @@ from edgekit.machine.types import gpu_budgets, together_bytes
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import finer_ways
-from edgekit.plan.types import Question, Ways
+from edgekit.plan.types import Placements, Task
 
 SHORT = 8  # so few ways are tried one by one
 # Several cards that hold something together need not hold it each: whole layers move from one to the next.
@@ -27,7 +27,7 @@ NEARLY_HELD = (
 class Ladder:
     """Every rung takes less of the devices, and as a rule more of the host, than the one before it."""
 
-    def __init__(self, question: Question, ways: Ways) -> None:
+    def __init__(self, question: Task, ways: Placements) -> None:
         self.question, self._ways = question, ways
         self._rungs: dict[int, Fitting] = {}
         self._held: dict[int, int] = {}  # tokens -> the first rung they hold, taken together

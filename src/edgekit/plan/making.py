@@ -17,7 +17,7 @@ from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import PLACED
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.sharing import decide_sequences
-from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question
+from edgekit.plan.types import Change, ChangeKind, Task, Verdict
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
 
@@ -77,9 +77,9 @@ def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
     )
 
 
-def question_of(wish: Wish) -> Question:
+def question_of(wish: Wish) -> Task:
     model = wish.variants[0].model
-    return Question(
+    return Task(
         model=model,
         variants=wish.variants,
         engine=wish.engine,
@@ -143,7 +143,7 @@ def check_wish(wish: Wish) -> None:
         raise UsageError(f"--nodes only works with vLLM, not with {wish.engine}")
 
 
-def _decisions(choice: Choice, found: Candidate, result: PreflightResult) -> Iterator[Decision]:
+def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[Decision]:
     yield Decision(
         lever=Lever.WEIGHTS,
         value=found.variant.name,
@@ -213,7 +213,7 @@ def _further(wish: Wish, found: Candidate, helps: Sequence[Change]) -> Iterator[
             yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
 
 
-def _nothing_fits(wish: Wish, question: Question, choice: Choice, *, helpful: bool) -> Plan:
+def _nothing_fits(wish: Wish, question: Task, choice: Choice, *, helpful: bool) -> Plan:
     """The verdict with the figures of SPEC A4's step 4, and what would help."""
     found = choice.candidate
     result = result_for(found, max_context=None if helpful else 0)

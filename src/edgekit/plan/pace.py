@@ -14,10 +14,10 @@ from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.engines.speed import READING, Reading, host_pace
 from edgekit.machine.calibration import device_key
 from edgekit.machine.measured import Pace
-from edgekit.machine.types import Accelerator, Machine
+from edgekit.machine.types import Device, Machine
 from edgekit.plan.placement import BACKENDS
-from edgekit.plan.speed import Calibration, expected_speed
-from edgekit.plan.types import Question, Speed, Weighed
+from edgekit.plan.speed import MeasuredRatio, expected_speed
+from edgekit.plan.types import Speed, Task, Weighed
 from edgekit.units import MIB
 
 USUAL_FILL_TOKENS = 4096  # in the window at the slow end: a long conversation
@@ -29,9 +29,7 @@ CORE_SPREAD = 0.3  # ... on the same processor: how packed weights are counts fo
 BANDWIDTH_OFF = 0.1  # an expectation from another bandwidth than this is another expectation
 
 
-def pace(
-    question: Question, weighed: Weighed, fill_tokens: int = USUAL_FILL_TOKENS
-) -> Speed | None:
+def pace(question: Task, weighed: Weighed, fill_tokens: int = USUAL_FILL_TOKENS) -> Speed | None:
     """None where it is not known: of a device without a bandwidth, of weights that are only assumed, and of the
     built-in engine, which may have to read from a disk.
     """
@@ -58,7 +56,7 @@ def pace(
     return replace(found, basis=Basis.ASSUMED, because=told)
 
 
-def measured_pace(machine: Machine, setup: Any, engine: str) -> Calibration | None:
+def measured_pace(machine: Machine, setup: Any, engine: str) -> MeasuredRatio | None:
     """What this machine did, where it was measured in the same place: all on its cards, or all on its processor.
 
     None where what was measured says nothing of it: a model that caches hold, an expectation that has changed since.
@@ -71,7 +69,7 @@ def measured_pace(machine: Machine, setup: Any, engine: str) -> Calibration | No
     found = machine.measured.engine(engine, device)
     if found is None or found.pace is None or not _still_holds(found.pace, machine):
         return None
-    return Calibration(
+    return MeasuredRatio(
         decode=_ratio(found.pace.decode_tokens_per_s, found.pace.expected_decode),
         prefill=_ratio(found.pace.prefill_tokens_per_s, found.pace.expected_prefill),
         spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
@@ -133,11 +131,11 @@ def _fastest_ratio(machine: Machine, engine: str) -> float:
     return max((1.0, *known))
 
 
-def _reading(card: Accelerator, engine: str) -> Reading:
+def _reading(card: Device, engine: str) -> Reading:
     return READING[engine if engine in READING else BACKENDS.get(card.vendor, "vulkan")]
 
 
-def steady_pace(question: Question, weighed: Weighed) -> float | None:
+def steady_pace(question: Task, weighed: Weighed) -> float | None:
     """Tokens a second to expect, where one number has to do: the geometric mean of the range, with an empty cache.
 
     A more accurate cache is read more slowly, and there is one where there is more memory: so it must not count.

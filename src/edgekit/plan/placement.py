@@ -19,9 +19,9 @@ from edgekit.engines.budgets import (
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.apple import longest_buffer_bytes
 from edgekit.machine.calibration import device_key
-from edgekit.machine.types import Accelerator, Machine, Vendor
+from edgekit.machine.types import Device, Machine, Vendor
 from edgekit.model.types import Model
-from edgekit.plan.types import Question, Way, Ways
+from edgekit.plan.types import Placement, Placements, Task
 from edgekit.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ PLACED = frozenset({
 SHARED_OUT = PLACED - {"tensor_split"}  # a division alone leaves open how much goes to the host
 # Of these, flags that count on every device of the machine, numbered as llama.cpp does.
 BY_NUMBER = frozenset({"split_mode", "main_gpu", "override_tensor", "rpc"})
-Cards = tuple[Accelerator, ...]
+Cards = tuple[Device, ...]
 LEAST_CAPABILITY = (7, 0)
 LEAST_CARD_BYTES = (
     5 * GIB // 2
@@ -45,7 +45,7 @@ ON_THE_CPU = "fully on the CPU"
 BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}
 
 
-def ways_of(question: Question) -> Ways:
+def ways_of(question: Task) -> Placements:
     """Whole ones first; behind them what a way takes of the devices is never more than the one before it takes.
 
     Raises HardwareError where the engine cannot run there at all.
@@ -53,16 +53,16 @@ def ways_of(question: Question) -> Ways:
     return tuple(_ways(question))
 
 
-def whole_ways(question: Question) -> Ways:
+def whole_ways(question: Task) -> Placements:
     """Those with all of it on devices, or on the processor of a machine without any; the others are not made out."""
     return tuple(takewhile(lambda way: way.whole, _ways(question)))
 
 
-def first_way(question: Question) -> Way:
+def first_way(question: Task) -> Placement:
     return next(_ways(question))
 
 
-def _ways(question: Question) -> Iterator[Way]:
+def _ways(question: Task) -> Iterator[Placement]:
     check_runs(question.machine, question.engine)
     check_limits(question.engine, question.reserve_bytes, question.max_use)
     for way in _WAYS[question.engine](question):
@@ -83,7 +83,7 @@ def check_limits(engine: str, reserve_bytes: int | None, max_use: float | None) 
         )
 
 
-def _with_reserve(way: Way, reserve_bytes: int) -> Way:
+def _with_reserve(way: Placement, reserve_bytes: int) -> Placement:
     """The placement with another reserve in every memory."""
     budgets = (
         replace(
@@ -108,7 +108,7 @@ def engine_on(model: Model, machine: Machine) -> str:
     return other if not model.header.mlx and devices_for(machine, other) else "llama.cpp"
 
 
-def _llamacpp_ways(question: Question) -> Iterator[Way]:
+def _llamacpp_ways(question: Task) -> Iterator[Placement]:
     from edgekit.engines.llamacpp.types import Backend, default_setup
 
     machine, start = question.machine, question.start
@@ -139,9 +139,9 @@ def _llamacpp_ways(question: Question) -> Iterator[Way]:
     yield _on_the_cpu(machine, setup)
 
 
-def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Way:
+def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Placement:
     """On the devices that were asked for: those of RPC servers come first, and no card is left out."""
-    from edgekit.engines.llamacpp.types import Backend, Device, used_devices
+    from edgekit.engines.llamacpp.types import Backend, DeviceSlot, used_devices
 
     cards = devices_for(machine, "llama.cpp")
     if has_backend and setup.backend is Backend.CPU:
@@ -154,7 +154,7 @@ def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Way:
     every = {
         **{one: _server(one) for one in setup.servers},
         **{
-            Device(
+            DeviceSlot(
                 free_bytes=card.free_bytes,
                 max_buffer_bytes=longest_buffer_bytes(card),
                 number=place,
@@ -174,11 +174,11 @@ def _by_number(machine: Machine, setup: Any, *, has_backend: bool) -> Way:
     return replace(way, whole=True, may_resplit=False)
 
 
-def _server(device: Any) -> Accelerator:
+def _server(device: Any) -> Device:
     """A device of an RPC server, with the memory that was stated."""
     number, _, endpoint = device.rpc.removesuffix("]").partition("[")
     more = f", device {number.removeprefix('RPC')}" if number != "RPC0" else ""
-    return Accelerator(
+    return Device(
         name=f"RPC server {endpoint}{more}",
         vendor=Vendor.OTHER,
         total_bytes=device.free_bytes,
@@ -202,7 +202,7 @@ def _card_sets(cards: Cards) -> list[Cards]:
     return found
 
 
-def _left_out(machine: Machine, used: tuple[Accelerator, ...]) -> str:
+def _left_out(machine: Machine, used: tuple[Device, ...]) -> str:
     """How llama.cpp is told to leave a card alone."""
     known = devices_for(machine, "llama.cpp")
     if len(known) == len(used) or known[0].vendor is not Vendor.NVIDIA:
@@ -210,7 +210,7 @@ def _left_out(machine: Machine, used: tuple[Accelerator, ...]) -> str:
     return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
 
 
-def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: Any) -> None:
+def _check_backend(machine: Machine, cards: tuple[Device, ...], backend: Any) -> None:
     """Raises HardwareError for one that the machine has no device for. Vulkan runs on all but Apple's."""
     from edgekit.engines.llamacpp.types import Backend
 
@@ -225,8 +225,8 @@ def _check_backend(machine: Machine, cards: tuple[Accelerator, ...], backend: An
         raise HardwareError(f"{machine.name} has no device for the backend {backend.value}")
 
 
-def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tuple[Any, ...]:
-    from edgekit.engines.llamacpp.types import Device
+def _as_devices(cards: tuple[Device, ...], split: tuple[float, ...]) -> tuple[Any, ...]:
+    from edgekit.engines.llamacpp.types import DeviceSlot
 
     if len(split) > len(cards):
         raise UsageError(
@@ -234,9 +234,9 @@ def _as_devices(cards: tuple[Accelerator, ...], split: tuple[float, ...]) -> tup
         )
     buffers = [longest_buffer_bytes(card) for card in cards]
     if len(cards) == 1:  # nothing to divide: the bill does not depend on the free memory
-        return (Device(max_buffer_bytes=buffers[0]),)
+        return (DeviceSlot(max_buffer_bytes=buffers[0]),)
     return tuple(
-        Device(free_bytes=card.free_bytes, max_buffer_bytes=longest)
+        DeviceSlot(free_bytes=card.free_bytes, max_buffer_bytes=longest)
         for card, longest in zip(cards, buffers, strict=True)
     )
 
@@ -262,7 +262,7 @@ def _less_and_less(model: Model, cards: Cards, setup: Any) -> Iterator[tuple[dic
     yield {"n_gpu_layers": 0, **experts}, ON_THE_CPU
 
 
-def finer_ways(model: Model, way: Way) -> Iterator[Way]:
+def finer_ways(model: Model, way: Placement) -> Iterator[Placement]:
     """With more of one layer's experts on the devices than this way and less than the one before it: with -ot, which
     leaves experts of the first layers on the host, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
     """
@@ -310,8 +310,8 @@ def _numbers(first: int, end: int) -> str:
     )
 
 
-def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, because: str) -> Way:
-    return Way(
+def _on_devices(machine: Machine, cards: tuple[Device, ...], setup: Any, because: str) -> Placement:
+    return Placement(
         setup=replace(setup, **_of_the_machine(machine, cards)),
         budgets=llamacpp_budgets(machine, cards),
         because=because,
@@ -320,7 +320,7 @@ def _on_devices(machine: Machine, cards: tuple[Accelerator, ...], setup: Any, be
     )
 
 
-def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
+def _all_told(setup: Any, cards: tuple[Device, ...]) -> str:
     from edgekit.engines.llamacpp.types import ALL_LAYERS
 
     if setup.n_gpu_layers != ALL_LAYERS or setup.cpu_moe or setup.n_cpu_moe:
@@ -328,13 +328,13 @@ def _all_told(setup: Any, cards: tuple[Accelerator, ...]) -> str:
     return f"{'fully' if setup.offload_kqv else 'all but the cache'} on {_names(cards)}"
 
 
-def _on_the_cpu(machine: Machine, setup: Any) -> Way:
+def _on_the_cpu(machine: Machine, setup: Any) -> Placement:
     from edgekit.engines.llamacpp.types import Backend
 
     if machine.host is None:
         raise HardwareError("RAM unknown: add --ram 32G")
     alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
-    return Way(setup=alone, budgets=llamacpp_budgets(machine, ()), because=ON_THE_CPU)
+    return Placement(setup=alone, budgets=llamacpp_budgets(machine, ()), because=ON_THE_CPU)
 
 
 def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:
@@ -364,14 +364,14 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
     return None
 
 
-def _names(cards: tuple[Accelerator, ...]) -> str:
+def _names(cards: tuple[Device, ...]) -> str:
     counts: dict[str, int] = {}
     for card in cards:
         counts[card.name] = counts.get(card.name, 0) + 1
     return " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items())
 
 
-def _vllm_ways(question: Question) -> Iterator[Way]:
+def _vllm_ways(question: Task) -> Iterator[Placement]:
     from edgekit.engines.vllm.types import Gpu, VllmSetup
 
     machine, start = question.machine, question.start
@@ -394,7 +394,7 @@ def _vllm_ways(question: Question) -> Iterator[Way]:
         yield _vllm_way(_startable(shared, own) if lower else shared, own, Gpu)
 
 
-def _new_enough(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+def _new_enough(cards: tuple[Device, ...]) -> tuple[Device, ...]:
     found = tuple(
         card for card in cards if (card.capability or LEAST_CAPABILITY) >= LEAST_CAPABILITY
     )
@@ -403,7 +403,7 @@ def _new_enough(cards: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
     return found
 
 
-def _startable(setup: Any, cards: tuple[Accelerator, ...]) -> Any:
+def _startable(setup: Any, cards: tuple[Device, ...]) -> Any:
     """Its share of a card that is in use already, or shared with NCCL, is lowered until it starts."""
     share = vllm_share(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager)
     return replace(setup, gpu_memory_utilization=share)
@@ -428,12 +428,12 @@ def _powers(most: int) -> Iterator[int]:
         size *= 2
 
 
-def _vllm_way(setup: Any, cards: tuple[Accelerator, ...], gpu: Callable[..., Any]) -> Way:
+def _vllm_way(setup: Any, cards: tuple[Device, ...], gpu: Callable[..., Any]) -> Placement:
     """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
     one = min(cards, key=lambda card: card.total_bytes)
     known = {"capability": one.capability} if one.capability is not None else {}
     card = gpu(name=one.name, memory_bytes=None, total_bytes=one.total_bytes, **known)
-    return Way(
+    return Placement(
         setup=replace(setup, gpu=card),
         budgets=vllm_budgets(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager),
         because=f"{'on' if len(cards) == 1 else 'shared by'} {_names(cards)}{_shape(setup)}{_lowered(setup)}",
@@ -456,11 +456,11 @@ def _lowered(setup: Any) -> str:
     return f", {share:g} of its memory" if share != DEFAULT_UTILIZATION else ""
 
 
-def _mlx_ways(question: Question) -> Iterator[Way]:
+def _mlx_ways(question: Task) -> Iterator[Placement]:
     from edgekit.engines.mlx.types import MlxSetup
 
     cards = devices_for(question.machine, "mlx")
-    yield Way(
+    yield Placement(
         setup=question.start.setup or MlxSetup(),
         budgets=mlx_budgets(question.machine, cards),
         cards=cards[:1],
@@ -468,7 +468,7 @@ def _mlx_ways(question: Question) -> Iterator[Way]:
     )
 
 
-def _stream_ways(question: Question) -> Iterator[Way]:
+def _stream_ways(question: Task) -> Iterator[Placement]:
     """Weights that stay in memory need no reading: all of them first, then fewer, then none."""
     from edgekit.embed.tokenizer.cost import vocabulary_bytes
     from edgekit.engines.native.estimate import matrix_bytes, stream_model
@@ -483,7 +483,7 @@ def _stream_ways(question: Question) -> Iterator[Way]:
     budgets = stream_budgets(machine, vocabulary_bytes=vocabulary, threads=threads)
     whole_bytes = matrix_bytes(question.model)
     for keep_bytes in _kept_sizes(whole_bytes, setup, settled="keep" in start.settled):
-        yield Way(
+        yield Placement(
             setup=replace(setup, threads=threads, keep_bytes=keep_bytes),
             budgets=budgets,
             because=_kept_told(keep_bytes, whole_bytes),
@@ -507,7 +507,7 @@ def _kept_told(keep_bytes: int | None, whole_bytes: int) -> str:
     return f"up to {format_bytes(keep_bytes)} of weights in memory, the rest read for every token"
 
 
-_WAYS: dict[str, Callable[[Question], Iterator[Way]]] = {
+_WAYS: dict[str, Callable[[Task], Iterator[Placement]]] = {
     "llama.cpp": _llamacpp_ways,
     "vllm": _vllm_ways,
     "mlx": _mlx_ways,

@@ -13,7 +13,7 @@ from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.plan.caches import CacheChoice
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.types import Change, Job, PreflightResult, Speed, Start, Variant
+from edgekit.plan.types import Change, Job, Speed, Start, Variant, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Plan:
     variant: Variant
     load: Load  # context of all users together, cache types, sequences
     choice: CacheChoice | None = None  # of the cache
-    result: PreflightResult
+    result: Verdict
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None  # a draft model that would fit as well; not in the bill
     speed: Speed | None = None

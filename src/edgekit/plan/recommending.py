@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edgekit.bill.types import Load
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.budgets import check_runs
 from edgekit.engines.entries import open_entry
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
@@ -43,7 +43,7 @@ class Ask:
     """What somebody wants to do on a machine."""
 
     machine: Machine
-    task: Kind = Kind.CHAT
+    task: ModelPurpose = ModelPurpose.CHAT
     engine: str = "llama.cpp"
     context_tokens: int | None = None  # of each user
     users: int | None = None
@@ -79,7 +79,7 @@ class Suggestion:
         """
         worth = self.rank * self._ram_share
         speed = self.plan.speed
-        if Kind.EMBEDDING in self.entry.kinds:
+        if ModelPurpose.EMBEDDING in self.entry.kinds:
             read = None if speed is None else speed.prefill
             if read is None:
                 return worth
@@ -97,7 +97,7 @@ class Suggestion:
 
         Where the speed is unknown, one that is not divided.
         """
-        if is_minor(self.entry) or Kind.EMBEDDING in self.entry.kinds:
+        if is_minor(self.entry) or ModelPurpose.EMBEDDING in self.entry.kinds:
             return False
         return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
 
@@ -123,7 +123,7 @@ class Suggestion:
     @property
     def is_quick(self) -> bool:
         """At least reading speed. An unknown speed is not called slow."""
-        return Kind.EMBEDDING in self.entry.kinds or not self.plan.is_slow
+        return ModelPurpose.EMBEDDING in self.entry.kinds or not self.plan.is_slow
 
 
 def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
@@ -172,16 +172,16 @@ def recommend(
     )
 
 
-def ranked_for(task: Kind, entries: Iterable[Entry]) -> list[Entry]:
+def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
     """Those made for the task, the first to be looked at first."""
     suited = [entry for entry in entries if task in entry.kinds and _speaks(entry, task)]
     newest_first = sorted(suited, key=lambda entry: version_of(entry.id)[1], reverse=True)
     return sorted(newest_first, key=lambda entry: (-rank_of(entry), version_of(entry.id)[0]))
 
 
-def _speaks(entry: Entry, task: Kind) -> bool:
+def _speaks(entry: Entry, task: ModelPurpose) -> bool:
     """An embedding model of code writes none."""
-    return task is Kind.EMBEDDING or Kind.EMBEDDING not in entry.kinds
+    return task is ModelPurpose.EMBEDDING or ModelPurpose.EMBEDDING not in entry.kinds
 
 
 class _Search:
@@ -201,7 +201,7 @@ class _Search:
         found: list[Suggestion] = []
         shown: list[Suggestion] = []
         slow: list[Entry] = []
-        embeds = self._ask.task is Kind.EMBEDDING
+        embeds = self._ask.task is ModelPurpose.EMBEDDING
         for entry in ranked:
             limit = not embeds, rank_of(entry) * quickness(math.inf)  # for all that follow
             if len(shown) >= self._most and shown[-1].order >= limit:
@@ -302,9 +302,9 @@ class _Search:
         least = max(ask.wanted_tokens or 0, ask.min_context or 0)
         if not ask.wanted_tokens and ask.min_context is None:
             least = MINIMUM_TOKENS
-        if ask.task is not Kind.EMBEDDING and entry.native_context is None:
+        if ask.task is not ModelPurpose.EMBEDDING and entry.native_context is None:
             return "with an unknown context length"
-        if ask.task is not Kind.EMBEDDING and (entry.native_context or 0) < least:
+        if ask.task is not ModelPurpose.EMBEDDING and (entry.native_context or 0) < least:
             return "with too short a context"
         if smallest_bytes(entry) > self._room_bytes:
             return TOO_LARGE
@@ -313,7 +313,7 @@ class _Search:
     def _most_order(self, entry: Entry) -> tuple[bool, float]:
         """The best order it can have, by the time that reading its weights takes."""
         size, whole = smallest_bytes(entry), entry.parameters or 0
-        if not size or not whole or self._ask.task is Kind.EMBEDDING:
+        if not size or not whole or self._ask.task is ModelPurpose.EMBEDDING:
             return _best_order(entry)
         work = READ_SHARE * size * (entry.active_parameters or whole) / whole
         most = fastest_middle(work, size, self._ask.machine, self._ask.engine)
@@ -333,7 +333,7 @@ def _replaces(new: Suggestion, old: Suggestion) -> bool:
 
 def _best_order(entry: Entry) -> tuple[bool, float]:
     """Of the model at the highest speed that counts."""
-    if is_minor(entry) or Kind.EMBEDDING in entry.kinds:
+    if is_minor(entry) or ModelPurpose.EMBEDDING in entry.kinds:
         return False, rank_of(entry)
     return True, rank_of(entry) * quickness(math.inf)
 
@@ -341,7 +341,7 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
 def wish_for(entry: Entry, ask: Ask) -> Wish:
     """Raises EdgekitError where the entry has nothing that the engine loads."""
     model = open_entry(entry, ask.engine)
-    embeds = Kind.EMBEDDING in entry.kinds
+    embeds = ModelPurpose.EMBEDDING in entry.kinds
     return Wish(
         label=entry.id,
         variants=variants_of(model, ask.engine, settled=False, label=entry.id),

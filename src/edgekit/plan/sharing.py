@@ -9,12 +9,12 @@ from edgekit.errors import RefusedError
 from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Wish
-from edgekit.plan.types import Question, Ways
+from edgekit.plan.types import Placements, Task
 
 MOST_USERS = 256  # vLLM's own limit on cards of usual size; nobody asks llama.cpp or MLX for more
 
 
-def decide_sequences(wish: Wish, found: Candidate, ways: Ways) -> Decision:
+def decide_sequences(wish: Wish, found: Candidate, ways: Placements) -> Decision:
     """What was asked for; else the engine's own number, and how many more there is room for."""
     each = found.tokens // found.held.streams
     if wish.users is not None:
@@ -41,7 +41,7 @@ def decide_sequences(wish: Wish, found: Candidate, ways: Ways) -> Decision:
     )
 
 
-def users_that_fit(question: Question, tokens: int, ways: Ways) -> int:
+def users_that_fit(question: Task, tokens: int, ways: Placements) -> int:
     """With so many tokens each, in one of these ways. Doubling finds the edge, halving the number."""
 
     def holds(users: int) -> bool:
@@ -60,7 +60,7 @@ def users_that_fit(question: Question, tokens: int, ways: Ways) -> int:
     return low
 
 
-def _holds(question: Question, users: int, tokens: int, ways: Ways) -> bool:
+def _holds(question: Task, users: int, tokens: int, ways: Placements) -> bool:
     load = replace(question.load, sequences=users, context_tokens=None)
     together = tokens
     if question.engine == "llama.cpp":

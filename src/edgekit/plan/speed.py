@@ -27,9 +27,9 @@ from edgekit.engines.speed import (
     device_flops,
     host_pace,
 )
-from edgekit.machine.types import Accelerator, Machine, PoolKind
+from edgekit.machine.types import Device, Machine, PoolKind
 from edgekit.model.types import Model
-from edgekit.plan.touched import Touched, Work, one_token
+from edgekit.plan.touched import SequenceWork, Touched, one_token
 from edgekit.plan.types import Speed
 from edgekit.plan.working import attention_flops
 from edgekit.units import format_bytes
@@ -38,7 +38,7 @@ DEFAULT_BATCH_TOKENS = 512  # of a prompt that are worked on together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class MeasuredRatio:
     """What a measurement on the same machine with the same engine says about the model: measured by modelled.
 
     Both are held against the middle of the modelled range: see `calibrate`.
@@ -50,12 +50,12 @@ class Calibration:
     told: str = ""  # what was measured, and when
 
 
-def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> Calibration:
+def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> MeasuredRatio:
     """From a speed modelled with `filled` at the length that was measured."""
     told = 1.0
     if prefill is not None and modelled.prefill is not None:
         told = prefill / middle(modelled.prefill)
-    return Calibration(decode=decode / middle(modelled.decode), prefill=told)
+    return MeasuredRatio(decode=decode / middle(modelled.decode), prefill=told)
 
 
 def expected_speed(  # noqa: PLR0917 - the bill with all that it was made of, the machine and the engine
@@ -67,7 +67,7 @@ def expected_speed(  # noqa: PLR0917 - the bill with all that it was made of, th
     engine: str,
     *,
     filled: tuple[int, int] | None = None,
-    calibration: Calibration | None = None,
+    calibration: MeasuredRatio | None = None,
 ) -> Speed | None:
     """One sequence alone: from a full context at the slow end to an empty one at the fast end, or as `filled` says.
 
@@ -92,7 +92,7 @@ def expected_speed(  # noqa: PLR0917 - the bill with all that it was made of, th
 
 
 def _ordered(
-    longer: Range, shorter: Range, calibration: Calibration | None, field: str
+    longer: Range, shorter: Range, calibration: MeasuredRatio | None, field: str
 ) -> tuple[float, float]:
     """Seconds of a token (slow, fast) -> tokens a second, from slow to fast."""
     if calibration is None:
@@ -103,7 +103,7 @@ def _ordered(
     return slow * (1 - spread), fast * (1 + spread)
 
 
-def _measured(calibration: Calibration | None) -> str:
+def _measured(calibration: MeasuredRatio | None) -> str:
     return f"; {calibration.told}" if calibration is not None and calibration.told else ""
 
 
@@ -137,7 +137,7 @@ class _Place:
 
 
 def _places(
-    work: Work, setup: Any, estimate: MemoryEstimate, machine: Machine
+    work: SequenceWork, setup: Any, estimate: MemoryEstimate, machine: Machine
 ) -> tuple[_Place, ...] | None:
     cards = _cards(machine, setup, estimate)
     host = host_pace(machine)
@@ -153,7 +153,7 @@ def _places(
 
 def _place(
     touched: Touched,
-    cards: tuple[Accelerator, ...],
+    cards: tuple[Device, ...],
     host: HostPace,
     estimate: MemoryEstimate,
 ) -> _Place | None:
@@ -190,12 +190,12 @@ def _on_host(touched: Touched, host: HostPace) -> _Place:
     )
 
 
-def _slowest(cards: tuple[Accelerator, ...]) -> Accelerator:
+def _slowest(cards: tuple[Device, ...]) -> Device:
     """Ranks wait for the last of them."""
     return min(cards, key=lambda card: card.bandwidth_bytes_per_s or 0)
 
 
-def _cards(machine: Machine, setup: Any, estimate: MemoryEstimate) -> tuple[Accelerator, ...]:
+def _cards(machine: Machine, setup: Any, estimate: MemoryEstimate) -> tuple[Device, ...]:
     """Those that the engine is started on, in its order: where not all are used, those with the most memory."""
     engine = estimate.engine
     known = devices_for(machine, engine) if estimate.backend != "cpu" else ()
@@ -217,7 +217,7 @@ class _Run:
     model: Model
     load: Load
     setup: Any
-    work: Work
+    work: SequenceWork
     places: tuple[_Place, ...]
     engine: str
 

@@ -11,7 +11,7 @@ from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.types import SplitMode
 from edgekit.machine.types import Budget, PoolKind, pool_of
 from edgekit.model.types import Model
-from edgekit.plan.types import Use, Way
+from edgekit.plan.types import Placement, Usage
 
 STEPS = 24  # of halving: to a ten-millionth of a card
 DIVIDED = ", divided "
@@ -19,7 +19,7 @@ MOST_TAKERS = 3  # every division costs the graph of a whole model
 WORST_SHARE = 64.0  # of a card; a division that needs more is none
 
 
-def resplit(way: Way, estimate: MemoryEstimate, idle_blocks: int = 0) -> Way | None:
+def resplit(way: Placement, estimate: MemoryEstimate, idle_blocks: int = 0) -> Placement | None:
     """The same way with -ts; None where there is no other division. `estimate` is the bill as it is divided now.
 
     Blocks for further tokens that are not loaded stand between the last layer and the head, and are counted too.
@@ -34,7 +34,7 @@ def resplit(way: Way, estimate: MemoryEstimate, idle_blocks: int = 0) -> Way | N
     return divided(way, counts)
 
 
-def divided(way: Way, counts: tuple[float, ...]) -> Way:
+def divided(way: Placement, counts: tuple[float, ...]) -> Placement:
     """The way with so many layers on each card, and words that say so."""
     told = way.because.partition(DIVIDED)[0]
     told += DIVIDED + ":".join(str(round(count)) for count in counts)
@@ -42,7 +42,7 @@ def divided(way: Way, counts: tuple[float, ...]) -> Way:
     return replace(way, setup=setup, because=told, may_resplit=False)
 
 
-def neighbours(way: Way, uses: Sequence[Use]) -> Iterator[Way]:
+def neighbours(way: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
     """One layer moved off the fullest card, to each of those with most room left.
 
     None where the host is fullest, or cards have no memory of their own.
@@ -66,7 +66,7 @@ def neighbours(way: Way, uses: Sequence[Use]) -> Iterator[Way]:
         yield divided(way, tuple(moved))
 
 
-def pinned(way: Way, model: Model) -> Way:
+def pinned(way: Placement, model: Model) -> Placement:
     """The way with the division said that it is billed with: the engine would divide by what is free when it starts."""
     if len(way.cards) < 2 or way.setup.tensor_split or way.setup.split_mode is not SplitMode.LAYER:
         return way
@@ -78,7 +78,7 @@ def pinned(way: Way, model: Model) -> Way:
     return replace(way, setup=replace(way.setup, tensor_split=tuple(counts)), may_resplit=False)
 
 
-def _card(way: Way, place: int) -> tuple[Budget, ...]:
+def _card(way: Placement, place: int) -> tuple[Budget, ...]:
     pool = frozenset({pool_of(place)})
     return tuple(budget for budget in way.budgets if budget.pools == pool)
 

@@ -10,7 +10,7 @@ from typing import Any
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import Model, ModelGeometry, SharedCache, Span
-from edgekit.plan.working import Share, Working, working_weights
+from edgekit.plan.working import LayerShare, Working, working_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SequenceWork:
     """What one sequence asks of a machine."""
 
     pools: tuple[Touched, ...]
@@ -55,7 +55,7 @@ class Work:
     working: Working
 
 
-def one_token(model: Model, load: Load, setup: Any, estimate: MemoryEstimate) -> Work:
+def one_token(model: Model, load: Load, setup: Any, estimate: MemoryEstimate) -> SequenceWork:
     """Sums over the bill; what the weights' directory says is kept with the model."""
     own = _as_loaded(model, setup, estimate)
     working = working_weights(own)
@@ -75,7 +75,7 @@ def one_token(model: Model, load: Load, setup: Any, estimate: MemoryEstimate) ->
         for pool in estimate.pools
     )
     crossings = _crossings(weights.layers_of, len(working.layers) + 1)
-    return Work(pools=pools, crossings=crossings, context_tokens=context, working=working)
+    return SequenceWork(pools=pools, crossings=crossings, context_tokens=context, working=working)
 
 
 def _as_loaded(model: Model, setup: Any, estimate: MemoryEstimate) -> Model:
@@ -140,7 +140,7 @@ def _divided(lines: Iterable[MemoryLine]) -> frozenset[int]:
     return frozenset(layer for layer, kinds in places.items() if len(kinds) > 1)
 
 
-def _ratio(share: Share, line: MemoryLine, *, apart: bool) -> float:
+def _ratio(share: LayerShare, line: MemoryLine, *, apart: bool) -> float:
     if not apart or not line.size_bytes:
         return share.ratio
     if line.pool.kind is PoolKind.HOST:

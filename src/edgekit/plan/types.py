@@ -11,7 +11,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.machine.types import Accelerator, Budget, Machine
+from edgekit.machine.types import Budget, Device, Machine
 from edgekit.model.types import Model
 from edgekit.units import GIB
 
@@ -31,7 +31,7 @@ class Status(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Usage:
     """What a bill takes of one memory, and the verdict on it (SPEC A1)."""
 
     budget: Budget
@@ -78,7 +78,7 @@ class Use:
         return fullness((self,))
 
 
-def fullness(uses: Iterable[Use]) -> float:
+def fullness(uses: Iterable[Usage]) -> float:
     """Of several memories together: 1 is the most they hold."""
     every = tuple(uses)
     required = sum(use.required_bytes for use in every)
@@ -105,12 +105,12 @@ class Weighed:
 
     context_tokens: int
     estimate: MemoryEstimate = field(repr=False)
-    uses: tuple[Use, ...]
-    way: Way = field(repr=False)
+    uses: tuple[Usage, ...]
+    way: Placement = field(repr=False)
     refused: str = ""  # why the engine would not start with this, however much is free
 
     @property
-    def tightest(self) -> Use:
+    def tightest(self) -> Usage:
         return max(self.uses, key=lambda use: (use.utilization, use.required_bytes))
 
     @property
@@ -137,13 +137,13 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Placement:
     """How an engine would be started, and the budgets it is then held against."""
 
     setup: Any = field(repr=False)
     budgets: tuple[Budget, ...]
     because: str  # where the model lies, in words
-    cards: tuple[Accelerator, ...] = ()  # the devices it computes on, in the engine's order
+    cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be divided otherwise among several cards
     whole: bool = False  # nothing of it that could lie on a device lies elsewhere
     by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
@@ -188,11 +188,11 @@ class Start:
     settled: frozenset[str] = frozenset()
 
 
-Ways = tuple[Way, ...]
+Placements = tuple[Placement, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Task:
     """What is asked: which model, on which engine and machine, for which load."""
 
     model: Model = field(repr=False)
@@ -242,7 +242,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightResult:
+class Verdict:
     """Whether a model fits. Required and available are those of the memory that is tightest.
 
     >>> from edgekit.models import model_preflight
@@ -265,16 +265,16 @@ class PreflightResult:
     streams: int = 1  # sequences that a context is divided among, where they share no cache
     recommended_context: int
     native_context: int | None
-    uses: tuple[Use, ...]
+    uses: tuple[Usage, ...]
     speed: Speed | None = None  # None: not known
     estimate: MemoryEstimate = field(repr=False)
     reasons: tuple[str, ...]  # why it failed; empty where it did not
     window: str  # why so many tokens, where none were asked for
-    way: Way
+    way: Placement
     machine: Machine = field(repr=False)
 
     @property
-    def tightest(self) -> Use:
+    def tightest(self) -> Usage:
         return max(self.uses, key=lambda use: (use.utilization, use.required_bytes))
 
     @property
@@ -340,4 +340,4 @@ class Change:
         default_factory=dict
     )  # what to ask for, by the names of REST; empty: no flag does it
     max_context: int | None = None  # with it
-    result: PreflightResult | None = field(default=None, repr=False)
+    result: Verdict | None = field(default=None, repr=False)

@@ -17,14 +17,14 @@ from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import pace, steady_pace
 from edgekit.plan.placement import ways_of
 from edgekit.plan.split import pinned
-from edgekit.plan.types import Bill, PreflightResult, Question
+from edgekit.plan.types import Bill, Task, Verdict
 
 _ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
 # Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
-def judge(question: Question) -> PreflightResult:
+def judge(question: Task) -> Verdict:
     """The verdict on what SPEC A4 chooses.
 
     Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
@@ -32,13 +32,13 @@ def judge(question: Question) -> PreflightResult:
     return result_of(choose(question))
 
 
-def result_of(choice: Choice, *, max_context: int | None = None) -> PreflightResult:
+def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
     """The verdict on a choice. `max_context` where it is known, or does not matter."""
     found = pinned_candidate(choice.candidate) if choice.fits else choice.candidate
     return result_for(found, max_context=max_context)
 
 
-def result_for(found: Candidate, *, max_context: int | None = None) -> PreflightResult:
+def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
     weighed, question, held = found.weighed, found.question, found.held
     reasons: tuple[str, ...] = ()
     if found.step:
@@ -51,7 +51,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
     geometry = question.model.geometry
     # Of a bare name only sizes are assumed: its layers are those of another model.
     is_rough = question.bill is not None and weighed.estimate.basis is Basis.ASSUMED
-    return PreflightResult(
+    return Verdict(
         engine=question.engine,
         status=found.status,
         context_tokens=found.tokens,
@@ -76,7 +76,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Preflight
     )
 
 
-def is_too_short(result: PreflightResult) -> bool:
+def is_too_short(result: Verdict) -> bool:
     """Whether the model's own context is shorter than the least that is wanted: no memory helps."""
     native = (result.native_context or 0) * result.streams
     return result.failed and not result.asked and 0 < native < result.context_tokens
@@ -118,7 +118,7 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
     return list(top.reasons(found.weighed, longest_tokens))
 
 
-def is_decided(question: Question, result: PreflightResult, *, loads_only: bool = False) -> bool:
+def is_decided(question: Task, result: Verdict, *, loads_only: bool = False) -> bool:
     """Whether the answer to a bill without the tensor directory is the answer.
 
     That is so where it is the same with every line at its lower and at its upper bound, and all of the model fits
@@ -139,7 +139,7 @@ def is_decided(question: Question, result: PreflightResult, *, loads_only: bool 
     return all(_answer(judge(bound)) == _answer(result) for bound in bounds)
 
 
-def _answer(result: PreflightResult) -> tuple[object, ...]:
+def _answer(result: Verdict) -> tuple[object, ...]:
     return (
         result.status,
         result.quantization,
@@ -150,14 +150,14 @@ def _answer(result: PreflightResult) -> tuple[object, ...]:
     )
 
 
-def _is_near_reading_speed(question: Question, result: PreflightResult) -> bool:
+def _is_near_reading_speed(question: Task, result: Verdict) -> bool:
     """Whether a slightly different size of the weights could end or begin the spending of memory that is left."""
     fitting = Fitting(replace(question, load=result.load), result.way)
     speed = steady_pace(question, fitting.price(result.context_tokens))
     return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 
-def _at_bound(question: Question, sign: int) -> Bill:
+def _at_bound(question: Task, sign: int) -> Bill:
     """The engine's bill with every line as far off as it may be."""
     engine = engine_named(question.engine)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.types import SplitMode
 from edgekit.machine.types import Machine, Vendor
-from edgekit.plan.types import Way
+from edgekit.plan.types import Placement
 
 # NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def visible_cards(way: Way, machine: Machine, engine: str) -> dict[str, str]:
+def visible_cards(way: Placement, machine: Machine, engine: str) -> dict[str, str]:
     """Empty where all cards are used, and alike or not told apart."""
     used = way.cards
     if not used or used[0].vendor is not Vendor.NVIDIA:
@@ -24,11 +24,11 @@ def visible_cards(way: Way, machine: Machine, engine: str) -> dict[str, str]:
     return {} if alike else dict(AS_NVML_COUNTS)
 
 
-def leaves_some(way: Way, machine: Machine, engine: str) -> bool:
+def leaves_some(way: Placement, machine: Machine, engine: str) -> bool:
     """Whether the machine has cards that the engine is to leave alone."""
     return len(way.cards) < len(devices_for(machine, engine)) and not _by_number(way)
 
 
-def _by_number(way: Way) -> bool:
+def _by_number(way: Placement) -> bool:
     """-sm none names its card by the number it has among all of them."""
     return getattr(way.setup, "split_mode", None) is SplitMode.NONE

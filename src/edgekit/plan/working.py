@@ -16,7 +16,7 @@ MXFP4_SHARE = 4.25 / 16  # gpt-oss: experts at four bits and a scale for 32, the
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class LayerShare:
     """Bytes of one layer, or of what stands outside them: those that every token needs, and all."""
 
     working: float
@@ -42,8 +42,8 @@ class Share:
 class Working:
     """Which weights work on one token."""
 
-    layers: tuple[Share, ...]  # those with weights of their own
-    outside: Share  # of it the head; an embedding is looked up, towers stand by
+    layers: tuple[LayerShare, ...]  # those with weights of their own
+    outside: LayerShare  # of it the head; an embedding is looked up, towers stand by
     parameters: int  # that multiply a token of a prompt: without the head
     has_experts: bool
 
@@ -97,17 +97,17 @@ class _Sums:
     def working(self) -> Working:
         return Working(
             layers=tuple(self._share(layer) for layer in range(len(self.own))),
-            outside=Share(
+            outside=LayerShare(
                 working=max(0.0, self.outside - self.looked_up), whole=max(self.outside, 1.0)
             ),
             parameters=int(self.parameters),
             has_experts=any(self.experts.values()),
         )
 
-    def _share(self, layer: int) -> Share:
+    def _share(self, layer: int) -> LayerShare:
         plain, experts = self.plain[layer], self.experts[layer]
         active = experts * self._used(layer)
-        return Share(
+        return LayerShare(
             working=plain + active,
             whole=plain + experts,
             experts=experts,

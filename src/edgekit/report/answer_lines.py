@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.wishes import IDLE
 from edgekit.plan.download import download_bytes
-from edgekit.plan.types import Change, ChangeKind, PreflightResult
+from edgekit.plan.types import Change, ChangeKind, Verdict
 from edgekit.report.bars import Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.headline import embeds, headline
@@ -26,19 +26,19 @@ _FIRST = (
 )  # fmt: skip
 
 
-def download_words(result: PreflightResult, *, is_remote: bool) -> tuple[str, ...]:
+def download_words(result: Verdict, *, is_remote: bool) -> tuple[str, ...]:
     """'18.6 GB download', of weights that are not on this machine."""
     size = download_bytes(result) if is_remote else None
     return () if size is None else (f"{format_download(size)} download",)
 
 
-def assumed_of(machine: Machine, result: PreflightResult | None) -> Iterator[str]:
+def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:
     """What is assumed of a machine that was only described, and decides how much of its memory counts."""
     if IDLE in machine.notes:
         yield ALL_FREE if result is not None and _fills_ram(result) else IDLE
 
 
-def _fills_ram(result: PreflightResult) -> bool:
+def _fills_ram(result: Verdict) -> bool:
     """Whether a significant part of the model is in memory that the system and other programs use too."""
     needed = sum(use.required_bytes for use in result.uses)
     in_ram = (use for use in result.uses if HOST in use.budget.pools)
@@ -49,14 +49,14 @@ def _fills_ram(result: PreflightResult) -> bool:
 
 
 def headline_lines(
-    result: PreflightResult, *, width: int, colour: bool, from_name: bool = False
+    result: Verdict, *, width: int, colour: bool, from_name: bool = False
 ) -> list[str]:
     lines = folded(headline(result, from_name=from_name), width)
     return [painted(line, result.status, "1;") for line in lines] if colour else lines
 
 
 def top_lines(
-    result: PreflightResult,
+    result: Verdict,
     title: Sequence[str],
     *,
     width: int,
@@ -71,7 +71,7 @@ def top_lines(
 
 
 def change_lines(
-    result: PreflightResult, changes: Sequence[Change], width: int, *, more: Sequence[str] = ()
+    result: Verdict, changes: Sequence[Change], width: int, *, more: Sequence[str] = ()
 ) -> list[str]:
     """The first few things that would change the answer."""
 
@@ -86,7 +86,7 @@ def change_lines(
     return section("To fit" if result.failed else "Or", words, width)
 
 
-def _figures(result: PreflightResult) -> Iterator[str]:
+def _figures(result: Verdict) -> Iterator[str]:
     """Figures that the headline leaves out: the longest context, the range of the speed."""
     if result.failed:
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.formats.types import ModelHeader, Tensor
-from edgekit.model.inspect import CachePart, Inspection, Share, Weights
+from edgekit.model.inspect import CachePart, Inspection, WeightsCount, WeightsShare
 from edgekit.model.types import (
     Attention,
     CompressedAttention,
@@ -107,7 +107,7 @@ def _format(header: ModelHeader) -> str:
     return "mlx" if header.mlx else header.container.value
 
 
-def _weights(weights: Weights | None, header: ModelHeader) -> dict[str, Any]:
+def _weights(weights: WeightsCount | None, header: ModelHeader) -> dict[str, Any]:
     if weights is None:
         return {
             "parameters": None,
@@ -205,7 +205,7 @@ def _part(part: CachePart) -> dict[str, Any]:
     }
 
 
-def _shares(shares: tuple[Share, ...]) -> dict[str, int]:
+def _shares(shares: tuple[WeightsShare, ...]) -> dict[str, int]:
     return {share.name: share.size_bytes for share in shares}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from edgekit.basis import Basis
-from edgekit.model.inspect import CACHE_ELEMENT_BYTES, CachePart, Inspection, Share
+from edgekit.model.inspect import CACHE_ELEMENT_BYTES, CachePart, Inspection, WeightsShare
 from edgekit.model.types import (
     Attention,
     CompressedAttention,
@@ -218,7 +218,7 @@ def _share_rows(found: Inspection) -> Iterator[str]:
         yield f"{first:<{width}}   {right[i] if i < len(right) else ''}".rstrip()
 
 
-def _column(shares: tuple[Share, ...], total: int) -> list[str]:
+def _column(shares: tuple[WeightsShare, ...], total: int) -> list[str]:
     shown = [(share.name, share.size_bytes) for share in shares[:_MOST_SHARES]]
     rest = sum(share.size_bytes for share in shares[_MOST_SHARES:])
     if rest:

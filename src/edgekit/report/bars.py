@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.machine.types import HOST
-from edgekit.plan.types import PreflightResult, Status, Use
+from edgekit.plan.types import Status, Usage, Verdict
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names
 
@@ -47,7 +47,7 @@ class Memory:
     """
 
     name: str  # "RTX 4090", "RTX 3090 #1", "RAM", "unified memory"
-    use: Use  # that decides
+    use: Usage  # that decides
     whole_bytes: int  # free, with what is held in reserve
     parts: Mapping[str, int] = field(default_factory=dict)  # PARTS -> bytes
 
@@ -68,7 +68,7 @@ class Memory:
         return self.name == RAM
 
 
-def memories(result: PreflightResult) -> tuple[Memory, ...]:
+def memories(result: Verdict) -> tuple[Memory, ...]:
     """Every memory that is judged, in the order of the budgets."""
     names = budget_names(result.uses)
     found: list[Memory] = []
@@ -92,7 +92,7 @@ def memories(result: PreflightResult) -> tuple[Memory, ...]:
     return tuple(found)
 
 
-def parts_of(use: Use, estimate: MemoryEstimate) -> dict[str, int]:
+def parts_of(use: Usage, estimate: MemoryEstimate) -> dict[str, int]:
     """PARTS -> bytes of the bill in this budget."""
     sums = dict.fromkeys(PARTS, 0)
     for line in estimate.lines:

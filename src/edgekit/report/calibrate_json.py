@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgekit.machine.measured import Measured
-from edgekit.report.calibrate_text import Kept
+from edgekit.report.calibrate_text import CalibrationFile
 from edgekit.report.verify_json import row_json
 
 if TYPE_CHECKING:  # only to name it: a report of what is kept needs nothing that measures
@@ -30,7 +30,7 @@ def calibrated_json(found: Calibrated, path: str) -> dict[str, Any]:
     }
 
 
-def list_json(kept: Kept, *, removed: bool = False) -> dict[str, Any]:
+def list_json(kept: CalibrationFile, *, removed: bool = False) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": kept.path,

@@ -29,7 +29,7 @@ SHOWN_DIFFERENCES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CalibrationFile:
     """Where all of it lies."""
 
     path: str
@@ -177,7 +177,7 @@ def remembered_words(kept: Remembered) -> tuple[str, ...]:
     return (*words, kept.problem) if kept.problem else tuple(words)
 
 
-def list_text(kept: Kept, *, width: int = MOST_WIDTH) -> str:
+def list_text(kept: CalibrationFile, *, width: int = MOST_WIDTH) -> str:
     """All of it, of every machine that shares the folder."""
     width, found = within(width), kept.stored.calibration
     lines = folded(_listed(found, kept.path), width)
@@ -202,7 +202,7 @@ def _listed(found: Calibration, path: str) -> str:
     return f"{', '.join(parts)} in {path}"
 
 
-def removed_text(kept: Kept) -> str:
+def removed_text(kept: CalibrationFile) -> str:
     found = kept.stored.calibration
     told = [f"Removed: {_listed(found, kept.path)}"]
     if kept.is_empty:

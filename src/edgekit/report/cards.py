@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
 from edgekit.catalog.repositories import Form, repository_at
-from edgekit.catalog.types import Kind
-from edgekit.machine.types import Accelerator, Machine
+from edgekit.catalog.types import ModelPurpose
+from edgekit.machine.types import Device, Machine
 from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
@@ -29,11 +29,11 @@ from edgekit.units import GIB, format_download, short_count
 
 _LEAST_NAME = 12  # columns; where fewer are left for the name, a model takes two lines
 _TASKS = {
-    Kind.CHAT: "chat",
-    Kind.CODE: "code",
-    Kind.REASONING: "reasoning",
-    Kind.EMBEDDING: "embeddings",
-    Kind.VISION: "vision",
+    ModelPurpose.CHAT: "chat",
+    ModelPurpose.CODE: "code",
+    ModelPurpose.REASONING: "reasoning",
+    ModelPurpose.EMBEDDING: "embeddings",
+    ModelPurpose.VISION: "vision",
 }
 _HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
 _MODEL, _WEIGHTS, _DOWNLOAD, _USED = 1, 2, 3, 5  # columns
@@ -71,7 +71,7 @@ def cards_text(
     lines += ["", *folded(f"skipped: {skipped}", width)] if skipped else []
     machine = found.ask.machine
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
-    sees = found.ask.task is Kind.VISION and found.ask.engine == "llama.cpp"
+    sees = found.ask.task is ModelPurpose.VISION and found.ask.engine == "llama.cpp"
     projector = ["text only: image projectors are not counted here"] if sees and shown else []
     lines += section("Note", [*problems, *projector, *assumed], width)
     if shown:
@@ -84,7 +84,7 @@ def cards_answer(found: Recommendation) -> str:
     task, machine = _task_words(found.ask), machine_words(found.ask.machine)
     if found.suggestions:
         first = found.suggestions[0]
-        reads = found.ask.task is Kind.EMBEDDING  # it writes nothing
+        reads = found.ask.task is ModelPurpose.EMBEDDING  # it writes nothing
         slow = ", but slower than reading speed" if first.plan.is_slow and not reads else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
     if found.nearest is None:
@@ -114,7 +114,7 @@ def machine_words(machine: Machine) -> str:
     return f"{machine.name} ({', '.join(parts)})" if parts else machine.name
 
 
-def _device_words(devices: Sequence[Accelerator]) -> Iterator[str]:
+def _device_words(devices: Sequence[Device]) -> Iterator[str]:
     """Unified memory is counted once, as the host's."""
     for device in devices:
         free = "" if device.unified else f" with {device.free_bytes / GIB:.1f} GiB free"
@@ -189,7 +189,7 @@ def _speed(one: Suggestion) -> str:
     """An embedding model writes nothing: how fast it reads."""
     speed = one.plan.speed
     rates = None if speed is None else speed.decode
-    if speed is not None and Kind.EMBEDDING in one.entry.kinds:
+    if speed is not None and ModelPurpose.EMBEDDING in one.entry.kinds:
         rates = speed.prefill
     return "?" if rates is None else typical_figure(rates)
 
@@ -271,7 +271,7 @@ def _next(first: Suggestion, ask: Ask, words: str, width: int) -> list[str]:
     if not first.plan.fits:
         return placed("Next", command_rows(f"{plan} --why", width), width)
     lines = []
-    is_here = not ask.machine.what_if and ask.task is not Kind.EMBEDDING
+    is_here = not ask.machine.what_if and ask.task is not ModelPurpose.EMBEDDING
     mix = first.plan.variant.name
     if is_here and repository_at(first.entry.id, Form.GGUF, mix) is not None:
         lines += command_rows(f"edgekit run {name}", width)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgekit.errors import EdgekitError
-from edgekit.plan.types import Change, PreflightResult
+from edgekit.plan.types import Change, Verdict
 from edgekit.report.bill import Bill
-from edgekit.report.commands.types import Ready
+from edgekit.report.commands.types import Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +16,12 @@ class Check:
     """One model on one engine and machine."""
 
     bill: Bill = field(repr=False)  # label, reference, version, asked, command, notes, estimate
-    result: PreflightResult
+    result: Verdict
     changes: tuple[Change, ...] = ()
     flags: Mapping[str, str | bool] = field(
         default_factory=dict
     )  # of the engine, as they are typed
-    ready: tuple[Ready, ...] = field(default=(), repr=False)  # commands for every program
+    ready: tuple[Command, ...] = field(default=(), repr=False)  # commands for every program
     is_remote: bool = False  # the weights are not on this machine
     is_assumed: bool = False  # from the size and quantisation in a name: no file was found
 

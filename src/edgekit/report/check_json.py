@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit.plan.download import download_bytes
-from edgekit.plan.types import Change, Speed, Use
+from edgekit.plan.types import Change, Speed, Usage
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_table import counts
@@ -78,7 +78,7 @@ def _share(utilization: float) -> float | None:
     return utilization if math.isfinite(utilization) else None
 
 
-def use_json(use: Use) -> dict[str, Any]:
+def use_json(use: Usage) -> dict[str, Any]:
     return {
         **budget_json(use.budget),
         "required_bytes": use.required_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgekit.machine.types import HOST, PoolKind
-from edgekit.plan.types import PreflightResult, Status
+from edgekit.plan.types import Status, Verdict
 from edgekit.report.bars import PARTS, RAM, Glyphs, Memory, bar, memories
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names, sizes_words
@@ -42,9 +42,7 @@ def bar_lines(
     return lines
 
 
-def memory_lines(
-    result: PreflightResult, width: int, glyphs: Glyphs, *, colour: bool
-) -> Iterator[str]:
+def memory_lines(result: Verdict, width: int, glyphs: Glyphs, *, colour: bool) -> Iterator[str]:
     """The bars with their parts, and where the usable memory comes from. Lines of at most `width`."""
     yield from bar_lines(memories(result), width, glyphs, colour=colour, in_parts=True)
     yield from _legend(result, width, glyphs)
@@ -52,7 +50,7 @@ def memory_lines(
         yield from folded(sentence, width)
 
 
-def _legend(result: PreflightResult, width: int, glyphs: Glyphs) -> Iterator[str]:
+def _legend(result: Verdict, width: int, glyphs: Glyphs) -> Iterator[str]:
     """What the parts weigh in all the memories together, as many to a line as fit."""
     pools = {pool for use in result.uses for pool in use.budget.pools}
     sums = dict.fromkeys(PARTS, 0)
@@ -70,7 +68,7 @@ def _legend(result: PreflightResult, width: int, glyphs: Glyphs) -> Iterator[str
     yield from folded(row, width)
 
 
-def _reserve_rows(result: PreflightResult) -> Iterator[str]:
+def _reserve_rows(result: Verdict) -> Iterator[str]:
     """What is free and what is held back; cards with the same figures in one row."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, use in zip(budget_names(result.uses), result.uses, strict=True):
@@ -85,7 +83,7 @@ def _reserve_rows(result: PreflightResult) -> Iterator[str]:
         yield f"{who}: {words}" if len(result.uses) > 1 else words
 
 
-def _not_judged(result: PreflightResult) -> Iterator[str]:
+def _not_judged(result: Verdict) -> Iterator[str]:
     """What is kept in RAM of unknown size."""
     size = result.estimate.in_pool(PoolKind.HOST)
     if size and result.machine.host is None:

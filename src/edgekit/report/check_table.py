@@ -9,7 +9,7 @@ from itertools import islice
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.parameters import count_parameters
 from edgekit.plan.choice import AS_NAMED
-from edgekit.plan.types import PreflightResult, Status
+from edgekit.plan.types import Status, Verdict
 from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
@@ -43,7 +43,7 @@ LEAST_NAME = 12  # columns; where fewer are left for it, a row takes several lin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of a table of verdicts, in words."""
 
     outcome: str
@@ -135,7 +135,7 @@ def _above(rows: Sequence[Found]) -> Iterator[str]:
     yield checks[0].result.machine.name
 
 
-def rows_of(rows: Sequence[Found], *, sizes: bool = False) -> Iterator[Row]:
+def rows_of(rows: Sequence[Found], *, sizes: bool = False) -> Iterator[TableRow]:
     labels = {row.bill.reference: row.bill.label for row in rows if isinstance(row, Check)}
     one_model, one_engine = _one_model(rows), _one_engine(rows)
     for row in rows:
@@ -145,8 +145,8 @@ def rows_of(rows: Sequence[Found], *, sizes: bool = False) -> Iterator[Row]:
         )
 
 
-def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> Row:
-    return Row(
+def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> TableRow:
+    return TableRow(
         outcome=outcome_of(found),
         name=printable(labels.get(found.reference, found.reference)),
         engine=found.engine or "",
@@ -154,13 +154,13 @@ def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> Row:
     )
 
 
-def _judged(check: Check, *, sizes: bool) -> Row:
+def _judged(check: Check, *, sizes: bool) -> TableRow:
     result = check.result
     longest = result.context_tokens if is_beyond(result) else result.max_context
     plain = result.can_load or (result.tightest.status is Status.FAILED and not is_blocked(result))
     parameters = _parameters(check.bill) if sizes else ""
     weights = result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE")
-    return Row(
+    return TableRow(
         outcome=outcome_of(check),
         name=printable(check.bill.label),
         engine=result.engine,
@@ -174,14 +174,14 @@ def _judged(check: Check, *, sizes: bool) -> Row:
     )
 
 
-def _window(result: PreflightResult) -> str:
+def _window(result: Verdict) -> str:
     """'32K', '32K q8_0' where the cache is not the engine's own, '4 x 16K' of several users."""
     each = context_words(result.context_tokens // result.streams).removesuffix(" tokens")
     tokens = f"{result.streams} x {each}" if result.streams > 1 else each
     return f"{tokens} {result.cache}" if cache_words(result) else tokens
 
 
-def used_words(result: PreflightResult) -> str:
+def used_words(result: Verdict) -> str:
     """'10.2 of 10.5' GiB: of the device, unless only the RAM is as full as the verdict says. '+RAM' where a part of
     the model is there.
     """
@@ -196,7 +196,7 @@ def used_words(result: PreflightResult) -> str:
     return f"{words} +RAM" if is_divided(result) and not fullest.is_ram else words
 
 
-def _pace(result: PreflightResult) -> str:
+def _pace(result: Verdict) -> str:
     """Tokens per second; of an embedding model, which writes nothing, how fast it reads."""
     if result.failed:
         return "-"
@@ -210,7 +210,7 @@ def _parameters(bill: Bill) -> str:
     return "" if counted is None else short_count(counted[0])
 
 
-def reasons_of(rows: Sequence[Row]) -> Iterator[str]:
+def reasons_of(rows: Sequence[TableRow]) -> Iterator[str]:
     """What is to be said of several models once."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -222,7 +222,7 @@ def reasons_of(rows: Sequence[Row]) -> Iterator[str]:
         yield because if told and because.startswith(f"{told}:") else f"{told}: {because}"
 
 
-def _later_row(found: Found, first: Sequence[Found], *, sizes: bool) -> Row:
+def _later_row(found: Found, first: Sequence[Found], *, sizes: bool) -> TableRow:
     """A row of a table that is laid out already: an engine that has no column is named next to the model."""
     row = _judged(found, sizes=sizes) if isinstance(found, Check) else _unanswered(found, {})
     if not _one_engine(first):
@@ -242,7 +242,7 @@ class _Layout:
     def head(self) -> list[str]:
         return [self._line({head: head for head in self.columns})] if self.columns else []
 
-    def lines(self, row: Row) -> list[str]:
+    def lines(self, row: TableRow) -> list[str]:
         if not self.columns:
             return _stacked(row, self.width)
         cells = {head: printable(cell) for head, cell in _cells(row).items()}
@@ -262,7 +262,7 @@ class _Layout:
         ).rstrip()
 
 
-def _layout(rows: Sequence[Row], width: int) -> _Layout:
+def _layout(rows: Sequence[TableRow], width: int) -> _Layout:
     """Names are shortened to fit the width. Where that leaves too little of them, columns are left out one by one,
     and where that does not help, a row takes several lines.
 
@@ -272,7 +272,7 @@ def _layout(rows: Sequence[Row], width: int) -> _Layout:
     goes_on = len(rows) >= FIRST_ROWS
     widths = {
         head: max(len(head), *(len(printable(cells[head])) for cells in every))
-        for head in _cells(Row(outcome=""))
+        for head in _cells(TableRow(outcome=""))
         if any(cells[head] for cells in every) or (goes_on and head not in _NOT_ALWAYS)
     }
     for last in range(len(_LEFT_OUT) + 1):
@@ -292,7 +292,7 @@ _NOT_ALWAYS = frozenset({"engine", "GiB"})
 _LEFT_OUT = ("GiB", "max", "tokens/s")  # on a narrow screen, in this order
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: TableRow) -> dict[str, str]:
     return {
         "": row.outcome,
         _NAME: row.name,
@@ -314,7 +314,7 @@ def shortened(name: str, room: int) -> str:
     return f"{name[:head]}...{name[head + 3 - room :]}"
 
 
-def _stacked(row: Row, width: int) -> list[str]:
+def _stacked(row: TableRow, width: int) -> list[str]:
     first = folded("  ".join(filter(None, (row.outcome, row.name, row.engine))), width)
     if row.memory == "-":
         return first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Verdict
 from edgekit.report.answer_lines import (
     MORE,
     assumed_of,
@@ -95,7 +95,7 @@ def _why_lines(
     return [*lines, *run]
 
 
-def _context_rows(result: PreflightResult) -> Iterator[str]:
+def _context_rows(result: Verdict) -> Iterator[str]:
     """Of one user, like -c."""
     users = f" for each of {result.streams} users" if result.streams > 1 else ""
     each = result.context_tokens // result.streams
@@ -105,7 +105,7 @@ def _context_rows(result: PreflightResult) -> Iterator[str]:
     yield f"{_longest(result)}; {trained}"
 
 
-def _longest(result: PreflightResult) -> str:
+def _longest(result: Verdict) -> str:
     recommended = f"recommended {result.recommended_context // result.streams:,}"
     if is_beyond(result):
         return recommended

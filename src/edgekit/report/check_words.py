@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edgekit.machine.types import Accelerator, PoolKind
-from edgekit.plan.types import COMFORTABLE_PERCENT, PreflightResult, Status, Use
+from edgekit.machine.types import Device, PoolKind
+from edgekit.plan.types import COMFORTABLE_PERCENT, Status, Usage, Verdict
 from edgekit.units import GIB, MIB
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
 
 
-def is_blocked(result: PreflightResult) -> bool:
+def is_blocked(result: Verdict) -> bool:
     """Whether the engine would not start, however small the model."""
     return any(use.budget.blocked for use in result.uses)
 
 
-def is_beyond(result: PreflightResult) -> bool:
+def is_beyond(result: Verdict) -> bool:
     """Whether the context is longer than the model's own: `max_context` never is."""
     return result.can_load and result.context_tokens > result.max_context
 
@@ -35,7 +35,7 @@ def rounded_context_words(tokens: int) -> str:
     return context_words(tokens - tokens % K_TOKENS if tokens > K_TOKENS else tokens)
 
 
-def card_names(cards: Iterable[Accelerator]) -> str:
+def card_names(cards: Iterable[Device]) -> str:
     """'RTX 4090', '2x RTX 3090', 'RTX 4090 + RTX 3060'."""
     names = [card.name for card in cards]
     return " + ".join(
@@ -44,7 +44,7 @@ def card_names(cards: Iterable[Accelerator]) -> str:
     )
 
 
-def budget_names(uses: Sequence[Use]) -> list[str]:
+def budget_names(uses: Sequence[Usage]) -> list[str]:
     """Cards of one name are told apart by their number."""
     names = [use.budget.name for use in uses]
     return [
@@ -53,7 +53,7 @@ def budget_names(uses: Sequence[Use]) -> list[str]:
     ]
 
 
-def _number(use: Use) -> int:
+def _number(use: Usage) -> int:
     return min((p.index for p in use.budget.pools if p.kind is PoolKind.DEVICE), default=0)
 
 
@@ -66,7 +66,7 @@ def sizes_words(part_bytes: int, whole_bytes: int) -> str:
     return f"{part_bytes / step:,.1f} of {whole}"
 
 
-def share_words(use: Use) -> str:
+def share_words(use: Usage) -> str:
     """'53 %', never on the other side of a threshold than the verdict; '' where nothing is available."""
     if use.utilization == float("inf"):
         return ""

@@ -20,7 +20,7 @@ _COLUMNS = ("model", "context", "compute", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EngineAnswer:
     """An engine's bill, or why there is none."""
 
     engine: str
@@ -31,7 +31,7 @@ class Answer:
 def compare_text(
     label: str,
     context_tokens: int,
-    answers: Sequence[Answer],
+    answers: Sequence[EngineAnswer],
     hint: str = "",
     *,
     users: int = 1,
@@ -67,7 +67,7 @@ def compare_json(
     label: str,
     reference: str,
     context_tokens: int,
-    answers: Sequence[Answer],
+    answers: Sequence[EngineAnswer],
     *,
     users: int = 1,
 ) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def compare_json(
     }
 
 
-def _one(answer: Answer) -> dict[str, Any]:
+def _one(answer: EngineAnswer) -> dict[str, Any]:
     if answer.bill is not None:
         return bill_json(answer.bill)
     return {"error": str(answer.error), "type": type(answer.error).__name__}

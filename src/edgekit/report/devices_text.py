@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgekit.machine.devices import Device, listed_devices
+from edgekit.machine.devices import KnownDevice, listed_devices
 from edgekit.report.lines import figures
 from edgekit.report.screen import folded, within
 from edgekit.units import format_bytes
@@ -12,17 +12,17 @@ from edgekit.units import format_bytes
 _UNKNOWN = "-"
 
 
-def _bandwidth(device: Device) -> str:
+def _bandwidth(device: KnownDevice) -> str:
     speed = device.bandwidth_bytes_per_s
     return _UNKNOWN if speed is None else f"{speed / 10**9:,.0f} GB/s"
 
 
-def _capability(device: Device) -> str:
+def _capability(device: KnownDevice) -> str:
     return "" if device.capability is None else "{}.{}".format(*device.capability)
 
 
 # The last go first where the screen is narrow.
-_COLUMNS: dict[str, Callable[[Device], str]] = {
+_COLUMNS: dict[str, Callable[[KnownDevice], str]] = {
     "device": lambda one: one.name,
     "free when idle": lambda one: format_bytes(one.usable_bytes),
     "bandwidth": _bandwidth,
@@ -44,7 +44,7 @@ def devices_text(*, width: int = 100, bold: bool = False) -> str:
     return "\n".join([*lines, "", *table[: usual + 1], "", *table[usual + 1 :]]) + "\n"
 
 
-def _table(devices: tuple[Device, ...], width: int) -> list[str]:
+def _table(devices: tuple[KnownDevice, ...], width: int) -> list[str]:
     for count in range(len(_COLUMNS), 0, -1):
         head = tuple(_COLUMNS)[:count]
         table = figures(head, ([_COLUMNS[name](one) for name in head] for one in devices))

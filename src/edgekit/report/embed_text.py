@@ -11,7 +11,7 @@ from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
-    from edgekit.embed.bulk.types import Status
+    from edgekit.embed.bulk.types import BulkStatus
     from edgekit.embed.plan import EmbedPlan
     from edgekit.engines.native.arrays import Floats
 
@@ -119,7 +119,7 @@ def _rate(rows: int, seconds: float) -> str:
     return f", {rows / seconds:,.1f} rows/s" if rows and seconds > 0 else ""
 
 
-def progress_line(status: Status, *, width: int) -> str:
+def progress_line(status: BulkStatus, *, width: int) -> str:
     """'[#####.....] 24 %  2,400 rows  310 rows/s  8,900 tokens/s  3 bad  2 min left'."""
     mark, begun, seconds = status.mark, status.begun, max(status.seconds, 1e-9)
     parts = [counted(mark.number, "row"), f"{(mark.number - begun.number) / seconds:,.1f} rows/s"]
@@ -138,7 +138,7 @@ def _bar(share: float) -> str:
     return f"[{'#' * full}{'.' * (_BAR - full)}] {share:.0%}"
 
 
-def _left(status: Status) -> Iterator[str]:
+def _left(status: BulkStatus) -> Iterator[str]:
     """By the share of the input that this run has read."""
     read = (status.share or 0.0) - (status.share_begun or 0.0)
     if read > 0:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.machine.devices import Device, listed_devices
-from edgekit.machine.types import Accelerator, Budget, HostMemory, Machine, Pool, PoolKind
+from edgekit.machine.devices import KnownDevice, listed_devices
+from edgekit.machine.types import Budget, Device, HostMemory, Machine, Pool, PoolKind
 from edgekit.report.bill_json import SCHEMA
 from edgekit.report.calibrate_json import measured_json
 from edgekit.report.usable import Usable, limit_on, reserve_words, usable_by_engines
@@ -52,7 +52,7 @@ def _host(host: HostMemory) -> dict[str, Any]:
     }
 
 
-def _device(device: Accelerator) -> dict[str, Any]:
+def _device(device: Device) -> dict[str, Any]:
     return {
         "name": device.name,
         "vendor": device.vendor.value,
@@ -74,7 +74,7 @@ def _device(device: Accelerator) -> dict[str, Any]:
     }
 
 
-def _capability(device: Accelerator | Device) -> list[int] | None:
+def _capability(device: Device | KnownDevice) -> list[int] | None:
     return None if device.capability is None else list(device.capability)
 
 
@@ -83,7 +83,7 @@ def devices_json() -> dict[str, Any]:
     return {"schema": SCHEMA, "devices": [_known(device) for device in listed_devices()]}
 
 
-def _known(device: Device) -> dict[str, Any]:
+def _known(device: KnownDevice) -> dict[str, Any]:
     return {
         "name": device.name,
         "kind": device.kind.value,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.machine.gpu_limit import RaisedLimit, raised_limit
-from edgekit.machine.types import Accelerator, HostMemory, Machine, Process, System
+from edgekit.machine.types import Device, HostMemory, Machine, Process, System
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.calibrate_text import measured_rows
 from edgekit.report.explain import ranges
@@ -55,15 +55,15 @@ def _answer(machine: Machine) -> str:
     return f"{machine.name}: {', '.join(parts)}"
 
 
-def _device_answer(device: Accelerator) -> str:
+def _device_answer(device: Device) -> str:
     if device.unified:
         return f"{device.name} GPU shares it"
     return f"{device.name} with {_of(device.free_bytes, device.total_bytes)} free"
 
 
-def _alike(devices: tuple[Accelerator, ...]) -> list[list[Accelerator]]:
+def _alike(devices: tuple[Device, ...]) -> list[list[Device]]:
     """Devices that differ in nothing but their number, together."""
-    found: dict[Accelerator, list[Accelerator]] = {}
+    found: dict[Device, list[Device]] = {}
     for device in devices:
         found.setdefault(replace(device, index=0), []).append(device)
     return list(found.values())
@@ -107,14 +107,14 @@ def _limit_rows(host: HostMemory) -> Iterator[str]:
         yield f"{told}: {limit.name}{decides}"
 
 
-def _label(alike: list[Accelerator], machine: Machine) -> str:
+def _label(alike: list[Device], machine: Machine) -> str:
     """Numbered as the driver counts, where there are several."""
     if len(machine.devices) == 1:
         return "GPU"
     return f"GPU {ranges(device.index for device in alike)}"
 
 
-def _device_rows(device: Accelerator, raised: RaisedLimit | None) -> Iterator[str]:
+def _device_rows(device: Device, raised: RaisedLimit | None) -> Iterator[str]:
     yield ", ".join(filter(None, (device.name, device.partition, _device_memory(device))))
     if device.limit_bytes is not None:
         because = f": {device.limit_because}" if device.limit_because else ""
@@ -131,7 +131,7 @@ def _device_rows(device: Accelerator, raised: RaisedLimit | None) -> Iterator[st
         yield f"{device.basis.value}: {device.because}"
 
 
-def _device_memory(device: Accelerator) -> str:
+def _device_memory(device: Device) -> str:
     if device.unified:
         return "shares the RAM"
     return f"{format_bytes(device.total_bytes)}, {format_bytes(device.free_bytes)} free"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.machine.types import together_bytes
 from edgekit.plan.choice import unchecked_bytes
-from edgekit.plan.types import PreflightResult, Use
+from edgekit.plan.types import Usage, Verdict
 from edgekit.plan.verdict import is_too_short
 from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
@@ -32,7 +32,7 @@ _CACHE_WORDS = {
 _CUT = "cut to the model's context length"  # plan/context.py: of a job that is longer
 
 
-def headline(result: PreflightResult, *, from_name: bool = False) -> str:
+def headline(result: Verdict, *, from_name: bool = False) -> str:
     """The answer. `from_name`: no file was read, the size and quantisation are those of the name."""
     if result.failed:
         text = _fails(result)
@@ -47,7 +47,7 @@ def headline(result: PreflightResult, *, from_name: bool = False) -> str:
     return printable(text)
 
 
-def cache_words(result: PreflightResult) -> str:
+def cache_words(result: Verdict) -> str:
     """'an 8-bit cache'; '' for the engine's own type, and for a model that keeps no cache."""
     name = result.cache
     if name in _OWN_CACHES or not result.estimate.kv_cache_bytes:
@@ -56,18 +56,18 @@ def cache_words(result: PreflightResult) -> str:
     return f"{_CACHE_WORDS.get(name, f'{article} {name}')} cache"
 
 
-def quantization_words(result: PreflightResult) -> str:
+def quantization_words(result: Verdict) -> str:
     """The weights where we chose them: 'Q4_K_M', '4-bit'; '' for a file that was named."""
     chosen = result.variant is not None and bool(result.variant.changes or result.step == 5)
     return result.quantization.replace(" bit", "-bit") if chosen else ""
 
 
-def embeds(result: PreflightResult) -> bool:
+def embeds(result: Verdict) -> bool:
     """Whether the engine is started to return embeddings."""
     return bool(getattr(result.way.setup, "embeddings", False))
 
 
-def concurrency(result: PreflightResult) -> float | None:
+def concurrency(result: Verdict) -> float | None:
     """How many requests of this length vLLM's pool holds at once; None where that is not known."""
     facts = dict(result.estimate.facts)
     block_bytes, blocks = facts.get("bytes_per_block"), facts.get("blocks_per_group")
@@ -78,7 +78,7 @@ def concurrency(result: PreflightResult) -> float | None:
     return max(0, pool // block_bytes) / sum(blocks)
 
 
-def _runs(result: PreflightResult) -> str:
+def _runs(result: Verdict) -> str:
     verb = "Embeds" if embeds(result) else "Runs"
     just = ", just" if result.warning else ""
     speed = ""
@@ -88,7 +88,7 @@ def _runs(result: PreflightResult) -> str:
     return f"{start}: {_used(result)} at {_window(result)}{_with_cache(result)}{_limits(result)}{speed}"
 
 
-def _starts(result: PreflightResult) -> str:
+def _starts(result: Verdict) -> str:
     users = result.load.sequences or 1
     words = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
     words += f" for {users:,} users" if users > 1 else ""
@@ -103,14 +103,14 @@ def _starts(result: PreflightResult) -> str:
     return f"{words}{_with_cache(result)}{_limits(result)}{speed}"
 
 
-def _speed(result: PreflightResult) -> str:
+def _speed(result: Verdict) -> str:
     """'about 38 tokens/s'; with several users, what one of them gets while the others wait."""
     several = result.streams > 1 or (result.load.sequences or 1) > 1
     words = about_words(result.speed.decode) if result.speed is not None else ""
     return f"{words} for one user at a time" if several else words
 
 
-def _place(result: PreflightResult) -> str:
+def _place(result: Verdict) -> str:
     """'fully on your RTX 4090', 'with 40 of 81 layers on your RTX 4090', 'on the CPU'."""
     way, machine = result.way, result.machine
     if result.engine == "stream":
@@ -133,7 +133,7 @@ def _place(result: PreflightResult) -> str:
     return f"on {cards}" if result.warning else f"fully on {cards}"
 
 
-def _experts_in_ram(result: PreflightResult) -> str:
+def _experts_in_ram(result: Verdict) -> str:
     way, setup = result.way, result.way.setup
     if setup.overrides and not way.by_tensor:
         return "the tensors of -ot"
@@ -146,7 +146,7 @@ def _experts_in_ram(result: PreflightResult) -> str:
     return f"the experts of {moved} layers" if moved else ""
 
 
-def _layers_on_cards(result: PreflightResult) -> str | None:
+def _layers_on_cards(result: Verdict) -> str | None:
     """'40 of 81 layers'; None where all of them are on the devices."""
     count = result.way.setup.n_gpu_layers
     every = None if result.variant is None else len(result.variant.model.geometry.layers) + 1
@@ -155,17 +155,17 @@ def _layers_on_cards(result: PreflightResult) -> str | None:
     return f"{count} of {every} layers"
 
 
-def _at_weights(result: PreflightResult) -> str:
+def _at_weights(result: Verdict) -> str:
     weights = quantization_words(result)
     return f" at {weights}" if weights else ""
 
 
-def _with_cache(result: PreflightResult) -> str:
+def _with_cache(result: Verdict) -> str:
     cache = cache_words(result)
     return f" with {cache}" if cache else ""
 
 
-def _window(result: PreflightResult) -> str:
+def _window(result: Verdict) -> str:
     if result.streams == 1:
         users = result.load.sequences or 1
         several = f" for each of {users:,} users" if result.engine == "vllm" and users > 1 else ""
@@ -174,7 +174,7 @@ def _window(result: PreflightResult) -> str:
     return f"{each} for each of {result.streams} users"
 
 
-def _limits(result: PreflightResult) -> str:
+def _limits(result: Verdict) -> str:
     """What is unusual about the context."""
     native = result.native_context
     if _CUT in result.window:
@@ -184,7 +184,7 @@ def _limits(result: PreflightResult) -> str:
     return ""
 
 
-def _used(result: PreflightResult) -> str:
+def _used(result: Verdict) -> str:
     """'18.4 of 22.5 GiB': of the memory that is fullest, or of both that the model is divided between."""
     found = memories(result)
     cards, ram = [one for one in found if not one.is_ram], [one for one in found if one.is_ram]
@@ -205,12 +205,12 @@ def _used(result: PreflightResult) -> str:
     return words
 
 
-def unchecked_ram_bytes(result: PreflightResult) -> int:
+def unchecked_ram_bytes(result: Verdict) -> int:
     """What the placement needs of RAM whose size is unknown."""
     return unchecked_bytes(result.estimate) if result.machine.host is None else 0
 
 
-def is_divided(result: PreflightResult) -> bool:
+def is_divided(result: Verdict) -> bool:
     """Whether layers or experts are kept in RAM next to the devices."""
     is_llamacpp = result.engine == "llama.cpp"
     return (
@@ -224,7 +224,7 @@ def _sizes(memory: Memory) -> str:
     return sizes_words(memory.required_bytes, memory.usable_bytes)
 
 
-def _fails(result: PreflightResult) -> str:
+def _fails(result: Verdict) -> str:
     verb = "Does not start on" if result.engine == "vllm" else "Does not fit"
     cards = result.way.cards
     where = f"your {card_names(cards)}" if cards else f"your {_machine(result)}"
@@ -250,12 +250,12 @@ def _fails(result: PreflightResult) -> str:
     return f"{start}: {needs}{_would_fit(result)}"
 
 
-def _machine(result: PreflightResult) -> str:
+def _machine(result: Verdict) -> str:
     name = result.machine.name
     return "RAM" if name == "this machine" else name
 
 
-def _needs(result: PreflightResult, use: Use) -> str:
+def _needs(result: Verdict, use: Usage) -> str:
     """'needs 9.0 GiB, 6.5 usable', or the rule that refuses it although that much is usable."""
     required, usable = use.required_bytes, use.budget.available_bytes
     found = memories(result)
@@ -280,7 +280,7 @@ def _size_pair(required: int, usable: int) -> str:
     return f"{required / step:,.{digits}f} {unit}, {usable / step:,.{digits}f}"
 
 
-def _would_fit(result: PreflightResult) -> str:
+def _would_fit(result: Verdict) -> str:
     if not 0 < result.max_context < result.context_tokens:
         return ""
     return f"; fits up to {result.max_context // result.streams:,} tokens"

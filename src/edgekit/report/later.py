@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.plan.growth import growing_lines, growth_limits, left_on_host
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Verdict
 from edgekit.units import format_bytes
 
 _FLAGS = {"cache_ram": "--cache-ram", "ctx_checkpoints": "--ctx-checkpoints"}
 
 
-def later_rows(result: PreflightResult) -> Iterator[str]:
+def later_rows(result: Verdict) -> Iterator[str]:
     """One row where something may grow: what is left, and the flags that limit it where that is too little."""
     lines = growing_lines(result)
     if not lines:

@@ -125,10 +125,10 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
 def _sees(model: str) -> bool:
     """Whether a packaged model takes pictures."""
     from edgekit.catalog.packaged import packaged
-    from edgekit.catalog.types import Entry, Kind
+    from edgekit.catalog.types import Entry, ModelPurpose
 
     entries = (one for one in packaged() if isinstance(one, Entry) and one.id == model)
-    return any(Kind.VISION in one.kinds for one in entries)
+    return any(ModelPurpose.VISION in one.kinds for one in entries)
 
 
 def gguf_search(label: str) -> str:

@@ -11,7 +11,7 @@ from edgekit.bill.decisions import Decision
 from edgekit.engines import rules_version
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import PreflightResult, Variant
+from edgekit.plan.types import Variant, Verdict
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
 from edgekit.report.commands.llamacpp import draft_words
@@ -21,11 +21,11 @@ from edgekit.report.plan_bill import bill_of
 from edgekit.report.plan_run import main_command, program_of
 
 if TYPE_CHECKING:
-    from edgekit.report.commands import Ready
+    from edgekit.report.commands import Command
 
 
 def plan_json(
-    plan: Plan, *, ready: Sequence[Ready] = (), notes: Sequence[str] = ()
+    plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """The whole plan, with every line of its bill."""
     result = plan.result
@@ -81,7 +81,7 @@ def _together(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _numbers(result: PreflightResult) -> dict[str, Any]:
+def _numbers(result: Verdict) -> dict[str, Any]:
     tightest = use_json(result.tightest)
     names = ("required_bytes", "available_bytes", "utilization")
     return {name: tightest[name] for name in names} | {"basis": result.estimate.basis.value}
@@ -141,7 +141,7 @@ def plan_speed(plan: Plan) -> dict[str, Any] | None:
     return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
 
 
-def _ready(one: Ready) -> dict[str, Any]:
+def _ready(one: Command) -> dict[str, Any]:
     return {
         "program": program_of(one),
         "name": one.name,

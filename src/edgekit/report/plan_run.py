@@ -11,7 +11,7 @@ from edgekit.report.lines import printable
 from edgekit.report.screen import continued, folded, hanging, placed, row_width
 
 if TYPE_CHECKING:
-    from edgekit.report.commands import Ready
+    from edgekit.report.commands import Command
 
 # How the name of a text begins -> the program it is for, as --for takes it.
 _PROGRAMS = {
@@ -28,32 +28,32 @@ _PROGRAMS = {
 LIMIT = "limit"  # of unified memory: does not run the model
 
 
-def program_of(one: Ready) -> str:
+def program_of(one: Command) -> str:
     found = (program for start, program in _PROGRAMS.items() if one.name.startswith(start))
     return next(found, one.name)
 
 
-def by_program(ready: Sequence[Ready]) -> dict[str, list[Ready]]:
+def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
     """In the order in which they come; what runs the model first."""
-    found: dict[str, list[Ready]] = {}
+    found: dict[str, list[Command]] = {}
     for one in sorted(ready, key=lambda one: program_of(one) == LIMIT):
         found.setdefault(program_of(one), []).append(one)
     return found
 
 
-def main_command(ready: Sequence[Ready]) -> str:
+def main_command(ready: Sequence[Command]) -> str:
     """What starts the model, after what is to be run before it; "" where there is nothing."""
     shown = next(iter(by_program(ready).values()), [])
     return shown[-1].text if shown else ""
 
 
-def main_notes(ready: Sequence[Ready]) -> tuple[str, ...]:
+def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
     """What is to be known before `main_command` is pasted."""
     shown = next(iter(by_program(ready).values()), [])
     return shown[-1].notes if shown else ()
 
 
-def run_lines(ready: Sequence[Ready], system: System, width: int) -> list[str]:
+def run_lines(ready: Sequence[Command], system: System, width: int) -> list[str]:
     """What to paste, and which other programs it could be pasted into."""
     programs = by_program(ready)
     if not programs:
@@ -67,7 +67,7 @@ def run_lines(ready: Sequence[Ready], system: System, width: int) -> list[str]:
     return lines
 
 
-def run_notes(ready: Sequence[Ready]) -> Iterator[str]:
+def run_notes(ready: Sequence[Command]) -> Iterator[str]:
     """What is to be known before it is pasted."""
     shown = next(iter(by_program(ready).values()), [])
     for one in shown:
@@ -75,7 +75,7 @@ def run_notes(ready: Sequence[Ready]) -> Iterator[str]:
             yield f"{one.name}: {note}" if len(shown) > 1 else note
 
 
-def _full(shown: Sequence[Ready], system: System, width: int) -> Iterator[str]:
+def _full(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:
     """Several have their names above, but for those that begin with them; of several machines, which one it is for."""
     for one in shown:
         if one.where:
@@ -85,7 +85,7 @@ def _full(shown: Sequence[Ready], system: System, width: int) -> Iterator[str]:
         yield from _pasted(one, system, width)
 
 
-def _pasted(one: Ready, system: System, width: int) -> Iterator[str]:
+def _pasted(one: Command, system: System, width: int) -> Iterator[str]:
     for line in map(printable, one.text.rstrip("\n").split("\n")):
         if one.kind == COMMAND:
             yield from continued(line, width, "`" if system is System.WINDOWS else "\\")

@@ -28,7 +28,7 @@ from edgekit.report.screen import hanging, joined, placed, row_width, section, w
 from edgekit.report.speed_words import speed_row
 
 if TYPE_CHECKING:
-    from edgekit.report.commands import Ready
+    from edgekit.report.commands import Command
 
 _BESIDE_FROM = 45  # columns of a row; with less the name of a lever comes before its words
 _ORDER = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # that is one of the changes
@@ -37,7 +37,7 @@ _ORDER = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # that is 
 def plan_text(
     plan: Plan,
     *,
-    ready: Sequence[Ready] = (),
+    ready: Sequence[Command] = (),
     notes: Sequence[str] = (),
     width: int = 100,
     colour: bool = False,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit.engines.chat import Written
-from edgekit.engines.llamacpp.verify.types import Row
+from edgekit.engines.llamacpp.verify.types import ComparedRow
 from edgekit.report.check import Check
 from edgekit.report.check_json import check_json
 from edgekit.report.verify_json import row_json
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 def answer_json(
-    check: Check, text: str, written: Written, *, rows: Sequence[Row] = ()
+    check: Check, text: str, written: Written, *, rows: Sequence[ComparedRow] = ()
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
@@ -40,7 +40,7 @@ def ready_json(
     pid: int,
     version: str,
     idle_bytes: int | None,
-    rows: Sequence[Row],
+    rows: Sequence[ComparedRow],
 ) -> dict[str, Any]:
     """The line that says where the server is."""
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgekit.engines.chat import Written
-from edgekit.engines.llamacpp.verify.types import Row
+from edgekit.engines.llamacpp.verify.types import ComparedRow
 from edgekit.engines.llamacpp.versions import answered_version, version_name
 from edgekit.report.check import Check
 from edgekit.report.headline import headline
@@ -19,7 +19,7 @@ def verdict_text(check: Check) -> str:
     return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
-def beside_text(rows: Sequence[Row], version: str) -> str:
+def beside_text(rows: Sequence[ComparedRow], version: str) -> str:
     """The bill beside what the engine has allocated."""
     outside = [row.part for row in rows if not row.within]
     told = "as predicted"

@@ -15,7 +15,7 @@ from edgekit.engines.budgets import (
     vllm_share,
 )
 from edgekit.errors import HardwareError
-from edgekit.machine.types import HOST, Accelerator, Budget, Machine
+from edgekit.machine.types import HOST, Budget, Device, Machine
 from edgekit.units import format_bytes
 
 
@@ -24,7 +24,7 @@ class Usable:
     """The budgets of an engine on a machine, or why it does not run there."""
 
     engine: str
-    devices: tuple[Accelerator, ...] = ()
+    devices: tuple[Device, ...] = ()
     budgets: tuple[Budget, ...] = ()
     error: HardwareError | None = None
 
@@ -42,20 +42,20 @@ def _usable(engine: str, machine: Machine) -> Usable:
         return Usable(engine=engine, error=error)
 
 
-def _llamacpp(machine: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
+def _llamacpp(machine: Machine, devices: tuple[Device, ...]) -> tuple[Budget, ...]:
     budgets = llamacpp_budgets(machine, devices)
     if not budgets:
         raise HardwareError("RAM unknown: add --ram 32G")
     return budgets
 
 
-def _vllm(_: Machine, devices: tuple[Accelerator, ...]) -> tuple[Budget, ...]:
+def _vllm(_: Machine, devices: tuple[Device, ...]) -> tuple[Budget, ...]:
     from edgekit.engines.vllm.types import DEFAULT_UTILIZATION  # the whole engine comes with it
 
     return vllm_budgets(devices, vllm_share(devices, DEFAULT_UTILIZATION))
 
 
-_BUDGETS: dict[str, Callable[[Machine, tuple[Accelerator, ...]], tuple[Budget, ...]]] = {
+_BUDGETS: dict[str, Callable[[Machine, tuple[Device, ...]], tuple[Budget, ...]]] = {
     "llama.cpp": _llamacpp,
     "vllm": _vllm,
     "mlx": mlx_budgets,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # only to name them: others use a row of this report
-    from edgekit.engines.llamacpp.verify.types import Resident, Row, Verification
+    from edgekit.engines.llamacpp.verify.types import ComparedRow, Resident, Verification
 
 SCHEMA = 1
 
@@ -35,7 +35,7 @@ def verification_json(found: Verification) -> dict[str, Any]:
     }
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: ComparedRow) -> dict[str, Any]:
     return {
         "part": row.part,
         "predicted_bytes": row.predicted_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgekit.engines.llamacpp.verify.types import Resident, Row, Verification
+from edgekit.engines.llamacpp.verify.types import ComparedRow, Resident, Verification
 from edgekit.report.bill_text import percent
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import MOST_WIDTH, folded
@@ -25,7 +25,7 @@ def verification_text(found: Verification, *, asked: str, bold: bool = False) ->
     return "\n".join(lines) + "\n"
 
 
-def beside_lines(rows: Iterable[Row]) -> list[str]:
+def beside_lines(rows: Iterable[ComparedRow]) -> list[str]:
     """What was predicted beside what the engine has; parts that neither has are left out."""
     shown = [row for row in rows if row.predicted_bytes or row.measured.high_bytes]
     return figures(_HEAD, map(_cells, shown))
@@ -46,7 +46,7 @@ def _title(found: Verification) -> str:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparedRow) -> tuple[str, ...]:
     off = row.difference_bytes
     return (
         row.part,

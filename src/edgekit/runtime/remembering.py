@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edgekit.engines.budgets import devices_for
-from edgekit.engines.llamacpp.verify.types import Row, Verification
+from edgekit.engines.llamacpp.verify.types import ComparedRow, Verification
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -48,7 +48,9 @@ def remember_load(found: Verification, machine: Machine) -> Remembered:
     return replace(kept, problem=change_calibration(kept.added).problem)
 
 
-def remember_rows(label: str, rows: Iterable[Row], *, version: str) -> tuple[Difference, ...]:
+def remember_rows(
+    label: str, rows: Iterable[ComparedRow], *, version: str
+) -> tuple[Difference, ...]:
     """Those of a comparison that are out of bounds. Raises SourceError where they cannot be written.
 
     `version` is the engine's, as it told it itself.
@@ -98,7 +100,7 @@ def _left_out(found: Verification) -> str:
     )
 
 
-def differences_of(label: str, rows: Iterable[Row], version: str) -> tuple[Difference, ...]:
+def differences_of(label: str, rows: Iterable[ComparedRow], version: str) -> tuple[Difference, ...]:
     return tuple(
         Difference(
             label=told_text(label),

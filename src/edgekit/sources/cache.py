@@ -40,7 +40,7 @@ _LAST_SECOND = 253_402_300_799  # of the year 9999: every calendar can show it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CachedRange:
     """The first `length` bytes of one version of a file."""
 
     version: Version
@@ -73,7 +73,7 @@ def _platform_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def load(url: str) -> Entry | None:
+def load(url: str) -> CachedRange | None:
     """What is kept for this address, checked; a damaged entry is removed."""
     path = _path_of(url)
     if path is None:
@@ -97,7 +97,7 @@ def holds(url: str) -> bool:
     return path is not None and path.is_file()
 
 
-def store(url: str, entry: Entry) -> bool:
+def store(url: str, entry: CachedRange) -> bool:
     """Whether it was kept. A folder that cannot be written to is no error, only no cache."""
     path = _path_of(url)
     if path is None:
@@ -116,7 +116,7 @@ def _path_of(url: str) -> Path | None:
     return folder / (hashlib.sha256(url.encode()).hexdigest() + _SUFFIX) if folder else None
 
 
-def _read_entry(file: IO[bytes], url: str) -> Entry | None:
+def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
     try:
         title = json.loads(file.readline(MAX_TITLE_BYTES))
         length, sha256 = _checked_title(title, url)
@@ -136,7 +136,7 @@ def _read_entry(file: IO[bytes], url: str) -> Entry | None:
         etag=title["etag"],
         last_modified=title["last_modified"],
     )
-    return Entry(
+    return CachedRange(
         version=version,
         linked_etag=title["linked_etag"],
         prefix=prefix,
@@ -173,7 +173,7 @@ def _is_validator(value: object) -> bool:
     return isinstance(value, str) and usable_validator(value) is not None
 
 
-def _write_entry(path: Path, url: str, entry: Entry) -> None:
+def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
     """Whole or not at all, also with another process at it: a file of its own, then a rename."""
     digest = hashlib.sha256()
     for chunk in _prefix_chunks(entry):
@@ -203,7 +203,7 @@ def _write_entry(path: Path, url: str, entry: Entry) -> None:
         raise
 
 
-def _prefix_chunks(entry: Entry) -> Iterator[bytes]:
+def _prefix_chunks(entry: CachedRange) -> Iterator[bytes]:
     entry.prefix.seek(0)
     return _chunks(entry.prefix, entry.length)
 

@@ -17,7 +17,7 @@ from edgekit import __version__
 from edgekit.errors import CancelledError, RemoteInspectError
 from edgekit.sources.endpoint import hub_client, token_for
 from edgekit.sources.failures import (
-    Answer,
+    ResponseHead,
     Trouble,
     bad_certificate,
     encoded,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import httpx2
 
 # How many bytes of the body to take; raises to refuse it unread. Asked for the statuses below only.
-Want = Callable[[Answer], int]
+Want = Callable[[ResponseHead], int]
 WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
 
 # Other bodies are read to their end so that the connection can be used again, up to this size.
@@ -69,7 +69,7 @@ class Exchange:
         self._abandoned = False
         self._error: BaseException | None = None
         self.connection: Any = None  # as far as known; a cut ends it
-        self.answer: Answer | None = None
+        self.answer: ResponseHead | None = None
         self.body = bytearray()
         self.received_bytes = 0
         self.overrun = False
@@ -170,7 +170,7 @@ class Exchange:
 
     def _receive(self, response: httpx2.Response, *, token_sent: bool) -> None:
         headers = {name.lower(): value for name, value in response.headers.items()}
-        answer = Answer(
+        answer = ResponseHead(
             status=response.status_code, headers=headers, url=self._url, token_sent=token_sent
         )
         self.answer = answer

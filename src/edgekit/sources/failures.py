@@ -41,7 +41,7 @@ _MISSING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ResponseHead:
     """The head of an HTTP answer."""
 
     status: int
@@ -60,7 +60,7 @@ class Trouble:
     retry_after_s: float | None = None  # what the server asked for
 
 
-def status_error(answer: Answer, *, name: str) -> RemoteInspectError:
+def status_error(answer: ResponseHead, *, name: str) -> RemoteInspectError:
     """The error for a status that another try will not change."""
     code = answer.headers.get("x-error-code", "")
     if code in _MISSING:
@@ -75,7 +75,7 @@ def status_error(answer: Answer, *, name: str) -> RemoteInspectError:
     )
 
 
-def _missing(answer: Answer, what: str, *, name: str) -> RemoteNotFoundError:
+def _missing(answer: ResponseHead, what: str, *, name: str) -> RemoteNotFoundError:
     advice = "check the spelling"
     if "private" in what:
         no_access = "your token has no access to it"
@@ -83,7 +83,7 @@ def _missing(answer: Answer, what: str, *, name: str) -> RemoteNotFoundError:
     return RemoteNotFoundError(f"{name}: {what} on {host_of(answer.url)}; {advice}")
 
 
-def _refused(answer: Answer, *, gated: bool, name: str) -> RemoteAccessError:
+def _refused(answer: ResponseHead, *, gated: bool, name: str) -> RemoteAccessError:
     what = "the model is gated" if gated else "the model is private or gated"
     where = f"{name}: {what} ({host_of(answer.url)} answered {answer.status})"
     if answer.token_sent:
@@ -93,7 +93,7 @@ def _refused(answer: Answer, *, gated: bool, name: str) -> RemoteAccessError:
     return RemoteAccessError(f"{where}; no token was sent, because tokens only go to Hugging Face")
 
 
-def status_trouble(answer: Answer) -> Trouble | None:
+def status_trouble(answer: ResponseHead) -> Trouble | None:
     """For a status that may pass: what to say, and how long the server asks us to wait."""
     if answer.status not in PASSING_STATUSES:
         return None
@@ -213,7 +213,7 @@ def _again(trouble: Trouble, *, name: str) -> RemoteInspectError:
 def _answered(response: httpx2.Response, *, name: str, token_sent: bool) -> RemoteInspectError:
     headers = {key.lower(): value for key, value in response.headers.items()}
     url = str(response.request.url)
-    answer = Answer(
+    answer = ResponseHead(
         status=response.status_code, headers=headers, url=url, token_sent=token_sent and is_hub(url)
     )
     trouble = status_trouble(answer)
@@ -231,7 +231,7 @@ def bad_certificate(url: str, *, name: str) -> RemoteInspectError:
     )
 
 
-def encoded(answer: Answer, *, name: str) -> RemoteInspectError:
+def encoded(answer: ResponseHead, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
         f"{name}: {host_of(answer.url)} sends the file compressed although we asked for "
         "it uncompressed, so byte offsets in it cannot be used; download the file and "

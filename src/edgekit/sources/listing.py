@@ -52,7 +52,8 @@ def keep_listing(url: str, entries: Iterable[FileEntry]) -> None:
         version = Version(total_bytes=len(body))
         prefix = io.BytesIO(body)
         cache.store(
-            url, cache.Entry(version=version, linked_etag=None, prefix=prefix, length=len(body))
+            url,
+            cache.CachedRange(version=version, linked_etag=None, prefix=prefix, length=len(body)),
         )
 
 

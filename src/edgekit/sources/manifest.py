@@ -27,7 +27,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class ManifestLayer:
     kind: str  # "model", "projector", "tensor", ...
     digest: str  # "sha256:" and 64 hexadecimal digits
     size_bytes: int
@@ -40,7 +40,7 @@ def files_of_manifest(
     reference: str,
     label: str,
     origin: Origin,
-    opener: Callable[[Layer], Callable[[], ByteSource]],
+    opener: Callable[[ManifestLayer], Callable[[], ByteSource]],
 ) -> ModelFiles:
     """`opener` says how the blob of a layer is opened.
 
@@ -73,13 +73,13 @@ def files_of_manifest(
     )
 
 
-def _tensor_note(tensors: list[Layer]) -> str:
+def _tensor_note(tensors: list[ManifestLayer]) -> str:
     """Each tensor is a blob of its own: its header would take a request, or a file, of its own."""
     size = format_bytes(sum(layer.size_bytes for layer in tensors))
     return f"the weights are {len(tensors):,} separate blobs ({size} in total), which were not read"
 
 
-def _layers(body: bytes, label: str) -> list[Layer]:
+def _layers(body: bytes, label: str) -> list[ManifestLayer]:
     try:
         return [_layer(item) for item in json.loads(body)["layers"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -92,10 +92,12 @@ def _layers(body: bytes, label: str) -> list[Layer]:
         ) from error
 
 
-def _layer(item: Any) -> Layer:
+def _layer(item: Any) -> ManifestLayer:
     digest, size_bytes = item["digest"], item["size"]
     is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
     if _DIGEST.fullmatch(digest) is None or not is_size:
         raise ValueError(digest)
     kind = str(item["mediaType"]).partition(";")[0].strip().removeprefix(_TYPE)
-    return Layer(kind=kind, digest=digest, size_bytes=size_bytes, title=str(item.get("name", "")))
+    return ManifestLayer(
+        kind=kind, digest=digest, size_bytes=size_bytes, title=str(item.get("name", ""))
+    )

@@ -15,7 +15,7 @@ from edgekit.sources.address import host_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from edgekit.sources.failures import Answer
+    from edgekit.sources.failures import ResponseHead
 
 # 18 digits are more bytes than any file has, and few enough to convert.
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -62,7 +62,7 @@ class Piece:
     length: int
 
 
-def first_piece(answer: Answer, *, asked_bytes: int, whole_bytes: int, name: str) -> Piece:
+def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, name: str) -> Piece:
     """The promise of the answer to `bytes=0-(asked_bytes - 1)`.
 
     A server may send the whole file instead if that is no more than `whole_bytes`.
@@ -80,7 +80,9 @@ def first_piece(answer: Answer, *, asked_bytes: int, whole_bytes: int, name: str
     raise _no_ranges(answer, name=name)
 
 
-def next_piece(answer: Answer, *, start: int, asked_bytes: int, known: Version, name: str) -> Piece:
+def next_piece(
+    answer: ResponseHead, *, start: int, asked_bytes: int, known: Version, name: str
+) -> Piece:
     """The promise of the answer to a later range of a file whose version is known."""
     if answer.status == 206:
         _refuse_web_page(answer, name=name)
@@ -103,11 +105,11 @@ def changed(*, name: str) -> RemoteChangedError:
     )
 
 
-def sent_too_much(answer: Answer, piece: Piece, *, name: str) -> RemoteInspectError:
+def sent_too_much(answer: ResponseHead, piece: Piece, *, name: str) -> RemoteInspectError:
     return _odd(answer, f"sent more than the {piece.length:,} bytes it announced", name=name)
 
 
-def _ranged_piece(answer: Answer, *, start: int, asked_bytes: int, name: str) -> Piece:
+def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: str) -> Piece:
     """Less than was asked for is fine (some servers send little at a time), anything else is not."""
     text = answer.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text.strip())
@@ -139,13 +141,13 @@ def usable_validator(text: str | None) -> str | None:
     return text if is_sane and text and text.isascii() and text.isprintable() else None
 
 
-def _empty_file(answer: Answer, *, name: str) -> Piece:
+def _empty_file(answer: ResponseHead, *, name: str) -> Piece:
     if answer.headers.get("content-range", "").strip() != "bytes */0":
         raise _odd(answer, "reports an empty file (416)", name=name)
     return Piece(version=_version(answer.headers, 0), length=0)
 
 
-def _refuse_web_page(answer: Answer, *, name: str) -> None:
+def _refuse_web_page(answer: ResponseHead, *, name: str) -> None:
     if (
         answer.headers.get("content-type", "")
         .lower()
@@ -154,14 +156,14 @@ def _refuse_web_page(answer: Answer, *, name: str) -> None:
         raise _odd(answer, "answered with a web page instead of a file", name=name)
 
 
-def _no_ranges(answer: Answer, *, name: str) -> RangeNotSupportedError:
+def _no_ranges(answer: ResponseHead, *, name: str) -> RangeNotSupportedError:
     return RangeNotSupportedError(
         f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
         "header could not be read; download the file and give its path"
     )
 
 
-def _odd(answer: Answer, what: str, *, name: str) -> RemoteInspectError:
+def _odd(answer: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
     return RemoteInspectError(
         f"{name}: {host_of(answer.url)} {what}; check the address, or download the file and give "
         "its path"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgekit.errors import RemoteAccessError, RemoteNotFoundError
 from edgekit.sources.address import host_of
 from edgekit.sources.endpoint import ollama_registry
-from edgekit.sources.manifest import MAX_MANIFEST_BYTES, Layer, files_of_manifest
+from edgekit.sources.manifest import MAX_MANIFEST_BYTES, ManifestLayer, files_of_manifest
 from edgekit.sources.remote import GGUF, JSON, HttpFile
 from edgekit.sources.transport import Transport
 from edgekit.sources.types import ModelFiles, Origin, Reach
@@ -42,7 +42,7 @@ def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
             "again"
         ) from error
 
-    def opener(layer: Layer) -> Callable[[], HttpFile]:
+    def opener(layer: ManifestLayer) -> Callable[[], HttpFile]:
         return partial(
             HttpFile,
             transport,

@@ -9,7 +9,7 @@ from typing import IO
 from edgekit.errors import HeaderLimitError, RemoteChangedError, RemoteInspectError, SourceError
 from edgekit.sources import cache
 from edgekit.sources.address import has_secrets
-from edgekit.sources.failures import Answer, lost
+from edgekit.sources.failures import ResponseHead, lost
 from edgekit.sources.ranges import (
     Piece,
     Version,
@@ -112,7 +112,7 @@ class HttpFile:
             return
         cache.store(
             self._url,
-            cache.Entry(
+            cache.CachedRange(
                 version=self._version,
                 linked_etag=self._linked_etag,
                 prefix=self._prefix,
@@ -147,7 +147,7 @@ class HttpFile:
             if self._prefix is not entry.prefix:
                 entry.prefix.close()
 
-    def _adopt(self, entry: cache.Entry) -> None:
+    def _adopt(self, entry: cache.CachedRange) -> None:
         self._prefix.close()
         self._prefix = entry.prefix
         self._version = entry.version
@@ -173,7 +173,7 @@ class HttpFile:
         stop = max(end + ahead, self._available_bytes + self._stride.step_bytes)
         self._fetch(min(stop, MAX_HEADER_BYTES))
 
-    def _fetch(self, stop: int, entry: cache.Entry | None = None) -> None:
+    def _fetch(self, stop: int, entry: cache.CachedRange | None = None) -> None:
         """Append until the prefix reaches `stop` or the end of the file.
 
         With an entry of the disk cache the first range is asked for on condition that the file is
@@ -196,7 +196,7 @@ class HttpFile:
             if trouble is not None:
                 patience.wait(trouble)
 
-    def _ask(self, stop: int, entry: cache.Entry | None) -> tuple[Reply, Piece | None]:
+    def _ask(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
         self._count_range()
         start, known = self._available_bytes, self._version
         stop = stop if known is None else min(stop, known.total_bytes)
@@ -210,13 +210,13 @@ class HttpFile:
             self._transport.reach.progress(f"{self._name}: reading {format_bytes(asked_bytes)}")
         pieces: list[Piece] = []
 
-        def want(answer: Answer) -> int:
+        def want(answer: ResponseHead) -> int:
             if entry is not None and answer.status == 304:
                 return 0
             pieces.append(self._judge(answer, asked_bytes))
             return pieces[0].length
 
-        def settled(answer: Answer) -> bool:
+        def settled(answer: ResponseHead) -> bool:
             return entry is not None and _is_linked(answer, entry)
 
         reply = self._transport.ask(
@@ -224,7 +224,7 @@ class HttpFile:
         )
         return reply, pieces[0] if pieces else None
 
-    def _judge(self, answer: Answer, asked_bytes: int) -> Piece:
+    def _judge(self, answer: ResponseHead, asked_bytes: int) -> Piece:
         if self._version is None:
             return first_piece(
                 answer,
@@ -283,13 +283,13 @@ def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -
     )
 
 
-def _is_linked(answer: Answer, entry: cache.Entry) -> bool:
+def _is_linked(answer: ResponseHead, entry: cache.CachedRange) -> bool:
     """The hub's redirect names the content's hash: no need to follow it when that is ours."""
     etag = answer.headers.get("x-linked-etag")
     return etag is not None and etag == entry.linked_etag
 
 
-def _confirms(reply: Reply, piece: Piece | None, entry: cache.Entry) -> bool:
+def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bool:
     """Whether the file still is the one in the disk cache."""
     if reply.answer is None:
         return False

@@ -28,7 +28,7 @@ from edgekit.sources.types import Origin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from edgekit.sources.manifest import Layer
+    from edgekit.sources.manifest import ManifestLayer
     from edgekit.sources.types import ByteSource, ModelFiles
 
 _OLLAMA_REGISTRY = "registry.ollama.ai"
@@ -81,7 +81,7 @@ def _without_case(root: Path, parts: tuple[str, ...]) -> Path | None:
 def _ollama_files(model: OllamaModel, store: Path, manifest: bytes) -> ModelFiles:
     label = model.label
 
-    def opener(layer: Layer) -> Callable[[], ByteSource]:
+    def opener(layer: ManifestLayer) -> Callable[[], ByteSource]:
         # The digest was checked to be hexadecimal: this path stays in the store.
         path = store / "blobs" / layer.digest.replace(":", "-")
         if not is_regular(path):

@@ -11,7 +11,7 @@ from edgekit.errors import CancelledError, RemoteInspectError, RemoteTimeoutErro
 from edgekit.sources.address import host_of, redirect_target
 from edgekit.sources.endpoint import is_offline
 from edgekit.sources.exchange import CALLED_OFF, WANTED_STATUSES, Exchange, Want
-from edgekit.sources.failures import Answer, Trouble, offline, status_error, status_trouble
+from edgekit.sources.failures import ResponseHead, Trouble, offline, status_error, status_trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 class Reply:
     """An answer with as much of its body as was wanted, or the trouble on the way."""
 
-    answer: Answer | None
+    answer: ResponseHead | None
     body: bytes | bytearray = b""
     overrun: bool = False  # the server had more to send than was wanted
     trouble: Trouble | None = None
@@ -86,7 +86,7 @@ class Transport:
         *,
         name: str,
         want: Want,
-        settled: Callable[[Answer], bool] | None = None,
+        settled: Callable[[ResponseHead], bool] | None = None,
     ) -> Reply:
         """One GET, redirects followed. `want` sees the head and says how much body to take.
 

@@ -20,7 +20,7 @@ from edgekit.web.failures import Failure
 from edgekit.web.hiding import without_folders
 from edgekit.web.references import shown_entry
 from edgekit.web.state import client_of, state_of
-from edgekit.web.types import Watch
+from edgekit.web.types import CallWatch
 
 ROOT = "/api/v1"
 JSON = "application/json"
@@ -58,9 +58,9 @@ def json_answer(answer: dict[str, Any]) -> Response:
     return Response(json_line(answer), media_type=JSON)
 
 
-async def answered(call: Call, request: Request, fields: requests.Request) -> Response:
+async def answered(call: Call, request: Request, fields: requests.CallFields) -> Response:
     """In a thread; called off when whoever asked is gone, and not begun where that is before its turn."""
-    state, watch = state_of(request), Watch(client=client_of(request))
+    state, watch = state_of(request), CallWatch(client=client_of(request))
 
     def work() -> Response:
         watch.check()
@@ -76,7 +76,7 @@ async def answered(call: Call, request: Request, fields: requests.Request) -> Re
         leaving.cancel()
 
 
-async def _call_off(request: Request, watch: Watch) -> None:
+async def _call_off(request: Request, watch: CallWatch) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     watch.cancelled.set()

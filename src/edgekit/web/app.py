@@ -23,8 +23,8 @@ from edgekit.web.farewell import Farewell, Farewells
 from edgekit.web.hiding import without_folders
 from edgekit.web.security import DOCS, HEALTH, Security
 from edgekit.web.small_pages import small_page
-from edgekit.web.state import State, open_state, state_of
-from edgekit.web.types import Settings
+from edgekit.web.state import WebState, open_state, state_of
+from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:  # older versions have none
     from fastapi.telemetry import TelemetryConfig
@@ -63,7 +63,7 @@ class Health(BaseModel):
     version: str
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: WebSettings) -> FastAPI:
     farewells = Farewells()
     app = FastAPI(
         title="EdgeKit",
@@ -94,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    state: State = app.state.edgekit
+    state: WebState = app.state.edgekit
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.machine.types import Budget
-from edgekit.plan.types import Use
+from edgekit.plan.types import Usage
 from edgekit.report.check_json import use_json
 from edgekit.report.check_words import budget_names, share_words
 
@@ -24,12 +24,12 @@ _NUMBERS = (
 )
 
 
-def bars_json(uses: Sequence[Use], estimate: MemoryEstimate) -> list[dict[str, Any]]:
+def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[dict[str, Any]]:
     """One for each memory, in their order; cards of one name are told apart by their number."""
     return [_bar(use, name, estimate) for use, name in zip(uses, budget_names(uses), strict=True)]
 
 
-def _bar(use: Use, name: str, estimate: MemoryEstimate) -> dict[str, Any]:
+def _bar(use: Usage, name: str, estimate: MemoryEstimate) -> dict[str, Any]:
     told, budget = use_json(use), use.budget
     if budget.is_limited:  # what the GPU may not use is drawn like a reserve
         told["reserve_bytes"] = budget.free_bytes - budget.available_bytes

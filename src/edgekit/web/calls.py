@@ -18,7 +18,7 @@ from edgekit.asking.words import (
     planned_engine,
 )
 from edgekit.catalog import read_catalog
-from edgekit.catalog.types import Kind
+from edgekit.catalog.types import ModelPurpose
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
 from edgekit.report.as_json import inspection_json
@@ -41,11 +41,11 @@ from edgekit.web.references import (
     is_near,
     shown_entry,
 )
-from edgekit.web.types import Watch, reach_of
+from edgekit.web.types import CallWatch, reach_of
 
 if TYPE_CHECKING:
     from edgekit.web.models import KeptNamed
-    from edgekit.web.state import State
+    from edgekit.web.state import WebState
 
 Json = dict[str, Any]
 
@@ -54,13 +54,13 @@ Json = dict[str, Any]
 class Call:
     """One call: its fields, and who answers. `summary` is for the documentation."""
 
-    request: type[requests.Request]
-    answer: Callable[[State, Any, Watch], Json]
+    request: type[requests.CallFields]
+    answer: Callable[[WebState, Any, CallWatch], Json]
     summary: str
     is_long: bool = False  # it may compute for seconds: of one client a few at once
 
 
-def _named(state: State, asked: Any, words: Words, watch: Watch) -> KeptNamed:
+def _named(state: WebState, asked: Any, words: Words, watch: CallWatch) -> KeptNamed:
     """The model at the quantisation that was given separately from its name."""
     with about("model"):
         named = state.models.named(asked.model, watch)
@@ -71,7 +71,7 @@ def _named(state: State, asked: Any, words: Words, watch: Watch) -> KeptNamed:
     return quantised(named, quant) if other is None else state.models.named(other, watch)
 
 
-def _inspect(state: State, asked: Any, watch: Watch) -> Json:
+def _inspect(state: WebState, asked: Any, watch: CallWatch) -> Json:
     reference = allowed(asked.model, state.settings)
     if is_file(reference):
         files_inside(reference, state.settings)
@@ -85,7 +85,7 @@ def _inspect(state: State, asked: Any, watch: Watch) -> Json:
     )
 
 
-def _estimate(state: State, asked: Any, watch: Watch) -> Json:
+def _estimate(state: WebState, asked: Any, watch: CallWatch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     flags = read_asked(bill_flags(words), engine=words.engine)
     named = _named(state, asked, words, watch)
@@ -94,7 +94,7 @@ def _estimate(state: State, asked: Any, watch: Watch) -> Json:
     return bill_json(bill, layers=bool(asked.per_layer))
 
 
-def _check(state: State, asked: Any, watch: Watch) -> Json:
+def _check(state: WebState, asked: Any, watch: CallWatch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     engine_flags(words)  # what cannot be read is told before anything is fetched
     reach = reach_of(state.settings, watch)
@@ -104,7 +104,7 @@ def _check(state: State, asked: Any, watch: Watch) -> Json:
         return answers_json(check_named(named, asking, reach))
 
 
-def _plan(state: State, asked: Any, watch: Watch) -> Json:
+def _plan(state: WebState, asked: Any, watch: CallWatch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     planned_engine(words)
     named = _named(state, asked, words, watch)
@@ -118,7 +118,7 @@ def _plan(state: State, asked: Any, watch: Watch) -> Json:
     return plan_json(plan, ready=ready, notes=notes)
 
 
-def _recommend(_: State, asked: Any, watch: Watch) -> Json:
+def _recommend(_: WebState, asked: Any, watch: CallWatch) -> Json:
     words = asked.words()
 
     def tell(line: str) -> None:
@@ -136,7 +136,7 @@ def _recommend(_: State, asked: Any, watch: Watch) -> Json:
     return cards_json(best.found, problems=best.notes)
 
 
-def _fit(state: State, asked: Any, watch: Watch) -> Json:
+def _fit(state: WebState, asked: Any, watch: CallWatch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     engine_flags(words)
     named = _named(state, asked, words, watch)
@@ -144,7 +144,7 @@ def _fit(state: State, asked: Any, watch: Watch) -> Json:
         return fit(state, words, named, watch)
 
 
-def _curves(state: State, asked: Any, watch: Watch) -> Json:
+def _curves(state: WebState, asked: Any, watch: CallWatch) -> Json:
     words = allowed_words(asked.words(), state.settings)
     engine_flags(words)
     named = _named(state, asked, words, watch)
@@ -152,17 +152,17 @@ def _curves(state: State, asked: Any, watch: Watch) -> Json:
         return curve_answer(state, words, named, watch, points=asked.points)
 
 
-def _hardware(_: State, asked: Any, _watch: Watch) -> Json:
+def _hardware(_: WebState, asked: Any, _watch: CallWatch) -> Json:
     return hardware_json(machine_now(asked.words()))
 
 
-def _devices(_: State, _asked: Any, _watch: Watch) -> Json:
+def _devices(_: WebState, _asked: Any, _watch: CallWatch) -> Json:
     return devices_json()
 
 
-def _catalog(state: State, asked: Any, _watch: Watch) -> Json:
+def _catalog(state: WebState, asked: Any, _watch: CallWatch) -> Json:
     known = read_catalog()
-    kinds = [kind.value for kind in Kind]
+    kinds = [kind.value for kind in ModelPurpose]
     if asked.kind is not None and asked.kind not in kinds:
         raise UsageError(f"kind: {asked.kind[:40]!r} must be one of {', '.join(kinds)}")
     found = listed(known, kind=asked.kind, family=asked.family)

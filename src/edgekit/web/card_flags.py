@@ -8,13 +8,13 @@ from typing import Any
 from edgekit.asking.llamacpp_options import settled
 from edgekit.asking.words import LLAMACPP
 from edgekit.engines.flags import typed
-from edgekit.machine.types import Accelerator
+from edgekit.machine.types import Device
 from edgekit.plan.choice import at
 from edgekit.plan.making import question_of
 from edgekit.plan.placement import first_way
 from edgekit.plan.planned import Plan
 from edgekit.plan.split import pinned
-from edgekit.plan.types import Question, Way
+from edgekit.plan.types import Placement, Task
 
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:
@@ -54,7 +54,7 @@ def _placed(plan: Plan) -> dict[str, Any]:
     return {} if placed == _where(first, question, first.cards) else placed
 
 
-def _where(way: Way, question: Question, every: tuple[Accelerator, ...]) -> dict[str, Any]:
+def _where(way: Placement, question: Task, every: tuple[Device, ...]) -> dict[str, Any]:
     """As flags; of several cards with the division, in which those that are left alone get nothing."""
     if not way.cards:
         return {"backend": "cpu"}

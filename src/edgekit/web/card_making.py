@@ -33,7 +33,7 @@ from edgekit.web.card_flags import plan_flags
 from edgekit.web.failures import UNEXPECTED
 from edgekit.web.hiding import text_without_folders
 from edgekit.web.references import allowed
-from edgekit.web.types import Settings, Watch, reach_of
+from edgekit.web.types import CallWatch, WebSettings, reach_of
 
 REFUSED = "refused"
 MOST_OPENED = 400  # models that are kept with what engines worked out for them, some 0.6 MB each
@@ -46,7 +46,7 @@ Card = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CardOrder:
     """What cards are made of. Those in `made` are there already."""
 
     machine: Machine
@@ -59,19 +59,19 @@ class Order:
 class Maker:
     """Makes cards; models stay open, for the next machine is asked about the same ones."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WebSettings) -> None:
         """Nothing is fetched for a card."""
         self._settings = replace(settings, network=False)
-        self._reach = reach_of(self._settings, Watch())
+        self._reach = reach_of(self._settings, CallWatch())
         self._opened: OrderedDict[tuple[str, str], ResolvedModel] = OrderedDict()
 
-    def cards(self, order: Order, catalog: Catalog) -> Iterator[Card]:
+    def cards(self, order: CardOrder, catalog: Catalog) -> Iterator[Card]:
         """One for each entry, whatever goes wrong with it."""
         for entry in in_order(catalog.entries, order.machine, order.engine):
             if entry.id not in order.made:
                 yield self._card(entry, catalog, order)
 
-    def _card(self, entry: Entry, catalog: Catalog, order: Order) -> Card:
+    def _card(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Card:
         try:
             check_runs(order.machine, order.engine)
             plan = self._plan(entry, catalog, order)
@@ -87,7 +87,7 @@ class Maker:
             "told": _short(text_without_folders(told, self._settings)),
         }
 
-    def _plan(self, entry: Entry, catalog: Catalog, order: Order) -> Plan:
+    def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
         named = self._named(entry, catalog, order.engine)
         wanted = Wanted(
             machine=order.machine,

@@ -20,8 +20,8 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any
 
-from edgekit.web.card_making import Card, Maker, Order
-from edgekit.web.types import Settings
+from edgekit.web.card_making import Card, CardOrder, Maker
+from edgekit.web.types import WebSettings
 
 IDLE_S = 60.0
 END_S = 2.0  # for a process that was told to end
@@ -34,7 +34,7 @@ class Begin:
     """Cards are wanted. The number is in every message about them."""
 
     number: int
-    order: Order = field(repr=False)
+    order: CardOrder = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,19 @@ class Made:
 Request = Begin | Stop | None  # None: the end
 
 
-def work(connection: Connection, *, settings: Settings, idle_s: float = IDLE_S) -> None:
+def work(connection: Connection, *, settings: WebSettings, idle_s: float = IDLE_S) -> None:
     """Until nothing was asked for so long, or nobody is left to ask."""
     with suppress(EOFError, OSError), connection:
         _serve(connection, settings=settings, idle_s=idle_s)
 
 
-def _work_alone(connection: Connection, *, settings: Settings) -> None:
+def _work_alone(connection: Connection, *, settings: WebSettings) -> None:
     """All that its process does. Ctrl-C, which a terminal says to all, is its server's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work(connection, settings=settings)
 
 
-def _serve(connection: Connection, *, settings: Settings, idle_s: float) -> None:
+def _serve(connection: Connection, *, settings: WebSettings, idle_s: float) -> None:
     """Of several orders each gets a card in turn."""
     maker = Maker(settings)
     orders: dict[int, Iterator[Card]] = {}
@@ -95,11 +95,15 @@ def _heed(request: Begin | Stop, orders: dict[int, Iterator[Card]], maker: Maker
         orders.pop(request.number, None)
 
 
-class Worker:
+class CardWorker:
     """The process, or the thread. `heard` gets what it sends, `gone` is called when it has ended, both in a thread."""
 
     def __init__(
-        self, *, settings: Settings, heard: Callable[[Made], None], gone: Callable[[Worker], None]
+        self,
+        *,
+        settings: WebSettings,
+        heard: Callable[[Made], None],
+        gone: Callable[[CardWorker], None],
     ) -> None:
         """Raises OSError where not even a pipe can be had."""
         self._ours, theirs = multiprocessing.Pipe()
@@ -154,7 +158,7 @@ def _run(target: Callable[[], None]) -> None:
     threading.Thread(target=target, name="edgekit cards", daemon=True).start()
 
 
-def _started(connection: Connection, *, settings: Settings) -> BaseProcess | None:
+def _started(connection: Connection, *, settings: WebSettings) -> BaseProcess | None:
     """None where this system, or the process that we are, starts none."""
     arguments: dict[str, Any] = {"settings": settings}
     process = multiprocessing.get_context("spawn").Process(

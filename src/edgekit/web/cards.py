@@ -21,14 +21,14 @@ from edgekit.kept import steadied
 from edgekit.report.as_json import json_line
 from edgekit.web import requests
 from edgekit.web.bells import PING_S, Bell
-from edgekit.web.card_making import Card, Order
-from edgekit.web.card_worker import Begin, Made, Stop, Worker
+from edgekit.web.card_making import Card, CardOrder
+from edgekit.web.card_worker import Begin, CardWorker, Made, Stop
 from edgekit.web.failures import TooManyError, failure_json
 from edgekit.web.job_routes import events_answer
 from edgekit.web.jobs import JobEvent
 from edgekit.web.machines import machine_now
 from edgekit.web.state import state_of
-from edgekit.web.types import Settings
+from edgekit.web.types import WebSettings
 
 KEPT_MACHINES = 8  # with an engine each; 300 cards have some 400 KB
 MOST_FOLLOWED = 16
@@ -46,7 +46,7 @@ class Deck:
     """The cards of one machine. It changes as it goes: Cards alone writes to it, under its lock."""
 
     number: int
-    order: Order = field(repr=False)
+    order: CardOrder = field(repr=False)
     count: int  # of cards there will be
     cards: list[Card] = field(default_factory=list, repr=False)
     is_done: bool = False
@@ -61,7 +61,7 @@ class Deck:
         return self.is_done or bool(self.fault)
 
     @property
-    def left(self) -> Order:
+    def left(self) -> CardOrder:
         """What is still to be made."""
         made = frozenset(str(card["id"]) for card in self.cards)
         return replace(self.order, made=made)
@@ -87,13 +87,13 @@ class Deck:
 class Cards:
     """The decks that were asked for last, and the worker that makes them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._lock = threading.RLock()
         self._decks: OrderedDict[Hashable, Deck] = OrderedDict()  # for whoever comes next
         self._followed: set[Deck] = set()  # also those that are no longer kept
         self._numbers = 0
-        self._worker: Worker | None = None
+        self._worker: CardWorker | None = None
         self._closed = False
 
     @property
@@ -101,7 +101,7 @@ class Cards:
         """The worker's own; None where there is none now."""
         return None if self._worker is None else self._worker.process
 
-    def deck(self, order: Order) -> Deck:
+    def deck(self, order: CardOrder) -> Deck:
         """The one that there is for it, or a new one. Nothing is made before somebody follows it.
 
         Raises TooManyError where too many others are being followed.
@@ -187,7 +187,7 @@ class Cards:
 
     def _hand_over(self, deck: Deck) -> None:
         if self._worker is None:
-            self._worker = Worker(settings=self._settings, heard=self._heard, gone=self._gone)
+            self._worker = CardWorker(settings=self._settings, heard=self._heard, gone=self._gone)
         deck.is_begun = True
         self._numbers += 1
         deck.number = self._numbers  # what is still under way from before is not heard
@@ -204,7 +204,7 @@ class Cards:
                 deck.cards.append(made.card)
             deck.ring()
 
-    def _gone(self, worker: Worker) -> None:
+    def _gone(self, worker: CardWorker) -> None:
         """It had nothing to do, or something ended it: then another goes on."""
         with self._lock:
             if self._worker is worker:
@@ -226,7 +226,7 @@ class Cards:
 def _asked(cards: Cards, words: Words) -> Deck:
     ask = ask_of(words, machine_now(words))
     return cards.deck(
-        Order(
+        CardOrder(
             machine=ask.machine,
             engine=ask.engine,
             max_use=ask.max_use,
@@ -251,5 +251,5 @@ async def events(
     fields: Annotated[requests.CARDS, Query()],  # type: ignore[valid-type]  # made from a table
 ) -> StreamingResponse:
     cards = state_of(request).cards
-    deck = await to_thread.run_sync(_asked, cards, cast("requests.Request", fields).words())
+    deck = await to_thread.run_sync(_asked, cards, cast("requests.CallFields", fields).words())
     return events_answer(cards.follow(deck))

@@ -49,7 +49,7 @@ _OTHERWISE = 422
 _ANOTHER_FAILED, _NOT_HERE = 502, 404
 
 
-class Told(BaseModel):
+class Problem(BaseModel):
     """What went wrong, in plain words."""
 
     type: str
@@ -60,7 +60,7 @@ class Told(BaseModel):
 class Failure(BaseModel):
     """The answer of every call that failed."""
 
-    error: Told
+    error: Problem
 
 
 def status_of(error: EdgekitError, *, network: bool = True) -> int:

@@ -14,7 +14,7 @@ from edgekit.asking.words import Words, asking_of
 from edgekit.engines.flags import flag_words, read_flags, typed
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.machine.devices import find_device
-from edgekit.machine.types import Accelerator
+from edgekit.machine.types import Device
 from edgekit.model.open import Opened
 from edgekit.plan.caches import CacheChoice, cache_name
 from edgekit.plan.choice import AS_NAMED, NOTHING, Candidate, as_named
@@ -22,7 +22,7 @@ from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import first_way
-from edgekit.plan.types import PreflightResult, Question, Status, Variant, Way, Weighed
+from edgekit.plan.types import Placement, Status, Task, Variant, Verdict, Weighed
 from edgekit.plan.verdict import result_for
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS
@@ -31,12 +31,12 @@ from edgekit.report.plan_run import main_command
 from edgekit.resolver import AUTO, CATALOG, stored_quant
 from edgekit.web.bars import bars_json
 from edgekit.web.machines import machine_now
-from edgekit.web.types import Watch, reach_of
+from edgekit.web.types import CallWatch, reach_of
 
 if TYPE_CHECKING:
     from edgekit.sources.types import Reach
     from edgekit.web.models import KeptNamed
-    from edgekit.web.state import State
+    from edgekit.web.state import WebState
 
 POINTS = 16
 Json = dict[str, Any]
@@ -51,14 +51,14 @@ class _Load:
     fitting: Fitting = field(repr=False)
 
     @property
-    def question(self) -> Question:
+    def question(self) -> Task:
         return self.fitting.question
 
     @property
     def weighed(self) -> Weighed:
         return self.fitting.price(self.fitting.asked or self.fitting.native)
 
-    def result(self) -> PreflightResult:
+    def result(self) -> Verdict:
         """The verdict on this load as it is: nothing of it is chosen here."""
         weighed, held, least = self.weighed, self.fitting, self.question.min_context
         tokens = weighed.context_tokens
@@ -80,7 +80,7 @@ class _Load:
         return result_for(settled, max_context=tokens)
 
 
-def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:
+def fit(state: WebState, words: Words, named: KeptNamed, watch: CallWatch) -> Json:
     """What the engine refuses is an answer too. Raises EdgekitError for what makes no sense."""
     reach = reach_of(state.settings, watch)
     asking = asking_of(words, reach=lambda: reach, with_changes=False, machine=machine_now(words))
@@ -102,7 +102,7 @@ def fit(state: State, words: Words, named: KeptNamed, watch: Watch) -> Json:
 
 
 def curve_answer(
-    state: State, words: Words, named: KeptNamed, watch: Watch, *, points: int | None = None
+    state: WebState, words: Words, named: KeptNamed, watch: CallWatch, *, points: int | None = None
 ) -> Json:
     """Memory against context for each way to keep the cache, all else as it was asked for."""
     reach = reach_of(state.settings, watch)
@@ -151,7 +151,7 @@ def _reference(named: KeptNamed) -> str:
     return named.name
 
 
-def _settled(named: KeptNamed, opened: Opened, question: Question) -> _Load:
+def _settled(named: KeptNamed, opened: Opened, question: Task) -> _Load:
     """The file as it is. Where it does not fit, vLLM loads another repository of the model that does, as in a check."""
     first = _load(opened, as_named(opened.model, _stored(opened))[0], question)
     if question.engine != "vllm" or first.weighed.fits:
@@ -161,7 +161,7 @@ def _settled(named: KeptNamed, opened: Opened, question: Question) -> _Load:
     return next((one for one in loads if one.fitting.fits(first.weighed.context_tokens)), first)
 
 
-def _load(opened: Opened, variant: Variant, question: Question) -> _Load:
+def _load(opened: Opened, variant: Variant, question: Task) -> _Load:
     asked = replace(question, model=variant.model)
     return _Load(
         opened=replace(opened, model=variant.model),
@@ -185,7 +185,7 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) ->
     }
 
 
-def _cards(way: Way) -> dict[str, Any]:
+def _cards(way: Placement) -> dict[str, Any]:
     """llama.cpp's: what computes, what weights are rearranged for, and what is free on each of several cards."""
     own = way.cards[
         len(way.setup.servers) :
@@ -203,7 +203,7 @@ def _cards(way: Way) -> dict[str, Any]:
     return found
 
 
-def _gpu(card: Accelerator) -> dict[str, Any]:
+def _gpu(card: Device) -> dict[str, Any]:
     """vLLM's: the card by its name where the table has it, and its memory where that is another."""
     try:
         device = find_device(card.name)

@@ -13,12 +13,12 @@ from typing import Any
 from edgekit.sources.disk import is_folder
 from edgekit.sources.places import data_folder
 from edgekit.sources.stores import hub_cache_folder
-from edgekit.web.types import Settings, resolved
+from edgekit.web.types import WebSettings, resolved
 
 Json = dict[str, Any]
 
 
-def without_folders(answer: Json, settings: Settings) -> Json:
+def without_folders(answer: Json, settings: WebSettings) -> Json:
     """As it is where only this machine is answered: a terminal here understands whole paths."""
     if settings.is_loopback:
         return answer
@@ -30,12 +30,12 @@ def without_folders(answer: Json, settings: Settings) -> Json:
     return told
 
 
-def text_without_folders(text: str, settings: Settings) -> str:
+def text_without_folders(text: str, settings: WebSettings) -> str:
     """The same of a sentence."""
     return str(without_folders({"text": text}, settings)["text"])
 
 
-def _folders(settings: Settings) -> Iterator[Path]:
+def _folders(settings: WebSettings) -> Iterator[Path]:
     """Those that were given, of a file the one it lies in, and those that messages of errors may name."""
     for one in resolved(settings.models_dirs):
         yield one if is_folder(one) else one.parent

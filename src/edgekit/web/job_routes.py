@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgekit.errors import NotFoundError
 from edgekit.web.calls import CALLS, Call
-from edgekit.web.failures import Told
+from edgekit.web.failures import Problem
 from edgekit.web.jobs import JobEvent, JobState
 from edgekit.web.state import client_of, state_of
-from edgekit.web.types import Watch
+from edgekit.web.types import CallWatch
 
 ROOT = "/api/v1/jobs"
 router = APIRouter(prefix=ROOT, tags=["jobs"])
@@ -36,7 +36,7 @@ class JobTold(Started):
 
     progress: str | None
     result: dict[str, Any] | None
-    error: Told | None
+    error: Problem | None
 
 
 def event_bytes(event: JobEvent) -> bytes:
@@ -50,7 +50,7 @@ def _starter(name: str, call: Call) -> Callable[..., JSONResponse]:
     def start(request: Request, fields: BaseModel) -> JSONResponse:
         state = state_of(request)
 
-        def work(watch: Watch) -> dict[str, Any]:
+        def work(watch: CallWatch) -> dict[str, Any]:
             return call.answer(state, fields, watch)
 
         job = state.jobs.start(name, work, client_of(request))

@@ -23,7 +23,7 @@ from edgekit.report.as_json import json_line
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_json
 from edgekit.web.rates import network_of
-from edgekit.web.types import Watch
+from edgekit.web.types import CallWatch
 
 # In all, and of one client: the page runs three at once to compare.
 RUNNING_JOBS, RUNNING_EACH = 4, 3
@@ -41,7 +41,7 @@ SLACK_S = 60.0  # of a job beyond its network: a plan with a drafter asks for tw
 _log = logging.getLogger("edgekit.web")
 
 Answer = dict[str, Any]
-Work = Callable[[Watch], Answer]
+Work = Callable[[CallWatch], Answer]
 
 
 class JobState(enum.Enum):
@@ -61,7 +61,7 @@ class JobEvent:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class BackgroundJob:
     """It changes as it goes: Jobs alone writes to it, under its lock."""
 
     call: str
@@ -69,7 +69,7 @@ class Job:
     deadline_s: float
     client: str = ""  # its network
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    watch: Watch = field(default_factory=Watch)
+    watch: CallWatch = field(default_factory=CallWatch)
     state: JobState = JobState.RUNNING
     has_begun: bool = False
     line: str | None = None
@@ -95,13 +95,13 @@ class Jobs:
         """`told` makes of an answer what whoever asks may know."""
         self._timeout_s = timeout_s + SLACK_S
         self._told = told
-        self._jobs: dict[str, Job] = {}  # in the order in which they were asked for
-        self._waiting: deque[Job] = deque()
+        self._jobs: dict[str, BackgroundJob] = {}  # in the order in which they were asked for
+        self._waiting: deque[BackgroundJob] = deque()
         self._threads: Counter[str] = Counter()  # by client
         self._closed = False
         self._lock = threading.RLock()
 
-    def start(self, call: str, work: Work, client: str = "") -> Job:
+    def start(self, call: str, work: Work, client: str = "") -> BackgroundJob:
         """Raises TooManyError where too many wait already, of this client or of all."""
         client = network_of(client)
         with self._lock:
@@ -109,13 +109,13 @@ class Jobs:
             if self._closed or not self._has_room(client):
                 raise TooManyError("too many jobs are running; try again in a moment")
             deadline_s = time.monotonic() + self._timeout_s
-            job = Job(call=call, work=work, client=client, deadline_s=deadline_s)
+            job = BackgroundJob(call=call, work=work, client=client, deadline_s=deadline_s)
             self._jobs[job.id] = job
             self._waiting.append(job)
             self._begin_next()
             return job
 
-    def named(self, job_id: str) -> Job:
+    def named(self, job_id: str) -> BackgroundJob:
         """Raises NotFoundError for one that is not known, or not any more."""
         with self._lock:
             self._tidy()
@@ -126,7 +126,7 @@ class Jobs:
             )
         return job
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: BackgroundJob) -> None:
         """At once, though its thread may need a moment to notice. One that has ended stays as it is."""
         job.watch.cancelled.set()
         self._end(job, JobState.CANCELLED, {})
@@ -138,7 +138,7 @@ class Jobs:
         for job in jobs:
             self.cancel(job)
 
-    async def follow(self, job: Job, after: int) -> AsyncIterator[JobEvent]:
+    async def follow(self, job: BackgroundJob, after: int) -> AsyncIterator[JobEvent]:
         """What was said since the event of that number, then the end, whatever the number."""
         bell = Bell()
         with self._lock:
@@ -183,7 +183,7 @@ class Jobs:
             # A daemon: one that waits for a slow server does not hold up the end of the program.
             threading.Thread(target=self._run, args=(job,), name="edgekit job", daemon=True).start()
 
-    def _next(self, running: Counter[str]) -> Job | None:
+    def _next(self, running: Counter[str]) -> BackgroundJob | None:
         """In turn: of the clients that have the fewest running, the job that has waited longest."""
         able = (
             job
@@ -192,8 +192,8 @@ class Jobs:
         )
         return min(able, key=lambda job: running[job.client], default=None)
 
-    def _run(self, job: Job) -> None:
-        watch = Watch(
+    def _run(self, job: BackgroundJob) -> None:
+        watch = CallWatch(
             client=job.client,
             progress=lambda line: self._say(job, line),
             cancelled=job.watch.cancelled,
@@ -206,7 +206,7 @@ class Jobs:
                 self._threads -= Counter([job.client])  # drops who has none left
                 self._begin_next()
 
-    def _say(self, job: Job, line: str) -> None:
+    def _say(self, job: BackgroundJob, line: str) -> None:
         line = self._told({"line": line})["line"].strip()[:LINE_CHARS]
         with self._lock:
             if job.state is not JobState.RUNNING or not line or line == job.line:
@@ -214,7 +214,7 @@ class Jobs:
             job.line = line
             self._ring(job)
 
-    def _end(self, job: Job, state: JobState, answer: Answer) -> None:
+    def _end(self, job: BackgroundJob, state: JobState, answer: Answer) -> None:
         text = json_line(answer)
         with self._lock:
             if job.state is not JobState.RUNNING:
@@ -228,7 +228,7 @@ class Jobs:
             self._begin_next()
 
     @staticmethod
-    def _ring(job: Job) -> None:
+    def _ring(job: BackgroundJob) -> None:
         job.number += 1
         for bell in job.bells:
             bell.ring()
@@ -248,7 +248,7 @@ class Jobs:
 _ALL = "all of them"  # beside the clients, which are addresses
 
 
-def _surplus(ended: list[Job], *, most: int) -> Iterator[Job]:
+def _surplus(ended: list[BackgroundJob], *, most: int) -> Iterator[BackgroundJob]:
     """Those that are old, and the first of too many or too long ones, of one client or of all. The last is kept."""
     now_s, counts, sizes = time.monotonic(), Counter[str](), Counter[str]()
     for job in ended:
@@ -268,7 +268,7 @@ def _surplus(ended: list[Job], *, most: int) -> Iterator[Job]:
             yield job
 
 
-def _outcome(work: Work, watch: Watch) -> tuple[JobState, Answer]:
+def _outcome(work: Work, watch: CallWatch) -> tuple[JobState, Answer]:
     try:
         return JobState.DONE, work(watch)
     except CancelledError:

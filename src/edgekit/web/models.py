@@ -30,7 +30,7 @@ from edgekit.web.references import (
     paths_of,
     stamp_of,
 )
-from edgekit.web.types import Settings, Watch, reach_of
+from edgekit.web.types import CallWatch, WebSettings, reach_of
 
 KEPT = 64
 WORKED_OUT = 8  # of those, models that keep what engines worked out: up to 200 MB each
@@ -111,8 +111,8 @@ class _Flight:
 
     def __init__(self, client: str) -> None:
         self.done = threading.Event()
-        self.watch = Watch(client=client, progress=self._tell)  # the first one's
-        self.waiting: list[Watch] = []
+        self.watch = CallWatch(client=client, progress=self._tell)  # the first one's
+        self.waiting: list[CallWatch] = []
         self.named: KeptNamed | None = None
         self.error: BaseException | None = None
 
@@ -131,7 +131,7 @@ class _Flight:
 class OpenedModels:
     """Those asked for last; a failure is not kept. For any number of threads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -139,7 +139,7 @@ class OpenedModels:
         self._waiting = Places(most=WAITING_AT_ONCE, each=WAITING_EACH)
         self._openings = Places(most=OPENED_AT_ONCE, each=OPENED_EACH)
 
-    def named(self, reference: str, watch: Watch) -> KeptNamed:
+    def named(self, reference: str, watch: CallWatch) -> KeptNamed:
         """Raises EdgekitError: what may not be named, cannot be read, was called off or took too long."""
         wanted = allowed(reference, self._settings)
         found = self._found(wanted)
@@ -148,7 +148,7 @@ class OpenedModels:
         with self.among_the_waiting(watch, far=not is_near(wanted)):
             return self._opened(wanted, watch)
 
-    def among_the_waiting(self, watch: Watch, *, far: bool) -> AbstractContextManager[None]:
+    def among_the_waiting(self, watch: CallWatch, *, far: bool) -> AbstractContextManager[None]:
         """Around all that may have to wait for another server (`far`). Raises TooManyError, never for what is near."""
         if not far:
             return nullcontext()
@@ -171,7 +171,7 @@ class OpenedModels:
         for one in islice(reversed(self._kept.values()), WORKED_OUT, WORKED_OUT + 1):
             one.named.forget()
 
-    def _opened(self, wanted: str, watch: Watch) -> KeptNamed:
+    def _opened(self, wanted: str, watch: CallWatch) -> KeptNamed:
         flight = self._join(wanted, watch)
         end = time.monotonic() + self._settings.timeout_s + PATIENCE_S
         try:
@@ -186,7 +186,7 @@ class OpenedModels:
             self._leave(wanted, flight, watch)
         return flight.answer()
 
-    def _join(self, wanted: str, watch: Watch) -> _Flight:
+    def _join(self, wanted: str, watch: CallWatch) -> _Flight:
         with self._lock:
             is_first = wanted not in self._flights
             flight = self._flights.setdefault(wanted, _Flight(watch.client))
@@ -195,7 +195,7 @@ class OpenedModels:
             threading.Thread(target=self._open, args=(wanted, flight), daemon=True).start()
         return flight
 
-    def _leave(self, wanted: str, flight: _Flight, watch: Watch) -> None:
+    def _leave(self, wanted: str, flight: _Flight, watch: CallWatch) -> None:
         with self._lock:
             flight.waiting = [one for one in flight.waiting if one is not watch]
             if flight.waiting or flight.done.is_set():
@@ -223,7 +223,7 @@ class OpenedModels:
             self._forget(wanted, flight)
             flight.done.set()
 
-    def _read(self, wanted: str, watch: Watch) -> _Kept:
+    def _read(self, wanted: str, watch: CallWatch) -> _Kept:
         if is_file(wanted):
             paths = paths_of(files_inside(wanted, self._settings))
             folder = wanted if Path(wanted).is_dir() else str(Path(wanted).parent)
@@ -239,7 +239,7 @@ class OpenedModels:
         finally:
             self._openings.leave(watch.client)
 
-    def _named(self, wanted: str, watch: Watch, stamps: Stamps) -> _Kept:
+    def _named(self, wanted: str, watch: CallWatch, stamps: Stamps) -> _Kept:
         named = resolve_model(wanted, reach=reach_of(self._settings, watch), confirm=None)
         plain = {one.name: getattr(named, one.name) for one in fields(named)}
         return _Kept(

@@ -30,7 +30,7 @@ from edgekit.sources.naming import MODEL_SUFFIXES
 from edgekit.sources.places import data_folder
 from edgekit.sources.reference import clean_text
 from edgekit.sources.types import ModelFile, ModelFiles, Reach
-from edgekit.web.types import Settings, resolved
+from edgekit.web.types import WebSettings, resolved
 
 ADDRESSES = ("http", "https", "hf", "ollama")
 _SEPARATORS = re.compile(r"[/\\]")
@@ -39,7 +39,7 @@ _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 Stamp = tuple[int, int]  # size and time of change of a file; zeros where it is not there
 
 
-def allowed(reference: str, settings: Settings) -> str:
+def allowed(reference: str, settings: WebSettings) -> str:
     """What to open for it: a path inside a --models-dir, or a name or address that can be no path.
 
     Raises NotAllowedError for every other path, NotFoundError for one that would be inside and is not there, UsageError
@@ -81,7 +81,7 @@ def _refuse_escapes(text: str) -> None:
         )
 
 
-def _inside(text: str, settings: Settings) -> str | None:
+def _inside(text: str, settings: WebSettings) -> str | None:
     """The file or folder of a --models-dir that is meant, links followed; None where there is none."""
     for folder in settings.models_dirs:
         root = folder.resolve()
@@ -106,7 +106,7 @@ def _below(text: str, folder: Path, root: Path) -> Path | None:
     return path if any(path.is_relative_to(one) for one in (root, folder.absolute())) else None
 
 
-def _check_inside(real: Path, said: str, settings: Settings) -> None:
+def _check_inside(real: Path, said: str, settings: WebSettings) -> None:
     """Raises NotAllowedError for what a link leads out to, and for what is not a file or a folder."""
     if not any(real.is_relative_to(folder.resolve()) for folder in settings.models_dirs):
         raise NotAllowedError(
@@ -123,7 +123,7 @@ def _is_path(text: str) -> bool:
     return text.startswith(("/", ".")) or one_file
 
 
-def _outside(text: str, settings: Settings) -> UsageError | NotFoundError:
+def _outside(text: str, settings: WebSettings) -> UsageError | NotFoundError:
     if not settings.models_dirs:
         return NotAllowedError(
             f"{text[:80]!r} is a path: to open local files, start edgekit web with --models-dir FOLDER"
@@ -134,7 +134,7 @@ def _outside(text: str, settings: Settings) -> UsageError | NotFoundError:
     return NotFoundError(f"{text[:80]!r} not found in the --models-dir folders")
 
 
-def _check_own(name: str, settings: Settings) -> None:
+def _check_own(name: str, settings: WebSettings) -> None:
     """What the user added to the catalog is opened from where it came: also then only inside."""
     entry = _own_entry(name)
     if entry is not None and not may_open(entry, settings):
@@ -143,7 +143,7 @@ def _check_own(name: str, settings: Settings) -> None:
         )
 
 
-def may_open(entry: Entry, settings: Settings) -> bool:
+def may_open(entry: Entry, settings: WebSettings) -> bool:
     """A file that is gone counts as it did before: whoever opens it says so."""
     path = path_of(entry.reference.strip(), whole=True) if entry.is_users else None
     if path is None:
@@ -157,7 +157,7 @@ def may_open(entry: Entry, settings: Settings) -> bool:
     return True
 
 
-def shown_entry(entry: Entry, settings: Settings) -> Entry:
+def shown_entry(entry: Entry, settings: WebSettings) -> Entry:
     """The same, without where its file lies and what stands in it where that may not be opened."""
     if may_open(entry, settings):
         return entry
@@ -217,7 +217,7 @@ def is_file(found: str) -> bool:
     return Path(found).is_absolute()
 
 
-def files_inside(path: str, settings: Settings) -> ModelFiles:
+def files_inside(path: str, settings: WebSettings) -> ModelFiles:
     """The files of the model at an allowed path; none of them is read yet. NotAllowedError where a link leads out."""
     try:
         files = locate(path, reach=Reach(within=resolved(settings.models_dirs)))
@@ -230,7 +230,7 @@ def files_inside(path: str, settings: Settings) -> ModelFiles:
     return files
 
 
-def _check_links(folder: Path, settings: Settings) -> None:
+def _check_links(folder: Path, settings: WebSettings) -> None:
     links = (folder / name for name in names_in(folder))
     for link in (one for one in links if one.is_symlink() and one.exists()):
         _check_inside(link.resolve(), link.name, settings)
@@ -247,7 +247,7 @@ def _each(files: ModelFiles) -> Iterator[ModelFile]:
     yield from (one for one in (files.config, files.index, files.quantization) if one is not None)
 
 
-def allowed_words(words: Words, settings: Settings) -> Words:
+def allowed_words(words: Words, settings: WebSettings) -> Words:
     """The same, with what is loaded beside the model as it may be opened. Raises as `allowed`."""
     flags: Mapping[str, Any] = words.given.get(LLAMACPP, {})
     found = {key: say(flags[key], settings) for key, say in _BESIDE.items() if key in flags}
@@ -256,18 +256,18 @@ def allowed_words(words: Words, settings: Settings) -> Words:
     return replace(words, given={**words.given, LLAMACPP: {**flags, **found}})
 
 
-def _file(text: str, settings: Settings) -> str:
+def _file(text: str, settings: WebSettings) -> str:
     found = allowed(text, settings)
     if is_file(found):
         files_inside(found, settings)
     return found
 
 
-def _projector(text: str, settings: Settings) -> str:
+def _projector(text: str, settings: WebSettings) -> str:
     return text if text == BESIDE_THE_MODEL else _file(text, settings)
 
 
-def _adapters(text: str, settings: Settings) -> str:
+def _adapters(text: str, settings: WebSettings) -> str:
     """Several are divided by commas, so none may have one in its path."""
     found = [_file(one, settings) for one in text.split(",") if one]
     if any("," in one for one in found):

@@ -106,7 +106,7 @@ def _instead_of(name: str, fields: Container[str]) -> str | None:
     return None
 
 
-class Request(BaseModel):
+class CallFields(BaseModel):
     """The fields of a call. Unknown ones are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -223,11 +223,11 @@ _CHECKED = _engine_fields(OPTIONS, without=OF_THE_MACHINE)
 _EVERY = _engine_fields(OPTIONS)
 
 
-def _made(name: str, *parts: Fields) -> type[Request]:
+def _made(name: str, *parts: Fields) -> type[CallFields]:
     fields: Fields = {}
     for part in parts:
         fields |= part
-    made = create_model(name, __base__=Request, **fields)
+    made = create_model(name, __base__=CallFields, **fields)
     made.flags = frozenset(_OWNERS) & fields.keys()
     return made
 

@@ -22,7 +22,7 @@ from edgekit.web.farewell import EVENTS
 from edgekit.web.places import Places
 from edgekit.web.rates import Rates
 from edgekit.web.small_pages import small_page
-from edgekit.web.types import MAX_BODY_BYTES, Settings
+from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
 MAX_HEAD_BYTES = 32 * 1024  # such a query, and what browsers say beside it
@@ -60,7 +60,7 @@ Header = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestHead:
     """The head of a request."""
 
     method: str
@@ -89,7 +89,7 @@ class Refusal:
     headers: tuple[Header, ...] = field(default=())
 
 
-Gate = Callable[[Asked], Refusal | None]
+Gate = Callable[[RequestHead], Refusal | None]
 
 TOO_MANY = Refusal(
     status=429,
@@ -128,7 +128,7 @@ TOO_SLOW = Refusal(
 class Security:
     """The middleware."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, *, settings: WebSettings) -> None:
         self._app = app
         self._rates = Rates(settings.requests_per_s)
         self._calls = Places(most=MOST_CALLS, each=CALLS_EACH)
@@ -182,7 +182,7 @@ class Security:
                 raise
             await answer.refuse(Refusal(status=500, kind="InternalError", message=UNEXPECTED))
 
-    def _too_often(self, asked: Asked) -> Refusal | None:
+    def _too_often(self, asked: RequestHead) -> Refusal | None:
         return None if self._rates.take(asked.client) else TOO_MANY
 
 
@@ -191,9 +191,9 @@ async def busy(scope: Scope, _: Receive, send: Send) -> None:
     await _Answer(asked_of(scope), send).refuse(BUSY)
 
 
-def asked_of(scope: Scope) -> Asked:
+def asked_of(scope: Scope) -> RequestHead:
     client = scope.get("client")
-    return Asked(
+    return RequestHead(
         method=scope["method"],
         path=scope["path"],
         query=scope.get("query_string", b""),
@@ -208,7 +208,7 @@ def _head_bytes(scope: Scope) -> int:
     return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + lines
 
 
-def _as_get(scope: Scope, asked: Asked) -> Scope:
+def _as_get(scope: Scope, asked: RequestHead) -> Scope:
     """HEAD is answered as GET is, and whoever sends the answer leaves its body out. A stream has no end to wait for."""
     if asked.method != "HEAD" or asked.is_stream:
         return scope
@@ -218,7 +218,7 @@ def _as_get(scope: Scope, asked: Asked) -> Scope:
 class _Answer:
     """Hands an answer on with the headers that every answer has."""
 
-    def __init__(self, asked: Asked, send: Send) -> None:
+    def __init__(self, asked: RequestHead, send: Send) -> None:
         self.asked, self._send = asked, send
         self.has_begun = False
 
@@ -261,7 +261,7 @@ def _json_body(refusal: Refusal) -> tuple[bytes, bytes]:
     return b"application/json", json.dumps(told).encode()
 
 
-def _refusal_body(refusal: Refusal, asked: Asked) -> tuple[bytes, bytes]:
+def _refusal_body(refusal: Refusal, asked: RequestHead) -> tuple[bytes, bytes]:
     if asked.is_call:
         return _json_body(refusal)
     title = HTTPStatus(refusal.status).phrase
@@ -269,14 +269,14 @@ def _refusal_body(refusal: Refusal, asked: Asked) -> tuple[bytes, bytes]:
     return b"text/html; charset=utf-8", page.encode()
 
 
-def long_query(asked: Asked) -> Refusal | None:
+def long_query(asked: RequestHead) -> Refusal | None:
     if len(asked.query) <= MAX_QUERY_BYTES:
         return None
     message = f"the query string is too long: at most {MAX_QUERY_BYTES:,} bytes"
     return Refusal(status=414, kind="TooLongError", message=message)
 
 
-def long_head(asked: Asked) -> Refusal | None:
+def long_head(asked: RequestHead) -> Refusal | None:
     """h11 counts only what is not there yet: a head that came in one piece would pass."""
     if asked.head_bytes <= MAX_HEAD_BYTES:
         return None
@@ -284,7 +284,7 @@ def long_head(asked: Asked) -> Refusal | None:
     return Refusal(status=400, kind="TooLongError", message=message, headers=_CLOSE)
 
 
-def other_method(asked: Asked) -> Refusal | None:
+def other_method(asked: RequestHead) -> Refusal | None:
     """No answer to OPTIONS: no other site may ask, so none needs to know what it may."""
     if asked.method in _METHODS:
         return None
@@ -292,11 +292,11 @@ def other_method(asked: Asked) -> Refusal | None:
     return Refusal(status=405, kind="MethodError", message=message, headers=(_ALLOW,))
 
 
-def foreign_name(settings: Settings) -> Gate:
+def foreign_name(settings: WebSettings) -> Gate:
     """Whoever is asked under another name was looked up in another's name server (DNS rebinding)."""
     names = _OWN_NAMES | {settings.host}
 
-    def gate(asked: Asked) -> Refusal | None:
+    def gate(asked: RequestHead) -> Refusal | None:
         name = _without_port(asked.headers.get(b"host", b"").decode("latin-1")).lower()
         if name in names:
             return None
@@ -311,7 +311,7 @@ def _without_port(host: str) -> str:
     return name if colon and (port.isdecimal() or not port) else host
 
 
-def foreign_site(asked: Asked) -> Refusal | None:
+def foreign_site(asked: RequestHead) -> Refusal | None:
     """Browsers say who asks. Programs say nothing, and may."""
     if not asked.is_call:
         return None
@@ -339,7 +339,7 @@ class Token:
         self._guesses = Rates(WRONG_TOKENS_PER_S)
         self._is_long = len(token) >= LONG_TOKEN_CHARS
 
-    def gate(self, asked: Asked) -> Refusal | None:
+    def gate(self, asked: RequestHead) -> Refusal | None:
         if asked.path == HEALTH:
             return None
         said, has_cookie = self._said(asked), self._has_cookie(asked)
@@ -351,14 +351,14 @@ class Token:
                 return refusal
         return None if self._is_bearer(asked) else self._let_in(asked)
 
-    def _weighed(self, said: bytes, asked: Asked) -> Refusal | None:
+    def _weighed(self, said: bytes, asked: RequestHead) -> Refusal | None:
         may_guess = self._guesses.has(asked.client)
         if hmac.compare_digest(said, self._token) and (may_guess or self._is_long):
             return None
         self._guesses.take(asked.client)
         return _no_token(asked, "the token is wrong") if may_guess else TOO_MANY
 
-    def _said(self, asked: Asked) -> bytes | None:
+    def _said(self, asked: RequestHead) -> bytes | None:
         """The token in a header, or in the address of a page."""
         if self._is_bearer(asked):
             return asked.headers[b"authorization"][len(b"bearer ") :].strip()
@@ -367,17 +367,17 @@ class Token:
         said = dict(parse_qsl(asked.query.decode("latin-1"))).get("token")
         return None if said is None else said.encode()
 
-    def _has_cookie(self, asked: Asked) -> bool:
+    def _has_cookie(self, asked: RequestHead) -> bool:
         jar = _cookies(asked.headers.get(b"cookie", b"").decode("latin-1"))
         return hmac.compare_digest(jar.get(self._cookie, "").encode(), self._value.encode())
 
-    def _let_in(self, asked: Asked) -> Refusal:
+    def _let_in(self, asked: RequestHead) -> Refusal:
         cookie = f"{self._cookie}={self._value}; Path=/; HttpOnly; SameSite=Strict"
         headers = ((b"location", _same_place(asked).encode()), (b"set-cookie", cookie.encode()))
         return Refusal(status=303, kind="", message="Token accepted.", headers=headers)
 
     @staticmethod
-    def _is_bearer(asked: Asked) -> bool:
+    def _is_bearer(asked: RequestHead) -> bool:
         return asked.headers.get(b"authorization", b"").lower().startswith(b"bearer ")
 
 
@@ -386,7 +386,7 @@ def _cookies(text: str) -> dict[str, str]:
     return dict(part.strip().partition("=")[::2] for part in text.split(";"))
 
 
-def _same_place(asked: Asked) -> str:
+def _same_place(asked: RequestHead) -> str:
     """The address once more, without the token: it would stay in the history."""
     pairs = parse_qsl(asked.query.decode("latin-1"), keep_blank_values=True)
     query = urlencode([pair for pair in pairs if pair[0] != "token"])
@@ -394,7 +394,7 @@ def _same_place(asked: Asked) -> str:
     return "/" + quote(asked.path.lstrip("/")) + (f"?{query}" if query else "")
 
 
-def _no_token(asked: Asked, what: str) -> Refusal:
+def _no_token(asked: RequestHead, what: str) -> Refusal:
     if asked.is_call:
         message = (
             f"{what}: send Authorization: Bearer TOKEN with the token that edgekit web printed"

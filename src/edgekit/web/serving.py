@@ -25,8 +25,8 @@ from edgekit.web.card_worker import when_started
 from edgekit.web.connections import PatientProtocol
 from edgekit.web.farewell import Farewells
 from edgekit.web.security import MAX_HEAD_BYTES
-from edgekit.web.state import State
-from edgekit.web.types import DEFAULT_PORT, Settings
+from edgekit.web.state import WebState
+from edgekit.web.types import DEFAULT_PORT, WebSettings
 from edgekit.web.warming import warm
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def address_of(settings: Settings, path: str = "/", **fields: str) -> str:
+def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
     """Where a browser finds a page. With a token it lets its reader in."""
     place = f"http://{in_address(connectable(settings.host))}:{settings.port}{path}"
     query = urlencode(fields | ({"token": settings.token} if settings.token else {}))
@@ -83,11 +83,11 @@ def address_of(settings: Settings, path: str = "/", **fields: str) -> str:
 
 
 def serve(
-    settings: Settings, listening: socket.socket, *, on_ready: Callable[[Settings], None]
+    settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> None:
     """Until a signal ends it, and this process. Raises what `on_ready` does, once all is closed."""
 
-    def ready(settled: Settings) -> None:
+    def ready(settled: WebSettings) -> None:
         on_ready(settled)
         warm()
 
@@ -100,7 +100,7 @@ def serve(
 
 
 def make_server(
-    settings: Settings, listening: socket.socket, *, on_ready: Callable[[Settings], None]
+    settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> PageServer:
     """`on_ready` is told the settings with the port that it became, once the server answers."""
     settings = replace(settings, port=listening.getsockname()[1])
@@ -135,7 +135,7 @@ class PageServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         *,
-        state: State,
+        state: WebState,
         farewells: Farewells,
         on_ready: Callable[[], None],
     ) -> None:

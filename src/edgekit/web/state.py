@@ -12,19 +12,19 @@ if TYPE_CHECKING:  # only to name types: those modules have routes, and the rout
     from edgekit.web.cards import Cards
     from edgekit.web.jobs import Jobs
     from edgekit.web.models import OpenedModels
-    from edgekit.web.turns import Turns
-    from edgekit.web.types import Settings
+    from edgekit.web.turns import ClientTurns
+    from edgekit.web.types import WebSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class WebState:
     """`app.state.edgekit`."""
 
-    settings: Settings
+    settings: WebSettings
     models: OpenedModels
     jobs: Jobs
     cards: Cards
-    turns: Turns
+    turns: ClientTurns
 
     def close(self) -> None:
         """All that runs is called off. Harmless when it was called before."""
@@ -32,24 +32,24 @@ class State:
         self.cards.close()
 
 
-def open_state(settings: Settings) -> State:
+def open_state(settings: WebSettings) -> WebState:
     from edgekit.web.cards import Cards
     from edgekit.web.hiding import without_folders
     from edgekit.web.jobs import Jobs
     from edgekit.web.models import OpenedModels
-    from edgekit.web.turns import Turns
+    from edgekit.web.turns import ClientTurns
 
-    return State(
+    return WebState(
         settings=settings,
         models=OpenedModels(settings),
         jobs=Jobs(timeout_s=settings.timeout_s, told=partial(without_folders, settings=settings)),
         cards=Cards(settings),
-        turns=Turns(),
+        turns=ClientTurns(),
     )
 
 
-def state_of(request: Request) -> State:
-    return cast("State", request.app.state.edgekit)
+def state_of(request: Request) -> WebState:
+    return cast("WebState", request.app.state.edgekit)
 
 
 def client_of(request: Request) -> str:

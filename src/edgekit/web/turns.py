@@ -12,7 +12,7 @@ LONG_EACH = (
 )
 
 
-class Turns:
+class ClientTurns:
     """On the server's loop. A client is forgotten when none of its calls is left."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class WebSettings:
     """What `edgekit web` was told."""
 
     host: str = LOOPBACK
@@ -43,7 +43,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class CallWatch:
     """Who waits for a call: told how far it is, and able to call it off."""
 
     client: str = ""  # the address that asked
@@ -62,7 +62,7 @@ def resolved(folders: tuple[Path, ...]) -> tuple[Path, ...]:
     return tuple(folder.resolve() for folder in folders)
 
 
-def reach_of(settings: Settings, watch: Watch) -> Reach:
+def reach_of(settings: WebSettings, watch: CallWatch) -> Reach:
     """How far one call may go."""
     return Reach(
         network=settings.network,

@@ -21,7 +21,7 @@ from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.graph import NoGraphError
 from edgekit.engines.llamacpp.graph.llama.attention import widest_rotation
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
 from edgekit.model.types import Model
 
@@ -35,7 +35,7 @@ ASKED: dict[str, tuple[Load, dict[str, Any]]] = {
     ),
     "seven layers on CUDA, served": (
         Load(context_tokens=8192, sequences=4),
-        {"backend": Backend.CUDA, "n_gpu_layers": 7, "mode": Mode.SERVER},
+        {"backend": Backend.CUDA, "n_gpu_layers": 7, "mode": LlamaMode.SERVER},
     ),
 }
 

@@ -13,7 +13,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Load
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.packaged import PATH, packaged_entries
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import ENGINES, engine_named
 from edgekit.engines.entries import open_entry, opened
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -113,18 +113,18 @@ def test_what_is_known_of_some(name: str, facts: tuple[object, ...]) -> None:
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("llama-3.1-8b", (Kind.CHAT,)),
-        ("qwen3-8b", (Kind.CHAT, Kind.REASONING)),
-        ("qwen3-coder-480b-a35b-instruct", (Kind.CHAT, Kind.CODE)),
-        ("qwen3-vl-4b-instruct", (Kind.CHAT, Kind.VISION)),
-        ("starcoder2-3b", (Kind.CODE,)),
-        ("nomic-embed-text-v1.5", (Kind.EMBEDDING,)),
-        ("nomic-embed-code", (Kind.CODE, Kind.EMBEDDING)),
-        ("qwen3-embedding-8b", (Kind.EMBEDDING,)),
+        ("llama-3.1-8b", (ModelPurpose.CHAT,)),
+        ("qwen3-8b", (ModelPurpose.CHAT, ModelPurpose.REASONING)),
+        ("qwen3-coder-480b-a35b-instruct", (ModelPurpose.CHAT, ModelPurpose.CODE)),
+        ("qwen3-vl-4b-instruct", (ModelPurpose.CHAT, ModelPurpose.VISION)),
+        ("starcoder2-3b", (ModelPurpose.CODE,)),
+        ("nomic-embed-text-v1.5", (ModelPurpose.EMBEDDING,)),
+        ("nomic-embed-code", (ModelPurpose.CODE, ModelPurpose.EMBEDDING)),
+        ("qwen3-embedding-8b", (ModelPurpose.EMBEDDING,)),
         ("mamba-2.8b", ()),
     ],
 )
-def test_what_some_are_for(name: str, kinds: tuple[Kind, ...]) -> None:
+def test_what_some_are_for(name: str, kinds: tuple[ModelPurpose, ...]) -> None:
     assert find_entry(name).kinds == kinds
 
 

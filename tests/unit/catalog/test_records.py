@@ -19,7 +19,7 @@ from edgekit.catalog.records import (
     record_of,
 )
 from edgekit.catalog.runs import runs_of, tensors_of
-from edgekit.catalog.types import Entry, Kind, MeasuredSpeed, Size, Source
+from edgekit.catalog.types import Entry, MeasuredSpeed, ModelPurpose, Size, Source
 from edgekit.errors import HeaderError, UnknownDtypeError
 
 ENTRY = Entry(
@@ -29,7 +29,7 @@ ENTRY = Entry(
     architecture="llama",
     parameters=1000,
     native_context=2048,
-    kinds=(Kind.CHAT, Kind.CODE),
+    kinds=(ModelPurpose.CHAT, ModelPurpose.CODE),
     sizes=(Size(mix="F16", tensor_bytes=2000, basis=Basis.EXACT),),
     speeds=(
         MeasuredSpeed(device="RTX 4090", tokens_per_s=61.5, setting="Q4_K_M, 4k", source="me"),

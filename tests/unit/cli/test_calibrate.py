@@ -35,11 +35,11 @@ from edgekit.runtime import calibrating, remembering
 from edgekit.runtime.calibrating import calibrate
 from edgekit.runtime.calibrating import host as host_room
 from edgekit.runtime.calibrating.made_up import Shape, write_made_up
-from edgekit.runtime.calibrating.types import Calibrated, Options
+from edgekit.runtime.calibrating.types import Calibrated, CalibrateOptions
 from edgekit.units import MIB
 
 DOCS = Path(__file__).parents[3] / "docs"
-QUICK = Options(
+QUICK = CalibrateOptions(
     read_bytes=16 * MIB,
     read_seconds=0.05,
     shape=Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048),

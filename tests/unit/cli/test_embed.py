@@ -24,7 +24,7 @@ from tests.thoroughness import LONG, sampled
 
 from edgekit.cli import main
 from edgekit.embed import open_embedder
-from edgekit.embed.bulk.types import Mark, Status
+from edgekit.embed.bulk.types import BulkStatus, ResumeMark
 from edgekit.report.embed_text import progress_line
 
 TINY: dict[str, Any] = {
@@ -238,7 +238,9 @@ def test_one_is_one_row(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert out.startswith("1 vector of 1 dimension in out.npy\n1 row, ")
     assert "\n1 row could not be embedded" in out
     assert "1 dimension, mean pooling" in ask("one", "--dimensions", "1")[1]
-    status = Status(mark=Mark(number=1), begun=Mark(), seconds=1, share=None, share_begun=None)
+    status = BulkStatus(
+        mark=ResumeMark(number=1), begun=ResumeMark(), seconds=1, share=None, share_begun=None
+    )
     assert progress_line(status, width=80).startswith("1 row  1.0 rows/s")
 
 

@@ -30,7 +30,7 @@ from edgekit.cli import main
 from edgekit.errors import UsageError
 from edgekit.web import serving
 from edgekit.web.serving import TRIED_PORTS, address_of, listen, show_browser
-from edgekit.web.types import DEFAULT_PORT, Settings
+from edgekit.web.types import DEFAULT_PORT, WebSettings
 
 # For tests of how it ends: with these limits only an orderly end, or a second signal, ends it.
 NEVER_CUT_OFF = f"""
@@ -228,7 +228,7 @@ class TestItsToken:
         assert not {"short", "brief"} & set(error.split())
 
     def test_is_no_part_of_what_is_shown_of_the_settings(self) -> None:
-        assert "secret-secret" not in repr(Settings(token="secret-secret"))
+        assert "secret-secret" not in repr(WebSettings(token="secret-secret"))
 
 
 # A call that is stuck, and a stream, at any moment of an orderly end.
@@ -340,12 +340,12 @@ class TestItsBrowser:
 @pytest.mark.parametrize(
     ("settings", "address"),
     [
-        (Settings(), "http://127.0.0.1:8421/"),
-        (Settings(host="::1", port=1), "http://[::1]:1/"),
-        (Settings(host="0.0.0.0", port=1, token="t~.-_"), "http://127.0.0.1:1/?token=t~.-_"),
+        (WebSettings(), "http://127.0.0.1:8421/"),
+        (WebSettings(host="::1", port=1), "http://[::1]:1/"),
+        (WebSettings(host="0.0.0.0", port=1, token="t~.-_"), "http://127.0.0.1:1/?token=t~.-_"),
     ],
 )
-def test_addresses(settings: Settings, address: str) -> None:
+def test_addresses(settings: WebSettings, address: str) -> None:
     assert address_of(settings) == address
 
 

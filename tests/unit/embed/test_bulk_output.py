@@ -16,10 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from edgekit.embed.bulk import batching, output
-from edgekit.embed.bulk.batching import Rule, batches
+from edgekit.embed.bulk.batching import BatchRule, batches
 from edgekit.embed.bulk.journal import Journal
 from edgekit.embed.bulk.output import FileOutput
-from edgekit.embed.bulk.types import BadRow, Batch, Mark, Place, Row, RowLimit, row_bytes_for
+from edgekit.embed.bulk.types import (
+    BadRow,
+    Batch,
+    InputRow,
+    ReadPosition,
+    ResumeMark,
+    RowLimit,
+    row_bytes_for,
+)
 from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.engines.native.arrays import Floats
 from edgekit.errors import OutputError, TextError, UsageError
@@ -29,14 +37,14 @@ FORMS = ("npy", "jsonl", "parquet")
 JOB = {"model": {"size_bytes": 1}, "options": {"prefix": "a"}}
 
 
-def rows_of(count: int, first: int = 1) -> tuple[Row, ...]:
+def rows_of(count: int, first: int = 1) -> tuple[InputRow, ...]:
     return tuple(
-        Row(number=number, text="x", end=number * 10, id=f"id {number}")
+        InputRow(number=number, text="x", end=number * 10, id=f"id {number}")
         for number in range(first, first + count)
     )
 
 
-def vectors_of(rows: tuple[Row, ...]) -> Floats:
+def vectors_of(rows: tuple[InputRow, ...]) -> Floats:
     """Numbers that are long to write: 1/3, tiny ones, large ones."""
     signs = np.array([1 / 3, -1e-30, 7.5, 3e30, 1e-45], dtype=np.float32)
     return np.array([signs * np.float32(row.number) for row in rows], dtype=np.float32)
@@ -49,7 +57,10 @@ def batch_of(count: int, first: int = 1, skipped: tuple[int, ...] = ()) -> Batch
         BadRow(number=number, reason=f"bad {number} é", end=number * 10) for number in skipped
     )
     return Batch(
-        rows=rows, skipped=bad, tokens=count * 3, place=Place(number=last, position=last * 10)
+        rows=rows,
+        skipped=bad,
+        tokens=count * 3,
+        place=ReadPosition(number=last, position=last * 10),
     )
 
 
@@ -69,7 +80,7 @@ def add(found: FileOutput, batch: Batch, *, save: bool = True) -> None:
         found.save(lambda _: None, now=True)
 
 
-def last_mark(path: Path) -> Mark:
+def last_mark(path: Path) -> ResumeMark:
     found = opened(path)
     found.close()
     return found.mark
@@ -124,7 +135,7 @@ def test_jsonl_has_the_fewest_digits() -> None:
 
 def test_parquet_ids_are_numbers_where_the_input_says_so() -> None:
     made = form_of("parquet", dimensions=1, ids=True, integer_ids=True)
-    rows = (Row(number=1, text="x", end=1, id=2**62),)
+    rows = (InputRow(number=1, text="x", end=1, id=2**62),)
     stream = made.head() + made.encode(rows, np.zeros((1, 1), dtype=np.float32))
     assert pa.ipc.open_stream(stream).read_all()["id"].to_pylist() == [2**62]
 
@@ -227,7 +238,7 @@ def test_a_kill_before_the_first_mark(tmp_path: Path) -> None:
         journal.write_bytes(left)
         (tmp_path / "out.npy.partial").unlink(missing_ok=True)
         found = opened(path)
-        assert found.mark == Mark(output_bytes=128)
+        assert found.mark == ResumeMark(output_bytes=128)
         found.close()
 
 
@@ -478,8 +489,10 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 # --- batches
 
 
-def texts(*words: str) -> list[Row]:
-    return [Row(number=place, text=text, end=place * 10) for place, text in enumerate(words, 1)]
+def texts(*words: str) -> list[InputRow]:
+    return [
+        InputRow(number=place, text=text, end=place * 10) for place, text in enumerate(words, 1)
+    ]
 
 
 def count(text: str) -> int:
@@ -488,7 +501,7 @@ def count(text: str) -> int:
     return int(text.partition(" ")[0])
 
 
-def cut(rows: list[Row], rule: Rule) -> list[list[int]]:
+def cut(rows: list[InputRow], rule: BatchRule) -> list[list[int]]:
     return [
         [row.number for row in batch.rows]
         for batch in batches(rows, count, rule, skip_bad=lambda _: None)
@@ -497,14 +510,14 @@ def cut(rows: list[Row], rule: Rule) -> list[list[int]]:
 
 def test_a_batch_is_what_one_pass_holds() -> None:
     rows = texts("3", "3", "4", "1", "10", "12", "1", "1")
-    assert cut(rows, Rule(texts=100, tokens=10)) == [[1, 2, 3], [4], [5], [6], [7, 8]]
-    assert cut(rows, Rule(texts=2, tokens=10)) == [[1, 2], [3, 4], [5], [6], [7, 8]]
-    assert cut(rows, Rule(texts=3)) == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert cut(rows, BatchRule(texts=100, tokens=10)) == [[1, 2, 3], [4], [5], [6], [7, 8]]
+    assert cut(rows, BatchRule(texts=2, tokens=10)) == [[1, 2], [3, 4], [5], [6], [7, 8]]
+    assert cut(rows, BatchRule(texts=3)) == [[1, 2, 3], [4, 5, 6], [7, 8]]
 
 
 def test_batches_do_not_hold_too_many_characters() -> None:
     rows = texts("1 abcd", "1 ab", "1", "1 " + "x" * 20, "1")
-    assert cut(rows, Rule(texts=9, characters=10)) == [
+    assert cut(rows, BatchRule(texts=9, characters=10)) == [
         [1, 2],
         [3],
         [4],
@@ -515,7 +528,7 @@ def test_batches_do_not_hold_too_many_characters() -> None:
 def test_batches_begin_where_the_last_one_ended() -> None:
     """The law that makes a job that goes on equal to one that was never interrupted."""
     words = ["3", "bad", "4", "2", "bad", "bad", "9", "1", "1", "1", "bad"] * 5
-    rows, rule = texts(*words), Rule(texts=3, tokens=10)
+    rows, rule = texts(*words), BatchRule(texts=3, tokens=10)
     every = list(batches(rows, count, rule, skip_bad=lambda _: None))
     assert sum(len(batch.skipped) for batch in every) == 20
     for done, batch in enumerate(every, 1):
@@ -525,7 +538,9 @@ def test_batches_begin_where_the_last_one_ended() -> None:
 
 def test_many_bad_rows_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "MOST_SKIPPED", 3)
-    found = list(batches(texts(*["bad"] * 7, "1"), count, Rule(texts=9), skip_bad=lambda _: None))
+    found = list(
+        batches(texts(*["bad"] * 7, "1"), count, BatchRule(texts=9), skip_bad=lambda _: None)
+    )
     assert [(len(batch.rows), len(batch.skipped)) for batch in found] == [(0, 3), (0, 3), (1, 1)]
 
 

@@ -22,7 +22,7 @@ from tests.thoroughness import sampled
 from edgekit.embed.bulk import lines, parquet
 from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.readers import Fields, format_of, open_source
-from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
+from edgekit.embed.bulk.types import BadRow, InputRow, ReadPosition, RowLimit
 from edgekit.errors import HeaderError, NotFoundError, SourceError, TextError, UsageError
 
 WITH_ID = Fields(text="text", id="id")
@@ -32,18 +32,18 @@ def read(
     path: Path,
     fields: Fields | None = None,
     form: str | None = None,
-    start: Place | None = None,
+    start: ReadPosition | None = None,
     limit: RowLimit | None = None,
 ) -> list[tuple[int, Any]]:
     """(row number, text or (id, text)); for a bad one (number, its reason as a list of one)."""
     source = open_source(str(path), form=form, fields=fields or Fields(), limit=limit)
     try:
-        return [_told(row) for row in source.rows(start or Place())]
+        return [_told(row) for row in source.rows(start or ReadPosition())]
     finally:
         source.close()
 
 
-def _told(row: Row | BadRow) -> tuple[int, Any]:
+def _told(row: InputRow | BadRow) -> tuple[int, Any]:
     if isinstance(row, BadRow):
         return row.number, [row.reason]
     return row.number, row.text if row.id is None else (row.id, row.text)
@@ -224,7 +224,7 @@ def test_long_lines_are_bad_rows(tmp_path: Path) -> None:
 def test_a_record_that_a_quote_holds_open_is_not_passed_over(tmp_path: Path, record: bytes) -> None:
     path = write(tmp_path, "a.csv", b"id,text\n1,first\n" + record + b"3,third\n")
     source = open_source(str(path), form=None, fields=WITH_ID, limit=SHORT)
-    rows = source.rows(Place())
+    rows = source.rows(ReadPosition())
     assert _told(next(rows)) == (1, ("1", "first"))
     with pytest.raises(TextError) as caught:
         next(rows)
@@ -236,7 +236,7 @@ def test_gzip(tmp_path: Path) -> None:
     data = b"one\ntwo\nthree\n"
     path = write(tmp_path, "a.txt.gz", gzip.compress(data))
     assert read(path) == [(1, "one"), (2, "two"), (3, "three")]
-    assert read(path, start=Place(number=2, position=8)) == [(3, "three")]
+    assert read(path, start=ReadPosition(number=2, position=8)) == [(3, "three")]
     cut = write(tmp_path, "b.txt.gz", gzip.compress(data * 1000)[:-20])
     with pytest.raises(SourceError, match=r"b\.txt\.gz failed: Compressed file ended"):
         read(cut)
@@ -264,7 +264,7 @@ def test_parquet(tmp_path: Path) -> None:
     ]
     assert read(path, WITH_ID) == rows
     for done in range(7):
-        assert read(path, WITH_ID, start=Place(number=done, position=done)) == rows[done:]
+        assert read(path, WITH_ID, start=ReadPosition(number=done, position=done)) == rows[done:]
     source = open_source(str(path), form=None, fields=WITH_ID)
     assert source.integer_ids
     assert source.share(3) == 0.5
@@ -498,10 +498,10 @@ FILES: dict[str, bytes] = {
 @pytest.mark.parametrize("name", FILES)
 def test_reading_on_from_any_row_gives_the_rest(tmp_path: Path, name: str) -> None:
     source = open_source(str(write(tmp_path, name, FILES[name])), form=None, fields=Fields())
-    every = list(source.rows(Place()))
+    every = list(source.rows(ReadPosition()))
     assert len(every) >= 3
     for done, row in enumerate(every, 1):
-        start = Place(number=row.number, position=row.end)
+        start = ReadPosition(number=row.number, position=row.end)
         assert list(source.rows(start)) == every[done:]
     source.close()
 
@@ -514,7 +514,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, data: bytes, form: str) -> Any:
     return open_source("-", form=form, fields=Fields())
 
 
-def _last(rows: Iterable[Row | BadRow], number: int) -> Row | BadRow:
+def _last(rows: Iterable[InputRow | BadRow], number: int) -> InputRow | BadRow:
     return next(row for row in rows if row.number == number)
 
 
@@ -526,9 +526,9 @@ def test_a_pipe_is_known_by_its_beginning(
     monkeypatch: pytest.MonkeyPatch, form: str, data: bytes
 ) -> None:
     first = piped(monkeypatch, data, form)
-    row = _last(first.rows(Place()), 3)
+    row = _last(first.rows(ReadPosition()), 3)
     digest = first.digest(row.end)
-    start = Place(number=row.number, position=row.end)
+    start = ReadPosition(number=row.number, position=row.end)
     same = piped(monkeypatch, data, form)
     rest = same.rows(start)
     assert next(rest).number == 4

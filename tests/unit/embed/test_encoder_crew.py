@@ -12,11 +12,11 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
 
 from edgekit.embed.encoder.blas import _find, one_thread
-from edgekit.embed.encoder.crew import Crew, Worker
+from edgekit.embed.encoder.crew import Crew, CrewMember
 
 
-def worker() -> Worker:
-    return Worker(np.empty(1, np.uint8), np.empty(1, np.float32), np.empty(1, np.float32))
+def worker() -> CrewMember:
+    return CrewMember(np.empty(1, np.uint8), np.empty(1, np.float32), np.empty(1, np.float32))
 
 
 @pytest.fixture(params=[1, 2, 4])
@@ -52,7 +52,7 @@ def test_no_buffers_are_shared() -> None:
     crew = Crew([worker() for _ in range(3)])
     in_use: set[int] = set()  # by identity: two workers with equal buffers are still two
 
-    def step(mine: Worker, _first: int, _last: int) -> None:
+    def step(mine: CrewMember, _first: int, _last: int) -> None:
         assert id(mine) not in in_use
         in_use.add(id(mine))
         time.sleep(0.001)
@@ -66,7 +66,7 @@ def test_no_buffers_are_shared() -> None:
 def test_an_error_in_a_step_ends_the_round_and_reaches_the_caller(crew: Crew, wrong: int) -> None:
     running = 0
 
-    def step(_worker: Worker, first: int, _last: int) -> None:
+    def step(_worker: CrewMember, first: int, _last: int) -> None:
         nonlocal running
         running += 1
         try:
@@ -87,7 +87,7 @@ def test_a_pause_that_raises_stops_everybody_within_a_step(crew: Crew) -> None:
 
     here = threading.get_ident()
 
-    def step(_worker: Worker, first: int, _last: int) -> None:
+    def step(_worker: CrewMember, first: int, _last: int) -> None:
         begun.append(first)
         if threading.get_ident() != here:
             wait_until(lambda: crew._stopping)
@@ -106,7 +106,7 @@ def test_the_caller_looks_up_while_others_still_work() -> None:
     looks: list[int] = []
     other_begun = threading.Event()
 
-    def step(_worker: Worker, _first: int, _last: int) -> None:
+    def step(_worker: CrewMember, _first: int, _last: int) -> None:
         if threading.get_ident() == here:
             assert other_begun.wait(PATIENCE_S)
         else:

@@ -15,7 +15,7 @@ from edgekit.embed.types import Limits
 from edgekit.embed.walk import Walked, walk
 from edgekit.engines.native.families import FAMILIES
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.types import Use
+from edgekit.engines.native.types import ModelUse
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,
@@ -53,7 +53,7 @@ def holding(walked: Walked, name: str, shape: tuple[int, ...] | None) -> Walked:
 
 @pytest.mark.parametrize(
     "family",
-    [family for family in FAMILIES if Use.EMBED in family.uses],
+    [family for family in FAMILIES if ModelUse.EMBED in family.uses],
     ids=lambda family: family.architecture,
 )
 def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
@@ -272,7 +272,10 @@ def test_slopes_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("architecture", ["bert", "nomic-bert", "jina-bert-v2"])
 def test_an_encoder_that_claims_to_be_causal(tmp_path: Path, architecture: str) -> None:
     path = write_model(tmp_path / "m.gguf", architecture, causal=True)
-    with pytest.raises(HeaderError, match="both directions"), WeightFile(path, Limits()) as file:
+    with (
+        pytest.raises(HeaderError, match="both directions"),
+        WeightFile(path, Limits()) as file,
+    ):
         read_model(walk(file))
 
 

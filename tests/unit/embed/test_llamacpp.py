@@ -16,7 +16,7 @@ from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import LONG, sampled
 
 from edgekit.embed.file import WeightFile
-from edgekit.embed.llamacpp import LlamaCppEncoder, Settings, needed_bytes
+from edgekit.embed.llamacpp import ChildSettings, LlamaCppEncoder, needed_bytes
 from edgekit.embed.types import Limits, Pooling
 from edgekit.embed.walk import Walked, walk
 from edgekit.engines.native.arrays import Floats
@@ -44,7 +44,7 @@ def opened(
     encoder = LlamaCppEncoder(
         path,
         walked(path),
-        Settings(pooling=pooling, threads=2, pass_tokens=pass_tokens),
+        ChildSettings(pooling=pooling, threads=2, pass_tokens=pass_tokens),
         monitor=monitor or Monitor(),
     )
     try:
@@ -128,7 +128,7 @@ def test_a_file_that_was_cut_off_since_its_header_was_read(qwen: Path, tmp_path:
     path.write_bytes(qwen.read_bytes())
     header = walked(path)
     os.truncate(path, path.stat().st_size // 2)
-    settings = Settings(pooling=Pooling.LAST, threads=1, pass_tokens=64)
+    settings = ChildSettings(pooling=Pooling.LAST, threads=1, pass_tokens=64)
     with pytest.raises(EngineError, match="last output"):
         LlamaCppEncoder(path, header, settings, monitor=Monitor())
 
@@ -211,7 +211,7 @@ def test_it_takes_no_more_than_was_counted(
         width=1024,
         inner=4096,
     )
-    settings = Settings(pooling=Pooling.MEAN, threads=2, pass_tokens=pass_tokens)
+    settings = ChildSettings(pooling=Pooling.MEAN, threads=2, pass_tokens=pass_tokens)
     with opened(path, pooling=Pooling.MEAN, pass_tokens=pass_tokens) as encoder:
         encode(encoder, [list(range(2, 2 + pass_tokens // 4))] * 5)  # a full pass, and one more
         assert encoder._child is not None

@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.placement import device_bytes, place, placed_sums, placed_tensors
-from edgekit.engines.llamacpp.types import Backend, Cpu, Device, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
@@ -27,7 +27,7 @@ from edgekit.model.types import Attention, Model
 from edgekit.units import MIB
 
 LIBRARY = LlamaCppSetup(rules=Rules.V0_5)
-SERVER = LlamaCppSetup(mode=Mode.SERVER, rules=Rules.V0_5)
+SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, rules=Rules.V0_5)
 CUDA = LlamaCppSetup(backend=Backend.CUDA, rules=Rules.V0_5)
 
 
@@ -169,7 +169,7 @@ def test_offloaded_blocks_are_the_last_ones_and_the_output_counts_first() -> Non
 
 
 def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
-    two = (Device(free_bytes=24 * MIB), Device(free_bytes=8 * MIB))
+    two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
     by_memory = place(llama(), replace(CUDA, devices=two))
     assert (
         by_memory.blocks.count(Pool(PoolKind.DEVICE, 0)) == 25
@@ -187,7 +187,7 @@ def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
 )
 def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(name: str) -> None:
     model = convert(open_entry(find_entry(name), "llama.cpp"), "Q4_K_M").model
-    two = (Device(free_bytes=24 * MIB), Device(free_bytes=8 * MIB))
+    two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
     for changes in (
         {"n_gpu_layers": 0},
         {"devices": two},
@@ -398,7 +398,7 @@ def test_one_model_asked_twice_is_not_answered_with_what_was_asked_before() -> N
         LIBRARY,
         CUDA,
         replace(CUDA, n_gpu_layers=7),
-        replace(CUDA, devices=(Device(free_bytes=3), Device(free_bytes=1))),
+        replace(CUDA, devices=(DeviceSlot(free_bytes=3), DeviceSlot(free_bytes=1))),
         replace(CUDA, mix="Q2_K"),
         replace(CUDA, offload_kqv=False),
     ],

@@ -17,7 +17,7 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.mapping import PAGE_BYTES, buffer_bytes
-from edgekit.engines.llamacpp.types import Backend, Device, LlamaCppSetup
+from edgekit.engines.llamacpp.types import Backend, DeviceSlot, LlamaCppSetup
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.machine.types import DEVICE, HOST, Pool
@@ -260,7 +260,7 @@ def test_whole_pages_are_mapped() -> None:
 
 def test_the_longest_buffer_of_the_device_counts() -> None:
     model, largest = _model(E4B), 262_144 * 42 * 256 * 34 // 32
-    setup = replace(METAL, devices=(Device(max_buffer_bytes=6 * GIB),))
+    setup = replace(METAL, devices=(DeviceSlot(max_buffer_bytes=6 * GIB),))
     whole, cut = (
         _bytes(llamacpp.estimate(model, E4B.load, one), DEVICE, Component.WEIGHTS)
         for one in (METAL, setup)

@@ -11,12 +11,12 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines import rules_version
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, read_version
 from edgekit.model.open import open_config
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
-SERVER = LlamaCppSetup(mode=Mode.SERVER, rules=Rules.V0_5)
+SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, rules=Rules.V0_5)
 LOAD = Load(context_tokens=4096)
 
 

@@ -19,11 +19,11 @@ from edgekit.engines.mlx.types import (
     FOUR_BIT,
     PLAIN,
     AsStored,
+    BitsRecipe,
     MlxSetup,
-    Mode,
     Packing,
+    PackingMode,
     Quantize,
-    Recipe,
 )
 from edgekit.errors import (
     EdgekitError,
@@ -156,7 +156,7 @@ def test_without_a_context_the_session_fills_the_window() -> None:
         ),
         (
             {**LLAMA, "model_type": "starcoder2"},
-            {"quantize": Quantize(recipe=Recipe.MIXED_3_6)},
+            {"quantize": Quantize(recipe=BitsRecipe.MIXED_3_6)},
             "Model does not have expected keys for mixed quant",
         ),
         (
@@ -238,15 +238,15 @@ NORMS = 17 * 512 * 2
         (Quantize(packing=Packing(bits=8, group_size=32)), MATRICES * 9 // 8 + NORMS),
         (Quantize(packing=Packing(bits=3, group_size=128)), MATRICES * 13 // 32 + NORMS),
         (
-            Quantize(packing=Packing(bits=4, group_size=32, mode=Mode.MXFP4)),
+            Quantize(packing=Packing(bits=4, group_size=32, mode=PackingMode.MXFP4)),
             MATRICES * 17 // 32 + NORMS,
         ),
         (
-            Quantize(packing=Packing(bits=4, group_size=16, mode=Mode.NVFP4)),
+            Quantize(packing=Packing(bits=4, group_size=16, mode=PackingMode.NVFP4)),
             MATRICES * 9 // 16 + NORMS,
         ),
         (
-            Quantize(packing=Packing(bits=8, group_size=32, mode=Mode.MXFP8)),
+            Quantize(packing=Packing(bits=8, group_size=32, mode=PackingMode.MXFP8)),
             MATRICES * 33 // 32 + NORMS,
         ),
     ],
@@ -356,13 +356,13 @@ def test_settings_that_mlx_does_not_have(setting: dict[str, Any]) -> None:
         ("q4_g64", Quantize(packing=FOUR_BIT)),
         ("q4", Quantize(packing=FOUR_BIT)),
         ("q2_g128", Quantize(packing=Packing(bits=2, group_size=128))),
-        ("nvfp4", Quantize(packing=Packing(bits=4, group_size=16, mode=Mode.NVFP4))),
-        ("mixed_2_6", Quantize(recipe=Recipe.MIXED_2_6)),
+        ("nvfp4", Quantize(packing=Packing(bits=4, group_size=16, mode=PackingMode.NVFP4))),
+        ("mixed_2_6", Quantize(recipe=BitsRecipe.MIXED_2_6)),
         (
             "MXFP4-Q8_g32",
             Quantize(
                 packing=Packing(bits=8, group_size=32),
-                experts=Packing(bits=4, group_size=32, mode=Mode.MXFP4),
+                experts=Packing(bits=4, group_size=32, mode=PackingMode.MXFP4),
             ),
         ),
     ],

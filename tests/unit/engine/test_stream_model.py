@@ -16,7 +16,7 @@ from edgekit.engines.native.estimate import estimate, stream_model
 from edgekit.engines.native.families import FAMILIES, families_for
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.native.tensors import matrices, vectors
-from edgekit.engines.native.types import Activation, Use
+from edgekit.engines.native.types import Activation, ModelUse
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -68,9 +68,9 @@ def test_other_names_of_it(name: str) -> None:
 
 
 def test_who_generates_and_who_embeds() -> None:
-    assert set(families_for(Use.GENERATE)) == {"llama", "qwen2", "qwen3", "gemma3"}
-    assert "gemma3" not in families_for(Use.EMBED)
-    assert {"bert", "nomic-bert", "jina-bert-v2"}.isdisjoint(families_for(Use.GENERATE))
+    assert set(families_for(ModelUse.GENERATE)) == {"llama", "qwen2", "qwen3", "gemma3"}
+    assert "gemma3" not in families_for(ModelUse.EMBED)
+    assert {"bert", "nomic-bert", "jina-bert-v2"}.isdisjoint(families_for(ModelUse.GENERATE))
     assert len({family.architecture for family in FAMILIES}) == len(FAMILIES)
 
 

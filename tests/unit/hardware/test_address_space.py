@@ -8,12 +8,12 @@ from edgekit.basis import Basis
 from edgekit.machine.address_space import within_address_space
 from edgekit.machine.process_limits import ADDRESS_SPACE
 from edgekit.machine.surroundings import Findings
-from edgekit.machine.types import Accelerator, HostMemory, MemoryLimit, Vendor
+from edgekit.machine.types import Device, HostMemory, MemoryLimit, Vendor
 from edgekit.units import GIB
 
 
-def card(*, unified: bool = False) -> Accelerator:
-    return Accelerator(
+def card(*, unified: bool = False) -> Device:
+    return Device(
         name="RTX 3090",
         vendor=Vendor.NVIDIA,
         total_bytes=24 * GIB,

@@ -11,7 +11,7 @@ from tests.unit.hardware.trees import HOST, machine, recorded
 from edgekit.basis import Basis
 from edgekit.machine.amd import find_amd
 from edgekit.machine.surroundings import Findings
-from edgekit.machine.types import Accelerator, System, Vendor
+from edgekit.machine.types import Device, System, Vendor
 from edgekit.units import GIB, MIB
 
 CARD = "/sys/class/drm/card1/device"
@@ -34,7 +34,7 @@ def test_a_card(tmp_path: Path) -> None:
     """24,560 MiB, of which 560 are taken."""
     assert find_amd(machine(tmp_path, only(radeon(), "card0"))) == Findings(
         devices=(
-            Accelerator(
+            Device(
                 name="AMD Radeon RX 7900 XTX",
                 vendor=Vendor.AMD,
                 index=0,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from edgekit.machine.chosen import choose
-from edgekit.machine.types import Accelerator, Vendor
+from edgekit.machine.types import Device, Vendor
 
 
-def device(name: str, vendor: Vendor) -> Accelerator:
-    return Accelerator(name=name, vendor=vendor, total_bytes=1, free_bytes=1)
+def device(name: str, vendor: Vendor) -> Device:
+    return Device(name=name, vendor=vendor, total_bytes=1, free_bytes=1)
 
 
 RTX = device("RTX", Vendor.NVIDIA)
@@ -36,7 +36,7 @@ UHD = replace(device("UHD", Vendor.INTEL), unified=True)
         ((), []),
     ],
 )
-def test_cards_first(devices: tuple[Accelerator, ...], chosen: list[Accelerator]) -> None:
+def test_cards_first(devices: tuple[Device, ...], chosen: list[Device]) -> None:
     found = choose(devices, {})
     assert list(found.devices) == chosen
     assert len(found.notes) == (len(chosen) < len(devices))
@@ -53,7 +53,7 @@ def test_cards_first(devices: tuple[Accelerator, ...], chosen: list[Accelerator]
         ("9", [RTX], 1),
     ],
 )
-def test_the_variable_of_vulkan(wish: str, chosen: list[Accelerator], notes: int) -> None:
+def test_the_variable_of_vulkan(wish: str, chosen: list[Device], notes: int) -> None:
     """NVIDIA's card is CUDA's: it stays."""
     found = choose((RTX, RADEON, ARC), {"GGML_VK_VISIBLE_DEVICES": wish})
     assert (list(found.devices), len(found.notes)) == (chosen, notes)

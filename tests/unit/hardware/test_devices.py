@@ -19,8 +19,8 @@ from edgekit.errors import UsageError
 from edgekit.machine import devices
 from edgekit.machine.device_names import words_of
 from edgekit.machine.devices import (
-    Device,
-    Kind,
+    DeviceKind,
+    KnownDevice,
     all_devices,
     device_like,
     find_device,
@@ -33,30 +33,30 @@ ROOT = Path(__file__).parents[3]
 GB_S = 10**9
 
 
-def rows_of(kind: Kind) -> tuple[Device, ...]:
+def rows_of(kind: DeviceKind) -> tuple[KnownDevice, ...]:
     return tuple(device for device in all_devices() if device.kind is kind)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_row(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", DeviceKind)
+def test_every_row(kind: DeviceKind) -> None:
     assert rows_of(kind)
     for device in rows_of(kind):
         check_row(device)
 
 
-def check_row(device: Device) -> None:
+def check_row(device: KnownDevice) -> None:
     assert 0 < device.usable_bytes <= device.memory_bytes
     assert device.memory_bytes <= device.size_gb * GIB * 1.003  # of "277", 277.55
     assert device.memory_bytes >= min(device.size_gb * 0.89 * GIB, device.size_gb * GIB - 600 * MIB)
     assert device.source
-    assert device.unified == (device.kind is not Kind.GPU)
+    assert device.unified == (device.kind is not DeviceKind.GPU)
     assumed = device.app_limit is not None and device.app_limit.assumed
-    known = Basis.EXACT if device.kind is Kind.MAC else Basis.MODELLED
+    known = Basis.EXACT if device.kind is DeviceKind.MAC else Basis.MODELLED
     assert device.basis is (Basis.ASSUMED if assumed else known)
     if device.bandwidth_bytes_per_s is not None:
         assert 17 * GB_S <= device.bandwidth_bytes_per_s <= 8000 * GB_S
     assert find_device(device.name) is find_device(device.id) is device
-    assert (device.vendor is Vendor.APPLE) >= (device.kind is Kind.MAC)
+    assert (device.vendor is Vendor.APPLE) >= (device.kind is DeviceKind.MAC)
 
 
 def test_names_are_told_apart() -> None:
@@ -65,8 +65,8 @@ def test_names_are_told_apart() -> None:
     assert len({device.id for device in all_devices()}) == len(names)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_other_name_leads_to_it(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", DeviceKind)
+def test_every_other_name_leads_to_it(kind: DeviceKind) -> None:
     for device in rows_of(kind):
         for name in (device.model, *device.also):
             found = device_like(f"{name} {device.size_gb}GB", memory_bytes=device.memory_bytes)
@@ -133,7 +133,9 @@ def test_what_drivers_logged(name: str, logged: tuple[int, int]) -> None:
 
 
 def test_no_model_promises_more_than_a_driver_gave() -> None:
-    cards = [one for one in all_devices() if one.kind is Kind.GPU and one.vendor is Vendor.NVIDIA]
+    cards = [
+        one for one in all_devices() if one.kind is DeviceKind.GPU and one.vendor is Vendor.NVIDIA
+    ]
     seen = [(devices._usable(one.kind, one.vendor, one.memory_bytes), one) for one in cards]
     assert all(modelled <= one.usable_bytes for modelled, one in seen)
     assert sum(modelled < one.usable_bytes for modelled, one in seen) >= 29
@@ -377,7 +379,7 @@ def test_usual_devices_are_a_few_dozen_the_smallest_first() -> None:
     usual = usual_devices()
     assert 40 <= len(usual) <= 90
     assert [one.usable_bytes for one in usual] == sorted(one.usable_bytes for one in usual)
-    assert {one.kind for one in usual} == set(Kind)
+    assert {one.kind for one in usual} == set(DeviceKind)
     assert {one.vendor for one in usual} == set(Vendor)
 
 
@@ -411,16 +413,16 @@ def test_what_was_collected_is_what_the_tool_makes() -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "size_gb"),
     [
-        ("Mac mini 16GB", Kind.MAC, 16),
-        ("MacBook Air 24 GB", Kind.MAC, 24),
-        ("Mac", Kind.MAC, None),
-        ("phone 32GB", Kind.PHONE, None),
-        ("ryzen 64GB", Kind.APU, None),
-        ("24GB card", Kind.GPU, 24),
+        ("Mac mini 16GB", DeviceKind.MAC, 16),
+        ("MacBook Air 24 GB", DeviceKind.MAC, 24),
+        ("Mac", DeviceKind.MAC, None),
+        ("phone 32GB", DeviceKind.PHONE, None),
+        ("ryzen 64GB", DeviceKind.APU, None),
+        ("24GB card", DeviceKind.GPU, 24),
     ],
 )
 def test_suggestions_are_of_the_kind_and_then_of_the_memory_that_is_named(
-    text: str, kind: Kind, size_gb: int | None
+    text: str, kind: DeviceKind, size_gb: int | None
 ) -> None:
     with pytest.raises(UsageError) as caught:
         find_device(text)

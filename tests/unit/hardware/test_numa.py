@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.hardware.trees import plant
 
 from edgekit.machine.numa import bound_limits, without_gpu_memory
-from edgekit.machine.types import Accelerator, HostMemory, Vendor
+from edgekit.machine.types import Device, HostMemory, Vendor
 from edgekit.units import GIB, KIB
 
 
@@ -80,8 +80,8 @@ HOST = HostMemory(total_bytes=576 * GIB, free_bytes=550 * GIB)
 GH200 = {**node(0, 480, 455, cpus="0-71"), **node(1, 96, 94)}
 
 
-def card(name: str) -> Accelerator:
-    return Accelerator(name=name, vendor=Vendor.NVIDIA, total_bytes=96 * GIB, free_bytes=94 * GIB)
+def card(name: str) -> Device:
+    return Device(name=name, vendor=Vendor.NVIDIA, total_bytes=96 * GIB, free_bytes=94 * GIB)
 
 
 @pytest.mark.parametrize("name", ["NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA GB300"])

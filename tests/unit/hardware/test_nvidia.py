@@ -18,7 +18,7 @@ from tests.unit.hardware.trees import HOST, Answers, machine, recorded
 from edgekit.basis import Basis
 from edgekit.machine.nvidia import find_nvidia
 from edgekit.machine.surroundings import Findings, Nvml, NvmlError, Surroundings
-from edgekit.machine.types import Accelerator, Process, System, Vendor
+from edgekit.machine.types import Device, Process, System, Vendor
 from edgekit.units import GIB, MIB
 
 DRIVER = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
@@ -54,7 +54,7 @@ def test_a_recorded_h200(
     assert total_bytes == told["about"]["cuda"][0]["cuDeviceTotalMem"]
     assert found(tmp_path, told["answers"]) == Findings(
         devices=(
-            Accelerator(
+            Device(
                 name="NVIDIA H200",
                 vendor=Vendor.NVIDIA,
                 index=0,

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.hardware.trees import plant
 
 from edgekit.machine.shared_memory import shared_memory_notes
-from edgekit.machine.types import Accelerator, HostMemory, MemoryLimit, Vendor
+from edgekit.machine.types import Device, HostMemory, MemoryLimit, Vendor
 from edgekit.units import GIB
 
 HOST = HostMemory(total_bytes=64 * GIB, free_bytes=50 * GIB)
@@ -20,8 +20,8 @@ CACHE, HUGE, LOSS, CONTAINER = (
 )
 
 
-def device(vendor: Vendor, *, unified: bool = True) -> Accelerator:
-    return Accelerator(
+def device(vendor: Vendor, *, unified: bool = True) -> Device:
+    return Device(
         name="GPU",
         vendor=vendor,
         total_bytes=64 * GIB,

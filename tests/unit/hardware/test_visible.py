@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.machine.types import Accelerator, Vendor
+from edgekit.machine.types import Device, Vendor
 from edgekit.machine.visible import Seen, visible
 
 SEEN = tuple(
     Seen(
-        device=Accelerator(
+        device=Device(
             name=f"card {index}", vendor=Vendor.NVIDIA, index=index, total_bytes=1, free_bytes=1
         ),
         uuids=(f"GPU-{index}f",),

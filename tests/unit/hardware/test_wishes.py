@@ -14,7 +14,7 @@ from tests.thoroughness import LONG
 from edgekit.basis import Basis
 from edgekit.engines.budgets import llamacpp_budgets
 from edgekit.errors import UsageError
-from edgekit.machine.devices import Kind, all_devices, find_device
+from edgekit.machine.devices import DeviceKind, all_devices, find_device
 from edgekit.machine.types import System, Vendor
 from edgekit.machine.wishes import machine_of, wished_machine
 from edgekit.units import GIB, MIB
@@ -178,7 +178,7 @@ def test_a_phone_is_what_its_system_gives_one_app(wish: str, size: int, app_mib:
 
 
 def test_every_phone_of_the_table_has_a_limit_with_a_source() -> None:
-    phones = [device for device in all_devices() if device.kind is Kind.PHONE]
+    phones = [device for device in all_devices() if device.kind is DeviceKind.PHONE]
     assert phones
     for device in phones:
         assert device.app_limit is not None
@@ -288,7 +288,7 @@ def test_every_device_makes_a_machine() -> None:
         held = machine.host.usable_bytes if machine.host else machine.devices[0].free_bytes
         assert (machine.name, held) == (device.name, device.usable_bytes)
         assert bool(machine.devices) == device.has_gpu
-        assert device.has_gpu <= (device.kind is not Kind.PHONE)
+        assert device.has_gpu <= (device.kind is not DeviceKind.PHONE)
     assert machine_of(find_device("4090")).devices == wished_machine(devices=["4090"]).devices
 
 

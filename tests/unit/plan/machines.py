@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.machine.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.units import GIB
 
 
@@ -22,7 +22,7 @@ def cards(*gib: float, ram: int | None = 64, system: System = System.LINUX) -> M
         system=system,
         host=None if ram is None else host(ram),
         devices=tuple(
-            Accelerator(
+            Device(
                 name=f"{size} GiB card",
                 vendor=Vendor.NVIDIA,
                 index=place,
@@ -36,7 +36,7 @@ def cards(*gib: float, ram: int | None = 64, system: System = System.LINUX) -> M
 
 
 def mac(gib: int, limit_gib: int | None = None) -> Machine:
-    gpu = Accelerator(
+    gpu = Device(
         name=f"Mac {gib}",
         vendor=Vendor.APPLE,
         total_bytes=gib * GIB,

@@ -12,7 +12,7 @@ from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError
 from edgekit.models import can_load, model_preflight
-from edgekit.plan.types import PreflightResult
+from edgekit.plan.types import Verdict
 from edgekit.units import GIB
 
 NAME = "13B at Q5_K_M"
@@ -28,7 +28,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
 
 
-def judged(name: str = NAME, **more: Any) -> PreflightResult:
+def judged(name: str = NAME, **more: Any) -> Verdict:
     return model_preflight(name, context=16_384, **more)
 
 

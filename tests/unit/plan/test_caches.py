@@ -11,12 +11,12 @@ from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode, default_setup
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, default_setup
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine
 from edgekit.plan.caches import cache_choices, pair_name, plain_setup, with_setup
-from edgekit.plan.types import Question, Start
+from edgekit.plan.types import Start, Task
 
 Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
 
@@ -24,12 +24,12 @@ Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
 MACHINES = {"llama.cpp": cpu(16), "vllm": cards(24), "mlx": mac(16)}
 
 
-def question(engine: str = "llama.cpp", machine: Machine | None = None, **more: Any) -> Question:
+def question(engine: str = "llama.cpp", machine: Machine | None = None, **more: Any) -> Task:
     model = gguf(LLAMA) if engine == "llama.cpp" else of_config("qwen3-8b")
-    return Question(model=model, engine=engine, machine=machine or MACHINES[engine], **more)
+    return Task(model=model, engine=engine, machine=machine or MACHINES[engine], **more)
 
 
-def names(asked: Question) -> list[str]:
+def names(asked: Task) -> list[str]:
     return [one.name for one in cache_choices(asked)]
 
 
@@ -50,7 +50,7 @@ def test_the_most_accurate_first(engine: str, machine: Machine, expected: list[s
     assert [one.place for one in found] == list(range(len(expected)))
 
 
-def bytes_a_token(choice_of: Question) -> float:
+def bytes_a_token(choice_of: Task) -> float:
     """Of one head of 128 keys and 128 values."""
     load = choice_of.load
     return sum(128 * (kind.bits if kind else 16) / 8 for kind in (load.cache_k, load.cache_v))
@@ -105,7 +105,7 @@ def test_without_flash_attention_v_is_not_quantised(machine: Machine) -> None:
 
 
 def test_who_settles_the_processor_has_its_pairs() -> None:
-    setup = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CPU)
+    setup = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU)
     start = Start(setup=setup, settled=frozenset({"backend"}))
     assert len(names(question(machine=cards(24), start=start))) == 5
 
@@ -142,10 +142,10 @@ def test_mlx_packs_from_the_first_token() -> None:
 
 
 def test_other_fields_of_a_setup_stay() -> None:
-    setup = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CUDA, n_gpu_layers=7)
+    setup = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CUDA, n_gpu_layers=7)
     asked = with_setup(question(start=Start(setup=setup)), offload_kqv=False)
     assert asked.start.setup == LlamaCppSetup(
-        mode=Mode.SERVER, backend=Backend.CUDA, n_gpu_layers=7, offload_kqv=False
+        mode=LlamaMode.SERVER, backend=Backend.CUDA, n_gpu_layers=7, offload_kqv=False
     )
 
 

@@ -19,12 +19,12 @@ from edgekit.machine.types import HostMemory
 from edgekit.machine.wishes import wished_machine
 from edgekit.plan.changes import changes
 from edgekit.plan.making import question_of
-from edgekit.plan.types import Change, ChangeKind, PreflightResult, Question, Start
+from edgekit.plan.types import Change, ChangeKind, Start, Task, Verdict
 from edgekit.plan.variants import variants_of
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
 
-FAILING: dict[str, Question] = {
+FAILING: dict[str, Task] = {
     "dense on a card": ask(recorded("gemma-3-27b"), cards(12, ram=None)),
     "dense on the processor": ask(recorded("llama-3.1-70b"), cpu(40)),
     "too long a context": ask(recorded("llama-3.1-8b"), cpu(9), load=Load(context_tokens=131_072)),
@@ -36,13 +36,13 @@ FAILING: dict[str, Question] = {
 
 
 @cache
-def answered(name: str) -> tuple[PreflightResult, tuple[Change, ...]]:
+def answered(name: str) -> tuple[Verdict, tuple[Change, ...]]:
     """One of those that fail, once for all tests that look at it."""
     result = judge(FAILING[name])
     return result, changes(FAILING[name], result)
 
 
-def told(question: Question | str) -> dict[ChangeKind, Change]:
+def told(question: Task | str) -> dict[ChangeKind, Change]:
     if isinstance(question, str):
         result, found = answered(question)
     else:
@@ -88,10 +88,10 @@ def test_the_most_accurate_weights_that_fit() -> None:
     assert fits_at(question, change.value)
 
 
-def fits_at(question: Question, mix: str) -> bool:
-    from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+def fits_at(question: Task, mix: str) -> bool:
+    from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 
-    setup = LlamaCppSetup(mode=Mode.SERVER, mix=mix)
+    setup = LlamaCppSetup(mode=LlamaMode.SERVER, mix=mix)
     return judge(replace(question, start=Start(setup=setup))).can_load
 
 
@@ -114,13 +114,13 @@ def test_how_much_ram_beside_a_card_would_do() -> None:
 
 @pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])
 def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> None:
-    from edgekit.machine.devices import Kind, usual_devices
+    from edgekit.machine.devices import DeviceKind, usual_devices
 
     question = FAILING[name]
     result, found = answered(name)
     named = [one.value for one in found if one.kind is ChangeKind.DEVICE]
     assert named
-    for kind in (Kind.GPU, Kind.MAC):
+    for kind in (DeviceKind.GPU, DeviceKind.MAC):
         known = [one for one in usual_devices() if one.kind is kind]
         held = [one for one in known if one.name in named]
         for device in held:
@@ -129,7 +129,7 @@ def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> N
             assert not any(holds(question, one.name, result.context_tokens) for one in smaller)
 
 
-def holds(question: Question, device: str, tokens: int) -> bool:
+def holds(question: Task, device: str, tokens: int) -> bool:
     settled = replace(question.start, settled=question.start.settled | {"n_gpu_layers"})
     machine = wished_machine(devices=(device,))
     load = replace(question.load, context_tokens=tokens)

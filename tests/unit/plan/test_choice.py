@@ -21,14 +21,14 @@ from edgekit.plan.caches import cache_choices, embedding_start
 from edgekit.plan.choice import choose, reads_at_once
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.planned import Wish
-from edgekit.plan.types import Job, PreflightResult, Question, Start, Status
+from edgekit.plan.types import Job, Start, Status, Task, Verdict
 from edgekit.plan.variants import at_mixes
 from edgekit.plan.verdict import judge
 from edgekit.report.headline import headline
 from edgekit.units import GIB
 
 
-def judged(wish: Wish) -> PreflightResult:
+def judged(wish: Wish) -> Verdict:
     return judge(question_of(wish))
 
 
@@ -221,8 +221,8 @@ def test_choose_for_vllm_has_no_fp8_cache_before_ada() -> None:
     assert names == {"ada": ["auto", "fp8"], "ampere": ["auto"]}
 
 
-def _vllm(machine: Machine) -> Question:
-    return Question(model=of_config("qwen3-8b"), engine="vllm", machine=machine)
+def _vllm(machine: Machine) -> Task:
+    return Task(model=of_config("qwen3-8b"), engine="vllm", machine=machine)
 
 
 @pytest.mark.parametrize("limit", [{"max_use": 0.85}, {"reserve_bytes": 0}])
@@ -284,6 +284,6 @@ def test_choose_begins_at_q4_k_m_whatever_else_a_repository_has() -> None:
 
 
 def test_reserve_is_refused_for_the_built_in_engine() -> None:
-    question = Question(model=gguf("qwen3-0.6b"), engine="stream", machine=cpu(4), reserve_bytes=0)
+    question = Task(model=gguf("qwen3-0.6b"), engine="stream", machine=cpu(4), reserve_bytes=0)
     with pytest.raises(UsageError, match="built-in engine"):
         judge(question)

@@ -20,7 +20,7 @@ from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.plan.curve import POINTS, Curve, curves, plan_curves
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Question, Start
+from edgekit.plan.types import Start, Task
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
@@ -56,7 +56,7 @@ def curves_of(name: str) -> tuple[Curve, ...]:
 def test_a_straight_bill_is_a_straight_curve() -> None:
     # 15 GiB may be used: 15,360 tokens at 1 MiB each, a multiple of 256
     model = gguf("llama-3.1-8b")
-    question = Question(model=model, engine="llama.cpp", machine=cpu(16), bill=per_token(MIB))
+    question = Task(model=model, engine="llama.cpp", machine=cpu(16), bill=per_token(MIB))
     way = judge(question).way
     found = curves(question, way)
     assert [curve.cache for curve in found] == ON_THE_CPU
@@ -77,7 +77,7 @@ def test_every_cache_of_the_engine() -> None:
 
 def test_a_cache_that_was_asked_for_is_drawn_beside_the_usual_ones() -> None:
     model, kind = gguf("llama-3.1-8b"), cache_type("q5_1")
-    question = Question(
+    question = Task(
         model=model, engine="llama.cpp", machine=cards(24), load=Load(cache_k=kind, cache_v=kind)
     )
     way = judge(question).way
@@ -102,7 +102,7 @@ def test_so_is_one_that_is_part_of_the_setup(
 ) -> None:
     plan = plan_of(make)
     way = replace(plan.result.way, setup=replace(plan.result.way.setup, **setup))
-    question = Question(
+    question = Task(
         model=plan.variant.model,
         engine=make,
         machine=plan.wish.machine,
@@ -180,7 +180,7 @@ def test_a_cache_that_the_engine_refuses_is_left_out() -> None:
         found: MemoryEstimate = per_token(MIB)(load, setup)
         return found
 
-    question = Question(model=gguf("qwen3-0.6b"), engine="llama.cpp", machine=cpu(16), bill=bill)
+    question = Task(model=gguf("qwen3-0.6b"), engine="llama.cpp", machine=cpu(16), bill=bill)
     way = judge(question).way
     assert [curve.cache for curve in curves(question, way)] == ["f16", "q4_0"]
 
@@ -194,6 +194,6 @@ def test_nothing_fits_and_there_is_still_a_picture() -> None:
 
 def test_one_point_is_no_curve() -> None:
     plan = plan_of("cpu")
-    question = Question(model=plan.variant.model, engine="llama.cpp", machine=cpu(8))
+    question = Task(model=plan.variant.model, engine="llama.cpp", machine=cpu(8))
     with pytest.raises(UsageError, match="a curve of 1 points"):
         curves(question, plan.result.way, points=1)

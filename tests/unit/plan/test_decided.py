@@ -13,7 +13,7 @@ from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.types import PreflightResult, Question
+from edgekit.plan.types import Task, Verdict
 from edgekit.plan.verdict import is_decided, judge
 
 MODELS = [
@@ -33,8 +33,8 @@ def keys_alone(model: Model) -> Model:
     return Model(header=header, geometry=read_geometry(header))
 
 
-def asked(model: Model, machine: Machine) -> tuple[Question, PreflightResult]:
-    question = Question(model=model, engine="llama.cpp", machine=machine)
+def asked(model: Model, machine: Machine) -> tuple[Task, Verdict]:
+    question = Task(model=model, engine="llama.cpp", machine=machine)
     return question, judge(question)
 
 

@@ -12,7 +12,7 @@ from tests.unit.plan.wishes import LLAMA, from_config, gguf, one_file, rated
 from edgekit.bill.decisions import Lever
 from edgekit.bill.types import CACHES
 from edgekit.catalog import find_entry
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
 from edgekit.machine.types import Machine
 from edgekit.plan.drafting import OWN_BLOCKS, catalog_drafters, own_drafter, with_drafter_beside
@@ -165,7 +165,7 @@ CASES = {
     "fewer words": entry("fewer words", 1000, vocabulary=151_936 - 129),
     "unknown words": entry("unknown words", 1000, vocabulary=None),
     "unknown size": replace(entry("unknown size", 1), parameters=None),
-    "embedding": entry("embedding", 1000, kinds=(Kind.EMBEDDING,)),
+    "embedding": entry("embedding", 1000, kinds=(ModelPurpose.EMBEDDING,)),
 }
 
 

@@ -18,7 +18,7 @@ from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import finer_ways, ways_of
 from edgekit.plan.planned import Plan
 from edgekit.plan.touched import one_token
-from edgekit.plan.types import Way
+from edgekit.plan.types import Placement
 from edgekit.report.commands import ready_commands
 from edgekit.report.headline import headline
 
@@ -27,12 +27,12 @@ QUESTION = question_of(one_file(MOE, cards(12), TOKENS))
 WAYS = ways_of(QUESTION)
 
 
-def with_experts_of(count: int) -> Way:
+def with_experts_of(count: int) -> Placement:
     """On the host: of the first so many layers."""
     return next(way for way in WAYS if way.setup.n_cpu_moe == count)
 
 
-def patterns(way: Way) -> str:
+def patterns(way: Placement) -> str:
     return ",".join(one.pattern for one in way.setup.overrides)
 
 

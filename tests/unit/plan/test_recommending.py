@@ -12,7 +12,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import is_within, rated
 
 from edgekit.catalog import find_entry, read_catalog
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.errors import HardwareError
 from edgekit.machine.types import Machine
 from edgekit.machine.wishes import wished_machine
@@ -191,7 +191,7 @@ def test_a_slow_embedding_model_is_worth_less() -> None:
     both = [find_entry(name) for name in ("qwen3-embedding-8b", "nomic-embed-text-v1.5")]
     best = {}
     for machine in (CARD, wished_machine(devices=["Raspberry Pi 5 16GB"])):
-        ask = Ask(machine=machine, task=Kind.EMBEDDING)
+        ask = Ask(machine=machine, task=ModelPurpose.EMBEDDING)
         best[machine.name] = ids(recommend(both, ask))[0]
     assert list(best.values()) == ["qwen3-embedding-8b", "nomic-embed-text-v1.5"]
 
@@ -206,7 +206,7 @@ def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
 
 
 def test_another_task() -> None:
-    found = asked(Ask(machine=CARD, task=Kind.EMBEDDING))
+    found = asked(Ask(machine=CARD, task=ModelPurpose.EMBEDDING))
     assert found.suggestions == ()
     assert found.nearest is None
 
@@ -221,7 +221,7 @@ def test_a_window_that_is_too_short() -> None:
 
 
 def test_what_the_engine_refuses_is_counted() -> None:
-    refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(Kind.CHAT,))
+    refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(ModelPurpose.CHAT,))
     found = recommend([refused, find_entry("qwen3-0.6b")], Ask(machine=CARD))
     assert ids(found) == ["qwen3-0.6b"]
     assert over(found) == {"not supported by the engine": 1}
@@ -304,10 +304,12 @@ def test_an_accurate_cache_where_it_is_preferred() -> None:
 
 
 def test_embeddings_are_asked_of_the_server() -> None:
-    found = recommend(read_catalog().entries, Ask(machine=rated(cpu(16)), task=Kind.EMBEDDING))
+    found = recommend(
+        read_catalog().entries, Ask(machine=rated(cpu(16)), task=ModelPurpose.EMBEDDING)
+    )
     assert found.suggestions
     for one in found.suggestions:
-        assert Kind.EMBEDDING in one.entry.kinds
+        assert ModelPurpose.EMBEDDING in one.entry.kinds
         assert one.plan.result.way.setup.embeddings
 
 

@@ -15,7 +15,7 @@ from tests.unit.plan.machines import cards, cpu
 from edgekit.basis import Basis
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, Device, LlamaCppSetup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
 from edgekit.engines.mlx.estimate import estimate as mlx_estimate
 from edgekit.engines.mlx.types import MlxSetup, Packing, Quantize
 from edgekit.engines.speed import READING, host_pace
@@ -25,7 +25,7 @@ from edgekit.machine.types import DEVICE, HOST, Machine
 from edgekit.machine.wishes import wished_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.speed import Calibration, calibrate, expected_speed
+from edgekit.plan.speed import MeasuredRatio, calibrate, expected_speed
 from edgekit.plan.touched import one_token
 from edgekit.plan.types import Speed
 
@@ -48,7 +48,7 @@ def llama_cpp(
     setup: LlamaCppSetup,
     *,
     filled: int | tuple[int, int] = 0,
-    calibration: Calibration | None = None,
+    calibration: MeasuredRatio | None = None,
 ) -> Speed:
     ends = (filled, filled) if isinstance(filled, int) else filled
     load = Load(context_tokens=max(1024, ends[1]))
@@ -131,8 +131,8 @@ POINTS = (
     Point("RTX 4090", "llama-3.1-8b", "Q4_K_M", CUDA, 256, 130.58, 7139, DAI),
     Point("RTX 4090", "llama-3.1-8b", "F16", CUDA, 256, 54.84, 9382, DAI),
     Point("RTX 4090", "llama-3.1-8b", "Q4_K_M", CUDA, 4096, 110.66, None, DAI),
-    Point("2x RTX 3090", "llama-3.1-70b", "Q4_K_M", part(devices=(Device(),) * 2), 256, 16.57, 357, DAI),
-    Point("2x RTX 4090", "llama-3.1-70b", "Q4_K_M", part(devices=(Device(),) * 2), 256, 19.22, 839, DAI),
+    Point("2x RTX 3090", "llama-3.1-70b", "Q4_K_M", part(devices=(DeviceSlot(),) * 2), 256, 16.57, 357, DAI),
+    Point("2x RTX 4090", "llama-3.1-70b", "Q4_K_M", part(devices=(DeviceSlot(),) * 2), 256, 19.22, 839, DAI),
     Point("DGX Spark", "gpt-oss-20b", "MXFP4_MOE", CUDA, 512, 80.13, 1896, SPARK),
     Point("DGX Spark", "gpt-oss-20b", "MXFP4_MOE", CUDA, 8192, 74.36, 4406, SPARK),
     Point("M1 8GB", "llama-3.1-8b", "Q4_K_M", METAL, 256, 10.20, 94, DAI),
@@ -499,7 +499,9 @@ def test_without_graphs_vllm_is_slower() -> None:
 def test_layers_on_two_cards_are_read_one_after_the_other() -> None:
     model = recorded("llama-3.1-70b")
     one = llama_cpp(model, wished_machine(devices=("RTX 4090",)), CUDA)
-    two = llama_cpp(model, wished_machine(devices=("2x RTX 4090",)), part(devices=(Device(),) * 2))
+    two = llama_cpp(
+        model, wished_machine(devices=("2x RTX 4090",)), part(devices=(DeviceSlot(),) * 2)
+    )
     assert two.decode == pytest.approx(one.decode, rel=0.01)
 
 
@@ -525,7 +527,7 @@ def test_a_measurement_moves_and_narrows_the_range() -> None:
 
 def test_a_calibration_keeps_what_the_fill_makes_of_it() -> None:
     machine = card(900)
-    settled = Calibration(decode=1.0, spread=0.0)
+    settled = MeasuredRatio(decode=1.0, spread=0.0)
     model = recorded("llama-3.1-8b")
     both = llama_cpp(model, machine, CUDA, filled=(0, 8192), calibration=settled)
     full, empty = (

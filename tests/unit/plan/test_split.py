@@ -16,17 +16,17 @@ from edgekit.machine.types import HOST, Budget, pool_of
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import first_way
 from edgekit.plan.split import pinned, resplit
-from edgekit.plan.types import Question, Way
+from edgekit.plan.types import Placement, Task
 
 
-def way(*rooms: int, split: tuple[float, ...] = ()) -> Way:
+def way(*rooms: int, split: tuple[float, ...] = ()) -> Placement:
     """Cards with so much room each."""
     budgets = tuple(
         Budget(name=f"card {place}", pools=frozenset({pool_of(place)}), total_bytes=room, free_bytes=room, reserve_bytes=0, because="")
         for place, room in enumerate(rooms)
     )  # fmt: skip
     numbers: tuple[object, ...] = tuple(range(len(rooms)))
-    return Way(
+    return Placement(
         setup=LlamaCppSetup(backend=Backend.CUDA, tensor_split=split),
         budgets=budgets,
         because="all of it",
@@ -49,7 +49,7 @@ def bill(layers: list[int], *, head: int = 0, fixed: tuple[int, ...] = ()) -> Me
     return MemoryEstimate(engine="llama.cpp", backend="cuda", lines=tuple(lines))
 
 
-def counts(found: Way | None) -> tuple[float, ...] | None:
+def counts(found: Placement | None) -> tuple[float, ...] | None:
     return None if found is None else found.setup.tensor_split
 
 
@@ -92,7 +92,7 @@ def test_unified_memory_is_not_divided() -> None:
     several = way(10, 10)
     both = frozenset({pool_of(0), pool_of(1)})
     one = Budget(name="unified", pools=both, total_bytes=1, free_bytes=1, reserve_bytes=0, because="")  # fmt: skip
-    apart = Way(setup=several.setup, budgets=(one,), because="", cards=several.cards)
+    apart = Placement(setup=several.setup, budgets=(one,), because="", cards=several.cards)
     assert resplit(apart, bill([1] * 4)) is None
 
 
@@ -124,7 +124,7 @@ def test_what_is_pinned_is_billed_as_before() -> None:
     """Blocks for further tokens count in a division although they are not loaded."""
     for name in ("qwen3.5-9b", "llama-3.1-8b", "qwen3-30b-a3b"):
         model = engine_models()[name, "Q4_K_M"]
-        question = Question(model=model, engine="llama.cpp", machine=cards(24, 16))
+        question = Task(model=model, engine="llama.cpp", machine=cards(24, 16))
         found = Fitting(question, first_way(question))
         said = pinned(found.way, model)
         assert (

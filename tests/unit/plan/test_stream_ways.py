@@ -33,7 +33,7 @@ from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.making import check_planned
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import ChangeKind, Job, Question, Start, Status
+from edgekit.plan.types import ChangeKind, Job, Start, Status, Task
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
@@ -45,9 +45,9 @@ def small(size_bytes: int, *, cores: int | None = 2) -> Machine:
     return Machine(name="small", system=System.LINUX, host=memory, cores=cores, what_if=True)
 
 
-def question(machine: Machine, name: str = SEVEN_B, **more: Any) -> Question:
+def question(machine: Machine, name: str = SEVEN_B, **more: Any) -> Task:
     model = engine_models()[name, "Q4_K_M"]
-    return Question(model=model, engine="stream", machine=machine, **more)
+    return Task(model=model, engine="stream", machine=machine, **more)
 
 
 # --- what is set aside

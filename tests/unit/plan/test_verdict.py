@@ -13,14 +13,14 @@ from tests.unit.plan.machines import cards, cpu, mac
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.placement import has_experts_on_host
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import HardwareError
 from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
 from edgekit.machine.wishes import wished_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Job, Question, Start, Status, Use
+from edgekit.plan.types import Job, Start, Status, Task, Usage
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
@@ -44,8 +44,8 @@ def of_config(name: str) -> Model:
     return Model(header=header, geometry=read_geometry(header))
 
 
-def ask(model: Model, machine: Machine, engine: str = "llama.cpp", **more: Any) -> Question:
-    return Question(model=model, engine=engine, machine=machine, **more)
+def ask(model: Model, machine: Machine, engine: str = "llama.cpp", **more: Any) -> Task:
+    return Task(model=model, engine=engine, machine=machine, **more)
 
 
 def per_token(size_bytes: int, fixed_bytes: int = 0) -> Any:
@@ -76,7 +76,7 @@ def per_token(size_bytes: int, fixed_bytes: int = 0) -> Any:
     ],
 )
 def test_use_of_a_known_bill_fits_up_to_all_that_is_usable(percent: float, status: Status) -> None:
-    assert Use(budget=RESERVED, required_bytes=round(percent * 100)).status is status
+    assert Usage(budget=RESERVED, required_bytes=round(percent * 100)).status is status
 
 
 @pytest.mark.parametrize(
@@ -91,39 +91,39 @@ def test_use_of_a_known_bill_fits_up_to_all_that_is_usable(percent: float, statu
 def test_use_of_an_assumed_bill_keeps_the_bands_of_an_estimate(
     percent: float, status: Status
 ) -> None:
-    use = Use(budget=RESERVED, required_bytes=round(percent * 100), assumed=True)
+    use = Usage(budget=RESERVED, required_bytes=round(percent * 100), assumed=True)
     assert use.status is status
     assert (use.fullness > 1) is (status is Status.FAILED)
 
 
 def test_use_whose_bounds_go_beyond_the_free_memory_does_not_fit() -> None:
     """10,000 usable of 11,000 free: 9,800 and at most 1,200 more is just what is free."""
-    assert Use(budget=RESERVED, required_bytes=9_800, bound_bytes=1_200).status is Status.WARNING
-    assert Use(budget=RESERVED, required_bytes=9_800, bound_bytes=1_201).status is Status.FAILED
+    assert Usage(budget=RESERVED, required_bytes=9_800, bound_bytes=1_200).status is Status.WARNING
+    assert Usage(budget=RESERVED, required_bytes=9_800, bound_bytes=1_201).status is Status.FAILED
     given = replace(RESERVED, has_default_reserve=False)
-    assert Use(budget=given, required_bytes=9_800, bound_bytes=1_201).status is Status.WARNING
+    assert Usage(budget=given, required_bytes=9_800, bound_bytes=1_201).status is Status.WARNING
 
 
 def test_use_above_max_use_does_not_fit() -> None:
-    assert Use(budget=RESERVED, required_bytes=5_000, max_use=0.5).status is Status.PASSED
-    assert Use(budget=RESERVED, required_bytes=5_001, max_use=0.5).status is Status.FAILED
+    assert Usage(budget=RESERVED, required_bytes=5_000, max_use=0.5).status is Status.PASSED
+    assert Usage(budget=RESERVED, required_bytes=5_001, max_use=0.5).status is Status.FAILED
     # it never loosens a verdict
-    assumed = Use(budget=RESERVED, required_bytes=8_600, assumed=True, max_use=1.0)
+    assumed = Usage(budget=RESERVED, required_bytes=8_600, assumed=True, max_use=1.0)
     assert assumed.status is Status.FAILED
 
 
 def test_use_of_a_fixed_share_is_never_tight() -> None:
     share = replace(RESERVED, is_share=True, has_default_reserve=False)
-    assert Use(budget=share, required_bytes=10_000, bound_bytes=9_000).status is Status.PASSED
-    assert Use(budget=share, required_bytes=10_001).status is Status.FAILED
+    assert Usage(budget=share, required_bytes=10_000, bound_bytes=9_000).status is Status.PASSED
+    assert Usage(budget=share, required_bytes=10_001).status is Status.FAILED
 
 
 def test_no_memory_at_all_holds_nothing_but_nothing() -> None:
     budget = Budget(name="memory", pools=frozenset({HOST}), total_bytes=0, free_bytes=GIB, reserve_bytes=2 * GIB, because="")  # fmt: skip
     assert budget.available_bytes == 0
-    assert Use(budget=budget, required_bytes=0).status is Status.PASSED
-    assert Use(budget=budget, required_bytes=1).status is Status.FAILED
-    assert Use(budget=budget, required_bytes=1).utilization == float("inf")
+    assert Usage(budget=budget, required_bytes=0).status is Status.PASSED
+    assert Usage(budget=budget, required_bytes=1).status is Status.FAILED
+    assert Usage(budget=budget, required_bytes=1).utilization == float("inf")
 
 
 def test_max_context_is_the_last_that_is_usable() -> None:
@@ -293,7 +293,7 @@ def test_a_host_that_is_not_known_takes_no_layers() -> None:
 
 
 def test_what_was_settled_is_not_changed() -> None:
-    setup = LlamaCppSetup(mode=Mode.SERVER, n_gpu_layers=ALL_LAYERS)
+    setup = LlamaCppSetup(mode=LlamaMode.SERVER, n_gpu_layers=ALL_LAYERS)
     start = Start(setup=setup, settled=frozenset({"n_gpu_layers"}))
     assert judge(ask(recorded("llama-3.1-70b"), cards(24), start=start)).failed
 
@@ -429,7 +429,7 @@ def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:
 
 def test_judge_is_not_comfortable_with_much_in_ram_of_unknown_size() -> None:
     """A 70B with no layer on the card: 1 GiB of VRAM, and 40 GiB in RAM that nobody stated."""
-    setup = LlamaCppSetup(mode=Mode.SERVER, n_gpu_layers=0)
+    setup = LlamaCppSetup(mode=LlamaMode.SERVER, n_gpu_layers=0)
     start = Start(setup=setup, settled=frozenset({"n_gpu_layers"}))
     unknown = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=None), start=start))
     assert unknown.status is Status.WARNING

@@ -9,7 +9,7 @@ from tests.recorded import config_header, engine_models, rows
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
@@ -71,7 +71,7 @@ def rated(machine: Machine, *, host: int = 60, card: int = 500) -> Machine:
 
 def billed(name: str, load: Load, **setup: Any) -> int:
     """The whole bill of llama-server, straight from the engine's rules."""
-    asked = LlamaCppSetup(mode=Mode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
+    asked = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CPU, rules=Rules.V0_5, **setup)
     return llamacpp.estimate(gguf(name), load, asked).total_bytes
 
 

@@ -15,7 +15,7 @@ from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.caches import cache_choices, plain_setup
 from edgekit.plan.planned import Drafter, Plan, Wish
-from edgekit.plan.types import Question, Start, Variant
+from edgekit.plan.types import Start, Task, Variant
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
@@ -63,9 +63,7 @@ def planned(
     """As a planner would make it: the verdict for a load, and how it came about left out."""
     start = Start(setup=replace(plain_setup(engine), **setup), settled=frozenset(settled))
     load = load or Load(context_tokens=32_768)
-    asked = Question(
-        model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes
-    )
+    asked = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
     result = judge(asked)
     variant = Variant(name="Q4_K_M", model=model, accuracy=4, reference=reference)
     wish = Wish(

@@ -9,7 +9,7 @@ from tests.unit.report.verdicts import recorded
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import DEVICE, HOST, Budget
-from edgekit.plan.types import Status, Use
+from edgekit.plan.types import Status, Usage
 from edgekit.report.bars import (
     ASCII,
     BLOCKS,
@@ -24,7 +24,7 @@ from edgekit.report.bars import (
 from edgekit.units import GIB
 
 
-def use(required: int, available: int, reserve: int = 0) -> Use:
+def use(required: int, available: int, reserve: int = 0) -> Usage:
     budget = Budget(
         name="a card",
         pools=frozenset({DEVICE}),
@@ -33,7 +33,7 @@ def use(required: int, available: int, reserve: int = 0) -> Use:
         reserve_bytes=reserve,
         because="",
     )
-    return Use(budget=budget, required_bytes=required)
+    return Usage(budget=budget, required_bytes=required)
 
 
 def memory(sizes: tuple[int, ...], available: int, reserve: int = 0) -> Memory:

@@ -22,9 +22,9 @@ from tests.unit.report.test_plan_text import (
 
 from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
-from edgekit.catalog.types import Entry, Kind
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.machine import this_or_wished
-from edgekit.machine.types import Accelerator, HostMemory, Machine, System, Vendor
+from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.planned import Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion, recommend
 from edgekit.report.as_json import json_text
@@ -40,7 +40,7 @@ GEMMA = Entry(
     parameters=27_009_002_240,
     active_parameters=27_009_002_240,
     native_context=131_072,
-    kinds=(Kind.CHAT, Kind.VISION),
+    kinds=(ModelPurpose.CHAT, ModelPurpose.VISION),
     licence="gemma",
     released="2025-03-12",
 )
@@ -144,7 +144,7 @@ def test_cards_text_fits_80_columns_and_24_lines() -> None:
 
 
 def test_cards_answer_where_the_engine_runs_nothing() -> None:
-    found = made(ask=Ask(machine=this_or_wished(ram="8G"), engine="mlx", task=Kind.CODE))
+    found = made(ask=Ask(machine=this_or_wished(ram="8G"), engine="mlx", task=ModelPurpose.CODE))
     assert cards_answer(found) == "No known model for code runs with mlx on 8 GiB RAM"
     assert "Next" not in cards_text(found)
 
@@ -200,7 +200,7 @@ def test_parameters_as_people_name_models(count: int, active: int | None, words:
     assert parameters_words(count, active) == words
 
 
-def here(*devices: Accelerator, cores: int | None = 2) -> Machine:
+def here(*devices: Device, cores: int | None = 2) -> Machine:
     host = HostMemory(total_bytes=32 * GIB, free_bytes=24 * GIB)
     return Machine(
         name="this machine", system=System.LINUX, cores=cores, host=host, devices=devices
@@ -208,9 +208,7 @@ def here(*devices: Accelerator, cores: int | None = 2) -> Machine:
 
 
 def test_a_machine_that_was_found_says_what_is_free() -> None:
-    card = Accelerator(
-        name="RTX 4090", vendor=Vendor.NVIDIA, total_bytes=24 * GIB, free_bytes=23 * GIB
-    )
+    card = Device(name="RTX 4090", vendor=Vendor.NVIDIA, total_bytes=24 * GIB, free_bytes=23 * GIB)
     gpu = replace(card, name="M3 Max", vendor=Vendor.APPLE, unified=True)
     assert machine_words(here()) == "this machine (2 cores, 24.0 GiB free)"
     told = "this machine (RTX 4090 with 23.0 GiB free, 1 core, 24.0 GiB of RAM free)"
@@ -223,7 +221,7 @@ def test_a_machine_that_was_found_says_what_is_free() -> None:
     ("more", "words"),
     [
         ({}, "Best for chat on "),
-        ({"task": Kind.EMBEDDING}, "Best for embeddings on "),
+        ({"task": ModelPurpose.EMBEDDING}, "Best for embeddings on "),
         ({"context_tokens": 16384}, "Best for chat at 16,384 tokens on "),
         ({"context_tokens": 16384, "users": 4}, "Best for chat at 16,384 tokens for each of 4 users on "),
         ({"users": 4}, "Best for chat with 4 users at once on "),
@@ -247,7 +245,7 @@ def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
 
 
 def test_an_embedding_model_is_judged_by_how_fast_it_reads() -> None:
-    embedder = replace(GEMMA, kinds=(Kind.EMBEDDING,))
+    embedder = replace(GEMMA, kinds=(ModelPurpose.EMBEDDING,))
     assert cells(one_card(), embedder)[-2] == "1,900"  # the middle of 940 and 3,721
     unread = replace(one_card(), speed=replace(SPEED, prefill=None))
     assert cells(unread, embedder)[-2] == "?"

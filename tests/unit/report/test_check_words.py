@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.report.verdicts import card
 
 from edgekit.machine.types import DEVICE, Budget
-from edgekit.plan.types import Status, Use
+from edgekit.plan.types import Status, Usage
 from edgekit.report.check_words import (
     card_names,
     context_words,
@@ -19,7 +19,7 @@ from edgekit.report.check_words import (
 from edgekit.units import GIB, KIB, MIB
 
 
-def use(required: int, available: int) -> Use:
+def use(required: int, available: int) -> Usage:
     budget = Budget(
         name="a card",
         pools=frozenset({DEVICE}),
@@ -28,7 +28,7 @@ def use(required: int, available: int) -> Use:
         reserve_bytes=0,
         because="",
     )
-    return Use(budget=budget, required_bytes=required)
+    return Usage(budget=budget, required_bytes=required)
 
 
 @pytest.mark.parametrize(

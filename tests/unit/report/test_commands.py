@@ -23,9 +23,9 @@ from edgekit.engines.flags import COMMON, read_flags
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.mlx.types import Packing, Quantize
-from edgekit.machine.types import Accelerator, Machine, System, Vendor
+from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.plan.planned import Drafter, Plan
-from edgekit.report.commands import Ready, ready_commands
+from edgekit.report.commands import Command, ready_commands
 from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.commands.types import shell_text
 from edgekit.sources.types import Origin
@@ -35,7 +35,7 @@ Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
 SMALL, MOE = "qwen3-0.6b", "qwen3-30b-a3b"
 
 
-def ready(plan: Plan, **more: Any) -> dict[str, Ready]:
+def ready(plan: Plan, **more: Any) -> dict[str, Command]:
     return {one.name: one for one in ready_commands(plan, **more)}
 
 
@@ -139,7 +139,7 @@ def test_a_card_that_is_left_out() -> None:
 
 def test_a_card_of_another_maker_that_is_left_out() -> None:
     small, large = (
-        Accelerator(name=f"Radeon {size}", vendor=Vendor.AMD, index=at, total_bytes=size * GIB, free_bytes=size * GIB)
+        Device(name=f"Radeon {size}", vendor=Vendor.AMD, index=at, total_bytes=size * GIB, free_bytes=size * GIB)
         for at, size in enumerate((2, 24))
     )  # fmt: skip
     machine = Machine(name="two", system=System.LINUX, host=host(64), devices=(small, large))

@@ -21,9 +21,9 @@ from tests.unit.report.verdicts import (
 
 from edgekit.bill.types import Component, Load
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.machine.types import DEVICE, HOST, System
-from edgekit.plan.types import PreflightResult, Speed, Variant, Way
+from edgekit.plan.types import Placement, Speed, Variant, Verdict
 from edgekit.report.headline import concurrency, headline
 from edgekit.units import GIB
 
@@ -32,14 +32,14 @@ SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")  # the geometric mi
 CHOSEN = Variant(name="IQ4_XS", model=gguf("qwen3-30b-a3b"), accuracy=425, changes={"mix": "IQ4_XS"})  # fmt: skip
 
 
-def result(lines: tuple[Any, ...] = LINES, on: Any = ALONE, **more: Any) -> PreflightResult:
+def result(lines: tuple[Any, ...] = LINES, on: Any = ALONE, **more: Any) -> Verdict:
     return made(lines, on, **more).result
 
 
-def placed(**setup: Any) -> PreflightResult:
+def placed(**setup: Any) -> Verdict:
     """11.5 of 23 GiB on the card and 1.5 of 15 in RAM, with these flags, of 48 layers and the output."""
     found = result(on=MACHINE, variant=replace(CHOSEN, changes={}))
-    way = replace(found.way, setup=LlamaCppSetup(mode=Mode.SERVER, **setup), whole=False)
+    way = replace(found.way, setup=LlamaCppSetup(mode=LlamaMode.SERVER, **setup), whole=False)
     return replace(found, way=way)
 
 
@@ -73,7 +73,7 @@ def weights(gib: float) -> tuple[Any, ...]:
         (placed(embeddings=True), "Embeds fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
     ],
 )  # fmt: skip
-def test_headline_of_what_runs(found: PreflightResult, sentence: str) -> None:
+def test_headline_of_what_runs(found: Verdict, sentence: str) -> None:
     assert headline(found) == sentence
 
 
@@ -94,12 +94,12 @@ def test_headline_of_what_runs(found: PreflightResult, sentence: str) -> None:
         (result(weights(23.01), max_context=0), "Does not fit your RTX 4090 at 32K: needs 23.01 GiB, 23.00 usable"),
     ],
 )  # fmt: skip
-def test_headline_of_what_does_not_fit(found: PreflightResult, sentence: str) -> None:
+def test_headline_of_what_does_not_fit(found: Verdict, sentence: str) -> None:
     assert found.failed
     assert headline(found) == sentence
 
 
-def limited(**more: Any) -> PreflightResult:
+def limited(**more: Any) -> Verdict:
     """20 of 23 GiB with a further rule."""
     found = result(weights(20))
     uses = tuple(replace(use, **more) for use in found.uses)
@@ -151,14 +151,14 @@ def test_headline_names_the_fuller_of_unlike_cards() -> None:
 
 def test_headline_of_unified_memory_has_experts_on_the_cpu() -> None:
     found = result(on=machine(card("Orin", 24, unified=True), ram_gib=24), variant=CHOSEN)
-    way = replace(found.way, setup=LlamaCppSetup(mode=Mode.SERVER, n_cpu_moe=3))
+    way = replace(found.way, setup=LlamaCppSetup(mode=LlamaMode.SERVER, n_cpu_moe=3))
     assert headline(replace(found, way=way)).startswith("Runs with the experts of 3 layers on the CPU")  # fmt: skip
 
 
 def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:
     on = machine(ram_gib=16)
     found = result((line(Component.WEIGHTS, GIB, HOST),), on, engine="stream")
-    way = Way(setup=None, budgets=(), because="weights read from the file for every token")
+    way = Placement(setup=None, budgets=(), because="weights read from the file for every token")
     sentence = "Runs on the built-in engine (weights read from the file for every token): 1.0 of 15.0 GiB at 32K"
     assert headline(replace(found, way=way)) == sentence
 

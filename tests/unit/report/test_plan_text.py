@@ -29,7 +29,7 @@ from edgekit.plan.variants import at_mixes
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII, BLOCKS
-from edgekit.report.commands import Ready, ready_commands
+from edgekit.report.commands import Command, ready_commands
 from edgekit.report.headline import headline
 from edgekit.report.plan_json import plan_json
 from edgekit.report.plan_run import by_program, program_of
@@ -128,7 +128,7 @@ def decided(plan: Plan, *decisions: Decision) -> Plan:
 
 
 def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed() -> None:
-    run = Ready(
+    run = Command(
         name="llama-server",
         kind="command",
         text="llama-server -m x.gguf",
@@ -163,7 +163,7 @@ def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
 
 
 def test_plan_text_of_what_does_not_fit_has_no_command() -> None:
-    run = Ready(name="llama-server", kind="command", text="llama-server -m x.gguf")
+    run = Command(name="llama-server", kind="command", text="llama-server -m x.gguf")
     text = plan_text(nothing_fits(), ready=(run,), width=80)
     assert text.startswith("Does not fit your 8 GiB RAM at Q4_K_M, even at 16K with an 8-bit cache: needs\n")  # fmt: skip
     assert "llama-server" not in text
@@ -268,8 +268,8 @@ def test_steps_of_one_program_follow_each_other() -> None:
 
 
 def test_a_limit_of_the_system_is_not_what_runs_the_model() -> None:
-    limit = Ready(name="GPU memory limit", kind="command", text="sudo sysctl x=1")
-    server = Ready(name="mlx_lm.server", kind="command", text="mlx_lm.server --model x")
+    limit = Command(name="GPU memory limit", kind="command", text="sudo sysctl x=1")
+    server = Command(name="mlx_lm.server", kind="command", text="mlx_lm.server --model x")
     text = plan_text(one_mlx(), ready=(limit, server))
     assert commands_in(text).strip() == server.text
     assert "sysctl" not in text

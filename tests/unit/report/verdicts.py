@@ -14,13 +14,13 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines import engine_named
 from edgekit.engines.budgets import llamacpp_budgets
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import (
     DEVICE,
     HOST,
-    Accelerator,
     Budget,
+    Device,
     HostMemory,
     Machine,
     Pool,
@@ -32,12 +32,12 @@ from edgekit.model.types import Model
 from edgekit.plan.types import (
     Change,
     ChangeKind,
-    PreflightResult,
-    Question,
+    Placement,
     Start,
     Status,
-    Use,
-    Way,
+    Task,
+    Usage,
+    Verdict,
 )
 from edgekit.plan.verdict import judge
 from edgekit.report.bill import Bill
@@ -49,16 +49,16 @@ def line(component: Component, size_bytes: int, pool: Pool = DEVICE, **more: Any
     return MemoryLine(component=component, size_bytes=size_bytes, pool=pool, **more)
 
 
-def card(name: str, gib: int, **more: Any) -> Accelerator:
+def card(name: str, gib: int, **more: Any) -> Device:
     plain: dict[str, Any] = {
         "vendor": Vendor.NVIDIA,
         "total_bytes": gib * GIB,
         "free_bytes": gib * GIB,
     }
-    return Accelerator(name=name, **{**plain, **more})
+    return Device(name=name, **{**plain, **more})
 
 
-def machine(*cards: Accelerator, ram_gib: int | None = 64, **more: Any) -> Machine:
+def machine(*cards: Device, ram_gib: int | None = 64, **more: Any) -> Machine:
     host = (
         None if ram_gib is None else HostMemory(total_bytes=ram_gib * GIB, free_bytes=ram_gib * GIB)
     )
@@ -103,7 +103,7 @@ def made(
         engine="llama.cpp", backend="cuda", lines=lines, notes=("a note of the bill",)
     )
     held = llamacpp_budgets(on, on.devices) if budgets is None else budgets
-    uses = tuple(Use(budget=one, required_bytes=estimate.in_pools(one.pools)) for one in held)
+    uses = tuple(Usage(budget=one, required_bytes=estimate.in_pools(one.pools)) for one in held)
     worst = (Status.PASSED, Status.WARNING, Status.FAILED)
     plain: dict[str, Any] = {
         "engine": "llama.cpp",
@@ -117,8 +117,8 @@ def made(
         "estimate": estimate,
         "reasons": (),
         "window": "",
-        "way": Way(
-            setup=LlamaCppSetup(mode=Mode.SERVER),
+        "way": Placement(
+            setup=LlamaCppSetup(mode=LlamaMode.SERVER),
             budgets=held,
             because="fully on RTX 4090",
             cards=on.devices,
@@ -135,7 +135,7 @@ def made(
         notes=("a note of the model",),
         estimate=estimate,
     )
-    return Check(bill=bill, result=PreflightResult(**{**plain, **more}))
+    return Check(bill=bill, result=Verdict(**{**plain, **more}))
 
 
 def with_change(check: Check, told: str, kind: ChangeKind = ChangeKind.CACHE) -> Check:
@@ -154,7 +154,7 @@ TOO_LARGE = with_change(
         asked=False,
         window="the default minimum",
         reasons=("32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable",),
-        way=Way(setup=None, budgets=(), because="fully on the CPU", whole=True),
+        way=Placement(setup=None, budgets=(), because="fully on the CPU", whole=True),
     ),
     "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
 )
@@ -178,9 +178,7 @@ def judged(
 ) -> Check:
     """As the engine's own rules bill it."""
     load = Load(context_tokens=context)
-    result = judge(
-        Question(model=model, engine=engine, machine=on, load=load, start=start or Start())
-    )
+    result = judge(Task(model=model, engine=engine, machine=on, load=load, start=start or Start()))
     told = OPTIONS[engine].told(Load(context_tokens=result.context_tokens), result.estimate)
     bill = Bill(
         label=model.header.name,

@@ -22,7 +22,7 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.engines.llamacpp.verify.beside import beside_bytes
-from edgekit.engines.llamacpp.verify.types import Measured, Resident, Row
+from edgekit.engines.llamacpp.verify.types import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.speed import GB, host_pace
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect
@@ -47,7 +47,7 @@ from edgekit.runtime.calibrating import host as host_room
 from edgekit.runtime.calibrating.busy import watched
 from edgekit.runtime.calibrating.made_up import Shape, file_bytes, write_made_up
 from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes
-from edgekit.runtime.calibrating.types import Options
+from edgekit.runtime.calibrating.types import CalibrateOptions
 from edgekit.runtime.remembering import remember_rows, worth_keeping
 from edgekit.sources.places import data_folder
 from edgekit.units import GIB, MIB
@@ -55,7 +55,7 @@ from edgekit.units import GIB, MIB
 DAY = "2026-11-16"
 SMALL = Shape(layers=2, width=256, inner=512, heads=4, kv_heads=2, vocabulary=2048, context=256)
 # Whatever else runs here meanwhile: what is measured is only whether it is measured.
-QUICK = Options(
+QUICK = CalibrateOptions(
     read_bytes=16 * MIB, read_seconds=0.05, shape=SMALL, pace_seconds=0.2, busy_share=1.0
 )
 WORDS = 100_000  # the fewest with which what llama.cpp holds besides is kept
@@ -403,10 +403,10 @@ def test_rearranged_weights_hide_it() -> None:
 
 
 def test_a_difference_is_remembered() -> None:
-    told = Measured(low_bytes=20 * MIB, high_bytes=20 * MIB)
+    told = MeasuredBytes(low_bytes=20 * MIB, high_bytes=20 * MIB)
     rows = [
-        Row(part="weights", predicted_bytes=20 * MIB, measured=told, allowed_bytes=0),
-        Row(part="compute", predicted_bytes=17 * MIB, measured=told, allowed_bytes=2 * MIB),
+        ComparedRow(part="weights", predicted_bytes=20 * MIB, measured=told, allowed_bytes=0),
+        ComparedRow(part="compute", predicted_bytes=17 * MIB, measured=told, allowed_bytes=2 * MIB),
     ]
     (one,) = remember_rows("a\x1b model", rows, version="0.6.0")
     assert (one.label, one.part, one.predicted_bytes, one.measured_bytes) == ("a model", "compute", 17 * MIB, 20 * MIB)  # fmt: skip

@@ -21,7 +21,7 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.runtime_engines import SERVER, ask, launch_of, small_model
 from tests.unit.hardware.trees import machine, recorded
 
-from edgekit.engines.llamacpp.run.probes import Device, Probes, probes_of
+from edgekit.engines.llamacpp.run.probes import ProbedDevice, Probes, probes_of
 from edgekit.engines.llamacpp.run.process import EngineProcess
 from edgekit.engines.llamacpp.run.running import Running
 from edgekit.engines.llamacpp.run.starting import start
@@ -135,12 +135,14 @@ def watched(running: Running, probes: Probes, said: list[str] | None = None) -> 
 
 
 def test_a_gpu_that_is_gone(running: Running) -> None:
-    lost = Device(name="GPU 0", gone="it has fallen off the bus. What to do: reboot.")
+    lost = ProbedDevice(name="GPU 0", gone="it has fallen off the bus. What to do: reboot.")
     looks = count()
 
-    def devices() -> tuple[Device, ...]:
+    def devices() -> tuple[ProbedDevice, ...]:
         """There, away for one look, there again, and gone."""
-        return (lost,) if next(looks) in {1, 3, 4} else (Device(name="GPU 0", free_bytes=GIB),)
+        return (
+            (lost,) if next(looks) in {1, 3, 4} else (ProbedDevice(name="GPU 0", free_bytes=GIB),)
+        )
 
     found, watch = watched(running, replace(FINE, devices=devices))
     assert (watch.reason, watch.starved) == (found.why, False)
@@ -394,7 +396,7 @@ def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
     )
     launch = launch_of(tmp_path / "m.gguf", setup=replace(SERVER, backend=Backend.CUDA))
     look = probes_of(launch, here).devices
-    assert look() == (Device(name="GPU 0", free_bytes=150_109_880_320),)
+    assert look() == (ProbedDevice(name="GPU 0", free_bytes=150_109_880_320),)
     memory = said["nvmlDeviceGetMemoryInfo"]
     for code, words in ((15, "the GPU has fallen off the bus"), (16, "the GPU needs a reset")):
         memory[next(iter(memory))] = {"error": code}
@@ -402,7 +404,7 @@ def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
         assert found.gone.startswith(words)
     for code in (3, 999):  # does not tell, and is there
         memory[next(iter(memory))] = {"error": code}
-        assert look() == (Device(name="GPU 0", silent=words_of(code)),)
+        assert look() == (ProbedDevice(name="GPU 0", silent=words_of(code)),)
     assert probes_of(launch_of(tmp_path / "m.gguf"), here).devices() == ()
 
 

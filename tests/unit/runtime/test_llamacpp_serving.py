@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.run.comparing import compare_reported
 from edgekit.engines.llamacpp.run.running import Running
 from edgekit.engines.llamacpp.run.starting import check_port, health, start
 from edgekit.engines.llamacpp.run.watching import Watch
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.errors import UsageError
 from edgekit.units import MIB
 
@@ -27,7 +27,7 @@ pytest.importorskip("xllamacpp")
 KEY = "a key of the tests"
 TOKENS = 12
 LOAD = Load(context_tokens=32_768, sequences=4, unified=True)
-SETUP = LlamaCppSetup(mode=Mode.SERVER, cache_ram_mib=0)
+SETUP = LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0)
 
 
 class Served(NamedTuple):

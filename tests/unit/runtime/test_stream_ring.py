@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.runtime.stream.ring import Ring, Span
+from edgekit.runtime.stream.ring import CellSpan, Ring
 
 
 @st.composite
@@ -45,7 +45,7 @@ class Cells:
 
     def found(self, query: int, tokens: int) -> list[int]:
         """By one of so many queries: in its own chunk, and in the cells."""
-        own = [Span(0, tokens, self.end, self.ring.reach)]
+        own = [CellSpan(0, tokens, self.end, self.ring.reach)]
         found = [place for place in _places(own, query) if place >= self.end]
         spans = list(self.ring.spans(self.end, tokens))
         for span in spans:
@@ -54,7 +54,7 @@ class Cells:
         return found + _places(spans, query)
 
 
-def _places(spans: list[Span], query: int) -> list[int]:
+def _places(spans: list[CellSpan], query: int) -> list[int]:
     return [
         place
         for span in spans

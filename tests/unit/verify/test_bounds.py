@@ -6,15 +6,15 @@ import pytest
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.verify.check import COMPUTE_FLOOR_BYTES, compare
-from edgekit.engines.llamacpp.verify.types import Measured, Row
+from edgekit.engines.llamacpp.verify.types import ComparedRow, MeasuredBytes
 from edgekit.machine.types import HOST
 from edgekit.units import MIB
 
 
-def row(component: Component, predicted: int, measured: int) -> Row:
+def row(component: Component, predicted: int, measured: int) -> ComparedRow:
     line = MemoryLine(component=component, size_bytes=predicted, pool=HOST)
     bill = MemoryEstimate(engine="llama.cpp", backend="cpu", lines=(line,))
-    told = Measured(low_bytes=measured, high_bytes=measured)
+    told = MeasuredBytes(low_bytes=measured, high_bytes=measured)
     return next(one for one in compare(bill, {component: told}) if one.part == component.value)
 
 

@@ -18,13 +18,13 @@ from tests.unit.verify import small_model
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify import check, fit_tool, ways
 from edgekit.engines.llamacpp.verify.ask import ask_engine
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.hollow import HollowFile, hollow_out, on_disk
-from edgekit.engines.llamacpp.verify.types import Limits, Question, Verification
-from edgekit.engines.llamacpp.verify.ways import Way, choose_way
+from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion, Verification
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import NEWEST, answered_version, version_name
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.sources.local import locate_path
@@ -34,7 +34,7 @@ from edgekit.units import GIB, MIB
 pytest.importorskip("xllamacpp")
 
 SERVER = ways.TABLE[0]
-LIMITS = Limits(timeout_s=30.0, memory_bytes=4 * GIB)
+LIMITS = ChildLimits(timeout_s=30.0, memory_bytes=4 * GIB)
 
 
 def recorded(model: str, quant: str = "Q4_K_M") -> ModelFiles:
@@ -157,7 +157,7 @@ def test_the_engine_is_told_apart_from_the_rules() -> None:
     assert found.answer.through == "xllamacpp"
     assert "(llama.cpp " in found.answer.version
     assert found.answer.resolved["n_seq_max"] == "4"
-    assert found.setup.mode is Mode.SERVER
+    assert found.setup.mode is LlamaMode.SERVER
 
 
 def test_shards_are_one_model() -> None:
@@ -221,7 +221,7 @@ def test_a_refusal_that_the_engine_shares_is_the_answer() -> None:
 
 def ask_raw(header: bytes, size_bytes: int) -> None:
     with on_disk([HollowFile(name="m", header=header, size_bytes=size_bytes)]) as path:
-        ask_engine(SERVER, Question(path=path, load=Load(), setup=LlamaCppSetup()), LIMITS)
+        ask_engine(SERVER, LoadQuestion(path=path, load=Load(), setup=LlamaCppSetup()), LIMITS)
 
 
 def changed(name: str, value: int) -> bytes:
@@ -252,7 +252,7 @@ def test_an_abort_in_the_graph_is_told() -> None:
     q8 = cache_type("q8_0")
     load = Load(context_tokens=4096, sequences=4, unified=False, cache_k=q8, cache_v=q8)
     with on_disk(hollow_out(recorded("phi-3-medium-4k"))) as path:
-        question = Question(path=path, load=load, setup=LlamaCppSetup())
+        question = LoadQuestion(path=path, load=load, setup=LlamaCppSetup())
         with pytest.raises(EngineError, match=r"died of SIGABRT.*ggml-impl.h"):
             ask_engine(SERVER, question, LIMITS)
 
@@ -269,15 +269,15 @@ def test_memory_beyond_the_limit_is_refused_by_the_system() -> None:
 # --- another way, and none
 
 
-def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Way:
+def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> VerifyMethod:
     path = folder / "llama-fit-params"
     path.write_text(f"#!{sys.executable}\nimport sys, time\nsys.stdout = sys.stderr\n{body}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    return choose_way(Mode.LIBRARY)
+    return choose_way(LlamaMode.LIBRARY)
 
 
-def ask_tool(way: Way, timeout_s: float = PATIENCE_S) -> Verification:
+def ask_tool(way: VerifyMethod, timeout_s: float = PATIENCE_S) -> Verification:
     return verify_model(
         small(), Load(context_tokens=256), LlamaCppSetup(), way=way, timeout_s=timeout_s
     )
@@ -297,7 +297,7 @@ def test_llama_fit_params_is_asked_by_its_flags(
     found = ask_tool(tool(tmp_path, monkeypatch, body))
     assert found.answer.through == "llama-fit-params"
     assert found.answer.version == "0.5.0-dev (build 1, commit 0c1e570)"
-    assert found.setup.mode is Mode.LIBRARY
+    assert found.setup.mode is LlamaMode.LIBRARY
     assert set(off(found).values()) == {0}
 
 
@@ -313,7 +313,9 @@ def test_words_of_llama_fit_params() -> None:
         full_window=True,
     )
     setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=20, n_cpu_moe=3, tensor_split=(3, 1))
-    words = fit_tool.request(Question(path=Path("m.gguf"), load=load, setup=setup))["command"][1:]
+    words = fit_tool.request(LoadQuestion(path=Path("m.gguf"), load=load, setup=setup))["command"][
+        1:
+    ]
     assert " ".join(words) == (
         "-m m.gguf --fit-print on --verbose -c 4096 -fa on --swa-full -b 1024 -ub 256 -np 2 "
         "-ctk q8_0 -ctv q8_0 --no-repack -ngl 20 --n-cpu-moe 3 -ts 3,1"
@@ -332,7 +334,7 @@ def test_words_of_llama_fit_params() -> None:
 def test_what_llama_fit_params_cannot_be_asked(
     load: dict[str, object], setup: dict[str, object], *, really: bool
 ) -> None:
-    question = Question(
+    question = LoadQuestion(
         path=Path("m.gguf"),
         load=Load(**load),  # type: ignore[arg-type]
         setup=LlamaCppSetup(**setup),  # type: ignore[arg-type]
@@ -391,9 +393,9 @@ def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
         choose_way()
     assert caught.value.exit_code == 5
     with pytest.raises(EngineError, match=r"to run as a library: install llama.cpp"):
-        choose_way(Mode.LIBRARY)
+        choose_way(LlamaMode.LIBRARY)
     with pytest.raises(UsageError, match="only xllamacpp can load a model"):
-        choose_way(Mode.LIBRARY, really=True)
+        choose_way(LlamaMode.LIBRARY, really=True)
 
 
 def test_a_gpu_that_is_not_there() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.verify.engine_log import EngineLog, hundredths, whole
-from edgekit.engines.llamacpp.verify.types import Measured
+from edgekit.engines.llamacpp.verify.types import MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB
 
@@ -60,11 +60,11 @@ def test_a_printed_number_is_an_interval() -> None:
     assert hundredths("16.00").high_bytes == 16 * MIB + half + 2 + 1
     # A 32-bit float holds 131,072.00 MiB only to the next 16 KiB.
     assert hundredths("131072.00").resolution_bytes > 16 * 1024
-    assert whole("1137") == Measured(low_bytes=1137 * MIB, high_bytes=1138 * MIB - 1)
+    assert whole("1137") == MeasuredBytes(low_bytes=1137 * MIB, high_bytes=1138 * MIB - 1)
 
 
 def test_off_by_is_zero_inside_the_interval() -> None:
-    measured = Measured(low_bytes=100, high_bytes=110)
+    measured = MeasuredBytes(low_bytes=100, high_bytes=110)
     assert [measured.off_by(size) for size in (90, 100, 105, 110, 111)] == [-10, 0, 0, 0, 1]
 
 
@@ -72,7 +72,7 @@ def test_sliding_and_full_caches_are_told_apart() -> None:
     parts = read(SLIDING).parts()
     assert parts[Component.KV_CACHE] == hundredths("16.00")
     assert parts[Component.SLIDING_KV_CACHE] == hundredths("55.00")
-    assert parts[Component.STATE] == Measured(low_bytes=0, high_bytes=0)
+    assert parts[Component.STATE] == MeasuredBytes(low_bytes=0, high_bytes=0)
     assert parts[Component.OUTPUT] == hundredths("4.00")
     assert parts[Component.COMPUTE] == hundredths("58.28")
     assert parts[Component.WEIGHTS] == whole("1907")

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgekit.embed.bulk.types import MOST_ROW_BYTES, BadRow, Batch, Place, Row
+from edgekit.embed.bulk.types import MOST_ROW_BYTES, BadRow, Batch, InputRow, ReadPosition
 from edgekit.errors import TextError
 
 MOST_SKIPPED = 4096  # rows passed over in a batch: more are not remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class BatchRule:
     """When a batch is full."""
 
     texts: int
@@ -26,14 +26,14 @@ class Rule:
 
 
 class _Counted(NamedTuple):
-    row: Row
+    row: InputRow
     tokens: int
 
 
 def batches(
-    rows: Iterable[Row | BadRow],
+    rows: Iterable[InputRow | BadRow],
     count: Callable[[str], int],
-    rule: Rule,
+    rule: BatchRule,
     *,
     skip_bad: Callable[[BadRow], None],
 ) -> Iterator[Batch]:
@@ -53,11 +53,11 @@ def batches(
         if held.is_full_for(found):
             yield held.take()
         held.keep(found)
-    if held.place != Place():
+    if held.place != ReadPosition():
         yield held.take()
 
 
-def _counted(row: Row | BadRow, count: Callable[[str], int]) -> _Counted | BadRow:
+def _counted(row: InputRow | BadRow, count: Callable[[str], int]) -> _Counted | BadRow:
     if isinstance(row, BadRow):
         return row
     try:
@@ -69,20 +69,20 @@ def _counted(row: Row | BadRow, count: Callable[[str], int]) -> _Counted | BadRo
 class _Held:
     """The batch that is being filled."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: BatchRule) -> None:
         self._rule = rule
         self._clear()
 
     def skip(self, row: BadRow) -> None:
         self._skipped.append(row)
-        self.place = Place(number=row.number, position=row.end)
+        self.place = ReadPosition(number=row.number, position=row.end)
 
     def keep(self, counted: _Counted) -> None:
         row, tokens = counted
         self._rows.append(row)
         self._tokens += tokens
         self._characters += len(row.text)
-        self.place = Place(number=row.number, position=row.end)
+        self.place = ReadPosition(number=row.number, position=row.end)
 
     def is_full_for(self, counted: _Counted) -> bool:
         rule = self._rule
@@ -106,7 +106,7 @@ class _Held:
         return taken
 
     def _clear(self) -> None:
-        self._rows: list[Row] = []
+        self._rows: list[InputRow] = []
         self._skipped: list[BadRow] = []
         self._tokens = self._characters = 0
-        self.place = Place()
+        self.place = ReadPosition()

@@ -9,9 +9,18 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from edgekit.embed.bulk.batching import Rule, batches
+from edgekit.embed.bulk.batching import BatchRule, batches
 from edgekit.embed.bulk.output import Output
-from edgekit.embed.bulk.types import BadRow, Batch, Embeds, Mark, Row, RowLimit, Source, Status
+from edgekit.embed.bulk.types import (
+    BadRow,
+    Batch,
+    BulkStatus,
+    Embeds,
+    InputRow,
+    ResumeMark,
+    RowLimit,
+    RowSource,
+)
 from edgekit.errors import (
     CancelledError,
     EngineError,
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from edgekit.engines.native.arrays import Floats
 
 Embedded = Iterator[tuple[Batch, "Floats"]]
-Stage = Callable[[Mark], Embedded]
+Stage = Callable[[ResumeMark], Embedded]
 """From a mark on: batches with their vectors, in order."""
 
 
@@ -33,7 +42,7 @@ class Terms:
     """How rows become vectors, wherever that happens."""
 
     name: str  # of the input, for messages
-    rule: Rule
+    rule: BatchRule
     prefix: str = ""
     skip_bad: bool = False
     limit: RowLimit = field(default_factory=RowLimit)
@@ -48,8 +57,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    mark: Mark
-    begun: Mark  # where this run began: more than nothing where it went on with another's work
+    mark: ResumeMark
+    begun: (
+        ResumeMark  # where this run began: more than nothing where it went on with another's work
+    )
     seconds: float
 
 
@@ -66,7 +77,10 @@ class Finished:
 
 
 def run_job(
-    source: Source, stage: Stage, output: Output, tell: Callable[[Status], None] | None = None
+    source: RowSource,
+    stage: Stage,
+    output: Output,
+    tell: Callable[[BulkStatus], None] | None = None,
 ) -> Done:
     """Embeds what is left of the input, and finishes the output.
 
@@ -93,13 +107,13 @@ def run_job(
     return Done(mark=output.mark, begun=begun, seconds=time.monotonic() - started_s)
 
 
-def _answers(stage: Stage, begun: Mark) -> Generator[tuple[Batch, Floats], None, None]:
+def _answers(stage: Stage, begun: ResumeMark) -> Generator[tuple[Batch, Floats], None, None]:
     if not begun.done:
         yield from stage(begun)
 
 
-def _status(source: Source, mark: Mark, begun: Mark, seconds: float) -> Status:
-    return Status(
+def _status(source: RowSource, mark: ResumeMark, begun: ResumeMark, seconds: float) -> BulkStatus:
+    return BulkStatus(
         mark=mark,
         begun=begun,
         seconds=seconds,
@@ -108,17 +122,19 @@ def _status(source: Source, mark: Mark, begun: Mark, seconds: float) -> Status:
     )
 
 
-def embed_here(embedder: Embeds, source: Source, terms: Terms) -> Stage:
+def embed_here(embedder: Embeds, source: RowSource, terms: Terms) -> Stage:
     """The stage of one process."""
 
-    def stage(begun: Mark) -> Embedded:
+    def stage(begun: ResumeMark) -> Embedded:
         for batch in batches_of(source, begun, embedder, terms):
             yield embedded(embedder, batch, terms)
 
     return stage
 
 
-def batches_of(source: Source, begun: Mark, embedder: Embeds, terms: Terms) -> Iterator[Batch]:
+def batches_of(
+    source: RowSource, begun: ResumeMark, embedder: Embeds, terms: Terms
+) -> Iterator[Batch]:
     return batches(
         _rows(source, begun),
         lambda text: embedder.count_tokens(text, prefix=terms.prefix),
@@ -142,7 +158,7 @@ def embedded(embedder: Embeds, batch: Batch, terms: Terms) -> tuple[Batch, Float
             batch = _without(batch, row, bad)
 
 
-def _without(batch: Batch, row: Row, bad: BadRow) -> Batch:
+def _without(batch: Batch, row: InputRow, bad: BadRow) -> Batch:
     return replace(
         batch,
         rows=tuple(one for one in batch.rows if one is not row),
@@ -150,7 +166,7 @@ def _without(batch: Batch, row: Row, bad: BadRow) -> Batch:
     )
 
 
-def _rows(source: Source, begun: Mark) -> Iterable[Row | BadRow]:
+def _rows(source: RowSource, begun: ResumeMark) -> Iterable[InputRow | BadRow]:
     """A pipe is what it was only if its beginning is."""
     rows = source.rows(begun.place)
     first = next(rows, None)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgekit.embed.bulk.types import Mark
+from edgekit.embed.bulk.types import ResumeMark
 from edgekit.errors import OutputError, SourceError, UsageError
 from edgekit.sources.disk import open_file
 from edgekit.sources.places import try_lock
@@ -36,7 +36,7 @@ class Journal:
         self._descriptor = _open_locked(path)
         self._bytes = 0
 
-    def read(self) -> tuple[dict[str, Any], Mark] | None:
+    def read(self) -> tuple[dict[str, Any], ResumeMark] | None:
         """Whose job, and its last sound mark; None where there is none. UsageError where it is not a journal.
 
         A mark that is cut off or damaged is passed over: the one before it covers less work, and all of it is there.
@@ -65,7 +65,7 @@ class Journal:
         self._append({"journal": VERSION, **job})
         sync_folder(self._path.parent)
 
-    def add(self, mark: Mark) -> None:
+    def add(self, mark: ResumeMark) -> None:
         """Everything up to the mark is on the disk already: the caller has seen to that."""
         known = asdict(mark)
         self._append({name: value for name, value in known.items() if value not in (None, False)})
@@ -123,16 +123,16 @@ def _job(line: bytes) -> dict[str, Any]:
     return told
 
 
-def _last_sound(lines: Sequence[bytes], begin: int) -> tuple[int, Mark]:
+def _last_sound(lines: Sequence[bytes], begin: int) -> tuple[int, ResumeMark]:
     """The last mark whose checksum is right, and where its line ends. ValueError where there are marks, but none is."""
     end = begin + sum(map(len, lines))
     for line in reversed(lines):
         if (told := _record(line)) is not None:
-            return end, Mark(**told)
+            return end, ResumeMark(**told)
         end -= len(line)
     if any(line.endswith(b"\n") for line in lines):
         raise ValueError("no mark is sound")
-    return begin, Mark()
+    return begin, ResumeMark()
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from edgekit.embed.bulk.journal import Journal, sync_folder, write_all
-from edgekit.embed.bulk.types import BadRow, Batch, Form, Mark
+from edgekit.embed.bulk.types import BadRow, Batch, ResumeMark, VectorForm
 from edgekit.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Output(Protocol):
     """Where a job's vectors go."""
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> ResumeMark:
         """Where it is: at the beginning, where the job goes on."""
         ...
 
@@ -53,9 +53,9 @@ class Output(Protocol):
 class StreamOutput:
     """Lines to a pipe or a terminal: nothing to go on with after a kill."""
 
-    def __init__(self, stream: IO[bytes], form: Form, tell: Callable[[BadRow], None]) -> None:
+    def __init__(self, stream: IO[bytes], form: VectorForm, tell: Callable[[BadRow], None]) -> None:
         self._stream, self._form, self._tell = stream, form, tell
-        self.mark = Mark()
+        self.mark = ResumeMark()
         self.kept_words = ""
 
     def add(self, batch: Batch, vectors: Floats) -> None:
@@ -85,7 +85,7 @@ class FileOutput:
     def __init__(
         self,
         path: Path,
-        form: Form,
+        form: VectorForm,
         job: Mapping[str, Any],
         *,
         overwrite: bool = False,
@@ -100,7 +100,7 @@ class FileOutput:
         self._partial = _beside(self._path, ".partial")
         self._skipped = _beside(self._path, ".skipped.partial")
         self._told = _beside(self._path, ".skipped.jsonl")
-        self.mark = self._saved = Mark()
+        self.mark = self._saved = ResumeMark()
         self._files: tuple[int, ...] = ()
         self._marked_s = time.monotonic()
         journal = _beside(self._path, ".journal")
@@ -159,7 +159,7 @@ class FileOutput:
             return
         _check_same_job(before[0], {**before[0], **job}, self._path)
         self.mark = before[1]
-        if self.mark == Mark():  # killed before its first mark
+        if self.mark == ResumeMark():  # killed before its first mark
             self._begin(job)
         elif not self.mark.done:
             self._files = (
@@ -188,13 +188,13 @@ class FileOutput:
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         head = self._form.head()
-        with _written(str(self._path), Mark()):
+        with _written(str(self._path), ResumeMark()):
             self._journal.begin({"replaces": self._replaces, **job})
             self._files = (_cut(self._partial, 0), _cut(self._skipped, 0))
             write_all(self._files[0], head)
-        self._save(Mark(output_bytes=len(head)))
+        self._save(ResumeMark(output_bytes=len(head)))
 
-    def _save(self, mark: Mark) -> None:
+    def _save(self, mark: ResumeMark) -> None:
         with _written(str(self._path), self._saved):
             for descriptor in self._files:
                 os.fsync(descriptor)
@@ -225,7 +225,7 @@ def _vectors_are(count: int) -> str:
     return "1 vector is" if count == 1 else f"{count:,} vectors are"
 
 
-def _after(mark: Mark, batch: Batch, output_bytes: int, skipped_bytes: int) -> Mark:
+def _after(mark: ResumeMark, batch: Batch, output_bytes: int, skipped_bytes: int) -> ResumeMark:
     return replace(
         mark,
         number=batch.place.number,
@@ -326,7 +326,7 @@ def _skipped_line(row: BadRow) -> bytes:
 
 
 @contextmanager
-def _written(name: str, saved: Mark, *, stays: bool = True) -> Iterator[None]:
+def _written(name: str, saved: ResumeMark, *, stays: bool = True) -> Iterator[None]:
     """A disk that is full is no loss: what was saved is gone on with."""
     try:
         yield

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.lines import check_same, file_identity, open_input
 from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
-from edgekit.embed.bulk.types import BadRow, Place, Row, RowLimit
+from edgekit.embed.bulk.types import BadRow, InputRow, ReadPosition, RowLimit
 from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
 from edgekit.machine.tree import printable
 
@@ -82,7 +82,7 @@ class ParquetSource:
     def identity(self) -> Mapping[str, Any]:
         return file_identity(self._before)
 
-    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
         pa = arrow()
         try:
             yield from self._rows(start)
@@ -127,7 +127,7 @@ class ParquetSource:
                 "whole numbers"
             )
 
-    def _rows(self, start: Place) -> Iterator[Row | BadRow]:
+    def _rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
         group, skip = self._group_of(start.position)
         number = start.position - skip
         pool = arrow().system_memory_pool()
@@ -181,7 +181,7 @@ class ParquetSource:
                 raise self._damaged(where, error) from error
         return self._page_bytes[group]
 
-    def _row(self, number: int, text: Any, identity: Any) -> Row | BadRow:
+    def _row(self, number: int, text: Any, identity: Any) -> InputRow | BadRow:
         """A row that is too long never becomes a text."""
         if _size_bytes(text) + _size_bytes(identity) > self._limit.row_bytes:
             return BadRow(number=number, reason=f"a row longer than {self._limit}", end=number)
@@ -210,7 +210,7 @@ def _size_bytes(cell: Any) -> int:
     return 0 if buffer is None else int(buffer.size)
 
 
-def _row(number: int, text: Any, identity: Any) -> Row | BadRow:
+def _row(number: int, text: Any, identity: Any) -> InputRow | BadRow:
     reason = ""
     try:
         found, named = text.as_py(), None if identity is None else identity.as_py()
@@ -227,7 +227,7 @@ def _row(number: int, text: Any, identity: Any) -> Row | BadRow:
         reason = "the text is empty"
     if reason:
         return BadRow(number=number, reason=reason, end=number)
-    return Row(number=number, text=found, id=named, end=number)
+    return InputRow(number=number, text=found, id=named, end=number)
 
 
 class ParquetForm:
@@ -244,7 +244,7 @@ class ParquetForm:
     def head(self) -> bytes:
         return bytes(self._schema.serialize())
 
-    def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes:
+    def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         pa = arrow()
         floats = _plain(pa.float32(), vectors.astype("<f4", copy=False))
         columns = [

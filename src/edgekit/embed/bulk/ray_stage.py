@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit import errors
 from edgekit.embed.bulk.job import Embedded, Stage, Terms, batches_of, embedded
-from edgekit.embed.bulk.types import Batch, Mark, Source
+from edgekit.embed.bulk.types import Batch, ResumeMark, RowSource
 from edgekit.engines.native.threads import usable_cores
 from edgekit.errors import (
     EdgekitError,
@@ -106,11 +106,11 @@ class EmbedStage:
 
 
 def embed_on_ray(
-    opening: Opening, embedder: Embedder, source: Source, terms: Terms, cluster: Cluster
+    opening: Opening, embedder: Embedder, source: RowSource, terms: Terms, cluster: Cluster
 ) -> Stage:
     """A stage that reads and cuts here, with `embedder` to count, and embeds where the workers are."""
 
-    def stage(begun: Mark) -> Embedded:
+    def stage(begun: ResumeMark) -> Embedded:
         with _running(cluster) as ray:
             crew = _Crew(ray, opening, terms, cluster)
             yield from _embedded(crew, _rows(batches_of(source, begun, embedder, terms)))

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from edgekit.embed.bulk.lines import STDIN, Line, Lines, PipeLines, open_lines
-from edgekit.embed.bulk.types import BadRow, Id, Place, Row, RowLimit, Source
+from edgekit.embed.bulk.types import BadRow, Id, InputRow, ReadPosition, RowLimit, RowSource
 from edgekit.embed.strict_json import (
     NotJsonError,
     broken_character,
@@ -57,7 +57,7 @@ class _OpenError(Exception):
 
 def open_source(
     reference: str, *, form: str | None, fields: Fields, limit: RowLimit | None = None
-) -> Source:
+) -> RowSource:
     """The input; UsageError before any work where its format or its columns cannot be."""
     form, limit = form or format_of(reference), limit or RowLimit()
     packed = PurePath(reference).suffix.lower() == PACKED
@@ -108,14 +108,14 @@ class LineSource:
         self.digest, self.share = lines.digest, lines.share
         self.check_unchanged, self.close = lines.check_unchanged, lines.close
 
-    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
         lines = self._lines.from_position(start.position)
         for number, line in enumerate(lines, start.number + 1):
             try:
                 if (
                     found := self._pick(_within(line, self._lines.limit), self._fields)
                 ) is not None:
-                    yield Row(number=number, text=found[0], id=found[1], end=line.end)
+                    yield InputRow(number=number, text=found[0], id=found[1], end=line.end)
             except (_BadError, NotJsonError) as error:
                 yield BadRow(number=number, reason=str(error), end=line.end)
 
@@ -133,7 +133,7 @@ class CsvSource:
         self.check_unchanged, self.close = lines.check_unchanged, lines.close
         self._columns: list[str] = []
 
-    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
         """UsageError when the header lacks a column."""
         records = _Records(self._lines, self._delimiter)
         self._columns = self._header(records)
@@ -145,7 +145,7 @@ class CsvSource:
             try:
                 if record.cells != []:
                     text, identity = self._picked(record)
-                    yield Row(number=number, text=text, id=identity, end=record.end)
+                    yield InputRow(number=number, text=text, id=identity, end=record.end)
             except _BadError as error:
                 yield BadRow(number=number, reason=str(error), end=record.end)
 
@@ -262,10 +262,10 @@ class GivenTexts:
         joined = json.dumps(texts).encode()
         self.identity: Mapping[str, Any] = {"sha256": hashlib.sha256(joined).hexdigest()}
 
-    def rows(self, start: Place) -> Iterator[Row | BadRow]:
+    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
         for number, text in enumerate(self._texts[start.position :], start.position + 1):
             try:
-                yield Row(number=number, text=_whole_text(text, "the text"), end=number)
+                yield InputRow(number=number, text=_whole_text(text, "the text"), end=number)
             except _BadError as error:
                 yield BadRow(number=number, reason=str(error), end=number)
 

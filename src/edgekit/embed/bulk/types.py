@@ -61,7 +61,7 @@ class RowLimit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class InputRow:
     """A text of the input. `number` counts from 1, `end` is where the next row begins."""
 
     number: int
@@ -78,7 +78,7 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReadPosition:
     """How far an input was read: so many rows, and where the next one begins (a byte, or a row of Parquet)."""
 
     number: int = 0
@@ -89,14 +89,14 @@ class Place:
 class Batch:
     """Rows that are embedded in one call, those passed over among them, and the place after both."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[InputRow, ...]
     skipped: tuple[BadRow, ...]
     tokens: int
-    place: Place
+    place: ReadPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class ResumeMark:
     """All that a job needs to know to go on: up to here everything is on the disk."""
 
     number: int = 0  # rows read
@@ -110,22 +110,22 @@ class Mark:
     done: bool = False  # the input is at its end
 
     @property
-    def place(self) -> Place:
-        return Place(number=self.number, position=self.position)
+    def place(self) -> ReadPosition:
+        return ReadPosition(number=self.number, position=self.position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class BulkStatus:
     """For a progress line."""
 
-    mark: Mark
-    begun: Mark  # where this run began
+    mark: ResumeMark
+    begun: ResumeMark  # where this run began
     seconds: float
     share: float | None  # of the input; None where nobody knows how long it is
     share_begun: float | None
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """An input, row by row. Memory is that of one row, or of a few for Parquet."""
 
     @property
@@ -141,7 +141,7 @@ class Source(Protocol):
         """Whether every id is known to be a whole number of 64 bits."""
         ...
 
-    def rows(self, start: Place) -> Iterator[Row | BadRow]: ...
+    def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]: ...
 
     def digest(self, position: int) -> str | None:
         """Of all bytes before `position`, where `identity` cannot tell inputs apart. Never goes back."""
@@ -158,12 +158,12 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Form(Protocol):
+class VectorForm(Protocol):
     """How vectors lie in a file that only grows: a head, then batch after batch."""
 
     def head(self) -> bytes: ...
 
-    def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes: ...
+    def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes: ...
 
     def finish(self, partial: Path, kept: int) -> Path:
         """The grown file made final; the path of what is to be renamed. May be called again after a kill."""

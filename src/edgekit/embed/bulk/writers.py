@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from edgekit.embed.bulk.types import Form, Row
+from edgekit.embed.bulk.types import InputRow, VectorForm
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _NPY_MAGIC = (
 _FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
 
 
-def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> Form:
+def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:
     """UsageError where the format cannot hold what is asked for."""
     return _FORMS[name](dimensions, ids, integer_ids)
 
@@ -45,7 +45,7 @@ class NpyForm:
     def head(self) -> bytes:
         return self._head(0)
 
-    def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes:
+    def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         if vectors.shape != (len(rows), self._dimensions):
             raise ValueError(f"{vectors.shape} vectors for {len(rows)} rows")
         return vectors.astype("<f4", copy=False).tobytes()
@@ -72,35 +72,35 @@ class JsonlForm:
     def head(self) -> bytes:
         return b""
 
-    def encode(self, rows: Sequence[Row], vectors: Floats) -> bytes:
+    def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
         numbers = vectors.astype(_FLOAT_WIDTH).tolist()
         return b"".join(map(self._line, rows, numbers))
 
     def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - a line is final as it is
         return partial
 
-    def _line(self, row: Row, numbers: Sequence[str]) -> bytes:
+    def _line(self, row: InputRow, numbers: Sequence[str]) -> bytes:
         named = f',"id":{json.dumps(row.id, ensure_ascii=False)}' if self._ids else ""
         return f'{{"row":{row.number}{named},"vector":[{",".join(numbers)}]}}\n'.encode()
 
 
-def _npy(dimensions: int, ids: bool, _: bool) -> Form:  # noqa: FBT001 - called through the table alone
+def _npy(dimensions: int, ids: bool, _: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
     if ids:
         raise UsageError("an .npy file cannot store ids: use .jsonl or .parquet")
     return NpyForm(dimensions)
 
 
-def _jsonl(_: int, ids: bool, __: bool) -> Form:  # noqa: FBT001 - called through the table alone
+def _jsonl(_: int, ids: bool, __: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
     return JsonlForm(ids=ids)
 
 
-def _parquet(dimensions: int, ids: bool, integer_ids: bool) -> Form:  # noqa: FBT001 - called through the table alone
+def _parquet(dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
     from edgekit.embed.bulk.parquet import ParquetForm
 
     return ParquetForm(dimensions, ids=ids, integer_ids=integer_ids)
 
 
-_FORMS: dict[str, Callable[[int, bool, bool], Form]] = {
+_FORMS: dict[str, Callable[[int, bool, bool], VectorForm]] = {
     "npy": _npy,
     "jsonl": _jsonl,
     "parquet": _parquet,

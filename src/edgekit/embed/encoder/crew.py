@@ -17,7 +17,7 @@ WAIT_S = 0.02  # how long the caller waits for the others before it looks up
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class CrewMember:
     """The buffers of one thread."""
 
     packed: NDArray[np.uint8]  # a tile as it is in the file
@@ -25,7 +25,7 @@ class Worker:
     side: Floats  # rows of `up`
 
 
-Step = Callable[[Worker, int, int], None]
+Step = Callable[[CrewMember, int, int], None]
 Task = tuple[Step, int, int]  # a step, and which rows or tokens of it: first, last (excluded)
 Pause = Callable[[int], None]
 
@@ -33,7 +33,7 @@ Pause = Callable[[int], None]
 class Crew:
     """The calling thread is one of the workers; the others sleep between rounds."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[CrewMember]) -> None:
         self.first, *others = workers
         self._tasks: deque[Task] = deque()
         self._stopping = False
@@ -84,7 +84,7 @@ class Crew:
         for thread in threads:
             thread.join()
 
-    def _take_all(self, worker: Worker, pause: Pause | None) -> None:
+    def _take_all(self, worker: CrewMember, pause: Pause | None) -> None:
         """Steps until there are no more; an error is kept for the caller, and stops everybody."""
         tasks = self._tasks
         try:
@@ -118,7 +118,7 @@ class Crew:
                 self._stop(error)
         self._all_idle.acquire(blocking=False)
 
-    def _serve(self, worker: Worker, bell: threading.Lock) -> None:
+    def _serve(self, worker: CrewMember, bell: threading.Lock) -> None:
         while True:
             bell.acquire()
             if self._closing:

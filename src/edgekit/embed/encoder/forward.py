@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 
 from edgekit.embed.budget import EncoderPlan
-from edgekit.embed.encoder.crew import Crew, Task, Worker
+from edgekit.embed.encoder.crew import Crew, CrewMember, Task
 from edgekit.embed.encoder.layers import Network
 from edgekit.embed.encoder.passing import Buffers, Pass, Tokens
-from edgekit.embed.encoder.share import Share
+from edgekit.embed.encoder.share import WorkShare
 from edgekit.embed.encoder.steps import AddPlaces, Attend, attention_tasks
 from edgekit.embed.kernels.types import Kernels, Starts
 from edgekit.embed.pooling import pool
@@ -34,7 +34,7 @@ class Forward(Pass):
         crew: Crew,
         buffers: Buffers,
         rotary: tuple[Floats, ...],
-        share: Share,
+        share: WorkShare,
     ) -> None:
         """`rotary`: cosines and sines of each place, where heads turn."""
         self._starts: Starts = np.zeros(len(lengths) + 1, np.int32)
@@ -80,7 +80,7 @@ class Forward(Pass):
         if norm is None:
             return
 
-        def finish(_worker: Worker, first: int, last: int) -> None:
+        def finish(_worker: CrewMember, first: int, last: int) -> None:
             x = self.x[first:last]
             if token_type is not None:
                 x += token_type

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgekit.embed.encoder.steps import Normalize
-from edgekit.embed.encoder.weights import Rows, Weights
+from edgekit.embed.encoder.weights import EncoderWeights, TensorRows
 from edgekit.embed.kernels.types import Kernels
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.types import Model, Position
+from edgekit.engines.native.types import NativeModel, Position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    rows: Rows
+    rows: TensorRows
     bias: Floats | None
 
     @property
@@ -24,7 +24,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class EncoderLayer:
     query: Matrix
     key: Matrix
     value: Matrix
@@ -46,11 +46,11 @@ class Layer:
 class Network:
     """A model that is ready to run."""
 
-    embedding: Rows
-    places: Rows | None  # where places are learned
+    embedding: TensorRows
+    places: TensorRows | None  # where places are learned
     token_type: Floats | None
     norm_first: Normalize | None  # of the sum of these
-    layers: tuple[Layer, ...]
+    layers: tuple[EncoderLayer, ...]
     norm_last: Normalize | None
     output: Matrix  # from the last vector to the next token: its own, or the embedding once more
     rope_factors: Floats | None  # by which pairs turn more slowly, where the file has them
@@ -58,7 +58,7 @@ class Network:
     matrix_bytes: int  # of all layers
 
 
-def make_network(model: Model, weights: Weights, kernels: Kernels) -> Network:
+def make_network(model: NativeModel, weights: EncoderWeights, kernels: Kernels) -> Network:
     builder = _Builder(model, weights, kernels)
     size = model.dimensions
     layers = tuple(builder.layer(place) for place in range(size.layers))
@@ -87,10 +87,10 @@ def make_network(model: Model, weights: Weights, kernels: Kernels) -> Network:
 class _Builder:
     """Picks the tensors of a layer, whatever form the file has them in."""
 
-    def __init__(self, model: Model, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, model: NativeModel, weights: EncoderWeights, kernels: Kernels) -> None:
         self._model, self._weights, self._kernels = model, weights, kernels
 
-    def layer(self, place: int) -> Layer:
+    def layer(self, place: int) -> EncoderLayer:
         prefix, size = f"blk.{place}.", self._model.dimensions
         query, key, value = self._joined(
             prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"), (size.query, size.key, size.key)
@@ -99,7 +99,7 @@ class _Builder:
         first = self._model.family.norm_first
         between = self.norm(prefix + ("ffn_norm" if first else "attn_output_norm"))
         assert between is not None  # noqa: S101 - model.py has checked that it is there
-        return Layer(
+        return EncoderLayer(
             query=query,
             key=key,
             value=value,

@@ -14,14 +14,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.encoder.crew import Crew, Step, Task, Worker
-from edgekit.embed.encoder.layers import Layer, Matrix, Network
-from edgekit.embed.encoder.share import Share
+from edgekit.embed.encoder.crew import Crew, CrewMember, Step, Task
+from edgekit.embed.encoder.layers import EncoderLayer, Matrix, Network
+from edgekit.embed.encoder.share import WorkShare
 from edgekit.embed.encoder.steps import Gated, LookUp, Multiply, Normalize, Turn, token_tasks
 from edgekit.embed.kernels.types import Kernels
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.tensors import arena_floats
-from edgekit.engines.native.types import Model, Position
+from edgekit.engines.native.types import NativeModel, Position
 
 Tokens = NDArray[np.int64]
 
@@ -30,7 +30,7 @@ class PassPlan(Protocol):
     """What a pass follows, whoever planned it."""
 
     @property
-    def model(self) -> Model: ...
+    def model(self) -> NativeModel: ...
 
     @property
     def threads(self) -> int: ...
@@ -72,8 +72,8 @@ def make_buffers(plan: PassPlan, pass_tokens: int) -> Buffers:
     )
 
 
-def make_worker(plan: PassPlan) -> Worker:
-    return Worker(
+def make_worker(plan: PassPlan) -> CrewMember:
+    return CrewMember(
         packed=np.empty(plan.tile_bytes, np.uint8),
         scratch=np.empty(plan.scratch_floats, np.float32),
         side=np.empty(plan.side_floats, np.float32),
@@ -92,7 +92,7 @@ class Pass:
         kernels: Kernels,
         crew: Crew,
         buffers: Buffers,
-        share: Share,
+        share: WorkShare,
     ) -> None:
         self._share = share
         self._plan, self._network, self._kernels, self._crew = plan, network, kernels, crew
@@ -117,14 +117,14 @@ class Pass:
         if norm is None:
             return
 
-        def step(_worker: Worker, first: int, last: int) -> None:
+        def step(_worker: CrewMember, first: int, last: int) -> None:
             norm(x[first:last], out[first:last])
 
         self._by_token(step, x)
 
     # --- a layer
 
-    def _to_heads(self, layer: Layer, chunk: slice) -> None:
+    def _to_heads(self, layer: EncoderLayer, chunk: slice) -> None:
         """Queries, keys and values of a chunk, turned to their places."""
         x = self.x[chunk]
         if layer.norm_before is not None:
@@ -137,7 +137,7 @@ class Pass:
         )
         self._turn_heads(layer, chunk)
 
-    def _turn_heads(self, layer: Layer, chunk: slice) -> None:
+    def _turn_heads(self, layer: EncoderLayer, chunk: slice) -> None:
         turns = self._size.rotary > 0
         steps = (
             self._turn(self._query, chunk, layer.query, layer.query_norm, turns=turns),
@@ -152,19 +152,19 @@ class Pass:
             )
         )
 
-    def _after_attention(self, layer: Layer, chunk: slice) -> None:
+    def _after_attention(self, layer: EncoderLayer, chunk: slice) -> None:
         """The sum of a layer's input and its attention, normalised: in x, or beside it."""
         x, out = self.x[chunk], self._chunk_rows[: chunk.stop - chunk.start]
         self._multiply((layer.attention_out, self._mixed[chunk], out))
         bias, norm, again = layer.attention_out.bias, layer.norm_between, layer.norm_between_2
         own_norm = layer.attention_norm
 
-        def norm_first(_worker: Worker, first: int, last: int) -> None:
+        def norm_first(_worker: CrewMember, first: int, last: int) -> None:
             there, here = x[first:last], out[first:last]
             _add_normalized(there, bias, own_norm, here)
             norm(there, here)
 
-        def norm_after(_worker: Worker, first: int, last: int) -> None:
+        def norm_after(_worker: CrewMember, first: int, last: int) -> None:
             here, there = out[first:last], x[first:last]
             _add(here, bias, there)
             if again is not None:
@@ -176,7 +176,7 @@ class Pass:
 
         self._by_token(norm_first if self._family.norm_first else norm_after, x)
 
-    def _feed_forward(self, layer: Layer, chunk: slice) -> None:
+    def _feed_forward(self, layer: EncoderLayer, chunk: slice) -> None:
         x, out = self.x[chunk], self._chunk_rows[: chunk.stop - chunk.start]
         inner = self._arena[: len(x) * self._size.inner].reshape(len(x), self._size.inner)
         source = out if self._family.norm_first else x
@@ -188,7 +188,7 @@ class Pass:
         self._multiply((layer.down, inner, out))
         bias, norm, own_norm = layer.down.bias, layer.norm_after, layer.feed_forward_norm
 
-        def finish(_worker: Worker, first: int, last: int) -> None:
+        def finish(_worker: CrewMember, first: int, last: int) -> None:
             here, there = out[first:last], x[first:last]
             if norm is None:
                 _add_normalized(there, bias, own_norm, here)
@@ -201,7 +201,7 @@ class Pass:
     def _activate(self, bias: Floats | None, inner: Floats) -> None:
         """A feed-forward without a gate: families have GELU there."""
 
-        def step(_worker: Worker, first: int, last: int) -> None:
+        def step(_worker: CrewMember, first: int, last: int) -> None:
             rows = inner[first:last]
             if bias is not None:
                 rows += bias

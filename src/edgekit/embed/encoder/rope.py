@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.types import Model, Rope
+from edgekit.engines.native.types import NativeModel, NativeRope
 
 _ROWS = 16  # places whose angles are worked out at a time
 
 
-def make_tables(model: Model, factors: Floats | None, places: int) -> tuple[Floats, ...]:
+def make_tables(model: NativeModel, factors: Floats | None, places: int) -> tuple[Floats, ...]:
     """Cosines and sines of so many places from 0 on; nothing where heads do not turn."""
     if model.rope is None:
         return ()
@@ -22,7 +22,7 @@ def make_tables(model: Model, factors: Floats | None, places: int) -> tuple[Floa
 
 
 def fill_tables(
-    rope: Rope,
+    rope: NativeRope,
     factors: Floats | None,
     cos: Floats,
     sin: Floats,
@@ -45,7 +45,7 @@ def fill_tables(
         sin[first:last] = np.sin(angles) * rope.magnitude
 
 
-def _blend(rope: Rope, pairs: int) -> NDArray[np.float64]:
+def _blend(rope: NativeRope, pairs: int) -> NDArray[np.float64]:
     """What each pair's speed is multiplied with: fast pairs keep theirs, slow ones are interpolated."""
     if rope.yarn_from is None:
         return np.full(pairs, rope.interpolate)

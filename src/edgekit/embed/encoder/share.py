@@ -9,7 +9,7 @@ from edgekit.embed.types import Checkpoint
 EVERY_S = 0.005  # a look at the clock is cheap, a look at the memory is not
 
 
-class Share:
+class WorkShare:
     """Counts work in any unit, of which a call has `total`."""
 
     def __init__(self, checkpoint: Checkpoint, total: int) -> None:

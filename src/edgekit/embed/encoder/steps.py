@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.encoder.crew import Step, Task, Worker
-from edgekit.embed.encoder.weights import Rows
+from edgekit.embed.encoder.crew import CrewMember, Step, Task
+from edgekit.embed.encoder.weights import TensorRows
 from edgekit.embed.kernels.types import BlockError, Kernels, Starts
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.types import Activation, Norm
+from edgekit.engines.native.types import Activation, NativeNorm
 
 STEP_FLOPS = 800_000_000  # 8 ms on one core at 100 GFLOPS, 40 ms at 20
 UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for so many tokens
@@ -29,11 +29,11 @@ FAST_ROWS = 96  # with fewer it spends its time on the tokens' side: half as fas
 class Multiply:
     """out = x @ rows.T; a bias is added when the round is over, to whole tokens: four times as fast."""
 
-    rows: Rows
+    rows: TensorRows
     x: Floats
     out: Floats
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         self.rows.multiply(worker, self.x, self.out[:, first:last], first, last)
 
     def tasks(self, threads: int, tile_bytes: int) -> Iterator[Task]:
@@ -45,15 +45,15 @@ class Multiply:
 class Gated:
     """out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias), of the same rows of both."""
 
-    gate: Rows
+    gate: TensorRows
     gate_bias: Floats | None
-    up: Rows
+    up: TensorRows
     up_bias: Floats | None
     activation: Activation
     x: Floats
     out: Floats
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         tokens, count = len(self.x), last - first
         out = self.out[:, first:last]
         side = worker.side[: tokens * count].reshape(tokens, count)
@@ -78,13 +78,13 @@ class Normalize:
     """Rows of x to unit size, into `out`."""
 
     kernels: Kernels
-    kind: Norm
+    kind: NativeNorm
     weight: Floats
     bias: Floats | None
     epsilon: float
 
     def __call__(self, x: Floats, out: Floats) -> None:
-        if self.kind is Norm.RMS:
+        if self.kind is NativeNorm.RMS:
             self.kernels.rms_norm(x, out, self.weight, self.epsilon)
         else:
             self.kernels.layer_norm(x, out, self.weight, self.bias, self.epsilon)
@@ -108,7 +108,7 @@ class Turn:
     def is_idle(self) -> bool:
         return self.bias is None and self.norm is None and self.cos is None
 
-    def __call__(self, _worker: Worker, first: int, last: int) -> None:
+    def __call__(self, _worker: CrewMember, first: int, last: int) -> None:
         self.prepare(first, last)
         self.turn(first, last)
 
@@ -148,7 +148,7 @@ class Attend:
     causal: bool
     slopes: Floats | None
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         self.kernels.attention(
             self.q,
             self.k,
@@ -171,11 +171,11 @@ class Attend:
 class LookUp:
     """The embedding table's row of each token, into x."""
 
-    table: Rows
+    table: TensorRows
     tokens: NDArray[np.int64]
     x: Floats
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         table, size = self.table, self.table.row_bytes
         packed = worker.packed[: (last - first) * size]
         tokens = self.tokens[first:last]
@@ -206,11 +206,11 @@ class LookUp:
 class AddPlaces:
     """The table's rows first..last to the tokens that stand in these places of their texts."""
 
-    table: Rows
+    table: TensorRows
     starts: Sequence[int]
     x: Floats
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         width = self.table.columns
         rows = worker.scratch[: (last - first) * width]
         self.table.unpack(worker, rows, first, last)
@@ -250,7 +250,7 @@ def attention_tasks(step: Attend, threads: int) -> list[Task]:
     return tasks
 
 
-def _rows_per_step(rows: Rows, tokens: int, threads: int, tile_bytes: int) -> int:
+def _rows_per_step(rows: TensorRows, tokens: int, threads: int, tile_bytes: int) -> int:
     """As many rows as fit into a tile, take some 10 ms, and leave work for every thread."""
     by_time = STEP_FLOPS // (2 * (tokens + UNPACKING_TOKENS) * rows.columns)
     by_share = -(-rows.count // (threads * STEPS_PER_THREAD)) if threads > 1 else rows.count

@@ -17,8 +17,8 @@ from edgekit.embed.encoder.forward import Forward
 from edgekit.embed.encoder.layers import make_network
 from edgekit.embed.encoder.passing import Tokens, make_buffers, make_worker
 from edgekit.embed.encoder.rope import make_tables
-from edgekit.embed.encoder.share import Share
-from edgekit.embed.encoder.weights import Weights
+from edgekit.embed.encoder.share import WorkShare
+from edgekit.embed.encoder.weights import EncoderWeights
 from edgekit.embed.types import Checkpoint
 from edgekit.engines.native.arrays import Floats
 from edgekit.errors import TextError, UsageError
@@ -46,7 +46,7 @@ class StreamedEncoder:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line.what))
             self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
             held.callback(self._crew.close)
-            weights = Weights(
+            weights = EncoderWeights(
                 file, plan, kernels, self._crew.first, monitor.check, unpacked=plan.unpacked
             )
             self._network = make_network(plan.model, weights, kernels)
@@ -88,12 +88,12 @@ class StreamedEncoder:
 
     def _encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
         passes = list(self._passes(texts))
-        share = Share(checkpoint, sum(self._work(texts[place]) for place in passes))
+        share = WorkShare(checkpoint, sum(self._work(texts[place]) for place in passes))
         for place in passes:
             self._run(texts[place], into[place], place.start, share)
         share.finish()
 
-    def _run(self, texts: Texts, into: Floats, first: int, share: Share) -> None:
+    def _run(self, texts: Texts, into: Floats, first: int, share: WorkShare) -> None:
         forward = Forward(
             [len(text) for text in texts],
             plan=self._plan,

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.embed.budget import F32
-from edgekit.embed.encoder.crew import Worker
+from edgekit.embed.encoder.crew import CrewMember
 from edgekit.embed.kernels.types import BlockError
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.tensors import matrices, row_bytes, vectors
-from edgekit.engines.native.types import Model
+from edgekit.engines.native.types import NativeModel
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor
@@ -27,7 +27,7 @@ Packed = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class TensorRows:
     """Consecutive rows of one tensor, and who unpacks them."""
 
     kernels: Kernels
@@ -41,12 +41,12 @@ class Rows:
     file: WeightFile
     ahead_bytes: int  # how far the system is told to read on
 
-    def part(self, first: int, count: int) -> Rows:
+    def part(self, first: int, count: int) -> TensorRows:
         skipped = first * self.row_bytes
         kept = None if self.kept is None else self.kept[skipped : skipped + count * self.row_bytes]
         return replace(self, offset=self.offset + skipped, count=count, kept=kept)
 
-    def packed(self, worker: Worker, first: int, last: int) -> Packed:
+    def packed(self, worker: CrewMember, first: int, last: int) -> Packed:
         """The bytes of rows first..last: in place when they are kept, else read into the tile."""
         begin, end = first * self.row_bytes, last * self.row_bytes
         if self.kept is not None:
@@ -58,7 +58,7 @@ class Rows:
             self.file.read_ahead(self.offset + end, self.ahead_bytes)
         return into
 
-    def multiply(self, worker: Worker, x: Floats, out: Floats, first: int, last: int) -> None:
+    def multiply(self, worker: CrewMember, x: Floats, out: Floats, first: int, last: int) -> None:
         """X times the rows first..last into `out` [tokens, rows]."""
         packed = self.packed(worker, first, last)
         try:
@@ -66,7 +66,7 @@ class Rows:
         except BlockError as error:
             raise self.bad(first + self.row_of(error)) from error
 
-    def unpack(self, worker: Worker, into: Floats, first: int, last: int) -> None:
+    def unpack(self, worker: CrewMember, into: Floats, first: int, last: int) -> None:
         packed = self.packed(worker, first, last)
         try:
             self.kernels.dequantize(self.kind, packed, into)
@@ -89,7 +89,7 @@ class WeightsPlan(Protocol):
     """Which weights stay, and how the others are read."""
 
     @property
-    def model(self) -> Model: ...
+    def model(self) -> NativeModel: ...
 
     @property
     def threads(self) -> int: ...
@@ -101,7 +101,7 @@ class WeightsPlan(Protocol):
     def kept(self) -> frozenset[str]: ...
 
 
-class Weights:
+class EncoderWeights:
     """By name in the file: `rows` of what is multiplied or looked up, `held` vectors as float32."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Weights:
         file: WeightFile,
         plan: WeightsPlan,
         kernels: Kernels,
-        worker: Worker,
+        worker: CrewMember,
         check: Callable[[], None],
         *,
         unpacked: frozenset[str] = frozenset(),
@@ -127,13 +127,13 @@ class Weights:
         self.rows = {tensor.name: self._matrix(tensor) for tensor in matrices(plan.model)}
 
     @property
-    def head(self) -> Rows:
+    def head(self) -> TensorRows:
         """From a vector to tokens. An embedding that serves as such is read row after row."""
         own = self.rows.get("output.weight")
         return own or replace(self.rows["token_embd.weight"], ahead_bytes=self._ahead_bytes)
 
-    def _streamed(self, tensor: Tensor) -> Rows:
-        return Rows(
+    def _streamed(self, tensor: Tensor) -> TensorRows:
+        return TensorRows(
             kernels=self._kernels,
             name=tensor.name,
             kind=tensor.type,
@@ -146,7 +146,7 @@ class Weights:
             ahead_bytes=self._ahead_bytes,
         )
 
-    def _matrix(self, tensor: Tensor) -> Rows:
+    def _matrix(self, tensor: Tensor) -> TensorRows:
         rows = self._streamed(tensor)
         if tensor.name == "token_embd.weight":  # rows here and there: nothing follows them
             rows = replace(rows, ahead_bytes=0)
@@ -159,7 +159,7 @@ class Weights:
             rows, kind=F32, row_bytes=F32.row_bytes(rows.columns), kept=floats.view(np.uint8)
         )
 
-    def _kept(self, rows: Rows) -> Packed:
+    def _kept(self, rows: TensorRows) -> Packed:
         into = np.empty(rows.count * rows.row_bytes, np.uint8)
         step = max(1, self._plan.tile_bytes)
         for first in range(0, into.size, step):
@@ -168,7 +168,7 @@ class Weights:
             self._check()
         return into
 
-    def _floats(self, rows: Rows) -> Floats:
+    def _floats(self, rows: TensorRows) -> Floats:
         into = np.empty(rows.count * rows.columns, np.float32)
         step = max(1, self._worker.packed.size // rows.row_bytes)
         for first in range(0, rows.count, step):
@@ -181,7 +181,7 @@ class Weights:
     def _vector(self, tensor: Tensor, elements: int) -> Floats:
         """As rows of one block each: it may be longer than a tile."""
         kind = tensor.type
-        blocks = Rows(
+        blocks = TensorRows(
             kernels=self._kernels,
             name=tensor.name,
             kind=kind,

@@ -139,7 +139,7 @@ UNPACK: Mapping[CacheKind, Unpack] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class CacheSpan:
     """Cells of all key heads, and the queries that look at them."""
 
     q: Floats
@@ -163,7 +163,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class QueryRows:
     """Queries, what they gather and their states; all [rows, ...]."""
 
     q: Floats
@@ -182,7 +182,7 @@ def attend_floats(head_dim: int) -> int:
     return 2 * cells * head_dim + QUERY_ROWS * (cells + head_dim + ROW_FLOATS)
 
 
-def attend(span: Span, heads: range, scratch: Floats, work: Workspace) -> None:
+def attend(span: CacheSpan, heads: range, scratch: Floats, work: Workspace) -> None:
     step, count = cells_at_a_time(span.head_dim), len(span.k)
     with np.errstate(all="ignore"):  # what is not a number comes out as not a number
         for head in heads:
@@ -199,7 +199,9 @@ def settle(out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
             np.copyto(row, 0, where=sums == 0)
 
 
-def _attend_block(span: Span, head: int, cells: range, scratch: Floats, work: Workspace) -> None:
+def _attend_block(
+    span: CacheSpan, head: int, cells: range, scratch: Floats, work: Workspace
+) -> None:
     """Queries that see the same of these cells go together."""
     seen_by = [(seen, queries) for seen, queries in _same(span, cells) if seen]
     if not seen_by:
@@ -213,7 +215,7 @@ def _attend_block(span: Span, head: int, cells: range, scratch: Floats, work: Wo
             _attend_rows(rows, k[these], v[these], span.scale, scratch[2 * size :])
 
 
-def _same(span: Span, cells: range) -> Iterator[tuple[range, range]]:
+def _same(span: CacheSpan, cells: range) -> Iterator[tuple[range, range]]:
     """What is seen, and the queries that see it."""
     for seen, group in groupby(range(len(span.q)), lambda query: span.seen(query, cells)):
         queries = tuple(group)
@@ -226,7 +228,7 @@ def _unpacked(kind: CacheKind, packed: U8, into: Floats, work: Workspace) -> Flo
     return cells
 
 
-def _rows(span: Span, head: int, queries: range) -> Iterator[Rows]:
+def _rows(span: CacheSpan, head: int, queries: range) -> Iterator[QueryRows]:
     """Some queries of a head, or some heads of a query: whichever are more, so that calls are few."""
     own = range(head * span.group, (head + 1) * span.group)
     if len(queries) >= span.group:
@@ -240,10 +242,10 @@ def _rows(span: Span, head: int, queries: range) -> Iterator[Rows]:
                 yield _rows_at(span, slice(query, query + 1), one, count)
 
 
-def _rows_at(span: Span, queries: slice, head: int, heads: int) -> Rows:
+def _rows_at(span: CacheSpan, queries: slice, head: int, heads: int) -> QueryRows:
     columns = slice(head * span.head_dim, (head + heads) * span.head_dim)
     state = span.state[queries, head : head + heads].reshape(-1, 2)
-    return Rows(
+    return QueryRows(
         q=span.q[queries, columns].reshape(-1, span.head_dim),
         out=span.out[queries, columns].reshape(-1, span.head_dim),
         most=state[:, :1],
@@ -251,7 +253,7 @@ def _rows_at(span: Span, queries: slice, head: int, heads: int) -> Rows:
     )
 
 
-def _attend_rows(rows: Rows, k: Floats, v: Floats, scale: float, scratch: Floats) -> None:
+def _attend_rows(rows: QueryRows, k: Floats, v: Floats, scale: float, scratch: Floats) -> None:
     count = len(rows.q)
     most, sums, shrink = first_of(scratch, ROW_FLOATS, count, 1)
     added = first_of(scratch[ROW_FLOATS * count :], *rows.out.shape)
@@ -269,7 +271,7 @@ def _attend_rows(rows: Rows, k: Floats, v: Floats, scale: float, scratch: Floats
     np.add(rows.out, added, out=rows.out)
 
 
-def _shrink(rows: Rows, most: Floats, shrink: Floats) -> None:
+def _shrink(rows: QueryRows, most: Floats, shrink: Floats) -> None:
     """What was gathered before counts less where a larger score was found."""
     np.subtract(rows.most, most, out=shrink)
     np.exp(shrink, out=shrink)

@@ -190,7 +190,7 @@ class NumpyKernels:
         _refuse(scratch.size < numpy_cache.attend_floats(head_dim), "scratch is too small")
         k_bytes = numpy_cache.row_bytes(k_kind, head_dim)
         v_bytes = numpy_cache.row_bytes(v_kind, head_dim)
-        span = numpy_cache.Span(
+        span = numpy_cache.CacheSpan(
             q=q,
             k=numpy_cache.as_rows(k, cells * kv_heads, k_bytes).reshape(cells, kv_heads, k_bytes),
             v=numpy_cache.as_rows(v, cells * kv_heads, v_bytes).reshape(cells, kv_heads, v_bytes),

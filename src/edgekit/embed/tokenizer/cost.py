@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from edgekit.embed.tokenizer.families import FAMILIES, family_of
 from edgekit.embed.tokenizer.limits import SPLITS_PER_TOKEN
-from edgekit.embed.tokenizer.types import Family, Method
+from edgekit.embed.tokenizer.types import Method, TokenizerFamily
 from edgekit.formats.types import ArrayFact, Value
 from edgekit.units import MIB
 
@@ -34,7 +34,7 @@ _UNIGRAM_TOKEN_BYTES = 160  # text, number, score and their places in one dict
 _UNIGRAM_BYTES = 6 * MIB  # its code, its map of letters, and the longest stretch of text
 
 
-class Facts(Protocol):
+class VocabularyFacts(Protocol):
     """What is looked at of a header, whoever read it."""
 
     @property
@@ -54,13 +54,13 @@ class TokenizerCost(NamedTuple):
     peak_bytes: int
 
 
-def tokenizer_cost_bytes(walked: Facts) -> TokenizerCost:
+def tokenizer_cost_bytes(walked: VocabularyFacts) -> TokenizerCost:
     """Before anything of the vocabulary is read. UnknownTokenizerError as for the vocabulary itself."""
     family = family_of(walked.keys.get("tokenizer.ggml.model"), walked.name)
     return _cost(family, _size(walked, "tokens"), _size(walked, "merges"))
 
 
-def vocabulary_bytes(header: Facts, tokens: int) -> int:
+def vocabulary_bytes(header: VocabularyFacts, tokens: int) -> int:
     """The most that a process grows by while it builds the tokenizer, of a kind that is not known the dearest.
 
     `tokens` are as many as the model has, for a header that was read without its vocabulary.
@@ -72,7 +72,9 @@ def vocabulary_bytes(header: Facts, tokens: int) -> int:
     return _cost(known or FAMILIES["llama"], counted, _size(header, "merges")).peak_bytes
 
 
-def _cost(family: Family, tokens_of: tuple[int, int], merges_of: tuple[int, int]) -> TokenizerCost:
+def _cost(
+    family: TokenizerFamily, tokens_of: tuple[int, int], merges_of: tuple[int, int]
+) -> TokenizerCost:
     (tokens, token_bytes), (merges, merge_bytes) = tokens_of, merges_of
     read_bytes = token_bytes + merge_bytes + 8 * tokens
     if family.method is Method.UNIGRAM:
@@ -89,7 +91,7 @@ def _cost(family: Family, tokens_of: tuple[int, int], merges_of: tuple[int, int]
     return TokenizerCost(resident + _CUTTING_BYTES, resident + max(building, _CUTTING_BYTES))
 
 
-def _size(walked: Facts, key: str) -> tuple[int, int]:
+def _size(walked: VocabularyFacts, key: str) -> tuple[int, int]:
     place = walked.arrays.get(f"tokenizer.ggml.{key}")
     if place is None:
         return 0, 0

@@ -5,16 +5,16 @@ The rows are those of llama_vocab::impl::load, src/llama-vocab.cpp @ b21e4de.
 
 from __future__ import annotations
 
-from edgekit.embed.tokenizer.types import Family, Method
+from edgekit.embed.tokenizer.types import Method, TokenizerFamily
 from edgekit.errors import UnknownTokenizerError
 from edgekit.formats.quoting import quoted
 
 TABLE = "embed/tokenizer/families.py"
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, TokenizerFamily] = {
     row.model: row
     for row in (
-        Family(
+        TokenizerFamily(
             model="bert",
             method=Method.WORDPIECE,
             bos=101,
@@ -22,10 +22,10 @@ FAMILIES: dict[str, Family] = {
             separator=102,
             add_bos=True,
         ),
-        Family(model="gpt2", method=Method.BPE, bos=11, eos=11),
-        Family(model="whitespace", method=Method.BPE, bos=11, eos=11),
-        Family(model="gemma4", method=Method.BPE),
-        Family(
+        TokenizerFamily(model="gpt2", method=Method.BPE, bos=11, eos=11),
+        TokenizerFamily(model="whitespace", method=Method.BPE, bos=11, eos=11),
+        TokenizerFamily(model="gemma4", method=Method.BPE),
+        TokenizerFamily(
             model="llama",
             method=Method.SPM,
             bos=1,
@@ -34,12 +34,12 @@ FAMILIES: dict[str, Family] = {
             add_bos=True,
             space_prefix=True,
         ),
-        Family(model="t5", method=Method.UNIGRAM, eos=1, unknown=2, add_eos=True),
+        TokenizerFamily(model="t5", method=Method.UNIGRAM, eos=1, unknown=2, add_eos=True),
     )
 }
 
 
-def family_of(model: object, file: str) -> Family:
+def family_of(model: object, file: str) -> TokenizerFamily:
     """UnknownTokenizerError for what has no row, with the name of the table."""
     row = FAMILIES.get(model) if isinstance(model, str) else None
     if row is None:

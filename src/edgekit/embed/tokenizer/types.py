@@ -37,7 +37,7 @@ class TokenKind(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class TokenizerFamily:
     """What `tokenizer.ggml.model` says, and what is assumed where the file is silent."""
 
     model: str
@@ -125,7 +125,7 @@ class Vocabulary:
     """The tokens of one file and how they are used. Everything in it has been checked."""
 
     file: str
-    family: Family
+    family: TokenizerFamily
     pre: PreTokenizer | None  # of BPE only
     tokens: Strings = field(repr=False)
     kinds: bytes = field(repr=False)  # one TokenKind for each token
@@ -151,7 +151,7 @@ class TokenPlaces:
     """Where the text of each token lies in its file, and what the token is for: 5 bytes for each."""
 
     file: str
-    family: Family
+    family: TokenizerFamily
     pre: PreTokenizer | None  # of BPE only
     offset: int  # of the first
     ends: array[int] = field(repr=False)  # of the texts, as if nothing were between them

@@ -15,10 +15,10 @@ from edgekit.embed.tokenizer.arrays import Taker, read_numbers, read_strings, wa
 from edgekit.embed.tokenizer.families import family_of
 from edgekit.embed.tokenizer.pretokenizers import pre_tokenizer_of
 from edgekit.embed.tokenizer.types import (
-    Family,
     Method,
     PreTokenizer,
     Strings,
+    TokenizerFamily,
     TokenKind,
     TokenPlaces,
     Vocabulary,
@@ -132,7 +132,9 @@ class _Ends:
         return len(self.ends)
 
 
-def _stops(keys: _Keys, family: Family, kinds: bytearray, named: dict[str, int]) -> frozenset[int]:
+def _stops(
+    keys: _Keys, family: TokenizerFamily, kinds: bytearray, named: dict[str, int]
+) -> frozenset[int]:
     """llama.cpp's special_eog_ids: by the keys, and by what their texts are."""
     stops = {keys.existing(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
     stops.add(keys.existing("eos_token_id", family.eos, len(kinds)))
@@ -197,7 +199,7 @@ class _Keys:
             )
 
 
-def _pre_tokenizer(family: Family, keys: _Keys) -> PreTokenizer | None:
+def _pre_tokenizer(family: TokenizerFamily, keys: _Keys) -> PreTokenizer | None:
     if family.method is not Method.BPE:
         return None
     name = "gemma4" if family.model == "gemma4" else keys.text("pre")
@@ -210,11 +212,11 @@ def _pre_tokenizer(family: Family, keys: _Keys) -> PreTokenizer | None:
     return row
 
 
-def _has_scores(family: Family) -> bool:
+def _has_scores(family: TokenizerFamily) -> bool:
     return family.method in (Method.SPM, Method.UNIGRAM)
 
 
-def _lowers(family: Family, tokens: Strings, kinds: bytearray) -> bool:
+def _lowers(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
     """Where the file does not say: as BERT does, unless it has words that could then never be met.
 
     llama.cpp lowers every text; the key is younger than most files.
@@ -319,7 +321,7 @@ def _read_charsmap(file: WeightFile, keys: _Keys) -> bytes:
 
 
 def _frame(
-    family: Family, pre: PreTokenizer | None, keys: _Keys, count: int
+    family: TokenizerFamily, pre: PreTokenizer | None, keys: _Keys, count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What stands before and after every text."""
     bos = None if pre and not pre.has_bos else family.bos

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.llamacpp.context import Heads, pad
-from edgekit.engines.llamacpp.placement import Placement, device_bytes
+from edgekit.engines.llamacpp.context import HeadSizes, pad
+from edgekit.engines.llamacpp.placement import TensorPlacement, device_bytes
 from edgekit.engines.llamacpp.types import CELL_PADDING, Context
 from edgekit.engines.llamacpp.versions import OLDEST
 from edgekit.machine.types import Pool, PoolKind
@@ -67,9 +67,11 @@ class _IndexedValues(LayerKind):
         return (*own, Stream(name=INDEX_V, elements=self.attention.index_dim))
 
 
-def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[MemoryLine, ...]:
+def cache_lines(
+    model: Model, context: Context, placement: TensorPlacement
+) -> tuple[MemoryLine, ...]:
     """Layers that are alike and lie together are worked out once."""
-    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    heads = model.keep("heads", lambda: HeadSizes.of(model.geometry))
     lines: list[MemoryLine] = []
     for (mixer, pool), layers in _kept_groups(model, context, placement).items():
         for component, size_bytes, because in _entries(mixer, context, pool, heads):
@@ -86,7 +88,7 @@ def cache_lines(model: Model, context: Context, placement: Placement) -> tuple[M
     return tuple(lines)
 
 
-def cache_sums(model: Model, context: Context, placement: Placement) -> dict[Pool, int]:
+def cache_sums(model: Model, context: Context, placement: TensorPlacement) -> dict[Pool, int]:
     """The bytes of the lines in each pool."""
     sums: dict[Pool, int] = {}
     for (mixer, pool), layers in _kept_groups(model, context, placement).items():
@@ -96,7 +98,7 @@ def cache_sums(model: Model, context: Context, placement: Placement) -> dict[Poo
 
 
 def _kept_groups(
-    model: Model, context: Context, placement: Placement
+    model: Model, context: Context, placement: TensorPlacement
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
     return model.keep(
         ("cache groups", placement, context.rules),
@@ -106,12 +108,12 @@ def _kept_groups(
 
 def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:
     """What one layer of that kind keeps there."""
-    heads = model.keep("heads", lambda: Heads.of(model.geometry))
+    heads = model.keep("heads", lambda: HeadSizes.of(model.geometry))
     return sum(size for _, size, _ in _entries(mixer, context, pool, heads))
 
 
 def _groups(
-    model: Model, placement: Placement, rules: int
+    model: Model, placement: TensorPlacement, rules: int
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
     """The layers that have a cache, and blocks of multi-token prediction that are given one like theirs."""
     found: dict[tuple[LayerKind, Pool], list[int]] = {}
@@ -132,7 +134,7 @@ def _groups(
 
 
 def shares_of(
-    mixer: LayerKind, layer: int, placement: Placement
+    mixer: LayerKind, layer: int, placement: TensorPlacement
 ) -> Iterator[tuple[LayerKind, Pool]]:
     """What is remembered of a layer, and where: on one device, or a slice of it on each."""
     pool = placement.cache_pool(layer)
@@ -160,7 +162,7 @@ def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
     return mixer
 
 
-def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: Heads) -> Iterator[_Entry]:
+def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -> Iterator[_Entry]:
     for component, streams in _by_reach(mixer.streams).items():
         size = sum(_stream_bytes(stream, context, pool, heads) for stream in streams)
         if not size:
@@ -191,13 +193,13 @@ def _kept_as(stream: Stream, context: Context) -> CacheType:
     return context.type_v if stream.name in {"v", INDEX_V} else context.type_k
 
 
-def _width(stream: Stream, context: Context, heads: Heads) -> int:
+def _width(stream: Stream, context: Context, heads: HeadSizes) -> int:
     if stream.name == "v" and context.v_trans:
         return heads.widest_value  # stored transposed: every layer is as wide as the widest
     return stream.elements
 
 
-def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: Heads) -> int:
+def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: HeadSizes) -> int:
     width, kept_as = _width(stream, context, heads), _kept_as(stream, context)
     size = kept_as.row_bytes(width) * _cells(stream, context) * context.streams
     if pool.kind is PoolKind.HOST:
@@ -205,7 +207,7 @@ def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: Heads) ->
     return device_bytes(size, width, kept_as.block_elements, kept_as.block_bytes)
 
 
-def _told(component: Component, streams: list[Stream], context: Context, heads: Heads) -> str:
+def _told(component: Component, streams: list[Stream], context: Context, heads: HeadSizes) -> str:
     cells = _cells(streams[0], context)
     rows = " + ".join(
         f"{stream.name.upper()} {_kept_as(stream, context).name} {_width(stream, context, heads)}"

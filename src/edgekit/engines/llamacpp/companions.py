@@ -10,7 +10,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
-from edgekit.engines.llamacpp.placement import Placed, Placement
+from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
@@ -70,7 +70,7 @@ def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLi
     gpus = (i for i, device in enumerate(setup.devices) if not device.rpc)
     pool = Pool(PoolKind.DEVICE, next(gpus, 0)) if setup.has_device else HOST
     weights = sum(
-        Placed(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
+        PlacedTensor(tensor=tensor, pool=pool, block=None).size_bytes for tensor in header.tensors
     )
     return (
         MemoryLine(
@@ -116,7 +116,7 @@ def _number(header: ModelHeader, key: str, otherwise: int) -> int:
 
 
 def adapter_lines(
-    headers: Iterable[ModelHeader], placement: Placement, tokens: int
+    headers: Iterable[ModelHeader], placement: TensorPlacement, tokens: int
 ) -> tuple[MemoryLine, ...]:
     """--lora: each pair of matrices lies with the tensor it changes; what they add is alive beside it."""
     sums: dict[Pool, int] = {}
@@ -129,7 +129,7 @@ def adapter_lines(
             block = block_of(tensor.name)
             inside = block is not None and block < len(placement.blocks)
             pool = placement.blocks[block] if inside and block is not None else placement.output
-            size = Placed(tensor=tensor, pool=pool, block=block).size_bytes
+            size = PlacedTensor(tensor=tensor, pool=pool, block=block).size_bytes
             sums[pool] = sums.get(pool, 0) + size
     weights = [
         MemoryLine(

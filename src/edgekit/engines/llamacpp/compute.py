@@ -8,7 +8,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.closed import WITHIN, bound_bytes, pool_bounds
 from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
-from edgekit.engines.llamacpp.placement import Placement
+from edgekit.engines.llamacpp.placement import TensorPlacement
 from edgekit.engines.llamacpp.schedule.target import pools, spread
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, is_newer
@@ -67,7 +67,7 @@ _BOUND = _Known(
 
 
 def compute_lines(
-    model: Model, context: Context, placement: Placement, setup: LlamaCppSetup
+    model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> list[MemoryLine]:
     where = pools(len(setup.devices)) if setup.has_device else (HOST,)
     try:
@@ -82,7 +82,7 @@ def compute_lines(
     return [_line(pool, size, known) for pool, size in zip(where, sizes, strict=True)]
 
 
-def _known(placement: Placement, setup: LlamaCppSetup) -> _Known:
+def _known(placement: TensorPlacement, setup: LlamaCppSetup) -> _Known:
     recorded = setup.rules in (Rules.V0_5, NEWEST) and not is_newer(setup.version)
     whole_graph = _PREDICTING if setup.load_mtp else _EXACT if recorded else _LOGGED
     if not setup.has_device:

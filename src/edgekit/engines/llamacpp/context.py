@@ -19,7 +19,7 @@ from edgekit.engines.llamacpp.types import (
     Backend,
     Context,
     LlamaCppSetup,
-    Mode,
+    LlamaMode,
     SplitMode,
 )
 from edgekit.engines.llamacpp.versions import Rules
@@ -42,7 +42,7 @@ ALWAYS_WITHOUT_FLASH_ATTENTION = frozenset({"grok"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
+class HeadSizes:
     """What the options are checked against."""
 
     key_dims: frozenset[int]
@@ -54,7 +54,7 @@ class Heads:
     flashes: bool  # CUDA has a flash attention kernel for all of them
 
     @classmethod
-    def of(cls, geometry: ModelGeometry) -> Heads:
+    def of(cls, geometry: ModelGeometry) -> HeadSizes:
         attentions = [found for layer in geometry.layers if (found := attention_of(layer.mixer))]
         mixers = [layer.mixer for layer in geometry.layers]
         compressed = [one for one in mixers if isinstance(one, CompressedAttention)]
@@ -96,7 +96,7 @@ def _value_width(attention: Attention | LatentAttention) -> int:
 def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     """Raises RefusedError where llama.cpp would not come up, UsageError where the load makes no sense."""
     geometry = model.geometry
-    heads = model.keep("heads", lambda: Heads.of(geometry))
+    heads = model.keep("heads", lambda: HeadSizes.of(geometry))
     _check_numbers(load)
     _check_split(model, load, setup)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16
@@ -176,7 +176,7 @@ def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> 
     return wanted
 
 
-def _check_types(heads: Heads, type_k: CacheType, type_v: CacheType) -> None:
+def _check_types(heads: HeadSizes, type_k: CacheType, type_v: CacheType) -> None:
     for side, kind in (("K", type_k), ("V", type_v)):
         if kind.name not in CACHE_TYPES:
             raise RefusedError(
@@ -215,7 +215,7 @@ def _check_rows(geometry: ModelGeometry, context: Context) -> None:
 
 def _sized(  # noqa: PLR0917 - each worked out by the one caller
     geometry: ModelGeometry,
-    heads: Heads,
+    heads: HeadSizes,
     load: Load,
     setup: LlamaCppSetup,
     type_k: CacheType,
@@ -262,7 +262,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
 
 def _sequences(load: Load, setup: LlamaCppSetup) -> tuple[int, bool]:
     """How many, and whether they share one cache. llama-server: four that do, unless told how many."""
-    if setup.mode is Mode.SERVER and not load.sequences:
+    if setup.mode is LlamaMode.SERVER and not load.sequences:
         return SERVER_SLOTS, load.unified is not False
     return max(1, load.sequences or 1), bool(load.unified)
 
@@ -274,7 +274,7 @@ def _batches(
     n_ubatch = load.microbatch_tokens or (
         n_batch if load.microbatch_tokens == 0 else DEFAULT_UBATCH
     )
-    if setup.mode is Mode.SERVER and setup.embeddings:
+    if setup.mode is LlamaMode.SERVER and setup.embeddings:
         n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
     if geometry.causal:
         n_batch = min(asked, n_batch)  # the context as asked for, before padding
@@ -286,7 +286,7 @@ def _output_rows(load: Load, setup: LlamaCppSetup, n_batch: int, sequences: int)
         return n_batch
     if load.output_rows:
         return load.output_rows
-    if setup.mode is Mode.SERVER and not setup.embeddings:
+    if setup.mode is LlamaMode.SERVER and not setup.embeddings:
         return min(n_batch, sequences * (1 + setup.draft_max))  # speculative.cpp
     return n_batch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.patterns import searcher
-from edgekit.engines.llamacpp.types import Device, Override
+from edgekit.engines.llamacpp.types import DeviceSlot, Override
 from edgekit.errors import UsageError
 from edgekit.units import parse_size
 
@@ -30,9 +30,9 @@ def read_overrides(text: str) -> tuple[Override, ...]:
     return tuple(found)
 
 
-def read_servers(text: str) -> tuple[Device, ...]:
+def read_servers(text: str) -> tuple[DeviceSlot, ...]:
     """HOST:PORT=FREE, ...: devices, named as llama.cpp does. FREE of several: 24G+24G. Raises UsageError."""
-    found: list[Device] = []
+    found: list[DeviceSlot] = []
     for entry in text.split(","):
         endpoint, _, memory = entry.partition("=")
         host, _, port = endpoint.rpartition(":")
@@ -44,7 +44,7 @@ def read_servers(text: str) -> tuple[Device, ...]:
                 "(for a server with two devices =24G+24G)"
             )
         found += (
-            Device(free_bytes=parse_size(one), rpc=f"RPC{i}[{endpoint}]")
+            DeviceSlot(free_bytes=parse_size(one), rpc=f"RPC{i}[{endpoint}]")
             for i, one in enumerate(memory.split("+"))
         )
     if len(found) > MOST_DEVICES:

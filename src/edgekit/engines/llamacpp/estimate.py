@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.compute import compute_lines
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engines.llamacpp.output import output_line
-from edgekit.engines.llamacpp.placement import Placement, place
+from edgekit.engines.llamacpp.placement import TensorPlacement, place
 from edgekit.engines.llamacpp.prediction import prediction_lines
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
@@ -80,7 +80,7 @@ def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int
 
 
 def _weights_bytes(
-    model: Model, placement: Placement, setup: LlamaCppSetup
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[tuple[Pool, int], ...]:
     sums: dict[Pool, int] = {}
     for line in weights.weight_lines(model, placement, setup):
@@ -101,7 +101,7 @@ def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
     return model if found is None else found.model
 
 
-def _placed(model: Model, setup: LlamaCppSetup) -> Placement:
+def _placed(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
     return model.keep(("placement", setup), lambda: place(model, setup))
 
 

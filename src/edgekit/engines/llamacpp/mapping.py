@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.context import pad
-from edgekit.engines.llamacpp.placement import Placed, block_number
+from edgekit.engines.llamacpp.placement import PlacedTensor, block_number
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import Pool, PoolKind
@@ -29,8 +29,8 @@ def maps_spans(setup: LlamaCppSetup) -> bool:
 
 
 def mapped(
-    placed: Sequence[Placed], tensors: Iterable[Tensor], setup: LlamaCppSetup
-) -> tuple[tuple[Placed, ...], tuple[MemoryLine, ...]]:
+    placed: Sequence[PlacedTensor], tensors: Iterable[Tensor], setup: LlamaCppSetup
+) -> tuple[tuple[PlacedTensor, ...], tuple[MemoryLine, ...]]:
     """The tensors that keep a line of their own, and a line for the rest of each device's spans."""
     extents = _extents(tensors)
     groups: dict[tuple[Pool, int], dict[str, Tensor]] = {}
@@ -39,7 +39,7 @@ def mapped(
             shard = extents[one.tensor.name][0]
             groups.setdefault((one.pool, shard), {})[one.tensor.name] = one.tensor
     spans = {key: _span(group, extents) for key, group in groups.items()}
-    own: dict[tuple[str, Pool], Placed] = {}  # a second copy in one pool is the same pages
+    own: dict[tuple[str, Pool], PlacedTensor] = {}  # a second copy in one pool is the same pages
     inside = 0
     for one in placed:
         shard, first, end = extents[one.tensor.name]

@@ -103,7 +103,7 @@ _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placement:
+class TensorPlacement:
     """Where each block is. The output counts as the block after the last."""
 
     blocks: tuple[Pool, ...]  # every round of every block, those of multi-token prediction included
@@ -148,12 +148,12 @@ class Placement:
         return tuple(dict.fromkeys(self.blocks[: self.own_blocks]))
 
 
-def place(model: Model, setup: LlamaCppSetup) -> Placement:
+def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
     """Raises UsageError for a split that names no device, and for an override to a device that there is not."""
     layers, loops = len(model.geometry.layers), model.geometry.loops
     blocks = layers + model.geometry.mtp_layers
     pools = tuple(_block_pools(blocks, setup))
-    return Placement(
+    return TensorPlacement(
         blocks=pools[:-1],
         own_blocks=layers // loops if loops > 1 else blocks,
         output=pools[-1],
@@ -281,7 +281,7 @@ def _split_ends(setup: LlamaCppSetup) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedTensor:
     """One copy of a tensor somewhere."""
 
     tensor: Tensor
@@ -315,24 +315,26 @@ def loads_prediction(model: Model, setup: LlamaCppSetup) -> bool:
     return setup.load_mtp or first <= setup.rules < end
 
 
-def placed_tensors(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Placed, ...]:
+def placed_tensors(
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
+) -> tuple[PlacedTensor, ...]:
     """Every copy of every tensor the engine loads."""
     loaded_too = loads_prediction(model, setup)
     blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
     idle = LOADED_IDLE.get(model.geometry.architecture)
-    found: list[Placed] = []
+    found: list[PlacedTensor] = []
     for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):
         loaded = block is None or block < blocks or (idle and idle.search(tensor.name))
         if loaded and (block is None or block < len(placement.blocks)):
             pools = _pools(tensor.name, block, placement, model.geometry.architecture)
-            found.extend(Placed(tensor=tensor, pool=pool, block=block) for pool in pools)
+            found.extend(PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in pools)
     found.extend(_tied_head(model, placement))
     if placement.slicer is None and placement.rows is None:
         return tuple(found)
     return tuple(part for one in found for part in _divided(one, placement))
 
 
-def _divided(one: Placed, placement: Placement) -> Iterator[Placed]:
+def _divided(one: PlacedTensor, placement: TensorPlacement) -> Iterator[PlacedTensor]:
     """What each device holds of a tensor that is on the devices."""
     parts: list[Tensor] = []
     if one.pool.kind is PoolKind.DEVICE and placement.slicer is not None:
@@ -358,7 +360,7 @@ class _Group:
 
 
 def placed_sums(
-    model: Model, placement: Placement, setup: LlamaCppSetup
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> dict[tuple[int | None, Pool], tuple[int, int]]:
     """Block and pool -> the bytes and the number of the tensors that `placed_tensors` puts there."""
     if placement.overridden or placement.slicer or placement.rows:
@@ -386,7 +388,7 @@ def placed_sums(
     return sums
 
 
-def sums_of(placed: Iterable[Placed]) -> dict[tuple[int | None, Pool], tuple[int, int]]:
+def sums_of(placed: Iterable[PlacedTensor]) -> dict[tuple[int | None, Pool], tuple[int, int]]:
     """Block and pool -> bytes and number."""
     sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
     for one in placed:
@@ -408,7 +410,9 @@ def _groups(model: Model) -> tuple[_Group, ...]:
             group = groups[key] = _Group(name, block, is_idle)
         own = (tensor.size_bytes, tensor.shape, tensor.type.name)
         if own not in sizes:
-            placed = (Placed(tensor=tensor, pool=pool, block=block) for pool in (HOST, DEVICE))
+            placed = (
+                PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in (HOST, DEVICE)
+            )
             on_host, on_device = (one.size_bytes for one in placed)
             sizes[own] = on_host, on_device
         host_bytes, device_bytes = sizes[own]
@@ -427,13 +431,13 @@ def block_number(name: str) -> int | None:
     return int(matched.group(1)) if matched else None
 
 
-def pools_of(name: str, placement: Placement, architecture: str) -> tuple[Pool, ...]:
+def pools_of(name: str, placement: TensorPlacement, architecture: str) -> tuple[Pool, ...]:
     """Where a tensor of that name lies: more than one pool for what every block uses."""
     return _pools(name, block_number(name), placement, architecture)
 
 
 def _pools(
-    name: str, block: int | None, placement: Placement, architecture: str
+    name: str, block: int | None, placement: TensorPlacement, architecture: str
 ) -> tuple[Pool, ...]:
     if name in placement.moved:
         return (placement.moved[name],)
@@ -450,13 +454,13 @@ def _pools(
     return (placement.blocks[0] if first and placement.blocks else placement.output,)
 
 
-def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
+def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
     """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
     architecture = model.geometry.architecture
     names = model.keep("tensor names", lambda: _names(model))
     embedding = names.get(EMBEDDING)
     if embedding is None and architecture in HEAD_AS_EMBEDDING and HEAD in names:
-        yield Placed(
+        yield PlacedTensor(
             tensor=names[HEAD], pool=placement.moved.get(HEAD, placement.output), block=None
         )
     if embedding is None or HEAD in names or architecture in WITHOUT_HEAD:
@@ -464,10 +468,10 @@ def _tied_head(model: Model, placement: Placement) -> Iterator[Placed]:
     first = placement.moved.get(EMBEDDING, HOST)
     again = tied_pool(placement)
     if again != first or architecture in HEAD_MADE_FIRST:
-        yield Placed(tensor=embedding, pool=again, block=None)
+        yield PlacedTensor(tensor=embedding, pool=again, block=None)
 
 
-def tied_pool(placement: Placement) -> Pool:
+def tied_pool(placement: TensorPlacement) -> Pool:
     """Where a head made of the token embedding is: it is matched by the name of that."""
     return placement.moved.get(EMBEDDING, placement.output)
 

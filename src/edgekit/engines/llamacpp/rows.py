@@ -11,7 +11,7 @@ from edgekit.engines.llamacpp.devices import read_overrides, read_servers
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
-    Device,
+    DeviceSlot,
     LlamaCppSetup,
     SplitMode,
     used_devices,
@@ -73,7 +73,7 @@ def _setup(options: Mapping[str, Any], backend: str | None) -> LlamaCppSetup:
         main_gpu=main,
         servers=servers,
         overrides=read_overrides(moved) if moved else (),
-        devices=used_devices((*servers, *(Device(),) * max(own, least)), mode, main),
+        devices=used_devices((*servers, *(DeviceSlot(),) * max(own, least)), mode, main),
         **_version(options)._asdict(),
     )
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.llamacpp.placement import Placement
-from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.placement import TensorPlacement
+from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, LlamaMode
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import Cell, Model, Recurrent
 from edgekit.units import MIB, format_bytes
@@ -43,7 +43,7 @@ SAVED_WITHIN = 0.05
 
 
 def runtime_lines(
-    model: Model, context: Context, placement: Placement, setup: LlamaCppSetup
+    model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
     devices = set(placement.used)
     if setup.has_device and not devices:
@@ -116,7 +116,7 @@ def server_lines(
     context: Context, setup: LlamaCppSetup, caches: Iterable[MemoryLine]
 ) -> Iterator[MemoryLine]:
     """What llama-server may come to hold on the host as prompts arrive; nothing of it is taken at the start."""
-    if setup.mode is not Mode.SERVER or setup.embeddings:
+    if setup.mode is not LlamaMode.SERVER or setup.embeddings:
         return
     held = tuple(caches)
     if setup.cache_ram_mib:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.caches import shares_of
-from edgekit.engines.llamacpp.placement import Placement
+from edgekit.engines.llamacpp.placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.machine.types import Pool
 from edgekit.model.types import Model
@@ -25,7 +25,7 @@ WITHIN = 1.0  # an upper bound: nothing at all of it is taken before the window 
 def shift_lines(
     model: Model,
     context: Context,
-    placement: Placement,
+    placement: TensorPlacement,
     setup: LlamaCppSetup,
     compute: Sequence[MemoryLine],
 ) -> Iterator[MemoryLine]:
@@ -49,7 +49,7 @@ def shift_lines(
             )
 
 
-def _widest(model: Model, placement: Placement) -> dict[Pool, int]:
+def _widest(model: Model, placement: TensorPlacement) -> dict[Pool, int]:
     """Numbers in a row of keys, of the layer that has most of them in each pool."""
     found: dict[Pool, int] = {}
     for layer in model.geometry.layers:

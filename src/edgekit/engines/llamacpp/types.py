@@ -10,7 +10,7 @@ from edgekit.engines.llamacpp.versions import NEWEST, Rules, default_version, ve
 from edgekit.errors import UsageError
 
 
-class Mode(enum.Enum):
+class LlamaMode(enum.Enum):
     """Who calls llama.cpp: it decides how many rows of logits are kept and how sequences share the cache."""
 
     LIBRARY = (
@@ -46,7 +46,7 @@ ALL_LAYERS = 1_000_000  # beyond the blocks of any header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceSlot:
     """A GPU, or a device of an RPC server, as far as placement cares."""
 
     free_bytes: int | None = None  # layers are split by it where no split is asked for
@@ -73,17 +73,17 @@ class Override:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppSetup:
-    mode: Mode = Mode.LIBRARY
+    mode: LlamaMode = LlamaMode.LIBRARY
     backend: Backend = Backend.CPU
     n_gpu_layers: int = ALL_LAYERS
     n_cpu_moe: int = 0  # experts of the first so many blocks stay on the host
     cpu_moe: bool = False  # those of all blocks do
-    devices: tuple[Device, ...] = (Device(),)
+    devices: tuple[DeviceSlot, ...] = (DeviceSlot(),)
     tensor_split: tuple[float, ...] = ()
     split_mode: SplitMode = SplitMode.LAYER
     main_gpu: int = 0  # the only device with SplitMode.NONE
     servers: tuple[
-        Device, ...
+        DeviceSlot, ...
     ] = ()  # of --rpc: in `devices` as well, unless -sm none leaves them out
     overrides: tuple[Override, ...] = ()  # the first that matches decides, before n_cpu_moe
     offload_kqv: bool = True
@@ -119,8 +119,8 @@ class LlamaCppSetup:
 
 
 def used_devices(
-    devices: tuple[Device, ...], mode: SplitMode, main_gpu: int = 0
-) -> tuple[Device, ...]:
+    devices: tuple[DeviceSlot, ...], mode: SplitMode, main_gpu: int = 0
+) -> tuple[DeviceSlot, ...]:
     """Those that llama.cpp uses of all there are, servers first: with -sm none one. Raises UsageError."""
     if mode is not SplitMode.NONE:
         return devices
@@ -135,7 +135,7 @@ def used_devices(
 
 def default_setup() -> LlamaCppSetup:
     """llama-server of the default version."""
-    return LlamaCppSetup(mode=Mode.SERVER, **default_version()._asdict())
+    return LlamaCppSetup(mode=LlamaMode.SERVER, **default_version()._asdict())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

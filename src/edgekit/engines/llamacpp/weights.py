@@ -12,8 +12,8 @@ from edgekit.engines.llamacpp.placement import (
     EMBEDDING,
     HEAD,
     WITHOUT_HEAD,
-    Placed,
-    Placement,
+    PlacedTensor,
+    TensorPlacement,
     placed_sums,
     placed_tensors,
     sums_of,
@@ -34,19 +34,21 @@ REPACK_WITHIN = (
 
 
 def weight_lines(
-    model: Model, placement: Placement, setup: LlamaCppSetup
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
     return model.keep(weights_key(placement, setup), lambda: _lines(model, placement, setup))
 
 
-def weights_key(placement: Placement, setup: LlamaCppSetup) -> tuple[Hashable, ...]:
+def weights_key(placement: TensorPlacement, setup: LlamaCppSetup) -> tuple[Hashable, ...]:
     """What the lines depend on beside the model."""
     cpu = setup.cpu if setup.repack else None
     devices = setup.devices if maps_spans(setup) else None
     return "weights", placement, setup.load_mtp, setup.rules, setup.use_mmap, cpu, devices
 
 
-def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
+def _lines(
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
+) -> tuple[MemoryLine, ...]:
     if not setup.repack and not maps_spans(setup):  # no tensor is looked at by itself
         return tuple(_block_lines(placed_sums(model, placement, setup)))
     placed = placed_tensors(model, placement, setup)
@@ -57,7 +59,7 @@ def _lines(model: Model, placement: Placement, setup: LlamaCppSetup) -> tuple[Me
     return (*_block_lines(sums_of(own)), *between, *repacked)
 
 
-def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
+def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
     """What a build that repacks weights needs more of the host: the originals in a mapped file are not read again, and
     the system drops them from memory when it runs short.
     """
@@ -66,7 +68,7 @@ def repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> 
     return model.keep(key, lambda: _repacked_bytes(model, placement, setup))
 
 
-def _repacked_bytes(model: Model, placement: Placement, setup: LlamaCppSetup) -> int:
+def _repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
     placed = placed_tensors(model, placement, setup)
     return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
 
@@ -90,7 +92,7 @@ def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Ite
 
 
 def _repacked(
-    model: Model, placement: Placement, placed: Sequence[Placed], setup: LlamaCppSetup
+    model: Model, placement: TensorPlacement, placed: Sequence[PlacedTensor], setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
     """Copies on the host, repacked for the CPU. Of a mapped file the originals stay in memory too, until it runs short.
 

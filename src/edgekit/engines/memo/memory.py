@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgekit.engines.memo.types import OS_RESERVE_BYTES, MemoryKind, TierMemory
 from edgekit.engines.spill import Store
 from edgekit.errors import HardwareError
-from edgekit.machine.types import Accelerator, HostMemory, Machine, Vendor
+from edgekit.machine.types import Device, HostMemory, Machine, Vendor
 from edgekit.units import format_bytes
 
 
@@ -42,7 +42,7 @@ def memories_of(machine: Machine) -> tuple[TierMemory, ...]:
     return tuple(found)
 
 
-def _card(machine: Machine, cards: list[Accelerator]) -> TierMemory:
+def _card(machine: Machine, cards: list[Device]) -> TierMemory:
     card = max(cards, key=lambda one: one.free_bytes)
     others = len(cards) - 1
     note = f"a tier runs on one GPU: the other {others} are not counted"

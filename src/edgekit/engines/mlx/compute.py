@@ -53,7 +53,7 @@ RUNTIME_BOUND = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
+class AttentionKind:
     """One kind of attention, as its kernel sees it."""
 
     count: int
@@ -75,22 +75,22 @@ Operations = tuple[Operation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ChunkWork:
     """What a chunk's memory depends on in a model."""
 
     layer: Operations  # of the kind of layer that writes most
     layers: int
-    heads: tuple[Heads, ...]  # of every kind of attention
+    heads: tuple[AttentionKind, ...]  # of every kind of attention
     vocabulary: int
     words_per_weight: float = (
         0.0  # 1 for plain weights; of packed ones words of 32 bits, and scales
     )
 
 
-def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> Work:
+def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWork:
     kinds = dict.fromkeys((x.mixer, x.dense, x.experts) for x in geometry.layers)
     layers = [tuple(_operations(*kind, geometry.hidden)) for kind in kinds]
-    return Work(
+    return ChunkWork(
         layer=max(layers, key=lambda layer: sum(one.writes for one in layer)),
         layers=len(geometry.layers),
         heads=tuple(dict.fromkeys(_heads_of(mixer) for mixer, _, _ in kinds)),
@@ -100,7 +100,7 @@ def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> Work:
 
 
 def compute_lines(
-    work: Work, holdings: Iterable[tuple[int, Holding]], prices: Prices
+    work: ChunkWork, holdings: Iterable[tuple[int, Holding]], prices: Prices
 ) -> tuple[MemoryLine, ...]:
     counts = Counter(one for _, one in holdings if isinstance(one, Slot))
     session, item_bytes = prices.session, prices.item_bytes
@@ -281,7 +281,7 @@ def _scanned(kind: Recurrent, hidden: int) -> Iterator[Operation]:
     yield Operation(hidden, inner)
 
 
-def _scores(work: Work, prices: Prices) -> int:
+def _scores(work: ChunkWork, prices: Prices) -> int:
     """Scores and their softmax for the layer and the chunk with the most, and the mask."""
     setup, session = prices.setup, prices.session
     quantized = setup.kv_bits is not None and session.tokens >= setup.quantized_kv_start
@@ -292,7 +292,9 @@ def _scores(work: Work, prices: Prices) -> int:
     )
 
 
-def _unfused(heads: Heads, chunk: tuple[int, int], item_bytes: int, *, quantized: bool) -> int:
+def _unfused(
+    heads: AttentionKind, chunk: tuple[int, int], item_bytes: int, *, quantized: bool
+) -> int:
     tokens, end = chunk
     rows = min(end, heads.window - 1 + tokens) if heads.window else end
     mask = tokens * rows if heads.window else 0  # a causal mask over all is made in the kernel
@@ -301,20 +303,20 @@ def _unfused(heads: Heads, chunk: tuple[int, int], item_bytes: int, *, quantized
     return tokens * rows * (2 * heads.count * item_bytes + 1)
 
 
-def _heads_of(kind: LayerKind) -> Heads:
+def _heads_of(kind: LayerKind) -> AttentionKind:
     match kind:
         case Attention():
-            return Heads(
+            return AttentionKind(
                 count=kind.heads,
                 width=kind.key_dim if kind.key_dim == kind.value_dim else 0,
                 window=kind.span_tokens if kind.span is Span.WINDOW else 0,
             )
         case LatentAttention():
-            return Heads(count=kind.heads)
+            return AttentionKind(count=kind.heads)
         case HybridLayer() | SharedCache():
             return _heads_of(kind.attention)
         case _:
-            return Heads(count=0)
+            return AttentionKind(count=0)
 
 
 def _row(one: Slot, item_bytes: int) -> int:

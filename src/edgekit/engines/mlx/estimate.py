@@ -8,7 +8,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.mlx.cache_lines import Prices, cache_lines
 from edgekit.engines.mlx.caches import Holding, holdings
-from edgekit.engines.mlx.compute import Work, compute_lines, read_work, runtime_lines
+from edgekit.engines.mlx.compute import ChunkWork, compute_lines, read_work, runtime_lines
 from edgekit.engines.mlx.dtype import item_bytes
 from edgekit.engines.mlx.kv_bits import check
 from edgekit.engines.mlx.models import MlxModel, mlx_model
@@ -69,7 +69,7 @@ class _Known:
     file: MlxModel
     item_bytes: int
     listed: bool  # config.json lists the types of its layers
-    work: Work
+    work: ChunkWork
 
 
 def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.engines.mlx.rules import Head, Rules
+from edgekit.engines.mlx.rules import Head, MlxRules
 from edgekit.model.expected import expected_tensors
 from edgekit.model.hyper import text_section
 from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
@@ -22,7 +22,7 @@ _KEYS_AND_VALUES = frozenset({TensorRole.KEY, TensorRole.VALUE})
 
 
 def held_tensors(
-    geometry: ModelGeometry, config: Mapping[str, Any], rules: Rules
+    geometry: ModelGeometry, config: Mapping[str, Any], rules: MlxRules
 ) -> tuple[ExpectedTensor, ...]:
     """Without towers and prediction blocks: mlx-lm drops both. May raise UnknownArchitectureError."""
     tied = is_tied(config, rules)
@@ -35,7 +35,7 @@ def held_tensors(
     )
 
 
-def is_tied(config: Mapping[str, Any], rules: Rules) -> bool:
+def is_tied(config: Mapping[str, Any], rules: MlxRules) -> bool:
     if rules.head in {Head.TIED, Head.OWN}:
         return rules.head is Head.TIED
     for section in (text_section(config), config):
@@ -45,7 +45,9 @@ def is_tied(config: Mapping[str, Any], rules: Rules) -> bool:
     return rules.head is Head.TIED_BY_DEFAULT
 
 
-def _parts(tensor: ExpectedTensor, layer: Layer | None, rules: Rules) -> Iterator[ExpectedTensor]:
+def _parts(
+    tensor: ExpectedTensor, layer: Layer | None, rules: MlxRules
+) -> Iterator[ExpectedTensor]:
     mixer = None if layer is None else layer.mixer
     role = tensor.role
     if role is TensorRole.HEAD and rules.raw_head:
@@ -69,7 +71,7 @@ def _absorbed(tensor: ExpectedTensor, kind: LatentAttention) -> Iterator[Expecte
     yield replace(tensor, shape=(kind.heads, kind.value_dim, rank))
 
 
-def _is_borrowed(tensor: ExpectedTensor, layer: Layer | None, rules: Rules) -> bool:
+def _is_borrowed(tensor: ExpectedTensor, layer: Layer | None, rules: MlxRules) -> bool:
     """Keys and values of a layer that reads another's."""
     shares = layer is not None and isinstance(layer.mixer, SharedCache)
     return shares and not rules.shared_kv and tensor.role in _KEYS_AND_VALUES

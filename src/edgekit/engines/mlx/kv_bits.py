@@ -8,7 +8,7 @@ from edgekit.engines.mlx.caches import Growth, Holding, Slot
 from edgekit.engines.mlx.growth import Session
 from edgekit.engines.mlx.models import MlxModel
 from edgekit.engines.mlx.packing import GROUP_SIZES, WEIGHT_BITS
-from edgekit.engines.mlx.types import MlxSetup, Mode
+from edgekit.engines.mlx.types import MlxSetup, PackingMode
 from edgekit.errors import RefusedError
 
 
@@ -34,7 +34,7 @@ def _check_slot(one: Slot, setup: MlxSetup) -> None:
     if one.growth is Growth.CHUNKED:
         return
     bits, group = setup.kv_bits, setup.kv_group_size
-    if group not in GROUP_SIZES[Mode.AFFINE]:
+    if group not in GROUP_SIZES[PackingMode.AFFINE]:
         raise _refused(f"group size {group} is not supported: use 32, 64 or 128")
     if bits not in WEIGHT_BITS:
         raise _refused(f"{bits} bits are not supported: use 1, 2, 3, 4, 5, 6 or 8")

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from edgekit.engines.mlx.types import Mode, Packing
+from edgekit.engines.mlx.types import Packing, PackingMode
 
 # utils.py:1038, defaults_for_mode: group size and bits of a mode that is named alone.
-DEFAULTS = {Mode.AFFINE: (64, 4), Mode.MXFP4: (32, 4), Mode.NVFP4: (16, 4), Mode.MXFP8: (32, 8)}
+DEFAULTS = {
+    PackingMode.AFFINE: (64, 4),
+    PackingMode.MXFP4: (32, 4),
+    PackingMode.NVFP4: (16, 4),
+    PackingMode.MXFP8: (32, 8),
+}
 WEIGHT_BITS = (1, 2, 3, 4, 5, 6, 8)
-GROUP_SIZES = {Mode.AFFINE: (32, 64, 128), Mode.MXFP4: (32,), Mode.NVFP4: (16,), Mode.MXFP8: (32,)}
+GROUP_SIZES = {
+    PackingMode.AFFINE: (32, 64, 128),
+    PackingMode.MXFP4: (32,),
+    PackingMode.NVFP4: (16,),
+    PackingMode.MXFP8: (32,),
+}
 
 
 def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
     """Bits and what each group holds beside them: affine a scale and a bias, the others one byte."""
-    beside = 2 * item_bytes if packing.mode is Mode.AFFINE else 1
+    beside = 2 * item_bytes if packing.mode is PackingMode.AFFINE else 1
     return elements * packing.bits // 8 + elements // packing.group_size * beside
 
 
 def describe(packing: Packing) -> str:
-    if packing.mode is Mode.AFFINE:
+    if packing.mode is PackingMode.AFFINE:
         return f"{packing.bits} bits, group {packing.group_size}"
     return str(packing.mode.value)

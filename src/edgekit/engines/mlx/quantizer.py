@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from edgekit.engines.mlx.packing import packed_bytes
-from edgekit.engines.mlx.rules import Rules
-from edgekit.engines.mlx.types import Packing, Quantize, Recipe
+from edgekit.engines.mlx.rules import MlxRules
+from edgekit.engines.mlx.types import BitsRecipe, Packing, Quantize
 from edgekit.errors import RefusedError
 from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
 
 _MATRICES = frozenset({TensorKind.LINEAR, TensorKind.EMBEDDING, TensorKind.EXPERT})
 _EIGHT_BIT = Packing(bits=8, group_size=64)
 _RECIPE_BITS = {  # convert.py:24: low, high
-    Recipe.MIXED_2_6: (2, 6),
-    Recipe.MIXED_3_4: (3, 4),
-    Recipe.MIXED_3_6: (3, 6),
-    Recipe.MIXED_4_6: (4, 6),
+    BitsRecipe.MIXED_2_6: (2, 6),
+    BitsRecipe.MIXED_3_4: (3, 4),
+    BitsRecipe.MIXED_3_6: (3, 6),
+    BitsRecipe.MIXED_4_6: (4, 6),
 }
 
 
@@ -25,7 +25,7 @@ _RECIPE_BITS = {  # convert.py:24: low, high
 class Quantizer:
     """Decides for one model how each of its matrices is stored."""
 
-    rules: Rules
+    rules: MlxRules
     layers: int
     item_bytes: int
     quantize: Quantize | None  # None: nothing is packed
@@ -61,7 +61,7 @@ class Quantizer:
             return None
         return _EIGHT_BIT if tensor.role in self.rules.eight_bit else asked.packing
 
-    def _mixed(self, tensor: ExpectedTensor, recipe: Recipe, packing: Packing) -> Packing:
+    def _mixed(self, tensor: ExpectedTensor, recipe: BitsRecipe, packing: Packing) -> Packing:
         low, high = _RECIPE_BITS[recipe]
         wanted = tensor.role is TensorRole.HEAD or (
             tensor.role in self.rules.values | self.rules.downs and self._more_bits(tensor.layer)
@@ -81,7 +81,7 @@ class Quantizer:
         return 4 if vector and tensor.role in self.rules.f32 else self.item_bytes
 
 
-def check(quantize: Quantize | None, rules: Rules) -> None:
+def check(quantize: Quantize | None, rules: MlxRules) -> None:
     """Raises RefusedError where a recipe does not know the model's names."""
     if quantize is not None and quantize.recipe is not None and not rules.downs:
         raise RefusedError("mlx-lm: Model does not have expected keys for mixed quant.")

@@ -17,19 +17,19 @@ from edgekit.engines.mlx.types import (
     DEFAULT_QUANTIZED_KV_START,
     PLAIN,
     AsStored,
+    BitsRecipe,
     MlxSetup,
-    Mode,
     Packing,
+    PackingMode,
     Quantize,
-    Recipe,
 )
 from edgekit.engines.row_options import whole
 from edgekit.errors import UsageError
 
 _PLAIN = frozenset({"bf16", "fp16", "f16", "none"})
 _STORED = frozenset({"as stored", "as_stored", "stored"})
-_MODES = {mode.value: mode for mode in Mode}
-_RECIPES = {recipe.value: recipe for recipe in Recipe}
+_MODES = {mode.value: mode for mode in PackingMode}
+_RECIPES = {recipe.value: recipe for recipe in BitsRecipe}
 _AFFINE = re.compile(r"q(\d)(?:_g(\d{1,4}))?")  # q4_g64
 _PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gpt-oss on the hub
 _NATIVE = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
@@ -68,7 +68,7 @@ def _quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
         bits, group = whole(options, "bits"), whole(options, "group_size")
         if bits is None and group is None and options.get("mode") is None:
             return None
-        named = str(options.get("mode") or Mode.AFFINE.value)
+        named = str(options.get("mode") or PackingMode.AFFINE.value)
     return read_quantize(
         str(named), bits=whole(options, "bits"), group_size=whole(options, "group_size")
     )
@@ -99,13 +99,13 @@ def read_quantize(
 
 
 def _affine(bits: str | int, group_size: str | int | None) -> Packing:
-    return _mode(Mode.AFFINE, int(bits), None if group_size is None else int(group_size))
+    return _mode(PackingMode.AFFINE, int(bits), None if group_size is None else int(group_size))
 
 
-def _mode(mode: Mode, bits: int | None, group_size: int | None) -> Packing:
+def _mode(mode: PackingMode, bits: int | None, group_size: int | None) -> Packing:
     usual_group, usual_bits = DEFAULTS[mode]
     group, wide = group_size or usual_group, bits or usual_bits
-    widths = WEIGHT_BITS if mode is Mode.AFFINE else (usual_bits,)
+    widths = WEIGHT_BITS if mode is PackingMode.AFFINE else (usual_bits,)
     if group not in GROUP_SIZES[mode] or wide not in widths:
         raise UsageError(
             f"MLX does not support {wide} bits in groups of {group} with mode {mode.value}"

@@ -27,7 +27,7 @@ class Head(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class MlxRules:
     head: Head = Head.AS_STATED
     eight_bit: _Roles = frozenset()  # 8 bits in groups of 64, whatever the rest has
     plain: _Roles = frozenset()  # never packed
@@ -48,7 +48,7 @@ class Rules:
     ternary: bool = False  # BitLinear: two bits a weight, never packed otherwise
 
 
-PLAIN = Rules()
+PLAIN = MlxRules()
 _ROUTER: _Roles = frozenset({R.ROUTER})
 _SWITCHED: _Roles = frozenset({R.ROUTER, R.SHARED_SWITCH})
 _QKV: _Roles = frozenset({R.QUERY, R.KEY, R.VALUE})
@@ -123,16 +123,16 @@ _ROWS: tuple[_Row, ...] = (
 # fmt: on
 
 
-def _collected() -> dict[str, Rules]:
+def _collected() -> dict[str, MlxRules]:
     found: dict[str, dict[str, Any]] = {}
     for names, aspect in _ROWS:
         for name in names.split():
             found.setdefault(name, {}).update(aspect)
-    return {name: Rules(**aspects) for name, aspects in found.items()}
+    return {name: MlxRules(**aspects) for name, aspects in found.items()}
 
 
-TABLE: Mapping[str, Rules] = _collected()
+TABLE: Mapping[str, MlxRules] = _collected()
 
 
-def rules_of(name: str) -> Rules:
+def rules_of(name: str) -> MlxRules:
     return TABLE.get(name, PLAIN)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edgekit.engines.mlx.packing import DEFAULTS, GROUP_SIZES, WEIGHT_BITS
 from edgekit.engines.mlx.paths import module_of
-from edgekit.engines.mlx.types import Mode, Packing, Quantize
+from edgekit.engines.mlx.types import Packing, PackingMode, Quantize
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import Quantization
@@ -14,7 +14,7 @@ from edgekit.model.tensor_roles import TensorRole
 
 Overrides = Mapping[tuple[int | None, TensorRole], Packing | None]
 
-_MODES = {mode.value: mode for mode in Mode}
+_MODES = {mode.value: mode for mode in PackingMode}
 # Files whose sanitize takes fp8 blocks apart (weight_scale_inv).
 _TAKES_FP8 = frozenset(
     {
@@ -28,12 +28,12 @@ _TAKES_FP8 = frozenset(
     }
 )
 _CONTAINERS = {  # utils.py:309, formats of compressed-tensors
-    "nvfp4-pack-quantized": Packing(bits=4, group_size=16, mode=Mode.NVFP4),
-    "mxfp4-pack-quantized": Packing(bits=4, group_size=32, mode=Mode.MXFP4),
+    "nvfp4-pack-quantized": Packing(bits=4, group_size=16, mode=PackingMode.NVFP4),
+    "mxfp4-pack-quantized": Packing(bits=4, group_size=32, mode=PackingMode.MXFP4),
     "pack-quantized": Packing(bits=4, group_size=32),
 }
-MXFP4 = Packing(bits=4, group_size=32, mode=Mode.MXFP4)
-_MXFP8 = Packing(bits=8, group_size=32, mode=Mode.MXFP8)
+MXFP4 = Packing(bits=4, group_size=32, mode=PackingMode.MXFP4)
+_MXFP8 = Packing(bits=8, group_size=32, mode=PackingMode.MXFP8)
 
 
 def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | None:

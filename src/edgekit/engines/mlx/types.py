@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Mode(enum.Enum):
+class PackingMode(enum.Enum):
     """How a group of weights is packed: --q-mode of mlx_lm.convert."""
 
     AFFINE = "affine"
@@ -15,7 +15,7 @@ class Mode(enum.Enum):
     MXFP8 = "mxfp8"
 
 
-class Recipe(enum.Enum):
+class BitsRecipe(enum.Enum):
     """Mixtures of bits: --quant-predicate of mlx_lm.convert."""
 
     MIXED_2_6 = "mixed_2_6"
@@ -30,7 +30,7 @@ class Packing:
 
     bits: int
     group_size: int
-    mode: Mode = Mode.AFFINE
+    mode: PackingMode = PackingMode.AFFINE
 
 
 FOUR_BIT = Packing(bits=4, group_size=64)  # mlx_lm.convert -q without more words
@@ -41,7 +41,7 @@ class Quantize:
     """What `mlx_lm.convert -q` would be told."""
 
     packing: Packing = FOUR_BIT
-    recipe: Recipe | None = None
+    recipe: BitsRecipe | None = None
     experts: Packing | None = None  # experts are packed already (gpt-oss: mxfp4) and stay so
     rest: bool = True  # False: nothing but such experts is packed
 

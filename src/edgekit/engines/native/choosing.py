@@ -40,13 +40,13 @@ _LEVELS = ((0, 11), (11, 11), (22, 10))
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class TopTokens:
     """A beginning of the order: the tokens above `least`, and those equal to it up to number `last`."""
 
     least: float
     last: int
 
-    def or_shorter(self, other: Kept) -> Kept:
+    def or_shorter(self, other: TopTokens) -> TopTokens:
         return min(self, other, key=lambda kept: (-kept.least, kept.last))
 
 
@@ -55,7 +55,7 @@ class Chooser:
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
-        self.everything = Kept(-math.inf, vocabulary)
+        self.everything = TopTokens(-math.inf, vocabulary)
         self.recent = np.zeros(RECENT_TOKENS, np.int32)
         self.values = np.zeros(BEST_TOKENS, np.float32)  # logits of the best, in order
         self._best = np.zeros(2 * BEST_TOKENS, np.int64)
@@ -182,14 +182,18 @@ class Chooser:
             np.exp(weights, out=weights)
         return weights
 
-    def weight(self, logits: Floats, kept: Kept, top: float, temperature: float = 1.0) -> float:
+    def weight(
+        self, logits: Floats, kept: TopTokens, top: float, temperature: float = 1.0
+    ) -> float:
         """Of all that is kept. The sums of the chunks are remembered."""
         for number, (begin, part) in enumerate(self._chunks(logits)):
             weights = self._kept_weights(begin, part, kept, top, temperature)
             self._sums[number] = np.add.reduce(weights)
         return float(np.add.reduce(self._sums))
 
-    def draw(self, logits: Floats, kept: Kept, top: float, temperature: float, share: float) -> int:
+    def draw(
+        self, logits: Floats, kept: TopTokens, top: float, temperature: float, share: float
+    ) -> int:
         """The token at which the weights of those before it, by number, reach `share` of all."""
         rest = share * self.weight(logits, kept, top, temperature)
         for number, (begin, part) in enumerate(self._chunks(logits)):
@@ -201,7 +205,7 @@ class Chooser:
         return self.draw(logits, kept, top, temperature, 0.0)  # what was left is a rounding error
 
     def shares(
-        self, logits: Floats, kept: Kept, top: float, temperature: float
+        self, logits: Floats, kept: TopTokens, top: float, temperature: float
     ) -> dict[int, float]:
         """Of the weight of all that is kept, in order. It allocates."""
         total = self.weight(logits, kept, top, temperature)
@@ -214,7 +218,7 @@ class Chooser:
         return dict(zip(numbers.tolist(), found[numbers].tolist(), strict=True))
 
     def _kept_weights(
-        self, begin: int, part: Floats, kept: Kept, top: float, temperature: float
+        self, begin: int, part: Floats, kept: TopTokens, top: float, temperature: float
     ) -> Doubles:
         weights = self.weights_of(part, top, temperature)
         if kept.least == -math.inf:
@@ -229,19 +233,19 @@ class Chooser:
 
     # --- beginnings of the order that are too long to be listed
 
-    def up_to(self, logits: Floats, number: int) -> Kept:
+    def up_to(self, logits: Floats, number: int) -> TopTokens:
         """All to this token, which is the last."""
-        return Kept(float(logits[number]), number)
+        return TopTokens(float(logits[number]), number)
 
-    def above(self, least: float) -> Kept:
+    def above(self, least: float) -> TopTokens:
         """All that reach this logit."""
-        return Kept(least, self.vocabulary)
+        return TopTokens(least, self.vocabulary)
 
-    def first(self, logits: Floats, count: int) -> Kept:
+    def first(self, logits: Floats, count: int) -> TopTokens:
         """The first `count` of the order."""
         return self._beginning(logits, None, float(count))
 
-    def first_weighing(self, logits: Floats, target: float, top: float) -> Kept:
+    def first_weighing(self, logits: Floats, target: float, top: float) -> TopTokens:
         """The shortest beginning that weighs `target`."""
         numbers = self.best(logits, min(BEST_TOKENS, len(logits)))
         weights = self.weights_of(self.values[: len(numbers)], top)
@@ -250,7 +254,7 @@ class Chooser:
             return self._beginning(logits, top, target)
         return self.up_to(logits, int(numbers[weights.searchsorted(target)]))
 
-    def _beginning(self, logits: Floats, top: float | None, target: float) -> Kept:
+    def _beginning(self, logits: Floats, top: float | None, target: float) -> TopTokens:
         """Finds the rank at which the weights reach the target, 11 bits of it at a time."""
         rank, rest = 0, target
         for before, bits in _LEVELS:
@@ -261,7 +265,7 @@ class Chooser:
             rank = rank << bits | found
         least = _logit_of(rank)
         each = 1.0 if top is None else max(math.exp(least - top), _SMALLEST)
-        return Kept(least, self._nth_equal(logits, least, math.ceil(rest / each)))
+        return TopTokens(least, self._nth_equal(logits, least, math.ceil(rest / each)))
 
     def _fill_bins(
         self, logits: Floats, top: float | None, rank: int, before: int, bits: int

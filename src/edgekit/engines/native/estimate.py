@@ -11,8 +11,7 @@ from edgekit.engines.native.model import read_model
 from edgekit.engines.native.planning import plan_stream
 from edgekit.engines.native.setup import PAGE_TOKENS, StreamPlan, StreamSetup
 from edgekit.engines.native.tensors import matrices
-from edgekit.engines.native.types import Model as StreamModel
-from edgekit.engines.native.types import Use
+from edgekit.engines.native.types import ModelUse, NativeModel
 from edgekit.errors import HeaderError, HeaderLimitError, RefusedError, UnknownDtypeError
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.model.types import Model
@@ -43,7 +42,7 @@ def estimate(model: Model, load: Load, setup: StreamSetup) -> MemoryEstimate:
     return MemoryEstimate(engine=NAME, backend="cpu", lines=plan.lines, facts=_facts(plan))
 
 
-def stream_model(model: Model) -> StreamModel:
+def stream_model(model: Model) -> NativeModel:
     """The model as the engine runs it. Raises like `estimate`."""
     return model.keep("stream model", lambda: _read(model.header))
 
@@ -53,12 +52,12 @@ def matrix_bytes(model: Model) -> int:
     return sum(tensor.size_bytes for tensor in matrices(stream_model(model)))
 
 
-def _read(header: ModelHeader) -> StreamModel:
+def _read(header: ModelHeader) -> NativeModel:
     _check_file(header)
     tensors = {tensor.name: tensor for tensor in header.tensors or ()}
     facts = _Facts(name=header.name, keys=header.keys, tensors=tensors)
     try:
-        return read_model(facts, Use.GENERATE)
+        return read_model(facts, ModelUse.GENERATE)
     except (HeaderLimitError, UnknownDtypeError):
         raise
     except HeaderError as error:  # of a file that others may well run

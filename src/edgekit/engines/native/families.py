@@ -11,15 +11,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.engines.native.types import Activation, Family, Need, Norm, Position, Rule, Use
+from edgekit.engines.native.types import (
+    Activation,
+    ModelUse,
+    NativeFamily,
+    NativeNorm,
+    Need,
+    Position,
+    TensorRule,
+)
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats.quoting import quoted
 
 
-def _rules(need: Need, **shapes: tuple[str, ...]) -> tuple[Rule, ...]:
+def _rules(need: Need, **shapes: tuple[str, ...]) -> tuple[TensorRule, ...]:
     """attn_q__weight=("query", "width") -> a rule for attn_q.weight."""
     return tuple(
-        Rule(name=name.replace("__", "."), shape=shape, need=need) for name, shape in shapes.items()
+        TensorRule(name=name.replace("__", "."), shape=shape, need=need)
+        for name, shape in shapes.items()
     )
 
 
@@ -108,13 +117,13 @@ def _bert(
     position: Position,
     activation: Activation,
     *,
-    outside: tuple[Rule, ...],
-    layer: tuple[Rule, ...],
-) -> Family:
-    return Family(
+    outside: tuple[TensorRule, ...],
+    layer: tuple[TensorRule, ...],
+) -> NativeFamily:
+    return NativeFamily(
         architecture=architecture,
         position=position,
-        norm=Norm.LAYER,
+        norm=NativeNorm.LAYER,
         norm_first=False,
         activation=activation,
         causal=False,
@@ -128,24 +137,24 @@ def _decoder(
     architecture: str,
     position: Position,
     *,
-    outside: tuple[Rule, ...] = (),
-    layer: tuple[Rule, ...] = (),
-) -> Family:
-    return Family(
+    outside: tuple[TensorRule, ...] = (),
+    layer: tuple[TensorRule, ...] = (),
+) -> NativeFamily:
+    return NativeFamily(
         architecture=architecture,
         position=position,
-        norm=Norm.RMS,
+        norm=NativeNorm.RMS,
         norm_first=True,
         activation=Activation.SILU,
         causal=True,
         outside=(*_DECODER_OUTSIDE, *outside),
         layer=(*_DECODER_LAYER, *layer),
         head=_HEAD,
-        uses=frozenset({Use.EMBED, Use.GENERATE}),
+        uses=frozenset({ModelUse.EMBED, ModelUse.GENERATE}),
     )
 
 
-FAMILIES: tuple[Family, ...] = (
+FAMILIES: tuple[NativeFamily, ...] = (
     _bert(
         "bert",
         Position.LEARNED,
@@ -194,7 +203,7 @@ FAMILIES: tuple[Family, ...] = (
     replace(
         _decoder("gemma3", Position.ROPE_NEOX, layer=(*_HEAD_NORMS, *_POST_NORMS)),
         activation=Activation.GELU_TANH,
-        uses=frozenset({Use.GENERATE}),
+        uses=frozenset({ModelUse.GENERATE}),
         window_period=6,
         scales_tokens=True,
         shared_scale_layers=62,  # the 27B
@@ -202,18 +211,18 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
-def families_for(use: Use) -> tuple[str, ...]:
+def families_for(use: ModelUse) -> tuple[str, ...]:
     """Their architectures."""
     return tuple(family.architecture for family in FAMILIES if use in family.uses)
 
 
-def family_of(architecture: object, use: Use = Use.EMBED) -> Family:
+def family_of(architecture: object, use: ModelUse = ModelUse.EMBED) -> NativeFamily:
     for family in FAMILIES:
         if family.architecture == architecture and use in family.uses:
             return family
     raise UnknownArchitectureError(
         f"architecture {quoted(architecture)} is not supported by {use.engine}, which "
-        f"{('knows' if use is Use.EMBED else 'generates with')} "
+        f"{('knows' if use is ModelUse.EMBED else 'generates with')} "
         f"{', '.join(families_for(use))}: use engine llama.cpp, or add a row to "
-        "engine/stream/families.py"
+        "engines/native/families.py"
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgekit.engines.native.types import Use
+from edgekit.engines.native.types import ModelUse
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.formats.quoting import quoted
 from edgekit.formats.types import Value
@@ -71,7 +71,7 @@ class Keys:
     file: str
     architecture: str
     all_keys: Mapping[str, Value]
-    use: Use = Use.EMBED
+    use: ModelUse = ModelUse.EMBED
 
     def get(self, name: str) -> Value | None:
         return self.all_keys.get(f"{self.architecture}.{name}")
@@ -123,7 +123,7 @@ class Keys:
         """Whatever would make another model of it. With `windows` its layers may have some."""
         prefix = f"{self.architecture}."
         understood = UNDERSTOOD | UNDERSTOOD_OF_WINDOWS if windows else UNDERSTOOD
-        changing = CHANGING if self.use is Use.EMBED else {**CHANGING, **CHANGING_TOKENS}
+        changing = CHANGING if self.use is ModelUse.EMBED else {**CHANGING, **CHANGING_TOKENS}
         for key, value in self.all_keys.items():
             name = key.removeprefix(prefix)
             if name == key or not value:

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping
 from edgekit.engines.native.families import family_of
 from edgekit.engines.native.keys import Keys
 from edgekit.engines.native.rope import read_local_rope, read_rope
-from edgekit.engines.native.types import Dimensions, Facts, Family, Model, Need, Rule, Use
+from edgekit.engines.native.types import (
+    Dimensions,
+    FileFacts,
+    ModelUse,
+    NativeFamily,
+    NativeModel,
+    Need,
+    TensorRule,
+)
 from edgekit.engines.native.windows import read_windows
 from edgekit.errors import WeightsError
 from edgekit.formats.quoting import quoted
@@ -30,7 +38,7 @@ _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
 Shelves = tuple[dict[str, Tensor], tuple[dict[str, Tensor], ...]]
 
 
-def read_model(walked: Facts, use: Use = Use.EMBED) -> Model:
+def read_model(walked: FileFacts, use: ModelUse = ModelUse.EMBED) -> NativeModel:
     """UnknownArchitectureError, HeaderError or WeightsError for what cannot be run as it should."""
     family = family_of(walked.keys.get("general.architecture"), use)
     keys = Keys(walked.name, family.architecture, walked.keys, use)
@@ -40,7 +48,7 @@ def read_model(walked: Facts, use: Use = Use.EMBED) -> Model:
     sizes = _sizes(dimensions)
     _check_all(keys, family, (outside, layers), sizes)
     windows = read_windows(keys, family, dimensions.layers)
-    return Model(
+    return NativeModel(
         family=family,
         dimensions=dimensions,
         epsilon=keys.number(family.norm.value),
@@ -62,20 +70,20 @@ def read_model(walked: Facts, use: Use = Use.EMBED) -> Model:
 def _text_window(keys: Keys) -> int | None:
     """What an embedding must not exceed. Who generates does as llama.cpp: a family has windows, or none."""
     window = keys.get("attention.sliding_window")
-    if keys.use is not Use.EMBED or not window:
+    if keys.use is not ModelUse.EMBED or not window:
         return None
     return keys.whole("attention.sliding_window", most=WINDOW)
 
 
-def _scaled_by(family: Family, size: Dimensions) -> int:
+def _scaled_by(family: NativeFamily, size: Dimensions) -> int:
     """Scores are divided by its root. gemma3.cpp:33-36 @ b21e4de."""
     shared = family.shared_scale_layers == size.layers
     return size.width // size.heads if shared else size.head_dim
 
 
-def _causal(keys: Keys, family: Family) -> bool:
+def _causal(keys: Keys, family: NativeFamily) -> bool:
     causal = keys.flag("attention.causal", otherwise=family.causal)
-    if keys.use is Use.GENERATE and not causal:
+    if keys.use is ModelUse.GENERATE and not causal:
         raise keys.error(
             "attention.causal is false: the model reads text in both directions and "
             "cannot generate any"
@@ -87,7 +95,7 @@ def _causal(keys: Keys, family: Family) -> bool:
     return causal
 
 
-def _dimensions(keys: Keys, family: Family, embedding: Tensor | None) -> Dimensions:
+def _dimensions(keys: Keys, family: NativeFamily, embedding: Tensor | None) -> Dimensions:
     width = keys.whole("embedding_length", most=WIDTH)
     if keys.get("embedding_length_out") not in (None, 0, width):
         raise keys.error(
@@ -161,7 +169,7 @@ def _sizes(dimensions: Dimensions) -> Mapping[str, tuple[int, ...]]:
     }
 
 
-def _shelved(walked: Facts, count: int) -> Shelves:
+def _shelved(walked: FileFacts, count: int) -> Shelves:
     """The tensors of each layer, and the others."""
     outside: dict[str, Tensor] = {}
     layers: tuple[dict[str, Tensor], ...] = tuple({} for _ in range(count))
@@ -183,7 +191,7 @@ def _shelved(walked: Facts, count: int) -> Shelves:
 
 
 def _check_all(
-    keys: Keys, family: Family, found: Shelves, sizes: Mapping[str, tuple[int, ...]]
+    keys: Keys, family: NativeFamily, found: Shelves, sizes: Mapping[str, tuple[int, ...]]
 ) -> None:
     file, use = keys.file, keys.use
     outside, layers = found
@@ -211,7 +219,9 @@ def _check_all(
         _check_alike(file, place, layer, layers[0])
 
 
-def _missing(prefix: str, rules: tuple[Rule, ...], shelf: Mapping[str, Tensor]) -> Iterable[str]:
+def _missing(
+    prefix: str, rules: tuple[TensorRule, ...], shelf: Mapping[str, Tensor]
+) -> Iterable[str]:
     yield from (
         prefix + rule.name for rule in rules if rule.need is Need.YES and rule.name not in shelf
     )
@@ -220,7 +230,9 @@ def _missing(prefix: str, rules: tuple[Rule, ...], shelf: Mapping[str, Tensor]) 
         yield from (prefix + name for name in three if name not in shelf)
 
 
-def _unknown(prefix: str, rules: tuple[Rule, ...], shelf: Mapping[str, Tensor]) -> Iterable[str]:
+def _unknown(
+    prefix: str, rules: tuple[TensorRule, ...], shelf: Mapping[str, Tensor]
+) -> Iterable[str]:
     known = {rule.name for rule in rules}
     known -= {name for name in known if _lacks_weight(name, shelf)}
     if "attn_qkv.weight" in shelf:
@@ -234,7 +246,7 @@ def _lacks_weight(name: str, shelf: Mapping[str, Tensor]) -> bool:
 
 
 def _check_shape(
-    file: str, prefix: str, rule: Rule, tensor: Tensor, sizes: Mapping[str, tuple[int, ...]]
+    file: str, prefix: str, rule: TensorRule, tensor: Tensor, sizes: Mapping[str, tuple[int, ...]]
 ) -> None:
     wanted = [sizes[word] for word in rule.shape]
     fits = len(tensor.shape) == len(wanted) and all(

@@ -23,7 +23,7 @@ from edgekit.engines.native.setup import (
 )
 from edgekit.engines.native.tensors import matrices, side_floats, vectors
 from edgekit.engines.native.threads import check_threads, usual_threads
-from edgekit.engines.native.types import Model
+from edgekit.engines.native.types import NativeModel
 from edgekit.engines.native.unpacked import check_types
 from edgekit.errors import KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.formats.dtype import TensorType
@@ -34,7 +34,11 @@ MOST_TOKENS = 2**31 - 1  # places are counted in 32 bits by those who write file
 
 
 def plan_stream(
-    model: Model, load: Load, setup: StreamSetup, *, spill_from_tokens: int = SPILL_FROM_TOKENS
+    model: NativeModel,
+    load: Load,
+    setup: StreamSetup,
+    *,
+    spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> StreamPlan:
     """Every number of a session, and its bill.
 
@@ -72,7 +76,7 @@ def plan_stream(
     return replace(plan, lines=tuple(bill_lines(plan)))
 
 
-def _window(model: Model, load: Load) -> int:
+def _window(model: NativeModel, load: Load) -> int:
     if (load.sequences or 1) != 1:
         raise RefusedError(
             f"{load.sequences} sequences: the built-in engine runs one at a time; use "
@@ -122,11 +126,11 @@ def _check_type(kind: CacheType, head_dim: int) -> None:
         )
 
 
-def _cells(model: Model, window: int, *, full: bool) -> tuple[int, ...]:
+def _cells(model: NativeModel, window: int, *, full: bool) -> tuple[int, ...]:
     return tuple(window if full or own is None else min(own, window) for own in model.windows)
 
 
-def _sees_all(model: Model, window: int) -> bool:
+def _sees_all(model: NativeModel, window: int) -> bool:
     """Whether any layer looks back over the whole window: only such a cache is divided."""
     return any(own is None or own >= window for own in model.windows)
 
@@ -158,7 +162,7 @@ def _resident_pages(
     return pages
 
 
-def _scratch_floats(model: Model, chunk: int, kinds: Iterable[tuple[TensorType, int]]) -> int:
+def _scratch_floats(model: NativeModel, chunk: int, kinds: Iterable[tuple[TensorType, int]]) -> int:
     return max(
         attend_floats(chunk, model.dimensions.head_dim),
         *(multiply_floats(kind, columns) for kind, columns in kinds),

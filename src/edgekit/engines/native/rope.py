@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from edgekit.engines.native.keys import Keys
-from edgekit.engines.native.types import Rope
+from edgekit.engines.native.types import NativeRope
 from edgekit.formats.quoting import quoted
 
 _BASE = 10_000.0
@@ -24,7 +24,7 @@ _FIXED: Mapping[str, float] = {
 }
 
 
-def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
+def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> NativeRope:
     base = _base(keys, "rope.freq_base")
     scaling = keys.get("rope.scaling.type")
     if scaling not in {None, "none", "linear", "yarn"}:
@@ -39,7 +39,7 @@ def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
     factor = 1.0 if scaling == "none" or factor == 0 else factor
     magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)
     if scaling != "yarn":
-        return Rope(
+        return NativeRope(
             base=base, interpolate=1 / factor, yarn_from=None, yarn_to=0.0, magnitude=magnitude
         )
     _refuse_other_yarn(keys)
@@ -47,7 +47,7 @@ def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
         "rope.scaling.original_context_length", most=2**31, otherwise=context_tokens
     )
     first, last = _yarn_pairs(rotary, trained, base)
-    return Rope(
+    return NativeRope(
         base=base,
         interpolate=1 / factor,
         yarn_from=first,
@@ -56,7 +56,7 @@ def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> Rope:
     )
 
 
-def read_local_rope(keys: Keys) -> Rope:
+def read_local_rope(keys: Keys) -> NativeRope:
     """Of layers with a window: nothing is interpolated. llama-model.cpp:2081-2087 @ b21e4de."""
     if keys.get("rope.scaling.type") == "yarn":
         raise keys.error(
@@ -65,7 +65,7 @@ def read_local_rope(keys: Keys) -> Rope:
         )
     base = _base(keys, "rope.freq_base_swa")
     magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)
-    return Rope(base=base, interpolate=1.0, yarn_from=None, yarn_to=0.0, magnitude=magnitude)
+    return NativeRope(base=base, interpolate=1.0, yarn_from=None, yarn_to=0.0, magnitude=magnitude)
 
 
 def _base(keys: Keys, name: str) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.types import MemoryLine
-from edgekit.engines.native.types import Model
+from edgekit.engines.native.types import NativeModel
 
 PAGE_TOKENS = 256  # of a cache that lies partly on the disk
 SPILL_FROM_TOKENS = 65_536  # a cache of so many or fewer stays whole
@@ -27,7 +27,7 @@ class StreamSetup:
 class StreamPlan:
     """Every number that an allocation follows. The lines are the bill, and the arrays are the lines."""
 
-    model: Model = field(repr=False)
+    model: NativeModel = field(repr=False)
     threads: int
     context_tokens: int  # the window
     chunk_tokens: int  # of a prompt, computed together

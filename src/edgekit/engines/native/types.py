@@ -10,7 +10,7 @@ from typing import Protocol
 from edgekit.formats.types import Tensor, Value
 
 
-class Facts(Protocol):
+class FileFacts(Protocol):
     """What is known of a file: its keys, and its tensors by name."""
 
     @property
@@ -23,7 +23,7 @@ class Facts(Protocol):
     def tensors(self) -> Mapping[str, Tensor]: ...
 
 
-class Use(enum.Enum):
+class ModelUse(enum.Enum):
     """What a model is run for; the value is how such a model is called."""
 
     EMBED = "an embedding model"
@@ -32,7 +32,7 @@ class Use(enum.Enum):
     @property
     def engine(self) -> str:
         """Who does it, as a message names it."""
-        return "the built-in encoder" if self is Use.EMBED else "the built-in engine"
+        return "the built-in encoder" if self is ModelUse.EMBED else "the built-in engine"
 
 
 class Position(enum.Enum):
@@ -48,7 +48,7 @@ class Position(enum.Enum):
         return self in {Position.ROPE_NEOX, Position.ROPE_NORM}
 
 
-class Norm(enum.Enum):
+class NativeNorm(enum.Enum):
     """The value is the key that holds its epsilon, after the architecture's name."""
 
     LAYER = "attention.layer_norm_epsilon"
@@ -70,7 +70,7 @@ class Need(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class TensorRule:
     """A tensor of a family: its name, and its shape in the words of `Dimensions`."""
 
     name: str  # without "blk.N."
@@ -79,28 +79,30 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class NativeFamily:
     """What the architectures' graphs differ in; all else is one and the same forward pass."""
 
     architecture: str
     position: Position
-    norm: Norm
+    norm: NativeNorm
     norm_first: bool  # before attention and feed-forward (decoders), or after their sums (BERT)
     activation: Activation
     causal: bool  # where the file does not say: {architecture}.attention.causal
-    outside: tuple[Rule, ...]
-    layer: tuple[Rule, ...]
-    head: tuple[Rule, ...] = ()  # what makes the next token of a vector; unused by an embedding
-    uses: frozenset[Use] = frozenset({Use.EMBED})
+    outside: tuple[TensorRule, ...]
+    layer: tuple[TensorRule, ...]
+    head: tuple[
+        TensorRule, ...
+    ] = ()  # what makes the next token of a vector; unused by an embedding
+    uses: frozenset[ModelUse] = frozenset({ModelUse.EMBED})
     window_period: int | None = (
         None  # of so many layers all but the last have a window, where the file has one
     )
     scales_tokens: bool = False  # a token's row is multiplied by the root of the width
     shared_scale_layers: int | None = None  # with so many, scores are scaled by width / heads
 
-    def outside_for(self, use: Use) -> tuple[Rule, ...]:
+    def outside_for(self, use: ModelUse) -> tuple[TensorRule, ...]:
         """The tensors outside of the layers."""
-        if use is Use.GENERATE:
+        if use is ModelUse.GENERATE:
             return (*self.outside, *self.head)
         return (*self.outside, *(replace(rule, need=Need.UNUSED) for rule in self.head))
 
@@ -129,7 +131,7 @@ class Dimensions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
+class NativeRope:
     """How fast which value turns, and how large it is afterwards."""
 
     base: float
@@ -140,22 +142,22 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class NativeModel:
     """One file's model: checked, and all there. Nothing of its weights was read."""
 
-    family: Family
+    family: NativeFamily
     dimensions: Dimensions
     epsilon: float
     causal: bool
-    rope: Rope | None
+    rope: NativeRope | None
     outside: Mapping[str, Tensor]
     layers: tuple[Mapping[str, Tensor], ...]  # by name without "blk.N."
     window_tokens: int | None  # a text that is longer would need a sliding window
-    use: Use = Use.EMBED
+    use: ModelUse = ModelUse.EMBED
     windows: tuple[
         int | None, ...
     ] = ()  # of each layer, when generating: the last tokens it sees; None: all
-    local_rope: Rope | None = None  # of the layers with a window
+    local_rope: NativeRope | None = None  # of the layers with a window
     embedding_scale: float = 1.0  # what a token's row is multiplied with
     query_scale: float  # what scores are multiplied with
 

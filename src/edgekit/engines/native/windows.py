@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from edgekit.engines.native.keys import Keys
-from edgekit.engines.native.types import Family, Use
+from edgekit.engines.native.types import ModelUse, NativeFamily
 from edgekit.formats.quoting import quoted
 
 WINDOW_TOKENS = 2**31  # told, and never more than the session's own
 
 
-def read_windows(keys: Keys, family: Family, layers: int) -> tuple[int | None, ...]:
+def read_windows(keys: Keys, family: NativeFamily, layers: int) -> tuple[int | None, ...]:
     """Of each layer; None where it sees all. Of `period` layers the last one does.
 
     set_swa_pattern in llama-hparams.cpp:8-18 @ b21e4de: with a period of 0 none does. Families without windows ignore
     the key, as llama.cpp does.
     """
     window = keys.get("attention.sliding_window")
-    if keys.use is not Use.GENERATE or family.window_period is None or not window:
+    if keys.use is not ModelUse.GENERATE or family.window_period is None or not window:
         return (None,) * layers
     tokens = keys.whole("attention.sliding_window", most=WINDOW_TOKENS)
     period = _period(keys, family.window_period, layers)

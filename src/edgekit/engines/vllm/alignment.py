@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgekit.engines.vllm.backends import DEFAULT_BLOCK, Backend, common_unit, default_block
+from edgekit.engines.vllm.backends import (
+    DEFAULT_BLOCK,
+    AttentionBackend,
+    common_unit,
+    default_block,
+)
 from edgekit.engines.vllm.caches import Storage
 from edgekit.engines.vllm.types import DTYPE_BYTES, CacheSpec, Keeps, Members
 from edgekit.errors import RefusedError
@@ -18,7 +23,7 @@ LATENT_ALIGNMENT = 128  # kernels of latent attention want whole pages of it bes
 
 
 def settle_blocks(
-    members: Members, backends: tuple[Backend, ...], asked: int | None, storage: Storage
+    members: Members, backends: tuple[AttentionBackend, ...], asked: int | None, storage: Storage
 ) -> tuple[int, Members]:
     """The block size that vLLM reports, and the members with their own."""
     specs = tuple(dict.fromkeys(spec for _, spec in members))
@@ -41,7 +46,7 @@ def _with(members: Members, sized: Mapping[CacheSpec, CacheSpec]) -> Members:
 
 
 def _hold_states(
-    specs: Sequence[CacheSpec], block: int, state_bytes: int, backends: tuple[Backend, ...]
+    specs: Sequence[CacheSpec], block: int, state_bytes: int, backends: tuple[AttentionBackend, ...]
 ) -> tuple[int, int]:
     """_align_hybrid_block_size: (block, the page that states are padded to)."""
     attending = next(one for one in specs if one.keeps is not Keeps.STATE)
@@ -55,7 +60,7 @@ def _hold_states(
 
 
 def _hold_wider(
-    specs: Sequence[CacheSpec], block: int, first: Backend, storage: Storage
+    specs: Sequence[CacheSpec], block: int, first: AttentionBackend, storage: Storage
 ) -> tuple[int, int]:
     """_align_heterogeneous_kv_block_size: (block, the page that windows are padded to).
 
@@ -72,7 +77,11 @@ def _hold_wider(
 
 
 def _sized(
-    spec: CacheSpec, block: int, state_page: int, shared_page: int, backends: tuple[Backend, ...]
+    spec: CacheSpec,
+    block: int,
+    state_page: int,
+    shared_page: int,
+    backends: tuple[AttentionBackend, ...],
 ) -> CacheSpec:
     if spec.keeps is Keeps.STATE:
         padded = state_page if state_page != spec.state_bytes else 0
@@ -85,6 +94,6 @@ def _sized(
     return replace(spec, block_size=fitting, page_padded=shared_page)
 
 
-def _window_block(block: int, backends: tuple[Backend, ...]) -> int:
+def _window_block(block: int, backends: tuple[AttentionBackend, ...]) -> int:
     """Windows take whole kernel blocks; a kernel with one size only keeps to it (attention.py get_kv_cache_spec)."""
     return next((one.window_block for one in backends if one.window_block), block)

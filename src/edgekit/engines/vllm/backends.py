@@ -23,7 +23,7 @@ LATENT_WIDTHS = frozenset({320, 512, 576})  # mla_attention.py get_supported_hea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class AttentionNeeds:
     """What a layer wants of a backend."""
 
     capability: tuple[int, int]
@@ -49,23 +49,23 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class AttentionBackend:
     name: str
     unit: int  # blocks must be a multiple of it
     window_block: int = 0  # the only block its kernel has for a sliding layer, where not 0
 
 
-Candidate = Callable[[Ask], int]  # the unit, 0 where the backend does not do it
+Candidate = Callable[[AttentionNeeds], int]  # the unit, 0 where the backend does not do it
 
 
-def choose(ask: Ask, *, latent: bool) -> Backend:
+def choose(ask: AttentionNeeds, *, latent: bool) -> AttentionBackend:
     """The first that takes all of it. Raises RefusedError where none does."""
     for name, takes in _latent_order(ask) if latent else _order(ask):
         unit = takes(ask)
         if unit and (ask.block_size is None or ask.block_size % unit == 0):
             _check_native(ask, name)
             fixed = _kernel_block(ask, ask.head_dim) if name == "FLASH_ATTN" else 0
-            return Backend(name=name, unit=unit, window_block=fixed)
+            return AttentionBackend(name=name, unit=unit, window_block=fixed)
     raise RefusedError(
         f"no attention backend of vLLM takes head size {ask.head_dim}, {ask.dtype}, cache {ask.cache_dtype}"
         f"{f', blocks of {ask.block_size}' if ask.block_size else ''} on compute capability "
@@ -73,7 +73,7 @@ def choose(ask: Ask, *, latent: bool) -> Backend:
     )
 
 
-def _check_native(ask: Ask, name: str) -> None:
+def _check_native(ask: AttentionNeeds, name: str) -> None:
     """triton_attn.py, triton_mla.py: these kernels have no way around a dtype the card lacks."""
     if not name.startswith("TRITON"):
         return
@@ -88,7 +88,7 @@ def _check_native(ask: Ask, name: str) -> None:
         )
 
 
-def common_unit(backends: tuple[Backend, ...]) -> int:
+def common_unit(backends: tuple[AttentionBackend, ...]) -> int:
     """What blocks must be a multiple of when layers have different backends."""
     return math.lcm(*(backend.unit for backend in backends))
 
@@ -97,7 +97,7 @@ def default_block(unit: int) -> int:
     return DEFAULT_BLOCK if DEFAULT_BLOCK % unit == 0 else unit
 
 
-def _order(ask: Ask) -> tuple[tuple[str, Candidate], ...]:
+def _order(ask: AttentionNeeds) -> tuple[tuple[str, Candidate], ...]:
     flash, infer = ("FLASH_ATTN", _flash), ("FLASHINFER", _flashinfer)
     rest = (("TRITON_ATTN", _triton), ("FLEX_ATTENTION", _flex), ("TURBOQUANT", _turboquant))
     if ask.bidirectional and ask.major == 9:
@@ -105,7 +105,7 @@ def _order(ask: Ask) -> tuple[tuple[str, Candidate], ...]:
     return (infer, flash, *rest) if ask.major == 10 else (flash, infer, *rest)
 
 
-def _latent_order(ask: Ask) -> tuple[tuple[str, Candidate], ...]:
+def _latent_order(ask: AttentionNeeds) -> tuple[tuple[str, Candidate], ...]:
     triton = ("TRITON_MLA", _triton_latent)
     if ask.sparse:
         flashmla = ("FLASHMLA_SPARSE", _flashmla_sparse)
@@ -124,7 +124,7 @@ def _latent_order(ask: Ask) -> tuple[tuple[str, Candidate], ...]:
     return (("FLASH_ATTN_MLA", _flash_latent), ("FLASHMLA", _flashmla), triton)
 
 
-def _flash(ask: Ask) -> int:
+def _flash(ask: AttentionNeeds) -> int:
     if ask.capability < (8, 0) or ask.dtype == "float32" or ask.head_dim % 8 or ask.bidirectional:
         return 0
     newest = ask.major in {9, 10, 11}  # where FlashAttention 4 runs
@@ -137,12 +137,12 @@ def _flash(ask: Ask) -> int:
     return _kernel_block(ask, ask.model_head_dim or ask.head_dim) or DEFAULT_BLOCK
 
 
-def _shared(ask: Ask) -> int:
+def _shared(ask: AttentionNeeds) -> int:
     """Pictures go to Triton, the rest to FlashAttention: both must take the block."""
     return _flash(replace(ask, bidirectional=False))
 
 
-def _kernel_block(ask: Ask, head_dim: int) -> int:
+def _kernel_block(ask: AttentionNeeds, head_dim: int) -> int:
     """FlashAttention 4 has kernels of its own for wide heads, with one size of page; 0 where any will do.
 
     flash_attn.py _get_sm90_fa4_fp8_kv_block_size, _get_fa4_hd256_block_size.
@@ -153,7 +153,7 @@ def _kernel_block(ask: Ask, head_dim: int) -> int:
     return 128 if head_dim == 256 and ask.major == 10 and plain else 0
 
 
-def _flash_takes_fp8(ask: Ask) -> bool:
+def _flash_takes_fp8(ask: AttentionNeeds) -> bool:
     if ask.cache_dtype not in FLASH_FP8 or ask.major not in {9, 10}:
         return False
     if ask.major == 9:
@@ -161,22 +161,22 @@ def _flash_takes_fp8(ask: Ask) -> bool:
     return ask.head_dim <= 128
 
 
-def _triton(ask: Ask) -> int:
+def _triton(ask: AttentionNeeds) -> int:
     taken = UNQUANTIZED | FLASH_FP8 | TRITON_ONLY
     return DEFAULT_BLOCK if ask.head_dim >= 32 and ask.cache_dtype in taken else 0
 
 
-def _flex(ask: Ask) -> int:
+def _flex(ask: AttentionNeeds) -> int:
     return DEFAULT_BLOCK if ask.cache_dtype in UNQUANTIZED and not ask.sinks else 0
 
 
-def _turboquant(ask: Ask) -> int:
+def _turboquant(ask: AttentionNeeds) -> int:
     if ask.dtype == "float32" or ask.sinks or ask.sliding:
         return 0
     return DEFAULT_BLOCK if ask.cache_dtype.startswith("turboquant_") else 0
 
 
-def _flashinfer(ask: Ask) -> int:
+def _flashinfer(ask: AttentionNeeds) -> int:
     known = ask.cache_dtype in UNQUANTIZED | FLASH_FP8 | {"fp8_e5m2"}
     usable = ask.flashinfer and ask.dtype != "float32" and ask.capability >= (7, 5)
     if not usable or ask.head_dim not in {64, 128, 256} or (ask.sinks and ask.major != 10):
@@ -185,41 +185,41 @@ def _flashinfer(ask: Ask) -> int:
     return DEFAULT_BLOCK if known or (fp4 and ask.major == 10) else 0
 
 
-def _flash_latent(ask: Ask) -> int:
+def _flash_latent(ask: AttentionNeeds) -> int:
     fits = ask.major == 9 and ask.head_dim in LATENT_WIDTHS and ask.dtype != "float32"
     return DEFAULT_BLOCK if fits and ask.cache_dtype in UNQUANTIZED else 0
 
 
-def _flashmla(ask: Ask) -> int:
+def _flashmla(ask: AttentionNeeds) -> int:
     taken = ask.cache_dtype in UNQUANTIZED | FLASH_FP8 and ask.dtype != "float32"
     return 64 if taken and ask.major in {9, 10} and ask.head_dim in LATENT_WIDTHS else 0
 
 
-def _cutlass(ask: Ask) -> int:
+def _cutlass(ask: AttentionNeeds) -> int:
     taken = ask.cache_dtype in UNQUANTIZED | FLASH_FP8 and ask.dtype != "float32"
     return 128 if taken and ask.major == 10 and ask.head_dim in LATENT_WIDTHS else 0
 
 
-def _flashinfer_latent(ask: Ask) -> int:
+def _flashinfer_latent(ask: AttentionNeeds) -> int:
     taken = ask.cache_dtype in UNQUANTIZED | FLASH_FP8 and ask.dtype != "float32"
     return 32 if taken and ask.flashinfer and ask.head_dim in LATENT_WIDTHS else 0
 
 
-def _triton_latent(ask: Ask) -> int:
+def _triton_latent(ask: AttentionNeeds) -> int:
     taken = ask.cache_dtype in UNQUANTIZED | FLASH_FP8 and ask.dtype != "float32"
     return DEFAULT_BLOCK if taken else 0
 
 
-def _flash_sparse(ask: Ask) -> int:
+def _flash_sparse(ask: AttentionNeeds) -> int:
     taken = ask.cache_dtype in UNQUANTIZED and ask.dtype != "float32"
     return 64 if taken and ask.major == 9 else 0
 
 
-def _flashmla_sparse(ask: Ask) -> int:
+def _flashmla_sparse(ask: AttentionNeeds) -> int:
     taken = ask.cache_dtype in {"auto", "bfloat16", "fp8", "fp8_ds_mla"}
     return 64 if taken and ask.major in {9, 10} and ask.head_dim == 576 else 0
 
 
-def _flashinfer_sparse(ask: Ask) -> int:
+def _flashinfer_sparse(ask: AttentionNeeds) -> int:
     """Chosen whether or not the package is there."""
     return 32 if ask.cache_dtype in UNQUANTIZED | FLASH_FP8 and ask.head_dim in {512, 576} else 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgekit.engines.vllm.types import Group, Keeps, Pool, Resolved
+from edgekit.engines.vllm.types import BlockPool, CacheGroup, Keeps, ResolvedVllm
 from edgekit.units import GIB
 
 
-def request_blocks(group: Group, tokens: int, in_flight_tokens: int) -> int:
+def request_blocks(group: CacheGroup, tokens: int, in_flight_tokens: int) -> int:
     """What vLLM reserves for one request of so many tokens, in its worst moment."""
     spec = group.spec
     match spec.keeps:
@@ -25,7 +25,7 @@ def _blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-def make_pool(resolved: Resolved, tokens: int, available_bytes: int | None) -> Pool:
+def make_pool(resolved: ResolvedVllm, tokens: int, available_bytes: int | None) -> BlockPool:
     """The pool that `available_bytes` make. One block is never given out, so a request must fit in the others."""
     blocks = tuple(
         request_blocks(group, tokens, resolved.in_flight_tokens) for group in resolved.groups
@@ -38,7 +38,7 @@ def make_pool(resolved: Resolved, tokens: int, available_bytes: int | None) -> P
     known = available_bytes is not None and not refused
     # A model without caches still has the one block that is never given out.
     count = available_bytes // size if size and available_bytes is not None else 1
-    return Pool(
+    return BlockPool(
         blocks_per_group=blocks,
         request_bytes=request_bytes,
         available_bytes=available_bytes,

@@ -15,7 +15,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.vllm.caches import attention_of
 from edgekit.engines.vllm.models import section_of
-from edgekit.engines.vllm.types import CUDA_CONTEXT_BYTES, DTYPE_BYTES, Resolved, VllmSetup
+from edgekit.engines.vllm.types import CUDA_CONTEXT_BYTES, DTYPE_BYTES, ResolvedVllm, VllmSetup
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import LatentAttention, Layer, Model, Recurrent
 from edgekit.units import MIB
@@ -29,7 +29,7 @@ LARGEST_CAPTURE = 512
 
 
 def held_lines(
-    model: Model, setup: VllmSetup, resolved: Resolved, layers: range
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
 ) -> tuple[MemoryLine, ...]:
     """Everything but weights and pool."""
     made = [_rope_line(model, resolved), _activation_line(model, setup, resolved, layers)]
@@ -61,7 +61,7 @@ def _line(component: Component, size_bytes: int, within: float, because: str) ->
 
 
 def _activation_line(
-    model: Model, setup: VllmSetup, resolved: Resolved, layers: range
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
 ) -> MemoryLine:
     tokens = resolved.max_num_batched_tokens
     step = tokens * _token_bytes(model, setup, resolved, layers)
@@ -75,7 +75,7 @@ def _activation_line(
     return _line(Component.COMPUTE, max(step, sampled), 0.5, because)
 
 
-def _token_bytes(model: Model, setup: VllmSetup, resolved: Resolved, layers: range) -> int:
+def _token_bytes(model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range) -> int:
     """What one token of a step takes at the widest point: two residual rows and the widest half of a layer."""
     ranks, hidden = setup.tensor_parallel_size, model.geometry.hidden
     inside = (model.geometry.layers[i] for i in layers)
@@ -103,7 +103,9 @@ def _half(layer: Layer, hidden: int) -> int:
     return max(dense, one.used * (max(2 * one.width, hidden) + one.width))
 
 
-def _graph_line(model: Model, setup: VllmSetup, resolved: Resolved, layers: range) -> MemoryLine:
+def _graph_line(
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
+) -> MemoryLine:
     pieces = CAPTURE_SIZES * len(layers) * GRAPH_PIECE_BYTES
     inside = LARGEST_CAPTURE * _token_bytes(model, setup, resolved, layers)
     size = CAPTURE_SIZES * GRAPH_BYTES + pieces + inside
@@ -114,7 +116,7 @@ def _graph_line(model: Model, setup: VllmSetup, resolved: Resolved, layers: rang
     return _line(Component.RUNTIME, size, 1.0, because)
 
 
-def _rope_line(model: Model, resolved: Resolved) -> MemoryLine:
+def _rope_line(model: Model, resolved: ResolvedVllm) -> MemoryLine:
     section = section_of(model)
     positions = max(model.geometry.trained_context or 0, _positions(section))
     kinds = [kind for layer in model.geometry.layers if (kind := attention_of(layer.mixer))]

@@ -11,7 +11,7 @@ from edgekit.engines.vllm.budget import available_bytes, held_lines
 from edgekit.engines.vllm.models import check_has
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
 from edgekit.engines.vllm.stages import stages
-from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, Pool, Resolved, VllmSetup
+from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, BlockPool, ResolvedVllm, VllmSetup
 from edgekit.engines.vllm.weight_lines import fullest_stage, weight_lines
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Model
@@ -63,12 +63,12 @@ def _without_budget(setup: VllmSetup) -> VllmSetup:
     return replace(setup, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None)
 
 
-def _stage(model: Model, setup: VllmSetup, resolved: Resolved) -> range:
+def _stage(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> range:
     cut = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
     return cut[0] if len(cut) == 1 else fullest_stage(model, setup, resolved, cut)
 
 
-def _pool_line(pool: Pool, resolved: Resolved, load: Load, tokens: int) -> MemoryLine:
+def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int) -> MemoryLine:
     """The pool that is allocated at the start; what requests need where its size is not known."""
     if pool.num_blocks is not None:
         size = pool.num_blocks * resolved.bytes_per_block
@@ -100,7 +100,7 @@ def _as_uncertain_as(line: MemoryLine, held: tuple[MemoryLine, ...]) -> MemoryLi
 
 
 def _facts(
-    resolved: Resolved, pool: Pool, setup: VllmSetup, tokens: int
+    resolved: ResolvedVllm, pool: BlockPool, setup: VllmSetup, tokens: int
 ) -> tuple[tuple[str, object], ...]:
     return (
         ("block_size", resolved.block_size),
@@ -124,7 +124,7 @@ def _facts(
     )
 
 
-def _notes(setup: VllmSetup, pool: Pool) -> tuple[str, ...]:
+def _notes(setup: VllmSetup, pool: BlockPool) -> tuple[str, ...]:
     card = setup.gpu
     found = [f"settings for {card.name} (compute capability {card.major}.{card.capability[1]})"]
     if setup.world_size > 1:

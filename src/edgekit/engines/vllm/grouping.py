@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgekit.engines.vllm.types import ALL_TOKENS, CacheSpec, Group, Keeps, Members
+from edgekit.engines.vllm.types import ALL_TOKENS, CacheGroup, CacheSpec, Keeps, Members
 from edgekit.errors import RefusedError
 
 PADDING_LIMIT = (
@@ -13,28 +13,28 @@ PADDING_LIMIT = (
 )
 
 
-def group_members(members: Members, *, hybrid_manager: bool) -> tuple[Group, ...]:
+def group_members(members: Members, *, hybrid_manager: bool) -> tuple[CacheGroup, ...]:
     """In the engine's order: kinds as they first appear, each kind's groups one after another."""
     if not members:
         return ()
     if not hybrid_manager:
         members = _promoted(members)
     if _uniform(members):
-        return (Group(members=members),)
+        return (CacheGroup(members=members),)
     buckets = _buckets(_equal_pages(members))
     size = _group_size([len(bucket) for bucket in buckets])
     return tuple(group for bucket in buckets for group in _split(bucket, size))
 
 
-def bytes_per_block(groups: Sequence[Group]) -> int:
+def bytes_per_block(groups: Sequence[CacheGroup]) -> int:
     """All groups draw from one pool, so the widest decides."""
     return max((group.page_bytes for group in groups), default=0)
 
 
-def of_stage(groups: tuple[Group, ...], stage: range) -> tuple[Group, ...]:
+def of_stage(groups: tuple[CacheGroup, ...], stage: range) -> tuple[CacheGroup, ...]:
     """What is left of each group on a pipeline stage; groups are made for the whole model."""
     kept = (tuple(one for one in group.members if one[0] in stage) for group in groups)
-    return tuple(Group(members=members) for members in kept)
+    return tuple(CacheGroup(members=members) for members in kept)
 
 
 def _changed(members: Members, change: Callable[[CacheSpec], CacheSpec]) -> Members:
@@ -105,6 +105,6 @@ def _group_size(counts: list[int]) -> int:
     return most if most < fewest * PADDING_LIMIT else fewest
 
 
-def _split(bucket: Members, size: int) -> list[Group]:
+def _split(bucket: Members, size: int) -> list[CacheGroup]:
     count = -(-len(bucket) // size)
-    return [Group(members=bucket[i::count]) for i in range(count)]
+    return [CacheGroup(members=bucket[i::count]) for i in range(count)]

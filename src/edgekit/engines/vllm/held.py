@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgekit.engines.vllm.types import Group, Keeps, Resolved
+from edgekit.engines.vllm.types import CacheGroup, Keeps, ResolvedVllm
 from edgekit.errors import UsageError
 
 MOST_STEPS = 100_000  # Llama 4 Scout's ten million tokens are 5,120 steps of 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldBlocks:
     peak_blocks: int
     after_prompt_blocks: int
     last_blocks: int
 
 
-def held_blocks(resolved: Resolved, prompt_tokens: int, new_tokens: int) -> Held:
+def held_blocks(resolved: ResolvedVllm, prompt_tokens: int, new_tokens: int) -> HeldBlocks:
     """A prompt in steps of max_num_batched_tokens, then one token a step."""
     step = resolved.max_num_batched_tokens
     if prompt_tokens > MOST_STEPS * step:
@@ -37,21 +37,21 @@ def held_blocks(resolved: Resolved, prompt_tokens: int, new_tokens: int) -> Held
     first = prompt_tokens + max(0, new_tokens - 2 * longest)
     decoded = [_all(resolved, done, 1) for done in range(first, prompt_tokens + new_tokens)]
     counts = prompt + decoded or [0]
-    return Held(
+    return HeldBlocks(
         peak_blocks=max(counts),
         after_prompt_blocks=prompt[-1] if prompt else 0,
         last_blocks=counts[-1],
     )
 
 
-def _all(resolved: Resolved, done: int, scheduled: int) -> int:
+def _all(resolved: ResolvedVllm, done: int, scheduled: int) -> int:
     return sum(
         _of_group(group, done, scheduled, prefix_caching=resolved.prefix_caching)
         for group in resolved.groups
     )
 
 
-def _of_group(group: Group, done: int, scheduled: int, *, prefix_caching: bool) -> int:
+def _of_group(group: CacheGroup, done: int, scheduled: int, *, prefix_caching: bool) -> int:
     """`done` tokens were computed before this step; blocks that none of the next can see are free."""
     spec = group.spec
     blocks = -(-(done + scheduled) // spec.block_size)

@@ -9,7 +9,7 @@ from typing import Any
 from edgekit.bill.types import Load
 from edgekit.engines.vllm import cache_dtypes
 from edgekit.engines.vllm.alignment import settle_blocks
-from edgekit.engines.vllm.backends import Ask, Backend, choose
+from edgekit.engines.vllm.backends import AttentionBackend, AttentionNeeds, choose
 from edgekit.engines.vllm.caches import Storage, attention_of, boundary_layers, cache_members
 from edgekit.engines.vllm.grouping import bytes_per_block, group_members, of_stage
 from edgekit.engines.vllm.models import (
@@ -24,7 +24,7 @@ from edgekit.engines.vllm.models import (
     section_of,
 )
 from edgekit.engines.vllm.stages import stages
-from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, Resolved, VllmSetup
+from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, ResolvedVllm, VllmSetup
 from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (
     Attention,
@@ -43,7 +43,7 @@ _SHARED_NAMES = {"f16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 _DTYPES = {"half": "float16", "float": "float32", **{name: name for name in DTYPE_BYTES}}
 
 
-def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> Resolved:
+def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
     """Raises RefusedError where vLLM would not start, UsageError for flags that make no sense."""
     settled = model.keep(("vllm", setup), lambda: _resolve(model, setup))
     batched, seqs = batch_limits(setup, max_model_len)
@@ -57,7 +57,7 @@ def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> Resolved:
     )
 
 
-def _resolve(model: Model, setup: VllmSetup) -> Resolved:
+def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
     """For requests that are long enough not to limit a step."""
     check_numbers(setup)
     check_ranks(model, setup)
@@ -69,7 +69,7 @@ def _resolve(model: Model, setup: VllmSetup) -> Resolved:
     groups = group_members(members, hybrid_manager=not setup.disable_hybrid_kv_cache_manager)
     spans = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
     batched, seqs = batch_limits(setup, LONG)
-    return Resolved(
+    return ResolvedVllm(
         dtype=storage.dtype,
         cache_dtype=storage.cache_dtype,
         block_size=block_size,
@@ -251,10 +251,10 @@ def _is_sparse(model: Model) -> bool:
     return any(isinstance(kind, LatentAttention) and kind.index_dim for kind in kinds)
 
 
-def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Backend, ...]:
+def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[AttentionBackend, ...]:
     """The different ones, in the order of the layers."""
     section = section_of(model)
-    base = Ask(
+    base = AttentionNeeds(
         capability=setup.gpu.capability,
         dtype=storage.dtype,
         cache_dtype=storage.cache_dtype,
@@ -269,7 +269,7 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Backend
     )
     found = [choose(ask, latent=latent) for ask, latent in _asks(model, base, storage)]
     if storage.sparse:
-        found.append(Backend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
+        found.append(AttentionBackend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
     return tuple(dict.fromkeys(found))
 
 
@@ -285,7 +285,9 @@ def _pictures_see_each_other(model: Model) -> bool:
     return stated or str(model.header.config.get("model_type")) in PICTURES_SEE_EACH_OTHER
 
 
-def _asks(model: Model, base: Ask, storage: Storage) -> list[tuple[Ask, bool]]:
+def _asks(
+    model: Model, base: AttentionNeeds, storage: Storage
+) -> list[tuple[AttentionNeeds, bool]]:
     """The different ones among the layers, each with whether it is for latent attention."""
     latent = keeps_latent(model.geometry)
     wanted: dict[tuple[int, bool, bool, str], None] = {}

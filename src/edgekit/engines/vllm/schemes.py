@@ -80,7 +80,7 @@ class Scheme:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class SchemePlan:
     """Which scheme each matrix gets."""
 
     schemes: tuple[
@@ -108,17 +108,17 @@ class Plan:
         return next(found, None)
 
 
-def read_plan(config: Mapping[str, Any], architecture: str, asked: str | None) -> Plan | None:
+def read_plan(config: Mapping[str, Any], architecture: str, asked: str | None) -> SchemePlan | None:
     """None: plain numbers. Raises RefusedError for a method that vLLM 0.32 does not have."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping) or not stated:
         scheme = _online(asked)
         if scheme is None:
             return None
-        return Plan(schemes=((None, scheme),), ignored=Named((), architecture), online=True)
+        return SchemePlan(schemes=((None, scheme),), ignored=Named((), architecture), online=True)
     method = _method(stated)
     schemes = tuple(_read(method, stated, architecture))
-    return Plan(schemes=schemes, ignored=Named(_ignored(stated), architecture))
+    return SchemePlan(schemes=schemes, ignored=Named(_ignored(stated), architecture))
 
 
 def _method(stated: Mapping[str, Any]) -> str:
@@ -134,7 +134,7 @@ def _method(stated: Mapping[str, Any]) -> str:
     return method
 
 
-def check_capability(plan: Plan, capability: tuple[int, int]) -> None:
+def check_capability(plan: SchemePlan, capability: tuple[int, int]) -> None:
     needed = MIN_CAPABILITY.get(plan.main.method, (0, 0))
     if capability < needed:
         raise RefusedError(

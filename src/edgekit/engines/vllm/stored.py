@@ -20,7 +20,7 @@ from edgekit.engines.vllm.weights import (
     EXPERT_ROLES,
     F32_BYTES,
     Cast,
-    Weights,
+    VllmWeights,
     beside_attention,
     expected_bytes,
     recurrent_of,
@@ -84,7 +84,7 @@ class _Named:
     role: Role
 
 
-def stored_weights(model: Model, cast: Cast) -> Weights:
+def stored_weights(model: Model, cast: Cast) -> VllmWeights:
     layers = len(model.geometry.layers)
     sizes = [0] * layers
     outside = [0, 0]
@@ -100,7 +100,7 @@ def stored_weights(model: Model, cast: Cast) -> Weights:
     for layer_index, more in _not_in_files(model, cast):
         sizes[layer_index] += more
     basis = Basis.EXACT if cast.plan is None else cast.plan.basis
-    return Weights(
+    return VllmWeights(
         before_bytes=outside[0],
         layer_bytes=tuple(sizes),
         after_bytes=outside[1],

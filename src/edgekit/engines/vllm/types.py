@@ -89,7 +89,7 @@ Members = tuple[tuple[int, CacheSpec], ...]  # (layer of the model, what it keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CacheGroup:
     """Layers that share one table of blocks."""
 
     members: Members
@@ -104,7 +104,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
+class ResolvedVllm:
     """What vLLM makes of the flags, the card and the model, all lengths of a request alike."""
 
     dtype: str
@@ -115,12 +115,12 @@ class Resolved:
     in_flight_tokens: int  # scheduled and not settled yet: their blocks are still held
     prefix_caching: bool
     backends: tuple[str, ...]
-    groups: tuple[Group, ...]  # of the whole model
+    groups: tuple[CacheGroup, ...]  # of the whole model
     bytes_per_block: int  # on the pipeline stage where they are largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class BlockPool:
     """The pool of blocks, and what one request of the asked length takes of it."""
 
     blocks_per_group: tuple[int, ...]

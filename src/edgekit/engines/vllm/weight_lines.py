@@ -9,8 +9,8 @@ from edgekit.bill.types import Component, MemoryLine, weakest
 from edgekit.engines.vllm.schemes import check_capability, read_plan
 from edgekit.engines.vllm.stored import stored_weights
 from edgekit.engines.vllm.towers import WITHIN, tower_parameters
-from edgekit.engines.vllm.types import DTYPE_BYTES, Resolved, VllmSetup
-from edgekit.engines.vllm.weights import Cast, Weights, expected_weights
+from edgekit.engines.vllm.types import DTYPE_BYTES, ResolvedVllm, VllmSetup
+from edgekit.engines.vllm.weights import Cast, VllmWeights, expected_weights
 from edgekit.errors import UnknownArchitectureError
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Model
@@ -20,7 +20,7 @@ EXPECTED_WITHIN = 0.005
 
 
 def fullest_stage(
-    model: Model, setup: VllmSetup, resolved: Resolved, cut: tuple[range, ...]
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, cut: tuple[range, ...]
 ) -> range:
     """The pipeline stage with the most weights."""
     weights = weigh(model, setup, resolved)
@@ -28,12 +28,12 @@ def fullest_stage(
     return max(cut, key=lambda stage: weights.of_stage(stage, count))
 
 
-def weigh(model: Model, setup: VllmSetup, resolved: Resolved) -> Weights:
+def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
     decides = (setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype)
     return model.keep(("vllm weights", *decides), lambda: _weigh(model, setup, resolved))
 
 
-def _weigh(model: Model, setup: VllmSetup, resolved: Resolved) -> Weights:
+def _weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
     plan = read_plan(model.header.config, model.geometry.architecture, setup.quantization)
     if plan is not None:
         check_capability(plan, setup.gpu.capability)
@@ -45,7 +45,7 @@ def _weigh(model: Model, setup: VllmSetup, resolved: Resolved) -> Weights:
     return stored_weights(model, cast)
 
 
-def _quantized_while_loading(model: Model, cast: Cast) -> Weights:
+def _quantized_while_loading(model: Model, cast: Cast) -> VllmWeights:
     """The directory's plain tensors, less what the architecture's linear layers lose (quantization/online/fp8.py)."""
     plain = replace(cast, plan=None)
     stored = stored_weights(model, plain)
@@ -64,7 +64,7 @@ def _quantized_while_loading(model: Model, cast: Cast) -> Weights:
 
 
 def weight_lines(
-    model: Model, setup: VllmSetup, resolved: Resolved, stage: range
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range
 ) -> tuple[MemoryLine, ...]:
     weights = weigh(model, setup, resolved)
     key = ("vllm weight lines", id(weights), stage)
@@ -72,7 +72,7 @@ def weight_lines(
 
 
 def _lines(
-    model: Model, setup: VllmSetup, resolved: Resolved, stage: range, weights: Weights
+    model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range, weights: VllmWeights
 ) -> tuple[MemoryLine, ...]:
     stored = model.header.tensors is not None
     told = "tensors in the files" if stored else "tensors of the architecture"
@@ -109,7 +109,7 @@ def _lines(
     return tuple(lines)
 
 
-def _tower_line(parameters: int, resolved: Resolved) -> MemoryLine:
+def _tower_line(parameters: int, resolved: ResolvedVllm) -> MemoryLine:
     return MemoryLine(
         component=Component.WEIGHTS,
         size_bytes=parameters * DTYPE_BYTES[resolved.dtype],

@@ -15,7 +15,7 @@ from edgekit.engines.vllm.models import (
     ROUTER_IN_F32,
     ROUTER_IN_F32_WITHOUT_KERNEL,
 )
-from edgekit.engines.vllm.schemes import Plan, Scheme
+from edgekit.engines.vllm.schemes import Scheme, SchemePlan
 from edgekit.engines.vllm.sharding import on_rank
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu
 from edgekit.model.expected import ExpectedTensor, TensorKind, TensorRole, expected_tensors
@@ -61,11 +61,11 @@ class Cast:
     dtype: str
     ranks: int
     gpu: Gpu
-    plan: Plan | None
+    plan: SchemePlan | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class VllmWeights:
     """Bytes by layer; None stands for what lies outside the layers: before them, and after them."""
 
     before_bytes: int
@@ -81,7 +81,7 @@ class Weights:
         return inside + before * self.before_bytes + last * self.after_bytes
 
 
-def expected_weights(model: Model, cast: Cast) -> Weights:
+def expected_weights(model: Model, cast: Cast) -> VllmWeights:
     """Raises UnknownArchitectureError where the tensors do not follow from the config."""
     geometry = model.geometry
     sizes = [0] * len(geometry.layers)
@@ -97,7 +97,7 @@ def expected_weights(model: Model, cast: Cast) -> Weights:
     if cast.plan is not None:
         for layer in geometry.layers:
             sizes[layer.index] += beside_attention(layer.mixer, cast)
-    return Weights(
+    return VllmWeights(
         before_bytes=outside[0],
         layer_bytes=tuple(sizes),
         after_bytes=outside[1],
@@ -168,7 +168,7 @@ def router_in_f32(name: str, gpu: Gpu) -> bool:
     return name in ROUTER_IN_F32 or (name in ROUTER_IN_F32_WITHOUT_KERNEL and not kernel)
 
 
-def _scheme(name: str, tensor: ExpectedTensor, plan: Plan | None) -> Scheme | None:
+def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Scheme | None:
     """None: a plain tensor."""
     scheme = None if plan is None else plan.scheme_for(tensor.role, tensor.layer)
     if scheme is None:

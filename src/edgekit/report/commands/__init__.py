@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.commands.types import Command, Planned
 
 if TYPE_CHECKING:
     from edgekit.plan.planned import Plan
-    from edgekit.plan.types import PreflightResult, Way
+    from edgekit.plan.types import Placement, Verdict
     from edgekit.sources.types import ModelFiles
 
-__all__ = ["Ready", "commands_of", "ready_commands"]
+__all__ = ["Command", "commands_of", "ready_commands"]
 
 
 def commands_of(
-    result: PreflightResult,
+    result: Verdict,
     *,
     label: str,
     repository: str = "",
     files: ModelFiles | None = None,
     users: int | None = None,
     more: tuple[str, ...] = (),
-) -> tuple[Ready, ...]:
+) -> tuple[Command, ...]:
     """The commands of a verdict: those of a plan with the same choices."""
     from edgekit.plan.planned import Plan, Wish
 
@@ -43,7 +43,7 @@ def commands_of(
 
 def ready_commands(
     plan: Plan, *, files: ModelFiles | None = None, more: tuple[str, ...] = ()
-) -> tuple[Ready, ...]:
+) -> tuple[Command, ...]:
     """In the order in which they are to be run; `files` are those the wish's model was found in."""
     from edgekit.report.commands import limits
 
@@ -51,7 +51,7 @@ def ready_commands(
     return (*limits.ready(planned), *(one for make in _makers(plan) for one in make(planned)))
 
 
-def _makers(plan: Plan) -> tuple[Callable[[Planned], Iterator[Ready]], ...]:
+def _makers(plan: Plan) -> tuple[Callable[[Planned], Iterator[Command]], ...]:
     """A program's file imports its whole engine: only those of this engine."""
     from edgekit.report.commands import lm_studio
 
@@ -70,7 +70,7 @@ def _makers(plan: Plan) -> tuple[Callable[[Planned], Iterator[Ready]], ...]:
     return llamacpp.ready, ollama.ready, lm_studio.ready
 
 
-def _is_by_hand(way: Way) -> bool:
+def _is_by_hand(way: Placement) -> bool:
     """Placed with -ot, -sm or --rpc that the user gave."""
     from edgekit.engines.llamacpp.types import SplitMode
 

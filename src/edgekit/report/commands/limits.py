@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from edgekit.bill.decisions import Lever
 from edgekit.machine.gpu_limit import raised_limit
-from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.commands.types import Command, Planned
 
 NAME = "GPU memory limit"
 
 
-def ready(planned: Planned) -> Iterator[Ready]:
+def ready(planned: Planned) -> Iterator[Command]:
     """Only where the plan says that a higher limit helps."""
     decision = planned.plan.decision(Lever.LIMIT)
     raised = None if decision is None else raised_limit(planned.plan.result.machine)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from edgekit.engines.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, Device, SplitMode
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, SplitMode
 from edgekit.machine.types import HOST
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.planned import Plan
 from edgekit.plan.types import Status
 from edgekit.report.commands import cards
-from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.commands.types import Command, Planned
 from edgekit.report.model_words import (
     NO_PROJECTOR,
     TEXT_ONLY,
@@ -29,7 +29,7 @@ OWN_CACHE = "f16"  # needs no flag
 _GROWTH = {"cache_ram": "-cram", "ctx_checkpoints": "-ctxcp"}
 
 
-def ready(planned: Planned) -> Iterator[Ready]:
+def ready(planned: Planned) -> Iterator[Command]:
     plan = planned.plan
     model = model_words(planned)
     notes = [*source_notes(planned), *cards.notes(planned)]
@@ -126,7 +126,7 @@ def _placement(planned: Planned) -> Iterator[str]:
         yield "-nkvo"
 
 
-def endpoint(server: Device) -> str:
+def endpoint(server: DeviceSlot) -> str:
     """'RPC0[10.0.0.5:50052]' -> '10.0.0.5:50052'."""
     return server.rpc.partition("[")[2].removesuffix("]")
 

@@ -14,7 +14,7 @@ from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import llamacpp, mlx
-from edgekit.report.commands.types import FILE, SETTINGS, Planned, Ready
+from edgekit.report.commands.types import FILE, SETTINGS, Command, Planned
 from edgekit.report.model_words import parsed
 from edgekit.sources.reference import HubModel
 
@@ -24,17 +24,17 @@ MLX_GROUPS = frozenset({32, 64, 128})
 Setting = tuple[str, str, Any]  # as the screen names it, its key, its value
 
 
-def ready(planned: Planned) -> Iterator[Ready]:
+def ready(planned: Planned) -> Iterator[Command]:
     settings = list(_SETTINGS[planned.plan.wish.engine](planned))
     notes = tuple(_notes(planned))
     listed = "".join(
         f"{name}: {_shown(name, value, planned)}\n" for name, _, value in settings if name
     )
-    yield Ready(name="LM Studio settings", kind=SETTINGS, text=listed, notes=notes)
+    yield Command(name="LM Studio settings", kind=SETTINGS, text=listed, notes=notes)
     fields = [{"key": key, "value": value} for _, key, value in settings]
     preset = {"operation": {"fields": []}, "load": {"fields": fields}}
     text = json.dumps(preset, indent=2) + "\n"
-    yield Ready(name="LM Studio preset", kind=FILE, text=text)
+    yield Command(name="LM Studio preset", kind=FILE, text=text)
     yield planned.command("lms load", _load_words(planned, settings), notes=_load_notes(settings))
 
 

@@ -10,15 +10,15 @@ from edgekit.engines.mlx.types import (
     FOUR_BIT,
     PLAIN,
     MlxSetup,
-    Mode,
+    PackingMode,
     Quantize,
 )
-from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.commands.types import Command, Planned
 from edgekit.report.model_words import as_file, published_mlx
 from edgekit.sources.types import Origin
 
 
-def ready(planned: Planned) -> Iterator[Ready]:
+def ready(planned: Planned) -> Iterator[Command]:
     """The server keeps its caches in 16 bits: where the plan packs them, mlx_lm.generate runs it."""
     packed = None if published(planned) else to_convert(planned)
     if packed is not None:
@@ -68,7 +68,7 @@ def _told(packed: Quantize) -> str:
     if packed.recipe is not None:
         return packed.recipe.value
     mode = packed.packing.mode
-    return f"{packed.packing.bits}bit" if mode is Mode.AFFINE else mode.value
+    return f"{packed.packing.bits}bit" if mode is PackingMode.AFFINE else mode.value
 
 
 def convert_words(repository: str, packed: Quantize, label: str) -> list[str]:
@@ -77,7 +77,7 @@ def convert_words(repository: str, packed: Quantize, label: str) -> list[str]:
     packing = packed.packing
     if packed.recipe is not None:
         words += ["--quant-predicate", packed.recipe.value]
-    elif packing.mode is not Mode.AFFINE:
+    elif packing.mode is not PackingMode.AFFINE:
         words += ["--q-mode", packing.mode.value]
     else:
         words += ["--q-bits", str(packing.bits), "--q-group-size", str(packing.group_size)]

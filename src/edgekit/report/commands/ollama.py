@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import cards
 from edgekit.report.commands.llamacpp import has_own_file, model_words, source_notes
-from edgekit.report.commands.types import FILE, Planned, Ready
+from edgekit.report.commands.types import FILE, Command, Planned
 from edgekit.report.lines import printable
 from edgekit.sources.types import Origin
 
@@ -23,7 +23,7 @@ CACHES = ("f16", "q8_0", "q4_0")  # docs/faq.mdx: those it lists, the most accur
 _GROWTH = {"cache_ram": "LLAMA_ARG_CACHE_RAM", "ctx_checkpoints": "LLAMA_ARG_CTX_CHECKPOINTS"}
 
 
-def ready(planned: Planned) -> Iterator[Ready]:
+def ready(planned: Planned) -> Iterator[Command]:
     """A name that Ollama can pull is run as it is; a Modelfile is for files, and for what is not Ollama's default."""
     yield planned.command(
         "Ollama server", ["ollama", "serve"], _environment(planned), _notes(planned)
@@ -34,11 +34,11 @@ def ready(planned: Planned) -> Iterator[Ready]:
         return
     text = "\n".join(_modelfile(planned)) + "\n"
     notes = tuple(source_notes(planned))
-    yield Ready(name="Ollama Modelfile", kind=FILE, text=text, notes=notes)
+    yield Command(name="Ollama Modelfile", kind=FILE, text=text, notes=notes)
     own = _name(planned)
     create = planned.command("Ollama", ["ollama", "create", own, "-f", "Modelfile"])
     run = planned.command("Ollama", ["ollama", "run", own])
-    yield Ready(name="Ollama", kind=create.kind, text=f"{create.text}\n{run.text}")
+    yield Command(name="Ollama", kind=create.kind, text=f"{create.text}\n{run.text}")
 
 
 def _runs_by_default(planned: Planned) -> bool:

@@ -22,7 +22,7 @@ COMMAND, FILE, SETTINGS = "command", "file", "settings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Command:
     """One text that is ready to paste: a command, a file, or settings to make by hand."""
 
     name: str  # "llama-server", "Ollama Modelfile"
@@ -79,13 +79,13 @@ class Planned:
         words: Sequence[str],
         environment: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
-    ) -> Ready:
+    ) -> Command:
         told = [printable(word) for word in words]  # a stranger's name steers no terminal
         if PLACEHOLDER in words:
             more = f"replace {PLACEHOLDER} with the repository on Hugging Face, or the folder with the files"
             notes = (*notes, more)
         text = shell_text(told, environment or {}, self.system)
-        return Ready(name=name, kind=COMMAND, text=text, notes=tuple(notes))
+        return Command(name=name, kind=COMMAND, text=text, notes=tuple(notes))
 
 
 def shell_text(words: Sequence[str], environment: Mapping[str, str], system: System) -> str:

@@ -14,7 +14,7 @@ from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.model.types import Model
 from edgekit.report.commands import cards
-from edgekit.report.commands.types import Planned, Ready
+from edgekit.report.commands.types import Command, Planned
 
 RAY_PORT = 6379  # Ray's own
 HEAD = "HEAD_IP"
@@ -45,7 +45,7 @@ _SWITCHES = {
 _FIRST_MACHINE = "on the first machine"
 
 
-def ready(planned: Planned) -> Iterator[Ready]:
+def ready(planned: Planned) -> Iterator[Command]:
     nodes = nodes_used(planned)
     if nodes > 1:
         yield from _ray(planned, nodes)
@@ -106,7 +106,7 @@ def most_sequences(model: Model, pool: MemoryEstimate) -> int | None:
     return blocks if is_too_many else None
 
 
-def _ray(planned: Planned, nodes: int) -> Iterator[Ready]:
+def _ray(planned: Planned, nodes: int) -> Iterator[Command]:
     others = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
     first = ["ray", "start", "--head", f"--port={RAY_PORT}"]
     same = "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`"

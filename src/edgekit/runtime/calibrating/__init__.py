@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from edgekit.engines.llamacpp.verify.ways import Way, choose_way
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.errors import EngineError
 from edgekit.machine import detect
 from edgekit.machine.calibration import change_calibration, with_host
@@ -19,7 +19,7 @@ from edgekit.machine.types import Machine
 from edgekit.model.open import Opened, open_model
 from edgekit.runtime.calibrating.engine import measure_engine
 from edgekit.runtime.calibrating.host import measure_host
-from edgekit.runtime.calibrating.types import Bench, Calibrated, Options, Run, Tell
+from edgekit.runtime.calibrating.types import Bench, Calibrated, CalibrateOptions, Run, Tell
 from edgekit.runtime.remembering import Remembered
 from edgekit.sources.finding import find_weights
 from edgekit.sources.types import Reach
@@ -31,7 +31,7 @@ def calibrate(
     machine: Machine | None = None,
     reach: Reach | None = None,
     tell: Tell = lambda _: None,
-    options: Options | None = None,
+    options: CalibrateOptions | None = None,
 ) -> Calibrated:
     """Measures and remembers. With a model named, whatever hinders llama.cpp raises, and nothing is kept.
 
@@ -39,7 +39,9 @@ def calibrate(
     """
     way, lacking = _way(reference)
     opened = None if reference is None else _open(reference, reach or Reach())
-    bench = Bench(machine=machine or detect(), options=options or Options(), tell=tell, way=way)
+    bench = Bench(
+        machine=machine or detect(), options=options or CalibrateOptions(), tell=tell, way=way
+    )
     host, notes = measure_host(bench)
     run = Run(notes=lacking) if way is None else measure_engine(bench, way, host, opened)
 
@@ -61,7 +63,7 @@ def _kept(found: Calibrated, remembered: Remembered) -> Calibrated:
     return replace(found, notes=(*found.notes, problem)) if problem else found
 
 
-def _way(reference: object) -> tuple[Way | None, tuple[str, ...]]:
+def _way(reference: object) -> tuple[VerifyMethod | None, tuple[str, ...]]:
     """Where no model is named, a machine without the engine is measured all the same."""
     try:
         return choose_way(really=True), ()

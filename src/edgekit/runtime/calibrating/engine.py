@@ -13,15 +13,15 @@ from edgekit import __version__
 from edgekit.bill.types import Load
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.hollow import ending_in_order
 from edgekit.engines.llamacpp.verify.types import Paced, Pacing, Verification
-from edgekit.engines.llamacpp.verify.ways import Way
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.errors import EdgekitError, EngineError, UsageError
 from edgekit.machine.calibration import today, told_text
 from edgekit.machine.measured import HostMeasured, Pace
-from edgekit.machine.types import Accelerator, Machine
+from edgekit.machine.types import Device, Machine
 from edgekit.model.open import Opened, open_model
 from edgekit.plan.placement import BACKENDS
 from edgekit.plan.speed import expected_speed, middle
@@ -38,7 +38,9 @@ WORDS = 32_000  # ids that are drawn: an embedding may have rows at its end that
 _ROOM_TIMES = 2  # as much of the disk is left free as the file takes
 
 
-def measure_engine(bench: Bench, way: Way, host: HostMeasured, opened: Opened | None) -> Run:
+def measure_engine(
+    bench: Bench, way: VerifyMethod, host: HostMeasured, opened: Opened | None
+) -> Run:
     """With the model that is named; with a made-up one, what goes wrong is a note."""
     bench = replace(bench, machine=_as_measured(bench.machine, host))
     if opened is not None:
@@ -82,7 +84,7 @@ def _made_up(bench: Bench) -> Iterator[Opened]:
         yield replace(open_model(path), label=LABEL)
 
 
-def _run(bench: Bench, way: Way, opened: Opened) -> Run:
+def _run(bench: Bench, way: VerifyMethod, opened: Opened) -> Run:
     """On the cards that are here, where the engine finds them; else on the processor."""
     cards = devices_for(bench.machine, LLAMACPP)
     if not cards:
@@ -94,7 +96,7 @@ def _run(bench: Bench, way: Way, opened: Opened) -> Run:
         return replace(run, notes=(f"measured on the CPU only: {error}", *run.notes))
 
 
-def _on(bench: Bench, way: Way, opened: Opened, cards: tuple[Accelerator, ...]) -> Run:
+def _on(bench: Bench, way: VerifyMethod, opened: Opened, cards: tuple[Device, ...]) -> Run:
     if opened.files is None:
         raise UsageError(f"{opened.label} has no files to load")
     machine, setup, load = (
@@ -142,10 +144,10 @@ def _notes(found: Verification, busy: str, left_out: str) -> Iterator[str]:
         yield left_out
 
 
-def _setup(cards: tuple[Accelerator, ...], opened: Opened) -> LlamaCppSetup:
+def _setup(cards: tuple[Device, ...], opened: Opened) -> LlamaCppSetup:
     backend = Backend(BACKENDS.get(cards[0].vendor, "vulkan")) if cards else Backend.CPU
     embeds = opened.model.geometry.causal is False
-    return LlamaCppSetup(mode=Mode.SERVER, backend=backend, embeddings=embeds)
+    return LlamaCppSetup(mode=LlamaMode.SERVER, backend=backend, embeddings=embeds)
 
 
 def _load(opened: Opened) -> Load:

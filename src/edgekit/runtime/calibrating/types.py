@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgekit.engines.llamacpp.verify.types import Verification
-from edgekit.engines.llamacpp.verify.ways import Way
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.machine.measured import EngineMeasured, HostMeasured
 from edgekit.machine.types import Machine
 from edgekit.runtime.calibrating.made_up import Shape
@@ -19,7 +19,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CalibrateOptions:
     """How long and how much is measured."""
 
     read_bytes: int | None = None  # of memory; None: 1 GiB, or an eighth of what is free
@@ -35,9 +35,9 @@ class Bench:
     """Where it is measured, and with what."""
 
     machine: Machine
-    options: Options
+    options: CalibrateOptions
     tell: Tell
-    way: Way | None = None  # to llama.cpp; None: it is not here
+    way: VerifyMethod | None = None  # to llama.cpp; None: it is not here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from edgekit.runtime.stream.pages import PagedCache
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine
-    from edgekit.embed.encoder.crew import Worker
-    from edgekit.embed.encoder.weights import Weights
+    from edgekit.embed.encoder.crew import CrewMember
+    from edgekit.embed.encoder.weights import EncoderWeights
     from edgekit.runtime.stream.cache import LayerCache
     from edgekit.runtime.stream.forward import StreamBuffers
 
@@ -29,8 +29,8 @@ def _key(name: str, layer: int | None) -> str:
 
 def allocated_bytes(
     *,
-    workers: Sequence[Worker],
-    weights: Weights,
+    workers: Sequence[CrewMember],
+    weights: EncoderWeights,
     buffers: StreamBuffers,
     caches: Sequence[LayerCache],
 ) -> Mapping[str, int]:
@@ -60,7 +60,7 @@ def allocated_bytes(
     return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
 
 
-def _kept(weights: Weights) -> dict[str, int]:
+def _kept(weights: EncoderWeights) -> dict[str, int]:
     """Of each layer, and of what is outside of them."""
     found: dict[str, int] = {}
     for name, rows in weights.rows.items():

@@ -15,7 +15,7 @@ Packed = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CacheRun:
     """Rows of keys and values, of tokens that stand together."""
 
     keys: Packed
@@ -34,14 +34,14 @@ class LayerCache(Protocol):
         """In memory."""
         ...
 
-    def stretches(self, own: Stretch) -> Iterator[list[Stretch]]:
+    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
         """What the tokens of `own` look at: themselves, and what is kept of those before them.
 
         A list is good until the next one is asked for.
         """
         ...
 
-    def keep(self, own: Stretch) -> None:
+    def keep(self, own: CacheRun) -> None:
         """Copies the tokens into their cells."""
         ...
 
@@ -62,18 +62,18 @@ class WholeCache:
     def size_bytes(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
-    def stretches(self, own: Stretch) -> Iterator[list[Stretch]]:
+    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
         found = [own]
         for span in self.ring.spans(own.position, len(own.keys)):
             cells = slice(span.cell, span.cell + span.cells)
             found.append(
-                Stretch(
+                CacheRun(
                     self._keys[cells], self._values[cells], span.position, span.reach, span.is_sink
                 )
             )
         yield found
 
-    def keep(self, own: Stretch) -> None:
+    def keep(self, own: CacheRun) -> None:
         for first, cell, count in self.ring.places(own.position, len(own.keys)):
             self._keys[cell : cell + count] = own.keys[first : first + count]
             self._values[cell : cell + count] = own.values[first : first + count]

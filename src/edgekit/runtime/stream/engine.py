@@ -16,8 +16,8 @@ from edgekit.embed.encoder.blas import one_thread
 from edgekit.embed.encoder.crew import Crew
 from edgekit.embed.encoder.layers import make_network
 from edgekit.embed.encoder.passing import make_worker
-from edgekit.embed.encoder.share import Share
-from edgekit.embed.encoder.weights import Weights
+from edgekit.embed.encoder.share import WorkShare
+from edgekit.embed.encoder.weights import EncoderWeights
 from edgekit.embed.file import WeightFile
 from edgekit.embed.kernels import choose
 from edgekit.embed.types import Checkpoint, Limits
@@ -27,7 +27,7 @@ from edgekit.engines.native.model import read_model
 from edgekit.engines.native.planning import plan_stream
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.native.tensors import matrices
-from edgekit.engines.native.types import Use
+from edgekit.engines.native.types import ModelUse
 from edgekit.engines.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
@@ -65,7 +65,7 @@ def open_stream(
     kernels = kernels or choose()
     with ExitStack() as held:
         file = held.enter_context(WeightFile(Path(path), _ANY_SIZE))
-        model = read_model(walk(file), Use.GENERATE)
+        model = read_model(walk(file), ModelUse.GENERATE)
         plan = plan_stream(model, load, setup or StreamSetup(), spill_from_tokens=spill_from_tokens)
         pages = None
         if plan.resident_pages is not None:
@@ -123,7 +123,7 @@ class StreamEngine:
         workers = [make_worker(plan) for _ in range(plan.threads)]
         self._crew = Crew(workers)
         held.callback(self._crew.close)
-        weights = Weights(self._file, plan, kernels, self._crew.first, self._monitor.check)
+        weights = EncoderWeights(self._file, plan, kernels, self._crew.first, self._monitor.check)
         self._network = make_network(plan.model, weights, kernels)
         self._buffers = make_stream_buffers(plan)
         self._caches = tuple(make_caches(plan, pages))
@@ -226,7 +226,7 @@ class StreamEngine:
 
         step = self.plan.chunk_tokens
         chunks = -(-len(tokens) // step)
-        share = Share(
+        share = WorkShare(
             look_up, chunks * self._network.matrix_bytes + self._network.output.size_bytes
         )
         self._check_unchanged()
@@ -244,7 +244,7 @@ class StreamEngine:
                 raise
             self._position += len(part)
 
-    def _run(self, tokens: Sequence[int], share: Share, *, is_last: bool) -> None:
+    def _run(self, tokens: Sequence[int], share: WorkShare, *, is_last: bool) -> None:
         forward = StreamPass(
             len(tokens),
             self._position,

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from edgekit.embed.encoder.crew import Crew, Step, Task, Worker
-from edgekit.embed.encoder.layers import Layer, Network
+from edgekit.embed.encoder.crew import Crew, CrewMember, Step, Task
+from edgekit.embed.encoder.layers import EncoderLayer, Network
 from edgekit.embed.encoder.passing import Buffers, Pass, Tokens, make_buffers
 from edgekit.embed.encoder.rope import fill_tables
-from edgekit.embed.encoder.share import Share
+from edgekit.embed.encoder.share import WorkShare
 from edgekit.embed.encoder.steps import Turn, token_tasks
 from edgekit.embed.kernels.types import BlockError, CacheKind, Kernels
 from edgekit.engines.native.arrays import Floats
 from edgekit.errors import WeightsError
-from edgekit.runtime.stream.cache import LayerCache, Packed, Stretch
+from edgekit.runtime.stream.cache import CacheRun, LayerCache, Packed
 
 if TYPE_CHECKING:
     from edgekit.bill.cache_types import CacheType
     from edgekit.engines.native.setup import StreamPlan
-    from edgekit.engines.native.types import Rope
+    from edgekit.engines.native.types import NativeRope
 
 TASK_FLOPS = 4_000_000  # of attention: less is not worth another thread
 ROUND_FLOPS = 200_000_000  # and no thread has more before the next look at the clock: some 20 ms
@@ -39,7 +39,7 @@ TASKS_PER_THREAD = 2
 class Turning:
     """How heads turn at the places of a chunk."""
 
-    rope: Rope
+    rope: NativeRope
     cos: Floats
     sin: Floats
     sink_cos: Floats | None  # for a look at the sinks
@@ -90,7 +90,7 @@ def make_stream_buffers(plan: StreamPlan) -> StreamBuffers:
     )
 
 
-def _turning(plan: StreamPlan, rope: Rope | None, cos: Floats, sin: Floats) -> Turning | None:
+def _turning(plan: StreamPlan, rope: NativeRope | None, cos: Floats, sin: Floats) -> Turning | None:
     if rope is None:
         return None
     if not plan.has_sinks:
@@ -116,7 +116,7 @@ class StreamPass(Pass):
         crew: Crew,
         buffers: StreamBuffers,
         caches: Sequence[LayerCache],
-        share: Share,
+        share: WorkShare,
     ) -> None:
         super().__init__(
             tokens,
@@ -153,7 +153,7 @@ class StreamPass(Pass):
         for place, (layer, cache, window) in enumerate(layers):
             local = window is not None
             self._turning = self._buffers.local_turning if local else self._buffers.turning
-            own = Stretch(self._keys, self._values, self._position, cache.ring.reach)
+            own = CacheRun(self._keys, self._values, self._position, cache.ring.reach)
             try:
                 self._to_heads(layer, everything)
             except BlockError as error:
@@ -197,7 +197,7 @@ class StreamPass(Pass):
 
     # --- heads
 
-    def _turn_heads(self, layer: Layer, chunk: slice) -> None:
+    def _turn_heads(self, layer: EncoderLayer, chunk: slice) -> None:
         turning = self._turning
         if turning is not None:
             self._cos, self._sin = turning.cos, turning.sin
@@ -225,7 +225,7 @@ class StreamPass(Pass):
 
     # --- attention
 
-    def _attend(self, lists: Iterator[list[Stretch]]) -> None:
+    def _attend(self, lists: Iterator[list[CacheRun]]) -> None:
         self._mixed.fill(0)
         self._state[:, :, 0] = -math.inf
         self._state[:, :, 1] = 0
@@ -236,7 +236,7 @@ class StreamPass(Pass):
             self._mixed, self._state, heads=self._size.heads, head_dim=self._size.head_dim
         )
 
-    def _attention_rounds(self, stretches: list[Stretch]) -> Iterator[list[Task]]:
+    def _attention_rounds(self, stretches: list[CacheRun]) -> Iterator[list[Task]]:
         """Key heads, and queries where heads are few, shared out; so few cells in a round that it is short."""
         size = self._size
         cell_flops = 4 * size.query // size.kv_heads  # of one query, and the heads of one key head
@@ -253,7 +253,7 @@ class StreamPass(Pass):
                 for head in range(0, size.kv_heads, heads)
             ]
 
-    def _look(self, stretches: list[Stretch], first: int, last: int) -> Step:
+    def _look(self, stretches: list[CacheRun], first: int, last: int) -> Step:
         """Of the queries first..last."""
         return _Look(
             self._kernels,
@@ -277,7 +277,7 @@ class _Heads:
     key: tuple[Turn, CacheKind, Packed]
     value: tuple[Turn, CacheKind, Packed]
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         self.query.prepare(first, last)
         if self.sink_query is not None:
             self.sink_query.x[first:last] = self.query.x[first:last]
@@ -293,7 +293,7 @@ class _Look:
     """Some queries over stretches of cells, for the key heads first..last."""
 
     kernels: Kernels
-    stretches: Sequence[Stretch]
+    stretches: Sequence[CacheRun]
     query: Floats
     sink_query: Floats | None
     out: Floats
@@ -301,7 +301,7 @@ class _Look:
     position: int
     plan: StreamPlan
 
-    def __call__(self, worker: Worker, first: int, last: int) -> None:
+    def __call__(self, worker: CrewMember, first: int, last: int) -> None:
         size = self.plan.model.dimensions
         for stretch in self.stretches:
             query = self.query
@@ -329,9 +329,9 @@ class _Look:
             )
 
 
-def _parted(stretches: Sequence[Stretch], most_cells: int) -> Iterator[list[Stretch]]:
+def _parted(stretches: Sequence[CacheRun], most_cells: int) -> Iterator[list[CacheRun]]:
     """The same cells, no more than so many in a list."""
-    part: list[Stretch] = []
+    part: list[CacheRun] = []
     room = most_cells
     for stretch in stretches:
         first, count = 0, len(stretch.keys)

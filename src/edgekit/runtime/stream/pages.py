@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from edgekit.engines.native.setup import PAGE_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, SourceError
-from edgekit.runtime.stream.cache import LayerCache, Packed, Stretch, WholeCache, touched
-from edgekit.runtime.stream.ring import Ring, Span, layer_ring
+from edgekit.runtime.stream.cache import CacheRun, LayerCache, Packed, WholeCache, touched
+from edgekit.runtime.stream.ring import CellSpan, Ring, layer_ring
 
 if TYPE_CHECKING:
     from edgekit.engines.native.setup import StreamPlan
@@ -96,7 +96,7 @@ class PagedCache:
     """A layer whose youngest pages are in memory; the others lie in the file, one after another."""
 
     def __init__(
-        self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: Stretch
+        self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: CacheRun
     ) -> None:
         """So many `pages` stay in memory; `cold` is where one that comes back is put, shared by all layers."""
         self.ring = ring
@@ -123,9 +123,9 @@ class PagedCache:
         """In the file: what every step reads back."""
         return len(self._spilled) * self._page_bytes
 
-    def stretches(self, own: Stretch) -> Iterator[list[Stretch]]:
+    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
         """First all that is in memory, then a page at a time."""
-        cold: dict[int, list[Span]] = {}
+        cold: dict[int, list[CellSpan]] = {}
         warm = [own]
         for span in self.ring.spans(own.position, len(own.keys)):
             for part in _by_page(span):
@@ -147,9 +147,9 @@ class PagedCache:
                 for part in parts
             ]
 
-    def keep(self, own: Stretch) -> None:
+    def keep(self, own: CacheRun) -> None:
         for first, cell, count in self.ring.places(own.position, len(own.keys)):
-            for span in _by_page(Span(cell, count, first)):
+            for span in _by_page(CellSpan(cell, count, first)):
                 page, within = divmod(span.cell, PAGE_TOKENS)
                 begin = self._open(page) * PAGE_TOKENS + within
                 rows = slice(begin, begin + span.cells)
@@ -192,19 +192,19 @@ class PagedCache:
         return self._offset + page * self._page_bytes
 
 
-def _by_page(span: Span) -> Iterator[Span]:
+def _by_page(span: CellSpan) -> Iterator[CellSpan]:
     """In parts that lie in one page each."""
     first = span.cell
     while first < span.cell + span.cells:
         last = min(span.cell + span.cells, (first // PAGE_TOKENS + 1) * PAGE_TOKENS)
         position = span.position + first - span.cell
-        yield Span(first, last - first, position, span.reach, span.is_sink)
+        yield CellSpan(first, last - first, position, span.reach, span.is_sink)
         first = last
 
 
-def _cut(keys: Packed, values: Packed, first: int, span: Span) -> Stretch:
+def _cut(keys: Packed, values: Packed, first: int, span: CellSpan) -> CacheRun:
     rows = slice(first, first + span.cells)
-    return Stretch(keys[rows], values[rows], span.position, span.reach, span.is_sink)
+    return CacheRun(keys[rows], values[rows], span.position, span.reach, span.is_sink)
 
 
 def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]:
@@ -214,7 +214,7 @@ def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]
         for layer in range(len(plan.cells)):
             yield WholeCache(layer_ring(plan, layer), k_row_bytes, v_row_bytes)
         return
-    cold = Stretch(touched(PAGE_TOKENS, k_row_bytes), touched(PAGE_TOKENS, v_row_bytes), 0)
+    cold = CacheRun(touched(PAGE_TOKENS, k_row_bytes), touched(PAGE_TOKENS, v_row_bytes), 0)
     offset = 0
     for layer in range(len(plan.cells)):
         ring = layer_ring(plan, layer)

@@ -14,7 +14,7 @@ from edgekit.engines.native.setup import StreamPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CellSpan:
     """Cells that lie together, of tokens that stand together."""
 
     cell: int
@@ -32,16 +32,16 @@ class Ring:
     sinks: int
     reach: int | None  # of the tokens behind the sinks; None: all of them
 
-    def spans(self, end: int, queries: int) -> Iterator[Span]:
+    def spans(self, end: int, queries: int) -> Iterator[CellSpan]:
         """What queries at `end` and on may look at, of the tokens before `end`."""
         if self.sinks and end + queries <= self.cells:  # nothing has left yet, or will
             if end:
-                yield Span(0, end, 0)
+                yield CellSpan(0, end, 0)
             return
         if self.sinks:
-            yield Span(0, min(self.sinks, end), 0, is_sink=True)
+            yield CellSpan(0, min(self.sinks, end), 0, is_sink=True)
         for position, cell, cells in self._runs(self._oldest(end), end):
-            yield Span(cell, cells, position, self.reach)
+            yield CellSpan(cell, cells, position, self.reach)
 
     def places(self, start: int, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Where tokens from `start` on are kept: (the first of them, its cell, how many). Not all may be."""

@@ -41,7 +41,7 @@ Around = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class MarkedTurns:
     """Each message stands between two marks of its role."""
 
     system: Around
@@ -89,11 +89,11 @@ class Instructions:
         return "".join(parts)
 
 
-def _turns(before: str, role: str, after: str, *, answerer: str = "assistant") -> Turns:
+def _turns(before: str, role: str, after: str, *, answerer: str = "assistant") -> MarkedTurns:
     """Where only the role's name differs."""
     names = ("system", "user", answerer)
     system, user, assistant = ((f"{before}{said}{role}", after) for said in names)
-    return Turns(system=system, user=user, assistant=assistant, begin=assistant[0])
+    return MarkedTurns(system=system, user=user, assistant=assistant, begin=assistant[0])
 
 
 _CHATML = _turns("<|im_start|>", "\n", "<|im_end|>\n")
@@ -103,7 +103,7 @@ _PHI3 = _turns("<|", "|>\n", "<|end|>\n")
 _LLAMA2 = Instructions(system=("", "\n"), end=" [/INST]", assistant=("", "</s>"))
 _SYS = ("<<SYS>>\n", "\n<</SYS>>\n\n")
 
-FORMATS: dict[str, Turns | Instructions] = {
+FORMATS: dict[str, MarkedTurns | Instructions] = {
     "chatml": _CHATML,
     "llama3": replace(_LLAMA3, strips=True),
     "gemma": replace(_GEMMA, strips=True, system_in_user=True),
@@ -115,12 +115,12 @@ FORMATS: dict[str, Turns | Instructions] = {
     "mistral-v1": Instructions(begin=" [INST] ", again=" [INST] ", end=" [/INST]"),
     "mistral-v3": Instructions(strips_answers=True),
     "mistral-v3-tekken": Instructions(begin="[INST]", again="[INST]", assistant=("", "</s>")),
-    "mistral-v7": Turns(
+    "mistral-v7": MarkedTurns(
         system=("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"),
         user=("[INST] ", "[/INST]"),
         assistant=(" ", "</s>"),
     ),
-    "mistral-v7-tekken": Turns(
+    "mistral-v7-tekken": MarkedTurns(
         system=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
         user=("[INST]", "[/INST]"),
         assistant=("", "</s>"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.program import Program, Section, Sizes
+from edgekit.engines.llamacpp.graph.program import Program, ProgramSizes, Section
 from edgekit.engines.llamacpp.graph.trace import ALLOCATE, FREE, WHOLE, Event
 from edgekit.errors import RefusedError
 
@@ -32,7 +32,7 @@ def program(text: str) -> Program:
         return (ALLOCATE, slots[word[0]], slots[word[0]], WHOLE)
 
     sections = (Section(events=events(text)),)
-    return Program(alignment=UNIT, sections=sections, sizes=Sizes(sizes), slots=len(slots))
+    return Program(alignment=UNIT, sections=sections, sizes=ProgramSizes(sizes), slots=len(slots))
 
 
 def units(text: str) -> int:
@@ -141,7 +141,7 @@ def test_rounds_that_are_skipped_change_nothing(
     folded = Program(
         alignment=UNIT,
         sections=(Section(events=first), again),
-        sizes=Sizes(order[0]),
+        sizes=ProgramSizes(order[0]),
         own=n,
         slots=3 * n,
     )

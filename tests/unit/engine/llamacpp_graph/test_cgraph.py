@@ -5,12 +5,12 @@ from __future__ import annotations
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import variable
-from edgekit.engines.llamacpp.graph.tensor import F32, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
 
 T = variable("T")
 
 
-def leaf(name: str) -> Tensor:
+def leaf(name: str) -> GraphTensor:
     return ggml.graph_input(F32, 8, T, name=name)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.engines.llamacpp.graph.dims import Dim, Size, product, value, variable
-from edgekit.engines.llamacpp.graph.program import Sizes
+from edgekit.engines.llamacpp.graph.program import ProgramSizes
 
 T, S, C = variable("T"), variable("S"), variable("C")
 AT = {"T": 512, "S": 4, "C": 4096}
@@ -39,7 +39,7 @@ sizes = st.recursive(
 )
 def test_value(size: Size, number: int) -> None:
     assert value(size, AT) == number
-    assert Sizes([size]).at(AT) == [number]
+    assert ProgramSizes([size]).at(AT) == [number]
 
 
 def test_what_is_a_plain_number_again() -> None:

@@ -9,20 +9,20 @@ import pytest
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, variable
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, Home, Shape, Tensor, shape
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, GraphTensor, Home, Shape, shape
 from edgekit.engines.llamacpp.graph.types import ShapeError
 from edgekit.formats.dtype import TensorType, by_name
 
 T = variable("T")
-Make = Callable[[], Tensor]
+Make = Callable[[], GraphTensor]
 
 
-def leaf(*dims: Size, kind: TensorType = F32) -> Tensor:
+def leaf(*dims: Size, kind: TensorType = F32) -> GraphTensor:
     return ggml.graph_input(kind, *dims, name="x")
 
 
-def weight(*dims: Size, kind: TensorType = F16) -> Tensor:
-    return Tensor(op="NONE", type=kind, ne=shape(*dims), home=Home.WEIGHTS, name="w")
+def weight(*dims: Size, kind: TensorType = F16) -> GraphTensor:
+    return GraphTensor(op="NONE", type=kind, ne=shape(*dims), home=Home.WEIGHTS, name="w")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ ONE_LIKE_ITS_SOURCE = (
 
 
 @pytest.mark.parametrize("op", ONE_LIKE_ITS_SOURCE, ids=lambda op: op.__name__)
-def test_like_its_source(op: Callable[[Tensor], Tensor]) -> None:
+def test_like_its_source(op: Callable[[GraphTensor], GraphTensor]) -> None:
     x = leaf(8, T)
     made = op(x)
     assert (made.ne, made.type, made.src, made.view_src) == (x.ne, F32, (x,), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engines.llamacpp.graph.stretches import Stretch, keep_some
+from edgekit.engines.llamacpp.graph.stretches import LayerStretch, keep_some
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.stretches import Stretch, keep_some
 def test_kept(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
     kept = keep_some(keys)
     assert list(kept.layers) == layers
-    assert list(kept.stretches) == [Stretch(*one) for one in stretches]
+    assert list(kept.stretches) == [LayerStretch(*one) for one in stretches]
 
 
 def test_layers_that_are_all_different_are_all_built() -> None:

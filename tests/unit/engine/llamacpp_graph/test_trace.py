@@ -8,25 +8,25 @@ from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, variable
 from edgekit.engines.llamacpp.graph.program import fold
 from edgekit.engines.llamacpp.graph.stretches import keep_all
-from edgekit.engines.llamacpp.graph.tensor import F32, Home, Tensor, shape
-from edgekit.engines.llamacpp.graph.trace import CPU, Buffer, Log, Placed, trace
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, Home, shape
+from edgekit.engines.llamacpp.graph.trace import CPU, Buffer, Log, PlacedGraph, trace
 
 T = variable("T")
 
 
-def leaf(*dims: Size) -> Tensor:
+def leaf(*dims: Size) -> GraphTensor:
     return ggml.graph_input(F32, *dims, name="x")
 
 
-def weight(*dims: int) -> Tensor:
-    return Tensor(op="NONE", type=F32, ne=shape(*dims), home=Home.WEIGHTS)
+def weight(*dims: int) -> GraphTensor:
+    return GraphTensor(op="NONE", type=F32, ne=shape(*dims), home=Home.WEIGHTS)
 
 
-def traced(*tensors: Tensor, buffer: Buffer = CPU) -> Log:
+def traced(*tensors: GraphTensor, buffer: Buffer = CPU) -> Log:
     graph = Graph()
     for tensor in tensors:
         graph.expand(tensor)
-    (log,) = trace(Placed.in_one(graph, buffer), graph.same)
+    (log,) = trace(PlacedGraph.in_one(graph, buffer), graph.same)
     return log
 
 
@@ -105,7 +105,7 @@ def test_nodes_in_two_buffers() -> None:
     made, copy = ggml.norm(x), ggml.norm(x)
     graph = Graph()
     graph.expand(ggml.add(made, copy))
-    placed = Placed(
+    placed = PlacedGraph(
         nodes=graph.nodes,
         leafs=graph.leafs,
         node_buffers=(0, 1, 0),
@@ -123,5 +123,5 @@ def test_a_layer_whose_nodes_come_with_the_next_one_has_a_part_of_its_own() -> N
         graph.mark()
         if part is not None:
             graph.expand(part)
-    (log,) = trace(Placed.in_one(graph, CPU), graph.same)
+    (log,) = trace(PlacedGraph.in_one(graph, CPU), graph.same)
     assert [len(part) for part in log.parts] == [2, 2, 0, 2, 0]

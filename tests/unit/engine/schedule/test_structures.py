@@ -26,7 +26,7 @@ from edgekit.engines.llamacpp.graph.plan import (
 from edgekit.engines.llamacpp.graph.stretches import keep_all
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.schedule.target import spread
-from edgekit.engines.llamacpp.types import Backend, Context, Device, LlamaCppSetup, Mode
+from edgekit.engines.llamacpp.types import Backend, Context, DeviceSlot, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules
 from edgekit.errors import RefusedError
 from edgekit.formats.dtype import by_name
@@ -50,7 +50,7 @@ setups = st.builds(
     n_gpu_layers=st.integers(0, 50),
     cpu_moe=st.booleans(),
     offload_kqv=st.booleans(),
-    devices=st.sampled_from(((Device(),), (Device(),), (Device(), Device()))),
+    devices=st.sampled_from(((DeviceSlot(),), (DeviceSlot(),), (DeviceSlot(), DeviceSlot()))),
     rules=st.sampled_from(Rules),
 )
 loads = st.fixed_dictionaries(
@@ -125,7 +125,7 @@ def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
         for tensor in one.header.tensors or ()
     )
     model = Model(header=replace(one.header, tensors=tensors), geometry=one.geometry)
-    setup = LlamaCppSetup(backend=Backend.CUDA, rules=NEWEST, mode=Mode.SERVER)
+    setup = LlamaCppSetup(backend=Backend.CUDA, rules=NEWEST, mode=LlamaMode.SERVER)
     context, target = asked(model, {"context_tokens": 4096}, setup)
     assert compute_bytes(model, context, target) == by_the_book(model, context, target)
 

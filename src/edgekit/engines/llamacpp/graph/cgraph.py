@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
 class Mark(NamedTuple):
@@ -21,13 +21,13 @@ class Graph:
     """
 
     def __init__(self) -> None:
-        self.nodes: list[Tensor] = []
-        self.leafs: list[Tensor] = []
+        self.nodes: list[GraphTensor] = []
+        self.leafs: list[GraphTensor] = []
         self.marks: list[Mark] = []
         self.unequal: set[tuple[Size, Size]] = set()
-        self._seen: set[Tensor] = set()
+        self._seen: set[GraphTensor] = set()
 
-    def expand(self, tensor: Tensor) -> None:
+    def expand(self, tensor: GraphTensor) -> None:
         """ggml_build_forward_expand: what it is made from, left to right, then itself."""
         seen, nodes, leafs = self._seen, self.nodes, self.leafs
         if tensor in seen:
@@ -58,7 +58,7 @@ class Graph:
             self.unequal.add((one, other))
         return False
 
-    def is_contiguous(self, tensor: Tensor) -> bool:
+    def is_contiguous(self, tensor: GraphTensor) -> bool:
         """ggml_is_contiguous: a dimension of one element may lie anywhere."""
         kind, nb = tensor.type, tensor.strides
         if nb is None:

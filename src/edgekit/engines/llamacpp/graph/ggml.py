@@ -7,31 +7,33 @@ wrong ones would give a wrong number.
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph.dims import Size, product
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, Shape, Tensor, shape
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, Shape, shape
 from edgekit.engines.llamacpp.graph.types import ShapeError
 from edgekit.formats.dtype import TensorType
 
 
-def _check_fit(a: Tensor, b: Tensor) -> None:
+def _check_fit(a: GraphTensor, b: GraphTensor) -> None:
     if a.ne[0] != b.ne[0]:
         raise ShapeError(f"{a.name or a.op} {a.ne} does not fit {b.name or b.op} {b.ne}")
 
 
-def new(op: str, kind: TensorType, ne: Shape, *src: Tensor | None) -> Tensor:
-    return Tensor(op=op, type=kind, ne=ne, src=tuple(one for one in src if one is not None))
+def new(op: str, kind: TensorType, ne: Shape, *src: GraphTensor | None) -> GraphTensor:
+    return GraphTensor(op=op, type=kind, ne=ne, src=tuple(one for one in src if one is not None))
 
 
-def graph_input(kind: TensorType, *dims: Size, name: str) -> Tensor:
+def graph_input(kind: TensorType, *dims: Size, name: str) -> GraphTensor:
     """A leaf that the allocator places and the caller fills."""
-    return Tensor(op="NONE", type=kind, ne=shape(*dims), is_input=True, name=name)
+    return GraphTensor(op="NONE", type=kind, ne=shape(*dims), is_input=True, name=name)
 
 
-def _like(op: str, a: Tensor, *more: Tensor | None) -> Tensor:
+def _like(op: str, a: GraphTensor, *more: GraphTensor | None) -> GraphTensor:
     return new(op, a.type, a.ne, a, *more)
 
 
-def _view(op: str, a: Tensor, ne: Shape, strides: Shape | None, *src: Tensor) -> Tensor:
-    return Tensor(
+def _view(
+    op: str, a: GraphTensor, ne: Shape, strides: Shape | None, *src: GraphTensor
+) -> GraphTensor:
+    return GraphTensor(
         op=op, type=a.type, ne=ne, src=src, strides=strides, view_src=a.view_src or a, layer=None
     )
 
@@ -39,77 +41,77 @@ def _view(op: str, a: Tensor, ne: Shape, strides: Shape | None, *src: Tensor) ->
 # One source, the result like it.
 
 
-def scale(a: Tensor) -> Tensor:
+def scale(a: GraphTensor) -> GraphTensor:
     return _like("SCALE", a)
 
 
-def scale_inplace(a: Tensor) -> Tensor:
+def scale_inplace(a: GraphTensor) -> GraphTensor:
     return _view("SCALE", a, a.ne, a.strides, a)
 
 
-def clamp(a: Tensor) -> Tensor:
+def clamp(a: GraphTensor) -> GraphTensor:
     return _like("CLAMP", a)
 
 
-def unary(a: Tensor) -> Tensor:
+def unary(a: GraphTensor) -> GraphTensor:
     """silu, gelu, relu, tanh, sigmoid, softplus, exp, neg, abs, ...: one op for the allocator."""
     return _like("UNARY", a)
 
 
-def sqr(a: Tensor) -> Tensor:
+def sqr(a: GraphTensor) -> GraphTensor:
     return _like("SQR", a)
 
 
-def sqrt(a: Tensor) -> Tensor:
+def sqrt(a: GraphTensor) -> GraphTensor:
     return _like("SQRT", a)
 
 
-def log(a: Tensor) -> Tensor:
+def log(a: GraphTensor) -> GraphTensor:
     return _like("LOG", a)
 
 
-def sin(a: Tensor) -> Tensor:
+def sin(a: GraphTensor) -> GraphTensor:
     return _like("SIN", a)
 
 
-def cos(a: Tensor) -> Tensor:
+def cos(a: GraphTensor) -> GraphTensor:
     return _like("COS", a)
 
 
-def norm(a: Tensor) -> Tensor:
+def norm(a: GraphTensor) -> GraphTensor:
     return _like("NORM", a)
 
 
-def rms_norm(a: Tensor) -> Tensor:
+def rms_norm(a: GraphTensor) -> GraphTensor:
     return _like("RMS_NORM", a)
 
 
-def group_norm(a: Tensor) -> Tensor:
+def group_norm(a: GraphTensor) -> GraphTensor:
     return _like("GROUP_NORM", a)
 
 
-def l2_norm(a: Tensor) -> Tensor:
+def l2_norm(a: GraphTensor) -> GraphTensor:
     return _like("L2_NORM", a)
 
 
-def cumsum(a: Tensor) -> Tensor:
+def cumsum(a: GraphTensor) -> GraphTensor:
     return _like("CUMSUM", a)
 
 
-def fill(a: Tensor) -> Tensor:
+def fill(a: GraphTensor) -> GraphTensor:
     return _like("FILL", a)
 
 
-def dup(a: Tensor) -> Tensor:
+def dup(a: GraphTensor) -> GraphTensor:
     return _like("DUP", a)
 
 
-def cont(a: Tensor, *dims: Size) -> Tensor:
+def cont(a: GraphTensor, *dims: Size) -> GraphTensor:
     """ggml_cont, or ggml_cont_Nd where dimensions are given."""
     return new("CONT", a.type, shape(*dims) if dims else a.ne, a)
 
 
-def cast(a: Tensor, kind: TensorType) -> Tensor:
+def cast(a: GraphTensor, kind: TensorType) -> GraphTensor:
     """A copy that has itself as its second source, as ggml_cast makes it."""
     result = new("CPY", kind, a.ne, a)
     result.src = (a, result)
@@ -119,116 +121,118 @@ def cast(a: Tensor, kind: TensorType) -> Tensor:
 # Two sources.
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
+def add(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     return _like("ADD", a, b)
 
 
-def add_inplace(a: Tensor, b: Tensor) -> Tensor:
+def add_inplace(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     return _view("ADD", a, a.ne, a.strides, a, b)
 
 
-def sub(a: Tensor, b: Tensor) -> Tensor:
+def sub(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     return _like("SUB", a, b)
 
 
-def mul(a: Tensor, b: Tensor) -> Tensor:
+def mul(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     return _like("MUL", a, b)
 
 
-def div(a: Tensor, b: Tensor) -> Tensor:
+def div(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     return _like("DIV", a, b)
 
 
-def add_id(a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+def add_id(a: GraphTensor, b: GraphTensor, ids: GraphTensor) -> GraphTensor:
     return _like("ADD_ID", a, b, ids)
 
 
-def mul_mat(a: Tensor, b: Tensor) -> Tensor:
+def mul_mat(a: GraphTensor, b: GraphTensor) -> GraphTensor:
     _check_fit(a, b)
     return new("MUL_MAT", F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]), a, b)
 
 
-def mul_mat_id(experts: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+def mul_mat_id(experts: GraphTensor, b: GraphTensor, ids: GraphTensor) -> GraphTensor:
     _check_fit(experts, b)
     return new("MUL_MAT_ID", F32, (experts.ne[1], ids.ne[0], b.ne[2], 1), experts, b, ids)
 
 
-def concat(a: Tensor, b: Tensor, dim: int) -> Tensor:
+def concat(a: GraphTensor, b: GraphTensor, dim: int) -> GraphTensor:
     ne = list(a.ne)
     ne[dim] = a.ne[dim] + b.ne[dim]
     return new("CONCAT", a.type, shape(*ne), a, b)
 
 
-def get_rows(a: Tensor, rows: Tensor) -> Tensor:
+def get_rows(a: GraphTensor, rows: GraphTensor) -> GraphTensor:
     kind = I32 if a.type is I32 else F32
     return new("GET_ROWS", kind, (a.ne[0], rows.ne[0], rows.ne[1], rows.ne[2]), a, rows)
 
 
-def set_rows(a: Tensor, values: Tensor, rows: Tensor) -> Tensor:
+def set_rows(a: GraphTensor, values: GraphTensor, rows: GraphTensor) -> GraphTensor:
     """A view of `a`; the order of its sources is ggml's."""
     return _view("SET_ROWS", a, a.ne, a.strides, values, rows, a)
 
 
-def cpy(a: Tensor, into: Tensor) -> Tensor:
+def cpy(a: GraphTensor, into: GraphTensor) -> GraphTensor:
     return _view("CPY", into, into.ne, into.strides, a, into)
 
 
-def glu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+def glu(gate: GraphTensor, up: GraphTensor | None = None) -> GraphTensor:
     """swiglu, geglu, reglu, ...: split where `up` is given, else the halves of one row."""
     ne = gate.ne if up is not None else (gate.ne[0] // 2, *gate.ne[1:])
     return new("GLU", gate.type, ne, gate, up)
 
 
-def soft_max(a: Tensor, mask: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+def soft_max(
+    a: GraphTensor, mask: GraphTensor | None = None, sinks: GraphTensor | None = None
+) -> GraphTensor:
     return _like("SOFT_MAX", a, mask, sinks)
 
 
-def rope(a: Tensor, positions: Tensor, factors: Tensor | None = None) -> Tensor:
+def rope(a: GraphTensor, positions: GraphTensor, factors: GraphTensor | None = None) -> GraphTensor:
     return _like("ROPE", a, positions, factors)
 
 
-def rope_back(a: Tensor, positions: Tensor) -> Tensor:
+def rope_back(a: GraphTensor, positions: GraphTensor) -> GraphTensor:
     return _like("ROPE_BACK", a, positions)
 
 
 # Reductions and rearrangements.
 
 
-def sum_rows(a: Tensor) -> Tensor:
+def sum_rows(a: GraphTensor) -> GraphTensor:
     return new("SUM_ROWS", a.type, (1, *a.ne[1:]), a)
 
 
-def mean(a: Tensor) -> Tensor:
+def mean(a: GraphTensor) -> GraphTensor:
     return new("MEAN", F32, (1, *a.ne[1:]), a)
 
 
-def argmax(a: Tensor) -> Tensor:
+def argmax(a: GraphTensor) -> GraphTensor:
     return new("ARGMAX", I32, shape(a.ne[1]), a)
 
 
-def argsort(a: Tensor) -> Tensor:
+def argsort(a: GraphTensor) -> GraphTensor:
     return new("ARGSORT", I32, a.ne, a)
 
 
-def argsort_top_k(a: Tensor, count: int) -> Tensor:
+def argsort_top_k(a: GraphTensor, count: int) -> GraphTensor:
     """All are sorted; the result is a view of the first ones."""
     order = argsort(a)
     return view(order, count, *order.ne[1:], strides=order.nb[1:])
 
 
-def top_k(a: Tensor, count: Size) -> Tensor:
+def top_k(a: GraphTensor, count: Size) -> GraphTensor:
     return new("TOP_K", I32, (count, *a.ne[1:]), a)
 
 
-def arange(count: Size) -> Tensor:
+def arange(count: Size) -> GraphTensor:
     return new("ARANGE", F32, shape(count))
 
 
-def repeat(a: Tensor, *dims: Size) -> Tensor:
+def repeat(a: GraphTensor, *dims: Size) -> GraphTensor:
     return new("REPEAT", a.type, shape(*dims), a)
 
 
-def pad(a: Tensor, *more: Size) -> Tensor:
+def pad(a: GraphTensor, *more: Size) -> GraphTensor:
     """So many more elements in each dimension, before and after together."""
     ne = [
         have + extra
@@ -237,7 +241,7 @@ def pad(a: Tensor, *more: Size) -> Tensor:
     return new("PAD", a.type, shape(*ne), a)
 
 
-def pool_rows(a: Tensor, width: int) -> Tensor:
+def pool_rows(a: GraphTensor, width: int) -> GraphTensor:
     """ggml_pool_2d along the first dimension: one number for each `width` of them."""
     return new("POOL_2D", F32, (a.ne[0] // width, *a.ne[1:]), a)
 
@@ -245,14 +249,14 @@ def pool_rows(a: Tensor, width: int) -> Tensor:
 # Views.
 
 
-def reshape(a: Tensor, *dims: Size) -> Tensor:
+def reshape(a: GraphTensor, *dims: Size) -> GraphTensor:
     ne = shape(*dims)
     if product(ne) != a.elements:
         raise ShapeError(f"{a.name or a.op} of shape {a.ne} cannot become {ne}")
     return _view("RESHAPE", a, ne, None, a)
 
 
-def view(a: Tensor, *dims: Size, strides: tuple[Size, ...] = ()) -> Tensor:
+def view(a: GraphTensor, *dims: Size, strides: tuple[Size, ...] = ()) -> GraphTensor:
     """ggml_view_Nd: `strides` are those from nb1 on; where they end, the outer ones follow from the shape."""
     ne = shape(*dims)
     if not strides:
@@ -263,7 +267,7 @@ def view(a: Tensor, *dims: Size, strides: tuple[Size, ...] = ()) -> Tensor:
     return _view("VIEW", a, ne, shape(*nb), a)
 
 
-def permute(a: Tensor, *axes: int) -> Tensor:
+def permute(a: GraphTensor, *axes: int) -> GraphTensor:
     """Dimension i of `a` becomes dimension axes[i]."""
     ne: list[Size] = [1] * 4
     nb: list[Size] = [1] * 4
@@ -272,7 +276,7 @@ def permute(a: Tensor, *axes: int) -> Tensor:
     return _view("PERMUTE", a, shape(*ne), shape(*nb), a)
 
 
-def transpose(a: Tensor) -> Tensor:
+def transpose(a: GraphTensor) -> GraphTensor:
     nb = a.nb
     ne = (a.ne[1], a.ne[0], a.ne[2], a.ne[3])
     return _view("TRANSPOSE", a, ne, (nb[1], nb[0], nb[2], nb[3]), a)
@@ -282,46 +286,58 @@ def transpose(a: Tensor) -> Tensor:
 
 
 def flash_attn_ext(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None
-) -> Tensor:
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    mask: GraphTensor | None,
+    sinks: GraphTensor | None = None,
+) -> GraphTensor:
     ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
     return new("FLASH_ATTN_EXT", F32, ne, q, k, v, mask, sinks)
 
 
-def ssm_conv(window: Tensor, kernel: Tensor) -> Tensor:
+def ssm_conv(window: GraphTensor, kernel: GraphTensor) -> GraphTensor:
     tokens = window.ne[0] - kernel.ne[0] + 1
     return new("SSM_CONV", F32, shape(kernel.ne[1], tokens, window.ne[2]), window, kernel)
 
 
 def ssm_scan(  # noqa: PLR0917 - in the order of ggml_ssm_scan
-    states: Tensor,
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    ids: Tensor,
+    states: GraphTensor,
+    x: GraphTensor,
+    dt: GraphTensor,
+    a: GraphTensor,
+    b: GraphTensor,
+    c: GraphTensor,
+    ids: GraphTensor,
     kept: int = 1,
-) -> Tensor:
+) -> GraphTensor:
     """Outputs and the last states in one row."""
     after = kept * product(states.ne[:3]) * ids.ne[0]
     return new("SSM_SCAN", F32, shape(x.elements + after), states, x, dt, a, b, c, ids)
 
 
 def gated_delta_net(  # noqa: PLR0917 - in the order of ggml_gated_delta_net
-    q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, state: Tensor, kept: int = 1
-) -> Tensor:
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    gate: GraphTensor,
+    beta: GraphTensor,
+    state: GraphTensor,
+    kept: int = 1,
+) -> GraphTensor:
     width, heads, tokens, sequences = v.ne
     rows = tokens * sequences + kept * width * sequences
     return new("GATED_DELTA_NET", F32, shape(width * heads, rows), q, k, v, gate, beta, state)
 
 
-def linear_attention(op: str, k: Tensor, state: Tensor, *src: Tensor) -> Tensor:
+def linear_attention(op: str, k: GraphTensor, state: GraphTensor, *src: GraphTensor) -> GraphTensor:
     """RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN: tokens and new states in one; `src` in ggml's order."""
     width, heads, tokens, _ = k.ne
     return new(op, F32, shape(width * heads, tokens + width * state.ne[1]), *src)
 
 
-def lightning_indexer(q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+def lightning_indexer(
+    q: GraphTensor, k: GraphTensor, weights: GraphTensor, mask: GraphTensor
+) -> GraphTensor:
     ne = (k.ne[2], q.ne[2], 1, q.ne[3])
     return new("LIGHTNING_INDEXER", F32, ne, q, k, weights, mask)

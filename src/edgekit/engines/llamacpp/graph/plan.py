@@ -12,13 +12,13 @@ from operator import mul
 from edgekit.engines.llamacpp.graph.capacity import check_capacity, graph_capacity
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, value, variable
-from edgekit.engines.llamacpp.graph.families import Family, family_of
-from edgekit.engines.llamacpp.graph.llama.build import Build, Options, Sizes
+from edgekit.engines.llamacpp.graph.families import GraphFamily, family_of
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphOptions, GraphSizes
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engines.llamacpp.graph.llama.pooling import pool
 from edgekit.engines.llamacpp.graph.program import Outline, Program, fold
-from edgekit.engines.llamacpp.graph.stretches import Kept, Stretch, keep_all, keep_some
-from edgekit.engines.llamacpp.graph.trace import CPU, Placed, trace
+from edgekit.engines.llamacpp.graph.stretches import KeptLayers, LayerStretch, keep_all, keep_some
+from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph, trace
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.types import Context
 from edgekit.formats.dtype import TensorType, by_name
@@ -37,15 +37,15 @@ class Target:
 
     key: Hashable
     outside: Hashable = None
-    place: Callable[[Build], Placed]
+    place: Callable[[Build], PlacedGraph]
     layer_key: Callable[[Hparams, int], Hashable] = lambda _hparams, _il: None
 
 
-CPU_ONLY = Target(key="cpu", place=lambda build: Placed.in_one(build.graph, CPU))
+CPU_ONLY = Target(key="cpu", place=lambda build: PlacedGraph.in_one(build.graph, CPU))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class GraphPlan:
     """`unequal`: sizes that were taken to differ. At a load where two of them meet, the plan does not hold."""
 
     programs: tuple[Program, ...]
@@ -65,9 +65,9 @@ class Structure:
     per_period: tuple[int, ...]  # of one period of each stretch
     unequal: tuple[tuple[Size, Size], ...]
 
-    def bind(self, kept: Kept, types: Mapping[str, TensorType]) -> Plan:
+    def bind(self, kept: KeptLayers, types: Mapping[str, TensorType]) -> GraphPlan:
         missing = (one.missing for one in kept.stretches)
-        return Plan(
+        return GraphPlan(
             programs=tuple(outline.bind(kept, types) for outline in self.outlines),
             tensors=self.tensors + sum(map(mul, missing, self.per_period)),
             unequal=self.unequal,
@@ -78,14 +78,14 @@ class Structure:
 class Known:
     """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
 
-    family: Family
+    family: GraphFamily
     hparams: Hparams
     layers: tuple[LayerFacts, ...]
     alike: tuple[int, ...]
     types: Mapping[str, TensorType]  # of the weights, by name
 
 
-def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[Plan, Values]:
+def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[GraphPlan, Values]:
     """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
     values = load_values(context)
     key: tuple[Hashable, ...] = (options_of(context), _alike(context, values))
@@ -122,8 +122,8 @@ def _named(values: Values) -> dict[str, Size]:
     return {name: number if number == 1 else variable(name) for name, number in values.items()}
 
 
-def options_of(context: Context) -> Options:
-    return Options(
+def options_of(context: Context) -> GraphOptions:
+    return GraphOptions(
         flash_attn=context.flash_attn,
         v_trans=context.v_trans,
         type_k=by_name(context.type_k.name.upper()),
@@ -134,9 +134,9 @@ def options_of(context: Context) -> Options:
     )
 
 
-def sizes_of(context: Context, values: Mapping[str, Size]) -> Sizes:
+def sizes_of(context: Context, values: Mapping[str, Size]) -> GraphSizes:
     tokens = values["T"] * values["S"]
-    return Sizes(
+    return GraphSizes(
         n_tokens=tokens,
         n_seqs=values["S"],
         n_outputs=tokens if context.n_outputs == context.n_tokens else values["N"],
@@ -195,7 +195,7 @@ def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
 
 def _planned(
     model: Model, context: Context, target: Target, key: Hashable, values: Mapping[str, Size]
-) -> Plan:
+) -> GraphPlan:
     """From as few layers as show how the others go on."""
     have = known(model)
     keys = tuple((alike, target.layer_key(have.hparams, il)) for il, alike in enumerate(have.alike))
@@ -209,12 +209,12 @@ def _planned(
     raise AssertionError("with every layer built there is nothing left to fold")
 
 
-def _choices(keys: Sequence[Hashable]) -> tuple[Kept, ...]:
+def _choices(keys: Sequence[Hashable]) -> tuple[KeptLayers, ...]:
     return keep_some(keys), keep_all(len(keys))
 
 
 def _compiled(
-    have: Known, context: Context, target: Target, kept: Kept, values: Mapping[str, Size]
+    have: Known, context: Context, target: Target, kept: KeptLayers, values: Mapping[str, Size]
 ) -> Structure | None:
     with _without_collection():
         return structured(
@@ -234,7 +234,7 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
+def built(have: Known, kept: KeptLayers, options: GraphOptions, sizes: GraphSizes) -> Build:
     build = Build(have.hparams, {il: have.layers[il] for il in kept.layers}, options, sizes)
     try:
         have.family.build(build)
@@ -245,7 +245,7 @@ def built(have: Known, kept: Kept, options: Options, sizes: Sizes) -> Build:
     return build
 
 
-def structured(build: Build, kept: Kept, target: Target) -> Structure | None:
+def structured(build: Build, kept: KeptLayers, target: Target) -> Structure | None:
     """None: the layers that were built do not show how the others go on."""
     placed = target.place(build)
     if any(_adds_leafs(placed, stretch) for stretch in kept.stretches):
@@ -263,12 +263,12 @@ def structured(build: Build, kept: Kept, target: Target) -> Structure | None:
     )
 
 
-def _adds_leafs(placed: Placed, stretch: Stretch) -> bool:
+def _adds_leafs(placed: PlacedGraph, stretch: LayerStretch) -> bool:
     """Layers that are not built would have leafs of their own."""
     begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
     return any(begin <= i < end for i in placed.leafs_of)
 
 
-def _per_period(graph: Graph, stretch: Stretch) -> int:
+def _per_period(graph: Graph, stretch: LayerStretch) -> int:
     begin, end = stretch.start, stretch.start + stretch.period
     return sum(graph.marks[end]) - sum(graph.marks[begin])

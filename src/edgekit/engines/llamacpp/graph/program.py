@@ -8,8 +8,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph.dims import Dim, Monomial, Size, value
-from edgekit.engines.llamacpp.graph.stretches import Kept
-from edgekit.engines.llamacpp.graph.tensor import Shape, Tensor
+from edgekit.engines.llamacpp.graph.stretches import KeptLayers
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Shape
 from edgekit.engines.llamacpp.graph.trace import ALLOCATE, WHOLE, Buffer, Event, Log, Weight
 from edgekit.formats.dtype import TensorType
 
@@ -34,7 +34,7 @@ class Program:
 
     alignment: int
     sections: tuple[Section, ...]
-    sizes: Sizes
+    sizes: ProgramSizes
     slots: int
     own: int = 0  # sizes that sections set
     fixed: tuple[tuple[int, int], ...] = ()
@@ -54,12 +54,12 @@ class Outline:
 
     buffer: Buffer
     sections: tuple[Section | Body, ...]
-    sizes: Sizes
+    sizes: ProgramSizes
     own: int  # sizes that bodies have of their own, behind those
     weights: tuple[tuple[int, Weight], ...]  # those outside of bodies, by the index of their size
     slots: int
 
-    def bind(self, kept: Kept, types: Mapping[str, TensorType]) -> Program:
+    def bind(self, kept: KeptLayers, types: Mapping[str, TensorType]) -> Program:
         """With the layers of a model: `types` of its weights by name."""
         known: dict[tuple[TensorType, Shape], int] = {}
 
@@ -82,11 +82,11 @@ class Outline:
         )
 
     def _bytes(self, kind: TensorType, ne: Shape) -> int:
-        size = self.buffer.bytes_of(Tensor(op="NONE", type=kind, ne=ne))
+        size = self.buffer.bytes_of(GraphTensor(op="NONE", type=kind, ne=ne))
         return -(-value(size, {}) // self.buffer.alignment) * self.buffer.alignment
 
 
-def _bound(body: Body, kept: Kept, taken: Callable[[Weight, int], int]) -> Section:
+def _bound(body: Body, kept: KeptLayers, taken: Callable[[Weight, int], int]) -> Section:
     stretch = kept.stretches[body.stretch]
     rounds = tuple(
         tuple(taken(one, kept.layers[one.layer] + i * stretch.period) for one in body.weights)
@@ -95,7 +95,7 @@ def _bound(body: Body, kept: Kept, taken: Callable[[Weight, int], int]) -> Secti
     return replace(body.section, rounds=rounds)
 
 
-class Sizes:
+class ProgramSizes:
     """Polynomials that are evaluated together: each product of variables is made once."""
 
     def __init__(self, sizes: Iterable[Size]) -> None:
@@ -124,7 +124,7 @@ class Sizes:
         ]
 
 
-def fold(log: Log, kept: Kept) -> Outline | None:
+def fold(log: Log, kept: KeptLayers) -> Outline | None:
     """None: a stretch does not repeat as its layers do; more of them must be built."""
     sizes = _by_place(log.sizes, kept)
     sections: list[Section | Body] = []
@@ -144,14 +144,14 @@ def fold(log: Log, kept: Kept) -> Outline | None:
     return Outline(
         buffer=log.buffer,
         sections=tuple(sections),
-        sizes=Sizes(0 if isinstance(one, Weight) else one for one in sizes),
+        sizes=ProgramSizes(0 if isinstance(one, Weight) else one for one in sizes),
         own=count - len(sizes),
         weights=tuple(outside.items()),
         slots=log.slots,
     )
 
 
-def _by_place(sizes: Iterable[Size | Weight], kept: Kept) -> list[Size | Weight]:
+def _by_place(sizes: Iterable[Size | Weight], kept: KeptLayers) -> list[Size | Weight]:
     """The layer of a weight as its place among those that are built."""
     place = {layer: i for i, layer in enumerate(kept.layers)}
     return [

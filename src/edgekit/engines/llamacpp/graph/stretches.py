@@ -12,7 +12,7 @@ LONGEST_PERIOD = 12  # real patterns: 6 (Gemma 3), 8 (Jamba)
 SHOWN = 3
 
 
-class Stretch(NamedTuple):
+class LayerStretch(NamedTuple):
     """`periods` times `period` layers alike, of which SHOWN are built, beginning with built layer `start`."""
 
     start: int
@@ -30,9 +30,9 @@ class Stretch(NamedTuple):
         return self.periods - SHOWN
 
 
-class Kept(NamedTuple):
+class KeptLayers(NamedTuple):
     layers: tuple[int, ...]  # the real numbers of the layers that are built
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[LayerStretch, ...]
 
     def shape(self, keys: Sequence[Hashable]) -> Hashable:
         """What is built, of layers with those keys. How long the stretches are does not matter for it."""
@@ -50,26 +50,26 @@ class Kept(NamedTuple):
         return layers
 
 
-def keep_all(count: int) -> Kept:
-    return Kept(tuple(range(count)), ())
+def keep_all(count: int) -> KeptLayers:
+    return KeptLayers(tuple(range(count)), ())
 
 
-def keep_some(keys: Sequence[Hashable]) -> Kept:
+def keep_some(keys: Sequence[Hashable]) -> KeptLayers:
     """One key for each layer; those with equal keys are built alike."""
     layers: list[int] = []
-    stretches: list[Stretch] = []
+    stretches: list[LayerStretch] = []
     i = 0
     while i < len(keys):
         period, periods = _repeats(keys, i)
         if periods > SHOWN:
             lead = _lead(period)
-            stretches.append(Stretch(len(layers) + lead, period, periods))
+            stretches.append(LayerStretch(len(layers) + lead, period, periods))
             layers.extend(range(i, i + lead + SHOWN * period))
             i += lead + period * periods
         else:
             layers.append(i)
             i += 1
-    return Kept(tuple(layers), tuple(stretches))
+    return KeptLayers(tuple(layers), tuple(stretches))
 
 
 def _lead(period: int) -> int:

@@ -21,21 +21,21 @@ class Home(enum.Enum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Tensor:
+class GraphTensor:
     """`strides` are None while the tensor is contiguous; in bytes otherwise, as ggml's nb."""
 
     op: str
     type: TensorType
     ne: Shape
-    src: tuple[Tensor, ...] = ()
+    src: tuple[GraphTensor, ...] = ()
     strides: Shape | None = None
-    view_src: Tensor | None = None
+    view_src: GraphTensor | None = None
     home: Home | None = None
     is_input: bool = False
     is_output: bool = False
     name: str = ""
     layer: int | None = None  # the one a callback names it with
-    copied: Tensor | None = None  # the weight, or view of one, that this is a copy of
+    copied: GraphTensor | None = None  # the weight, or view of one, that this is a copy of
 
     @property
     def nb(self) -> Shape:

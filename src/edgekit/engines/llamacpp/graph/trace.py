@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.tensor import Shape, Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Shape
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 
 # ggml_op_can_inplace: these may write over a source that nobody else reads.
@@ -52,9 +52,9 @@ class Buffer:
 
     name: str
     alignment: int
-    extra: Callable[[Tensor], Size] | None = None
+    extra: Callable[[GraphTensor], Size] | None = None
 
-    def bytes_of(self, tensor: Tensor) -> Size:
+    def bytes_of(self, tensor: GraphTensor) -> Size:
         extra = self.extra
         return tensor.bytes if extra is None else tensor.bytes + extra(tensor)
 
@@ -81,7 +81,7 @@ class Log:
     slots: int = 0
     _known: dict[Hashable, int] = field(default_factory=dict)
 
-    def size_of(self, tensor: Tensor) -> int:
+    def size_of(self, tensor: GraphTensor) -> int:
         """Equal sizes have one index, whatever they are the sizes of."""
         extra = self.buffer.extra
         more = 0 if extra is None else extra(tensor)
@@ -96,7 +96,7 @@ class Log:
         return index
 
 
-def _weight(tensor: Tensor) -> Weight | None:
+def _weight(tensor: GraphTensor) -> Weight | None:
     """What a copy of a layer's weight, or of a view of one, is a copy of."""
     if tensor.copied is None:
         return None
@@ -110,11 +110,11 @@ def _weight(tensor: Tensor) -> Weight | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedGraph:
     """A graph and the buffer of each of its nodes and leafs."""
 
-    nodes: Sequence[Tensor]
-    leafs: Sequence[Tensor]
+    nodes: Sequence[GraphTensor]
+    leafs: Sequence[GraphTensor]
     node_buffers: Sequence[int]
     leaf_buffers: Sequence[int]
     buffers: tuple[Buffer, ...]
@@ -122,7 +122,7 @@ class Placed:
     leafs_of: Sequence[int] = ()  # indices of nodes that leafs were added for
 
     @classmethod
-    def in_one(cls, graph: Graph, buffer: Buffer) -> Placed:
+    def in_one(cls, graph: Graph, buffer: Buffer) -> PlacedGraph:
         return cls(
             nodes=graph.nodes,
             leafs=graph.leafs,
@@ -139,7 +139,7 @@ class Block(NamedTuple):
     size: int
 
 
-def trace(placed: Placed, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
+def trace(placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
     """`same` decides whether two sizes are equal."""
     run = _Run(placed, same)
     run.leafs()
@@ -149,13 +149,13 @@ def trace(placed: Placed, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]
 
 
 class _Run:
-    def __init__(self, placed: Placed, same: Callable[[Size, Size], bool]) -> None:
+    def __init__(self, placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> None:
         self.placed = placed
         self.same = same
         self.logs = tuple(Log(buffer=buffer) for buffer in placed.buffers)
-        self.children: dict[Tensor, int] = {}
-        self.views: dict[Tensor, int] = {}
-        self.owned: dict[Tensor, Block] = {}
+        self.children: dict[GraphTensor, int] = {}
+        self.views: dict[GraphTensor, int] = {}
+        self.owned: dict[GraphTensor, Block] = {}
 
     def leafs(self) -> None:
         for leaf, buffer in zip(self.placed.leafs, self.placed.leaf_buffers, strict=True):
@@ -198,7 +198,7 @@ class _Run:
         for log in self.logs:
             log.parts += ([] for _ in range(layers))
 
-    def allocate(self, tensor: Tensor, buffer: int) -> None:
+    def allocate(self, tensor: GraphTensor, buffer: int) -> None:
         if tensor.view_src is not None or tensor.home is not None or tensor in self.owned:
             return
         if tensor.op in IN_PLACE and self.reuse(tensor):
@@ -209,7 +209,7 @@ class _Run:
         log.parts[-1].append((ALLOCATE, slot, size, WHOLE))
         log.slots += 1
 
-    def reuse(self, tensor: Tensor) -> bool:
+    def reuse(self, tensor: GraphTensor) -> bool:
         """The block of a source that this op alone reads becomes its own."""
         for source in tensor.src:
             block = self.owned.get(source)
@@ -221,7 +221,7 @@ class _Run:
                 return True
         return False
 
-    def alike(self, one: Tensor, other: Tensor) -> bool:
+    def alike(self, one: GraphTensor, other: GraphTensor) -> bool:
         """ggml_are_same_layout."""
         return (
             one.type is other.type
@@ -229,7 +229,7 @@ class _Run:
             and (one.strides is other.strides is None or all(map(self.same, one.nb, other.nb)))
         )
 
-    def trim(self, tensor: Tensor, block: Block) -> Block:
+    def trim(self, tensor: GraphTensor, block: Block) -> Block:
         log = self.logs[block.buffer]
         size = log.size_of(tensor)
         if size == block.size:
@@ -237,7 +237,7 @@ class _Run:
         log.parts[-1].append((FREE, block.slot, block.size, size))
         return block._replace(size=size)
 
-    def release(self, source: Tensor) -> None:
+    def release(self, source: GraphTensor) -> None:
         """The last reader frees it, or what it is a view of."""
         whole = source.view_src
         if whole is None:
@@ -247,7 +247,7 @@ class _Run:
         if not self.views[whole] and not self.children.get(whole):
             self.free(whole)
 
-    def free(self, tensor: Tensor) -> None:
+    def free(self, tensor: GraphTensor) -> None:
         block = None if tensor.is_output else self.owned.pop(tensor, None)
         if block is not None:
             self.logs[block.buffer].parts[-1].append((FREE, block.slot, block.size, WHOLE))

@@ -23,7 +23,7 @@ from edgekit.model.expected import (
 )
 from edgekit.model.feedforward_tensors import chooses_by_token
 from edgekit.model.hyper import MAX_NUMBER, dig, text_section
-from edgekit.model.tensor_rows import BY_NAME, PLAIN, Recipe, Streams
+from edgekit.model.tensor_rows import BY_NAME, PLAIN, Streams, TensorRecipe
 from edgekit.model.types import (
     Cell,
     CompressedAttention,
@@ -244,7 +244,7 @@ def _blocks(
 
 
 def _prediction_blocks(
-    geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: Recipe
+    geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: TensorRecipe
 ) -> Iterator[tuple[int, Sequence[LaidTensor]]]:
     """All alike."""
     one = prediction_tensors(replace(geometry, mtp_layers=1), config)
@@ -289,7 +289,10 @@ def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
 
 
 def _laid(
-    tensors: Sequence[ExpectedTensor], kind: LayerKind | None, architecture: str, recipe: Recipe
+    tensors: Sequence[ExpectedTensor],
+    kind: LayerKind | None,
+    architecture: str,
+    recipe: TensorRecipe,
 ) -> Sequence[LaidTensor]:
     """The tensors of a layer of that kind, or with None those outside the layers."""
     named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
@@ -308,7 +311,7 @@ def _laid(
     return laid
 
 
-def _outside(recipe: Recipe) -> tuple[Names, Names, Names, Names]:
+def _outside(recipe: TensorRecipe) -> tuple[Names, Names, Names, Names]:
     norms = {**_OUTSIDE_NORMS}
     if recipe.embedding_norm:
         norms[TensorRole.NORM] = ["token_embd_norm", "output_norm"]
@@ -316,7 +319,7 @@ def _outside(recipe: Recipe) -> tuple[Names, Names, Names, Names]:
 
 
 def _inside(
-    recipe: Recipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
+    recipe: TensorRecipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
 ) -> tuple[Names, Names, Names, Names]:
     recurrent = _recurrence(kind)
     own = _BY_CELL.get(recurrent.cell, {}) if recurrent is not None else {}

@@ -15,10 +15,10 @@ from edgekit.engines.llamacpp.quantize.table import (
     KEPT_PARTS,
     SEVENTY_LAYERS,
     STAND_INS,
-    Kind,
     MixFacts,
     MixRow,
-    Place,
+    TensorKind,
+    TensorPlace,
 )
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.dtype import TensorType, by_name
@@ -46,13 +46,13 @@ class Met(NamedTuple):
 
     tensor: LaidTensor
     block: int
-    kind: Kind
+    kind: TensorKind
     is_quantised: bool
 
 
 def in_order(tensors: Iterable[LaidTensor]) -> tuple[Met, ...]:
     """Block by block. What a tensor is depends on its shape and on its name behind the block: worked out once."""
-    known: dict[tuple[str, tuple[int, ...]], tuple[Kind, bool]] = {}
+    known: dict[tuple[str, tuple[int, ...]], tuple[TensorKind, bool]] = {}
     met = []
     for one in tensors:
         block, own_name = _block(one.name)
@@ -69,7 +69,7 @@ def mix_met(
     """`mix_tensors` of tensors that are in order."""
     row = mix_row(mix)
     used = row.needs_imatrix if imatrix is None else imatrix
-    values = sum(one.kind is Kind.VALUE for one in met)
+    values = sum(one.kind is TensorKind.VALUE for one in met)
     chooser = _Chooser(row, model, imatrix=used, values=values)
     return tuple(chooser.mixed(one) for one in met)
 
@@ -129,7 +129,7 @@ class _Chooser:
 
     def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
-        self.met = dict.fromkeys(Kind, 0)
+        self.met = dict.fromkeys(TensorKind, 0)
         self.base = by_name(row.base)
 
     def mixed(self, met: Met) -> LaidTensor:
@@ -140,11 +140,11 @@ class _Chooser:
 
     def _chosen(self, met: Met) -> TensorType:
         tensor, kind = met.tensor, met.kind
-        if kind is Kind.OUTPUT or (kind is Kind.EMBEDDING and self.model.tied):
+        if kind is TensorKind.OUTPUT or (kind is TensorKind.EMBEDDING and self.model.tied):
             name = self._output(tensor)
         elif self.row.name == "MXFP4_MOE":
             name = "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
-        elif kind is Kind.EMBEDDING:
+        elif kind is TensorKind.EMBEDDING:
             name = self.row.embedding or self.row.base
         else:
             name = self._in_layer(met)
@@ -160,16 +160,22 @@ class _Chooser:
             place = self._place(met)
             chosen = next((type_ for when, type_ in cases if when(place)), "") or chosen
         self.met[kind] += 1
-        return self._raised(chosen) if kind is Kind.VALUE and self.row.raises_values else chosen
+        return (
+            self._raised(chosen) if kind is TensorKind.VALUE and self.row.raises_values else chosen
+        )
 
-    def _place(self, met: Met) -> Place:
+    def _place(self, met: Met) -> TensorPlace:
         kind = met.kind
-        of = self.values if kind is Kind.VALUE else self.model.layers
-        by_layer = self.model.experts > 1 and kind in {Kind.DOWN, Kind.GATE, Kind.UP}
+        of = self.values if kind is TensorKind.VALUE else self.model.layers
+        by_layer = self.model.experts > 1 and kind in {
+            TensorKind.DOWN,
+            TensorKind.GATE,
+            TensorKind.UP,
+        }
         index = self.met[kind]
-        if by_layer and not (kind is Kind.DOWN and self.row.down_by_count):
+        if by_layer and not (kind is TensorKind.DOWN and self.row.down_by_count):
             index = met.block
-        return Place(index=index, of=of, model=self.model, imatrix=self.imatrix)
+        return TensorPlace(index=index, of=of, model=self.model, imatrix=self.imatrix)
 
     def _raised(self, chosen: str) -> str:
         if self.model.experts == 8:
@@ -177,25 +183,25 @@ class _Chooser:
         return "Q5_K" if self.model.seventy and chosen in {"Q3_K", "Q4_K"} else chosen
 
 
-def kind_of(name: str) -> Kind:
-    return next((kind for part, kind in _PARTS if part in name), _NAMES.get(name, Kind.OTHER))
+def kind_of(name: str) -> TensorKind:
+    return next((kind for part, kind in _PARTS if part in name), _NAMES.get(name, TensorKind.OTHER))
 
 
 _NAMES = {
-    "output.weight": Kind.OUTPUT,
-    "token_embd.weight": Kind.EMBEDDING,
-    "per_layer_token_embd.weight": Kind.EMBEDDING,
+    "output.weight": TensorKind.OUTPUT,
+    "token_embd.weight": TensorKind.EMBEDDING,
+    "per_layer_token_embd.weight": TensorKind.EMBEDDING,
 }
 _PARTS = (
-    ("attn_qkv.weight", Kind.VALUE),
-    ("attn_kv_b.weight", Kind.VALUE),
-    ("attn_v.weight", Kind.VALUE),
-    ("attn_k.weight", Kind.KEY),
-    ("attn_q.weight", Kind.QUERY),
-    ("attn_output.weight", Kind.ATTENTION_OUT),
-    ("ffn_up", Kind.UP),
-    ("ffn_gate", Kind.GATE),
-    ("ffn_down", Kind.DOWN),
+    ("attn_qkv.weight", TensorKind.VALUE),
+    ("attn_kv_b.weight", TensorKind.VALUE),
+    ("attn_v.weight", TensorKind.VALUE),
+    ("attn_k.weight", TensorKind.KEY),
+    ("attn_q.weight", TensorKind.QUERY),
+    ("attn_output.weight", TensorKind.ATTENTION_OUT),
+    ("ffn_up", TensorKind.UP),
+    ("ffn_gate", TensorKind.GATE),
+    ("ffn_down", TensorKind.DOWN),
 )
 _KEPT = re.compile("|".join(map(re.escape, KEPT_PARTS)))
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class Kind(enum.Enum):
+class TensorKind(enum.Enum):
     """llama.cpp's categories of tensors. Fused queries, keys and values, and MLA's kv_b, count as values."""
 
     OUTPUT = "output"
@@ -40,7 +40,7 @@ class MixFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TensorPlace:
     """Where a tensor stands among those of its kind."""
 
     index: int
@@ -49,51 +49,51 @@ class Place:
     imatrix: bool = False
 
 
-When = Callable[[Place], bool]
+When = Callable[[TensorPlace], bool]
 Cases = tuple[tuple[When, str], ...]
 
 
-def always(_: Place) -> bool:
+def always(_: TensorPlace) -> bool:
     return True
 
 
-def grouped(place: Place) -> bool:
+def grouped(place: TensorPlace) -> bool:
     return place.model.group >= 4
 
 
-def grouped_or_routed(place: Place) -> bool:
+def grouped_or_routed(place: TensorPlace) -> bool:
     return place.model.group >= 4 or place.model.experts >= 4
 
 
-def eight(place: Place) -> bool:
+def eight(place: TensorPlace) -> bool:
     """Mixtral: its attention is so small beside the experts that more bits cost nothing."""
     return place.model.experts == 8
 
 
-def falcon(place: Place) -> bool:
+def falcon(place: TensorPlace) -> bool:
     return place.model.architecture == "falcon"
 
 
-def guided(place: Place) -> bool:
+def guided(place: TensorPlace) -> bool:
     """Made with an importance matrix."""
     return place.imatrix
 
 
-def blind(place: Place) -> bool:
+def blind(place: TensorPlace) -> bool:
     return not place.imatrix
 
 
-def more_bits(place: Place) -> bool:
+def more_bits(place: TensorPlace) -> bool:
     """The first and the last eighth, and every third between."""
     start = place.of // 8
     return place.index < start or place.index >= 7 * place.of // 8 or (place.index - start) % 3 == 2
 
 
-def fewer_bits(place: Place) -> bool:
+def fewer_bits(place: TensorPlace) -> bool:
     return not more_bits(place)
 
 
-def middle(place: Place) -> bool:
+def middle(place: TensorPlace) -> bool:
     return place.of // 8 <= place.index < 7 * place.of // 8
 
 
@@ -128,19 +128,19 @@ class MixRow:
     needs_imatrix: bool = False  # llama-quantize refuses to make it without one
     raises_values: bool = True  # more bits for values of Mixtral and of the 70B
 
-    def cases(self, kind: Kind) -> Cases:
+    def cases(self, kind: TensorKind) -> Cases:
         found: Cases = getattr(self, _FIELDS[kind]) if kind in _FIELDS else ()
         return found
 
 
 _FIELDS = {
-    Kind.VALUE: "value",
-    Kind.KEY: "key",
-    Kind.QUERY: "query",
-    Kind.ATTENTION_OUT: "out",
-    Kind.DOWN: "down",
-    Kind.GATE: "gate_up",
-    Kind.UP: "gate_up",
+    TensorKind.VALUE: "value",
+    TensorKind.KEY: "key",
+    TensorKind.QUERY: "query",
+    TensorKind.ATTENTION_OUT: "out",
+    TensorKind.DOWN: "down",
+    TensorKind.GATE: "gate_up",
+    TensorKind.UP: "gate_up",
 }
 _KEY: Cases = ((eight, "Q8_0"),)
 _OUT: Cases = ((falcon, KEEP), (eight, "Q5_K"))

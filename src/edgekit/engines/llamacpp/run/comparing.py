@@ -7,13 +7,13 @@ from dataclasses import replace
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.engines.llamacpp.run.running import Running
 from edgekit.engines.llamacpp.verify.check import compare
-from edgekit.engines.llamacpp.verify.types import NOTHING, Measured, Row
+from edgekit.engines.llamacpp.verify.types import NOTHING, ComparedRow, MeasuredBytes
 
 _MAPPED = "_Mapped"
 _UNTOLD = frozenset({"adapter", "projector"})
 
 
-def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[Row, ...]:
+def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[ComparedRow, ...]:
     """With the bounds of `verify`. A line of the bill that is modelled may be off by what it says itself."""
     estimate = told_of(estimate)
     parts = dict(running.reported) | {Component.WEIGHTS: _weights(running)}
@@ -26,7 +26,7 @@ def told_of(estimate: MemoryEstimate) -> MemoryEstimate:
     return replace(estimate, lines=lines)
 
 
-def _weights(running: Running) -> Measured:
+def _weights(running: Running) -> MeasuredBytes:
     """Of a mapped file the engine tells a range, from the first tensor that it needs to the last. Where the rest of
     them went to a device, or was rearranged, the range says no more than that the others lie in the file. On Metal
     the CPU and the GPU both map it, and their ranges may overlap.
@@ -43,7 +43,7 @@ def _weights(running: Running) -> Measured:
     return replace(least, high_bytes=least.high_bytes + running.files.size_bytes)
 
 
-def _allowed(row: Row, estimate: MemoryEstimate) -> Row:
+def _allowed(row: ComparedRow, estimate: MemoryEstimate) -> ComparedRow:
     slack = sum(
         int(line.size_bytes * line.within)
         for line in estimate.lines

@@ -13,7 +13,7 @@ from edgekit.errors import NotFoundError, SourceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class FileChange:
     path: Path
     what: str  # "was cut from 4,198,400 to 0 bytes"
     fatal: bool = False  # the next page that is read ends the process that maps it
@@ -35,7 +35,7 @@ class MappedFiles:
             raise
         self.size_bytes = sum(before.st_size for _, _, before in self._held)
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[FileChange, ...]:
         """Since they were opened, the worst of each; none once they are closed."""
         with self._lock:
             found = [_change(path, os.fstat(held), before) for path, held, before in self._held]
@@ -57,17 +57,17 @@ def _opened(path: Path) -> int:
         raise SourceError(f"{path} cannot be opened: {error.strerror or error}") from error
 
 
-def _change(path: Path, now: os.stat_result, before: os.stat_result) -> Change | None:
+def _change(path: Path, now: os.stat_result, before: os.stat_result) -> FileChange | None:
     if now.st_size < before.st_size:
         cut = f"was truncated from {before.st_size:,} to {now.st_size:,} bytes"
-        return Change(path=path, what=cut, fatal=True)
+        return FileChange(path=path, what=cut, fatal=True)
     if now.st_mtime_ns != before.st_mtime_ns:
-        return Change(path=path, what="was written to")
+        return FileChange(path=path, what="was written to")
     named = None
     with suppress(OSError):
         named = path.stat()
     if named is None:
-        return Change(path=path, what="was deleted")
+        return FileChange(path=path, what="was deleted")
     if not os.path.samestat(named, now):
-        return Change(path=path, what="was replaced by another file")
+        return FileChange(path=path, what="was replaced by another file")
     return None

@@ -22,7 +22,7 @@ _GONE = frozenset({6, 15, 16})  # nvml.h: not found, lost, reset wanted. Others 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class ProbedDevice:
     """A GPU at this moment: what it has free, why it is gone, or why nobody knows."""
 
     name: str
@@ -37,7 +37,7 @@ class Probes:
         [int], tuple[MemoryLimit, ...]
     ]  # on a process; file pages are not counted as used
     available_bytes: Callable[[], int]  # of the whole machine, without swapping
-    devices: Callable[[], tuple[Device, ...]]  # those that hold layers
+    devices: Callable[[], tuple[ProbedDevice, ...]]  # those that hold layers
 
 
 def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
@@ -73,9 +73,9 @@ class _Cards:
     _nvml: Nvml | None = None
     _indexes: tuple[int, ...] = ()
     _asked: threading.Thread | None = None
-    _answers: queue.SimpleQueue[tuple[Device, ...]] = field(default_factory=queue.SimpleQueue)
+    _answers: queue.SimpleQueue[tuple[ProbedDevice, ...]] = field(default_factory=queue.SimpleQueue)
 
-    def look(self) -> tuple[Device, ...]:
+    def look(self) -> tuple[ProbedDevice, ...]:
         if self._asked is None or not self._asked.is_alive():
             self._asked = threading.Thread(target=self._ask, name="edgekit-nvml", daemon=True)
             self._asked.start()
@@ -83,32 +83,36 @@ class _Cards:
             return self._answers.get(timeout=_DRIVER_S)
         except queue.Empty:
             silent = f"no answer for {_DRIVER_S:g} s"
-            return (Device(name="the NVIDIA driver", silent=silent),)
+            return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
 
     def _ask(self) -> None:
         self._answers.put(self._all())
 
-    def _all(self) -> tuple[Device, ...]:
+    def _all(self) -> tuple[ProbedDevice, ...]:
         try:
             if self._nvml is None:
                 found = find_nvidia(self.here)
                 if not found.devices:
                     silent = " ".join(found.notes) or "no GPU found"
-                    return (Device(name="the NVIDIA driver", silent=silent),)
+                    return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
                 self._indexes = tuple(one.index for one in found.devices)
                 nvml = self.here.nvml()
                 nvml("nvmlInit")
                 self._nvml = nvml
             return tuple(_card(self._nvml, index) for index in self._indexes)
         except NvmlError as error:
-            return (Device(name="the NVIDIA driver", silent=told(error.code)),)
+            return (ProbedDevice(name="the NVIDIA driver", silent=told(error.code)),)
 
 
-def _card(nvml: Nvml, index: int) -> Device:
+def _card(nvml: Nvml, index: int) -> ProbedDevice:
     name = f"GPU {index}"
     try:
         memory: Any = nvml("nvmlDeviceGetMemoryInfo", nvml("nvmlDeviceGetHandleByIndex", index))
     except NvmlError as error:
         why = told(error.code)
-        return Device(name=name, gone=why) if error.code in _GONE else Device(name=name, silent=why)
-    return Device(name=name, free_bytes=int(memory.free))
+        return (
+            ProbedDevice(name=name, gone=why)
+            if error.code in _GONE
+            else ProbedDevice(name=name, silent=why)
+        )
+    return ProbedDevice(name=name, free_bytes=int(memory.free))

@@ -12,7 +12,7 @@ from edgekit.engines.llamacpp.run.files import MappedFiles
 from edgekit.engines.llamacpp.run.process import GRACE_S, EngineProcess
 from edgekit.engines.llamacpp.run.types import Ended, Launch
 from edgekit.engines.llamacpp.verify.engine_log import Held
-from edgekit.engines.llamacpp.verify.types import Measured, Resident
+from edgekit.engines.llamacpp.verify.types import MeasuredBytes, Resident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +38,7 @@ class Running:
         return self.process.pid
 
     @property
-    def reported(self) -> Mapping[Component, Measured]:
+    def reported(self) -> Mapping[Component, MeasuredBytes]:
         """What the engine says it made room for, as exactly as it says it."""
         return self.held.parts
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from edgekit.engines.llamacpp.run.files import MappedFiles
-from edgekit.engines.llamacpp.run.probes import Device, Probes, probes_of
+from edgekit.engines.llamacpp.run.probes import ProbedDevice, Probes, probes_of
 from edgekit.engines.llamacpp.run.types import Ended, Launch
 from edgekit.engines.llamacpp.verify.types import Resident
 from edgekit.machine.monitor import CRITICAL_BYTES
@@ -166,7 +166,7 @@ class Watch:
             self._note(device)
         return ""
 
-    def _note(self, device: Device) -> None:
+    def _note(self, device: ProbedDevice) -> None:
         if device.silent:
             self._once(f"{device.name} cannot be watched: {device.silent}")
         elif device.free_bytes is not None and device.free_bytes < LITTLE_BYTES:

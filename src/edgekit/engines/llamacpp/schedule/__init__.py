@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from edgekit.engines.llamacpp.schedule.assign import assign
 from edgekit.engines.llamacpp.schedule.split import split
-from edgekit.engines.llamacpp.schedule.types import Backend, Machine
+from edgekit.engines.llamacpp.schedule.types import ScheduledBackend, ScheduledMachine
 
-__all__ = ["Backend", "Machine", "assign", "split"]
+__all__ = ["ScheduledBackend", "ScheduledMachine", "assign", "split"]

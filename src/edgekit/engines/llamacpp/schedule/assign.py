@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgekit.engines.llamacpp.graph.cgraph import Graph
-from edgekit.engines.llamacpp.graph.tensor import Home, Tensor
-from edgekit.engines.llamacpp.schedule.types import VIEW_OPS, Machine
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
+from edgekit.engines.llamacpp.schedule.types import VIEW_OPS, ScheduledMachine
 
-Assignment = dict[Tensor, int]
+Assignment = dict[GraphTensor, int]
 
 # Their weights are too small to decide where they run.
 INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 
-def assign(graph: Graph, machine: Machine) -> Assignment:
+def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
     found = _by_location((*graph.leafs, *graph.nodes), machine)
     working = [node for node in graph.nodes if node.op not in VIEW_OPS]
     _expand(working, found, machine, devices_only=True)
@@ -28,7 +28,7 @@ def assign(graph: Graph, machine: Machine) -> Assignment:
     return found
 
 
-def _by_location(tensors: Iterable[Tensor], machine: Machine) -> Assignment:
+def _by_location(tensors: Iterable[GraphTensor], machine: ScheduledMachine) -> Assignment:
     """Where tensors must be because of what they are made from (backend_id_from_cur)."""
     found: Assignment = {}
     homes, host = machine.homes, machine.host
@@ -41,7 +41,7 @@ def _by_location(tensors: Iterable[Tensor], machine: Machine) -> Assignment:
     return found
 
 
-def _by_weight(node: Tensor, machine: Machine) -> int | None:
+def _by_weight(node: GraphTensor, machine: ScheduledMachine) -> int | None:
     if node.op not in INDIFFERENT:
         for source in node.src:
             if source.home is Home.WEIGHTS:
@@ -49,7 +49,7 @@ def _by_weight(node: Tensor, machine: Machine) -> int | None:
     return None
 
 
-def _beside(node: Tensor, home: int, machine: Machine) -> int | None:
+def _beside(node: GraphTensor, home: int, machine: ScheduledMachine) -> int | None:
     """Where its weight lies, or on a device that finds a large batch worth the copy of the weight."""
     if home == machine.host:
         for backend in range(machine.host):
@@ -59,7 +59,11 @@ def _beside(node: Tensor, home: int, machine: Machine) -> int | None:
 
 
 def _expand(
-    nodes: Iterable[Tensor], found: Assignment, machine: Machine, *, devices_only: bool
+    nodes: Iterable[GraphTensor],
+    found: Assignment,
+    machine: ScheduledMachine,
+    *,
+    devices_only: bool,
 ) -> None:
     """Nodes without a backend take that of their neighbour."""
     current: int | None = None
@@ -72,7 +76,7 @@ def _expand(
             found[node] = current
 
 
-def _best(node: Tensor, found: Assignment, machine: Machine) -> int:
+def _best(node: GraphTensor, found: Assignment, machine: ScheduledMachine) -> int:
     """The backend that can read most of its sources where they are."""
     best, most = machine.host, -1
     for backend in range(len(machine.backends)):
@@ -83,12 +87,12 @@ def _best(node: Tensor, found: Assignment, machine: Machine) -> int:
     return best
 
 
-def _known(source: Tensor, found: Assignment) -> int | None:
+def _known(source: GraphTensor, found: Assignment) -> int | None:
     have = found.get(source)
     return found.get(source.view_src) if have is None and source.view_src is not None else have
 
 
-def _settle(nodes: Iterable[Tensor], found: Assignment, machine: Machine) -> None:
+def _settle(nodes: Iterable[GraphTensor], found: Assignment, machine: ScheduledMachine) -> None:
     """Views go with what they are views of, sources with their reader."""
     for node in nodes:
         if node not in found and node.view_src is not None and node.view_src in found:

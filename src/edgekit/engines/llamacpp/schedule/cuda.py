@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from edgekit.engines.llamacpp.flash_kernels import has_flash_kernel
 from edgekit.engines.llamacpp.graph.dims import Size, value
 from edgekit.engines.llamacpp.graph.llama.feed_forward import PRECISE
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.graph.trace import Buffer
 from edgekit.engines.llamacpp.placement import SCAN_STATES
 from edgekit.engines.llamacpp.schedule.types import strided_bytes
@@ -23,7 +23,7 @@ def buffer(name: str = "CUDA0") -> Buffer:
     return Buffer(name=name, alignment=ALIGNMENT, extra=extra_bytes)
 
 
-def extra_bytes(tensor: Tensor) -> Size:
+def extra_bytes(tensor: GraphTensor) -> Size:
     """What ggml_backend_cuda_buffer_type_get_alloc_size adds to a tensor's own bytes."""
     if tensor.op == "FLASH_ATTN_EXT":
         return _flash_bytes(tensor) - tensor.bytes
@@ -36,7 +36,7 @@ def extra_bytes(tensor: Tensor) -> Size:
     return extra
 
 
-def _flash_bytes(node: Tensor) -> Size:
+def _flash_bytes(node: GraphTensor) -> Size:
     """The result, and f16 copies of K and V where they are of another type."""
     _, k, v = node.src[:3]
     size = node.bytes
@@ -55,13 +55,13 @@ def _padded(size: Size) -> Size:
     return size if all(not factor % ALIGNMENT for factor in size.terms.values()) else size + 127
 
 
-def supports(node: Tensor) -> bool:
+def supports(node: GraphTensor) -> bool:
     """ggml_backend_cuda_device_supports_op, as far as graphs of language models reach its limits."""
     rule = _RULES.get(node.op)
     return rule is None or rule(node)
 
 
-def _supports_flash(node: Tensor) -> bool:
+def _supports_flash(node: GraphTensor) -> bool:
     q, k, v = node.src[:3]
     if not {k.type.name, v.type.name} <= FLASH_TYPES:
         return False
@@ -70,7 +70,7 @@ def _supports_flash(node: Tensor) -> bool:
     return has_flash_kernel(keys, values, heads // max(1, kv_heads))
 
 
-def _supports_scan(node: Tensor) -> bool:
+def _supports_scan(node: GraphTensor) -> bool:
     state, a, b = node.src[0], node.src[3], node.src[4]
     if a.ne[0] == 1:
         return state.ne[0] in SCAN_STATES and _divides(16, state.ne[1])
@@ -81,7 +81,7 @@ def _divides(by: int, size: Size) -> bool:
     return isinstance(size, int) and size % by == 0
 
 
-_RULES: dict[str, Callable[[Tensor], bool]] = {
+_RULES: dict[str, Callable[[GraphTensor], bool]] = {
     "FLASH_ATTN_EXT": _supports_flash,
     "MUL_MAT_ID": lambda node: node.name != PRECISE,
     "SSM_SCAN": _supports_scan,
@@ -89,12 +89,12 @@ _RULES: dict[str, Callable[[Tensor], bool]] = {
 }
 
 
-def wants(values: Mapping[str, int]) -> Callable[[Tensor], bool]:
+def wants(values: Mapping[str, int]) -> Callable[[GraphTensor], bool]:
     """Whether a node with weights on the host is worth copying them: batches of 32 and more."""
     return lambda node: value(_batch(node), values) >= OFFLOAD_BATCH
 
 
-def _batch(node: Tensor) -> Size:
+def _batch(node: GraphTensor) -> Size:
     match node.op:
         case "GET_ROWS":
             return 0

@@ -10,27 +10,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
-from edgekit.engines.llamacpp.graph.tensor import Home, Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.versions import Rules
 
 MOST_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
 EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # topk-moe.cu
 
-Kept = dict[Tensor, list[Tensor]]
+Kept = dict[GraphTensor, list[GraphTensor]]
 
 
 class Uses:
     """How often each node is read, in the whole graph. Counted when it is asked for: few graphs have experts."""
 
-    def __init__(self, nodes: Sequence[Tensor]) -> None:
+    def __init__(self, nodes: Sequence[GraphTensor]) -> None:
         self.reads = [node.src for node in nodes]  # before copies take the place of sources
 
     @cached_property
-    def counts(self) -> Mapping[Tensor, int]:
+    def counts(self) -> Mapping[GraphTensor, int]:
         return Counter(chain.from_iterable(self.reads))
 
 
-def optimized(nodes: list[Tensor], uses: Uses, rules: int) -> tuple[list[Tensor], Kept]:
+def optimized(nodes: list[GraphTensor], uses: Uses, rules: int) -> tuple[list[GraphTensor], Kept]:
     """The nodes of a split in the order in which they run, and for some of them what is freed only after them."""
     kept: Kept = {}
     if rules >= Rules.V0_6:
@@ -53,7 +53,7 @@ def optimized(nodes: list[Tensor], uses: Uses, rules: int) -> tuple[list[Tensor]
     return nodes, kept
 
 
-def _shared_experts_moved(nodes: list[Tensor], uses: Uses, kept: Kept) -> list[Tensor]:
+def _shared_experts_moved(nodes: list[GraphTensor], uses: Uses, kept: Kept) -> list[GraphTensor]:
     """Gate, up and activation of a shared expert run right after those of the routed ones."""
     nodes = list(nodes)
     i = 0
@@ -68,7 +68,7 @@ def _shared_experts_moved(nodes: list[Tensor], uses: Uses, kept: Kept) -> list[T
     return nodes
 
 
-def _shared_expert(nodes: Sequence[Tensor], i: int, uses: Uses) -> int | None:
+def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | None:
     """Where the nodes of the shared expert begin that can run with the routed ones at `i`."""
     if nodes[i].op != "MUL_MAT_ID":
         return None
@@ -81,7 +81,7 @@ def _shared_expert(nodes: Sequence[Tensor], i: int, uses: Uses) -> int | None:
     return None
 
 
-def _runs_with(routed: Sequence[Tensor], shared: Sequence[Tensor], uses: Uses) -> bool:
+def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], uses: Uses) -> bool:
     """ggml_cuda_match_shared_expert: up and gate of both are alike, quantised, and see the same state."""
     if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
         return False
@@ -98,7 +98,7 @@ def _runs_with(routed: Sequence[Tensor], shared: Sequence[Tensor], uses: Uses) -
     )
 
 
-def _is_gated(run: Sequence[Tensor], product: str) -> bool:
+def _is_gated(run: Sequence[GraphTensor], product: str) -> bool:
     """Two products of like weights with the same inputs, and a gated activation of them."""
     one, other, activated = run
     if (one.op, other.op, activated.op) != (product, product, "GLU"):
@@ -113,12 +113,14 @@ def _is_gated(run: Sequence[Tensor], product: str) -> bool:
     )
 
 
-def _add(kept: Kept, until: Tensor, tensors: Sequence[Tensor]) -> None:
+def _add(kept: Kept, until: GraphTensor, tensors: Sequence[GraphTensor]) -> None:
     held = kept.setdefault(until, [])
     held.extend(tensor for tensor in dict.fromkeys(tensors) if tensor not in held)
 
 
-def _weighted_sum(nodes: Sequence[Tensor], i: int, uses: Uses) -> tuple[int, list[Tensor]] | None:
+def _weighted_sum(
+    nodes: Sequence[GraphTensor], i: int, uses: Uses
+) -> tuple[int, list[GraphTensor]] | None:
     """Experts x weights, a view for each expert, their sum: how many nodes, and what must stay."""
     first = nodes[i]
     parts = _parts(first)
@@ -140,7 +142,7 @@ def _weighted_sum(nodes: Sequence[Tensor], i: int, uses: Uses) -> tuple[int, lis
     return (length, held) if _only_within(run, (run[-1],), uses) else None
 
 
-def _parts(node: Tensor) -> tuple[Tensor, Tensor] | None:
+def _parts(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
     """A product of something as wide as the result and of one number per expert and token."""
     if node.op != "MUL" or len(node.src) != 2:
         return None
@@ -150,9 +152,9 @@ def _parts(node: Tensor) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _is_sum(run: Sequence[Tensor], weighted: Tensor, experts: int) -> bool:
-    views: list[Tensor] = []
-    total: Tensor | None = None
+def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> bool:
+    views: list[GraphTensor] = []
+    total: GraphTensor | None = None
     added = 0
     for node in run:
         if node.op == "VIEW" and node.src[0] is weighted:
@@ -167,7 +169,7 @@ def _is_sum(run: Sequence[Tensor], weighted: Tensor, experts: int) -> bool:
     return len(views) == experts and added == experts - 1
 
 
-def _routing(nodes: Sequence[Tensor], i: int, uses: Uses) -> int:
+def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
     """Probabilities, their order, the weights of the best: how many nodes, 0 where they are not fused."""
     found = list(_routing_nodes(nodes, i))
     if not found:
@@ -181,7 +183,7 @@ def _routing(nodes: Sequence[Tensor], i: int, uses: Uses) -> int:
     return len(found) if _only_within(found, (ids, weights), uses) else 0
 
 
-def _routing_nodes(nodes: Sequence[Tensor], i: int) -> Iterator[Tensor]:
+def _routing_nodes(nodes: Sequence[GraphTensor], i: int) -> Iterator[GraphTensor]:
     walk = _Walk(nodes, i)
     walk.take(nodes[i].op)
     if nodes[i].op == "UNARY":
@@ -217,12 +219,12 @@ def _take_norm(walk: _Walk) -> None:
 class _Walk:
     """A position in a list of nodes."""
 
-    def __init__(self, nodes: Sequence[Tensor], at: int) -> None:
+    def __init__(self, nodes: Sequence[GraphTensor], at: int) -> None:
         self.nodes = nodes
         self.at = at
 
     @property
-    def last(self) -> Tensor:
+    def last(self) -> GraphTensor:
         return self.nodes[self.at - 1]
 
     def take(self, op: str) -> bool:
@@ -231,14 +233,14 @@ class _Walk:
             return True
         return False
 
-    def take_if(self, op: str, source: Tensor) -> bool:
+    def take_if(self, op: str, source: GraphTensor) -> bool:
         fits = self.at < len(self.nodes) and self.nodes[self.at].src[:1] == (source,)
         return fits and self.take(op)
 
 
-def _only_within(run: Sequence[Tensor], outputs: Sequence[Tensor], uses: Uses) -> bool:
+def _only_within(run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], uses: Uses) -> bool:
     """ggml_can_fuse_subgraph: nobody outside reads what lies between."""
-    inside: dict[Tensor, int] = {}
+    inside: dict[GraphTensor, int] = {}
     for node in run:
         for source in node.src:
             inside[source] = inside.get(source, 0) + 1

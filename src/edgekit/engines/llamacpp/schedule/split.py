@@ -6,27 +6,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edgekit.engines.llamacpp.graph.cgraph import Graph
-from edgekit.engines.llamacpp.graph.tensor import Tensor
-from edgekit.engines.llamacpp.graph.trace import Placed
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.trace import PlacedGraph
 from edgekit.engines.llamacpp.schedule.assign import Assignment
-from edgekit.engines.llamacpp.schedule.types import MAX_SOURCES, VIEW_OPS, Machine, is_weight
+from edgekit.engines.llamacpp.schedule.types import (
+    MAX_SOURCES,
+    VIEW_OPS,
+    ScheduledMachine,
+    is_weight,
+)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Split:
     backend: int
     start: int
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: list[GraphTensor] = field(default_factory=list)
 
 
 class _Splitter:
     """Walks the nodes in order; sources on another backend are replaced by copies."""
 
-    def __init__(self, graph: Graph, assignment: Assignment, machine: Machine) -> None:
+    def __init__(self, graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> None:
         self.graph = graph
         self.machine = machine
         self.assignment = assignment
-        self.copies: dict[tuple[Tensor, int], list[Tensor]] = {}
+        self.copies: dict[tuple[GraphTensor, int], list[GraphTensor]] = {}
         self.splits: list[_Split] = []
 
     def walk(self) -> None:
@@ -48,12 +53,12 @@ class _Splitter:
             if elsewhere:
                 self._copy_inputs(node, elsewhere, current)
 
-    def _is_elsewhere(self, source: Tensor, backend: int) -> bool:
+    def _is_elsewhere(self, source: GraphTensor, backend: int) -> bool:
         """Not in memory that the backend can read either."""
         home = self.machine.home_of(source)
         return (self.assignment[source] if home is None else home) != backend
 
-    def _copy_inputs(self, node: Tensor, sources: list[Tensor], current: _Split) -> None:
+    def _copy_inputs(self, node: GraphTensor, sources: list[GraphTensor], current: _Split) -> None:
         for source in sources:
             key = (source, current.backend)
             if key not in self.copies:
@@ -64,9 +69,9 @@ class _Splitter:
             for source in node.src
         )
 
-    def _copy(self, source: Tensor) -> Tensor:
+    def _copy(self, source: GraphTensor) -> GraphTensor:
         many = self.machine.copies > 1
-        return Tensor(
+        return GraphTensor(
             op="NONE",
             type=source.type,
             ne=source.ne,
@@ -77,16 +82,16 @@ class _Splitter:
         )
 
 
-def _wants_fresh_split(elsewhere: list[Tensor], current: _Split) -> bool:
+def _wants_fresh_split(elsewhere: list[GraphTensor], current: _Split) -> bool:
     """A further weight from the host: the memory of the copies before it can be used again."""
     return bool(current.inputs) and any(map(is_weight, elsewhere))
 
 
-def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
+def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
     """The graph as the allocator gets it. The sources of `graph`'s nodes are changed."""
     walker = _Splitter(graph, assignment, machine)
     walker.walk()
-    nodes: list[Tensor] = []
+    nodes: list[GraphTensor] = []
     buffers: list[int] = []
     marks: list[int] = []
     pending = iter([*(one.nodes for one in graph.marks), len(graph.nodes) + 1])
@@ -112,7 +117,7 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
                 buffers += [one.backend] * len(held)
     marks += [len(nodes)] * (len(graph.marks) - len(marks))
     leafs, leaf_buffers = _leafs(graph, walker)
-    return Placed(
+    return PlacedGraph(
         nodes=nodes,
         leafs=leafs,
         node_buffers=buffers,
@@ -123,28 +128,28 @@ def split(graph: Graph, assignment: Assignment, machine: Machine) -> Placed:
     )
 
 
-def _with_leafs(nodes: list[Tensor], walker: _Splitter) -> list[int]:
+def _with_leafs(nodes: list[GraphTensor], walker: _Splitter) -> list[int]:
     """Where nodes are whose copies are leafs."""
     copied = {source for source, _ in walker.copies}
     return [i for i, node in enumerate(nodes) if node in copied]
 
 
-def _inputs(one: _Split, walker: _Splitter) -> Iterator[tuple[Tensor, int]]:
+def _inputs(one: _Split, walker: _Splitter) -> Iterator[tuple[GraphTensor, int]]:
     """Each input is held until it is copied, and its copy is placed when the split begins."""
     for source in one.inputs:
         yield _holding(source), walker.assignment[source]
         yield walker.copies[source, one.backend][0], one.backend
 
 
-def _kept_alive(tensors: list[Tensor]) -> list[Tensor]:
+def _kept_alive(tensors: list[GraphTensor]) -> list[GraphTensor]:
     starts = range(0, len(tensors), MAX_SOURCES)
     return [_holding(*tensors[start : start + MAX_SOURCES]) for start in starts]
 
 
-def _holding(*tensors: Tensor) -> Tensor:
+def _holding(*tensors: GraphTensor) -> GraphTensor:
     """A node that does nothing but to read them."""
     first = tensors[0]
-    return Tensor(
+    return GraphTensor(
         op="NONE",
         type=first.type,
         ne=first.ne,
@@ -154,9 +159,9 @@ def _holding(*tensors: Tensor) -> Tensor:
     )
 
 
-def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[Tensor], list[int]]:
+def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[GraphTensor], list[int]]:
     """With several copies of the inputs all of them are placed first and never freed."""
-    leafs: list[Tensor] = []
+    leafs: list[GraphTensor] = []
     buffers: list[int] = []
     assignment, machine = walker.assignment, walker.machine
     if machine.copies > 1:

@@ -11,12 +11,12 @@ from edgekit.engines.llamacpp.graph import Target
 from edgekit.engines.llamacpp.graph.llama.build import Build
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.plan import Values, load_values
-from edgekit.engines.llamacpp.graph.tensor import Home, Tensor
-from edgekit.engines.llamacpp.graph.trace import CPU, Placed
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
+from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph
 from edgekit.engines.llamacpp.placement import (
     SHARED_TENSORS,
     WITHOUT_HEAD,
-    Placement,
+    TensorPlacement,
     block_number,
     pools_of,
 )
@@ -24,8 +24,8 @@ from edgekit.engines.llamacpp.schedule import cuda
 from edgekit.engines.llamacpp.schedule.assign import assign
 from edgekit.engines.llamacpp.schedule.fusion import Uses, optimized
 from edgekit.engines.llamacpp.schedule.split import split
-from edgekit.engines.llamacpp.schedule.types import COPIES, Backend, Machine
-from edgekit.engines.llamacpp.types import Context, Device
+from edgekit.engines.llamacpp.schedule.types import COPIES, ScheduledBackend, ScheduledMachine
+from edgekit.engines.llamacpp.types import Context, DeviceSlot
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.machine.types import HOST, Pool, PoolKind
 
@@ -33,7 +33,9 @@ EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HOST_KEY = -1
 _NUMBER = re.compile(r"(?<=blk\.)\d+")
-Optimize = Callable[[list[Tensor]], tuple[list[Tensor], dict[Tensor, list[Tensor]]]]
+Optimize = Callable[
+    [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
+]
 SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read what lies in several places
 
 
@@ -42,7 +44,7 @@ def pools(devices: int) -> tuple[Pool, ...]:
     return (*(Pool(PoolKind.DEVICE, i) for i in range(devices)), HOST)
 
 
-def spread(context: Context, placement: Placement, devices: tuple[Device, ...]) -> Target:
+def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSlot, ...]) -> Target:
     """The target for a placement on these devices and the host. Devices that share every tensor are one.
 
     As llama.cpp's own dry run (llama-fit-params) has it. A real load keeps the norm of a layer that begins another
@@ -71,7 +73,7 @@ def spread(context: Context, placement: Placement, devices: tuple[Device, ...]) 
     )
 
 
-def _layer_key(hparams: Hparams, il: int, placement: Placement) -> Hashable:
+def _layer_key(hparams: Hparams, il: int, placement: TensorPlacement) -> Hashable:
     """Layers differ by where they are. A block that is run through again keeps its copies: it is like no other."""
     block = il % hparams.n_block
     looped = il if hparams.n_block < hparams.n_layer else None
@@ -80,7 +82,7 @@ def _layer_key(hparams: Hparams, il: int, placement: Placement) -> Hashable:
     return device, block < placement.host_expert_blocks, _moved(placement, block), looped
 
 
-def _moved(placement: Placement, block: int | None) -> Hashable:
+def _moved(placement: TensorPlacement, block: int | None) -> Hashable:
     """Of one block, or of none, what -ot places, by names without the block's number."""
     found = ((name, pool) for name, pool in placement.moved.items() if block_number(name) == block)
     return frozenset((_NUMBER.sub("", name), pool) for name, pool in found)
@@ -94,50 +96,54 @@ class _Kind(enum.Enum):
     SLICED = enum.auto()  # several GPUs as one: as a GPU, but for weights on the host
 
 
-def _kind(device: Device) -> _Kind:
+def _kind(device: DeviceSlot) -> _Kind:
     return _Kind.RPC if device.rpc else _Kind.GPU
 
 
-def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> Backend:
+def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
     buffer = cuda.buffer(f"CUDA{pool.index}")
     match kind:
         case _Kind.RPC:
-            return Backend(pool=pool, buffer=buffer)
+            return ScheduledBackend(pool=pool, buffer=buffer)
         case _Kind.SLICED:
-            return Backend(pool=pool, buffer=buffer, supports=cuda.supports)
+            return ScheduledBackend(pool=pool, buffer=buffer, supports=cuda.supports)
     wants = cuda.wants(values)
-    return Backend(pool=pool, buffer=buffer, supports=cuda.supports, wants=wants, optimize=optimize)
+    return ScheduledBackend(
+        pool=pool, buffer=buffer, supports=cuda.supports, wants=wants, optimize=optimize
+    )
 
 
 def _placer(
-    values: Values, placement: Placement, kinds: tuple[_Kind, ...], *, piped: bool
-) -> Callable[[Build], Placed]:
+    values: Values, placement: TensorPlacement, kinds: tuple[_Kind, ...], *, piped: bool
+) -> Callable[[Build], PlacedGraph]:
     order = {pool: i for i, pool in enumerate(pools(len(kinds)))}
 
-    def place(build: Build) -> Placed:
+    def place(build: Build) -> PlacedGraph:
         _separate(build, placement)
         uses = Uses(build.graph.nodes)
 
-        def optimize(nodes: list[Tensor]) -> tuple[list[Tensor], dict[Tensor, list[Tensor]]]:
+        def optimize(
+            nodes: list[GraphTensor],
+        ) -> tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]:
             return optimized(nodes, uses, build.options.rules)
 
         devices = zip(order, kinds, strict=False)
         backends = (
             *(_backend(pool, kind, values, optimize) for pool, kind in devices),
-            Backend(pool=HOST, buffer=CPU),
+            ScheduledBackend(pool=HOST, buffer=CPU),
         )
         homes = {
             leaf: order[_home(leaf, placement, build.hparams)]
             for leaf in build.graph.leafs
             if leaf.home is not None
         }
-        machine = Machine(backends=backends, homes=homes, copies=COPIES if piped else 1)
+        machine = ScheduledMachine(backends=backends, homes=homes, copies=COPIES if piped else 1)
         return split(build.graph, assign(build.graph, machine), machine)
 
     return place
 
 
-def _home(tensor: Tensor, placement: Placement, hparams: Hparams) -> Pool:
+def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> Pool:
     if tensor.home is Home.CACHE:
         return placement.cache_pool(int(tensor.name.rsplit("_l", 1)[1]) % hparams.n_block)
     name, _, pool = tensor.name.partition("@")
@@ -146,9 +152,9 @@ def _home(tensor: Tensor, placement: Placement, hparams: Hparams) -> Pool:
     return pools_of(name, placement, hparams.arch)[0]
 
 
-def _separate(build: Build, placement: Placement) -> None:
+def _separate(build: Build, placement: TensorPlacement) -> None:
     """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
-    copies: dict[str, Tensor] = {}
+    copies: dict[str, GraphTensor] = {}
     # without a head of their own, and where -ot places the embedding, it is read where it is
     tied = build.hparams.arch not in WITHOUT_HEAD and EMBEDDING not in placement.moved
     several = {leaf for leaf in build.graph.leafs if _is_several(leaf, tied=tied)}
@@ -165,15 +171,15 @@ def _separate(build: Build, placement: Placement) -> None:
     build.graph.leafs.extend(copies.values())
 
 
-def _is_several(leaf: Tensor, *, tied: bool) -> bool:
+def _is_several(leaf: GraphTensor, *, tied: bool) -> bool:
     shared = leaf.name.rsplit(".", 1)[0] in SHARED_TENSORS
     return leaf.home is Home.WEIGHTS and (shared or (tied and leaf.name == EMBEDDING))
 
 
-def _own_copy(source: Tensor, pool: int, copies: dict[str, Tensor]) -> Tensor:
+def _own_copy(source: GraphTensor, pool: int, copies: dict[str, GraphTensor]) -> GraphTensor:
     name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
     if name not in copies:
-        copies[name] = Tensor(
+        copies[name] = GraphTensor(
             op="NONE", type=source.type, ne=source.ne, home=Home.WEIGHTS, name=name
         )
     return copies[name]

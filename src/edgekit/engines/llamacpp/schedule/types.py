@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.tensor import Home, Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.graph.trace import Buffer
 from edgekit.machine.types import Pool
 
@@ -16,7 +16,7 @@ COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, where several devices wor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class ScheduledBackend:
     """`supports`: whether it can run a node; `wants`: whether it runs one whose weights lie on the host.
 
     `optimize`: the order in which it runs the nodes of a split, and for some of them what is freed only after them.
@@ -24,30 +24,30 @@ class Backend:
 
     pool: Pool
     buffer: Buffer
-    supports: Callable[[Tensor], bool] = lambda _: True
-    wants: Callable[[Tensor], bool] = lambda _: False
-    optimize: Callable[[list[Tensor]], tuple[list[Tensor], dict[Tensor, list[Tensor]]]] = (
-        lambda nodes: (nodes, {})
-    )
+    supports: Callable[[GraphTensor], bool] = lambda _: True
+    wants: Callable[[GraphTensor], bool] = lambda _: False
+    optimize: Callable[
+        [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
+    ] = lambda nodes: (nodes, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ScheduledMachine:
     """`homes`: the backend in whose memory each weight or cache lies; `copies` of every input that is copied."""
 
-    backends: tuple[Backend, ...]
-    homes: Mapping[Tensor, int]
+    backends: tuple[ScheduledBackend, ...]
+    homes: Mapping[GraphTensor, int]
     copies: int = 1
 
     @property
     def host(self) -> int:
         return len(self.backends) - 1
 
-    def home_of(self, tensor: Tensor) -> int | None:
+    def home_of(self, tensor: GraphTensor) -> int | None:
         """Where the data of a weight, a cache or a view of one lies; None for what the allocator places."""
         return self.homes.get(tensor.view_src or tensor)
 
-    def can_run(self, backend: int, node: Tensor) -> bool:
+    def can_run(self, backend: int, node: GraphTensor) -> bool:
         """A device runs nothing on data that lies on another device."""
         host = len(self.backends) - 1
         if backend < host and host > 1:
@@ -57,11 +57,11 @@ class Machine:
         return self.backends[backend].supports(node)
 
 
-def is_weight(tensor: Tensor) -> bool:
+def is_weight(tensor: GraphTensor) -> bool:
     return tensor.home is Home.WEIGHTS
 
 
-def strided_bytes(tensor: Tensor) -> Size:
+def strided_bytes(tensor: GraphTensor) -> Size:
     """What a copy of a view takes more than its elements, because it keeps the view's strides (ggml_nbytes)."""
     if tensor.strides is None:
         return 0

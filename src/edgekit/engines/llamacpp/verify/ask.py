@@ -7,8 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from edgekit.engines.llamacpp.verify.process import NO_DEVICES, Child, run_child
-from edgekit.engines.llamacpp.verify.types import EngineAnswer, Limits, Paced, Question, Resident
-from edgekit.engines.llamacpp.verify.ways import Way
+from edgekit.engines.llamacpp.verify.types import (
+    ChildLimits,
+    EngineAnswer,
+    LoadQuestion,
+    Paced,
+    Resident,
+)
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.errors import EngineError
 from edgekit.units import format_bytes
 
@@ -16,7 +22,7 @@ from edgekit.units import format_bytes
 DRY_TRIES = 3
 
 
-def ask_engine(way: Way, question: Question, limits: Limits) -> EngineAnswer:
+def ask_engine(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> EngineAnswer:
     """What the engine would make room for. EngineError with its last words when it does not say."""
     begun = time.monotonic()
     child = _run(way, question, limits)
@@ -37,7 +43,7 @@ def ask_engine(way: Way, question: Question, limits: Limits) -> EngineAnswer:
 
 
 def load_for_real(
-    way: Way, question: Question, limits: Limits
+    way: VerifyMethod, question: LoadQuestion, limits: ChildLimits
 ) -> tuple[tuple[Resident, ...], Paced | None]:
     """The memory of the process when started, weights loaded, context created and tokens decoded; and its speed."""
     child = _run(way, question, limits)
@@ -56,7 +62,7 @@ def _best(found: Sequence[Mapping[str, float]]) -> Paced | None:
     )
 
 
-def _run(way: Way, question: Question, limits: Limits) -> Child:
+def _run(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> Child:
     request = way.request(question)
     for _ in range(1 if question.really else DRY_TRIES):
         child = run_child(
@@ -72,12 +78,12 @@ def _run(way: Way, question: Question, limits: Limits) -> Child:
     raise EngineError(f"{_end_of(child, limits)}: {child.log.last_words()}")
 
 
-def _version(way: Way, child: Child) -> str:
+def _version(way: VerifyMethod, child: Child) -> str:
     told = way.told_version()
     return told if child.version is None else f"{told} (llama.cpp {child.version})"
 
 
-def _end_of(child: Child, limits: Limits) -> str:
+def _end_of(child: Child, limits: ChildLimits) -> str:
     if child.timed_out:
         return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
     code, allowed = child.exit_code or 0, limits.memory_bytes

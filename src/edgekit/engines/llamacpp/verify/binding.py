@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode, SplitMode
-from edgekit.engines.llamacpp.verify.types import STOP, Question
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, SplitMode
+from edgekit.engines.llamacpp.verify.types import STOP, LoadQuestion
 from edgekit.errors import UsageError
 
 NAME = "xllamacpp"
-MODE = Mode.SERVER  # it starts a server: one row of logits for each sequence
+MODE = LlamaMode.SERVER  # it starts a server: one row of logits for each sequence
 INSTALL = "pip install 'edgekit-models[llama]'"
 
 _AUTO = -1  # n_parallel: what llama-server does when it is not told
@@ -33,7 +33,7 @@ def told_version() -> str:
         return "of unknown version"
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: LoadQuestion) -> dict[str, Any]:
     """What the child process is told: plain parameters, and enums by their names."""
     load, setup = question.load, question.setup
     if load.output_rows is not None:
@@ -105,7 +105,7 @@ def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
     return placed
 
 
-def _run(question: Question) -> dict[str, Any]:
+def _run(question: LoadQuestion) -> dict[str, Any]:
     """Dry: its fit works every buffer out first, before anything else can go wrong."""
     run: dict[str, Any] = {
         "no_alloc": not question.really,

@@ -16,17 +16,17 @@ from edgekit.engines.llamacpp.verify.hollow import files_of, hollow_out, on_disk
 from edgekit.engines.llamacpp.verify.types import (
     COMPARED,
     NOTHING,
+    ChildLimits,
+    ComparedRow,
     EngineAnswer,
-    Limits,
-    Measured,
+    LoadQuestion,
+    MeasuredBytes,
     Paced,
     Pacing,
-    Question,
     Resident,
-    Row,
     Verification,
 )
-from edgekit.engines.llamacpp.verify.ways import Way
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.llamacpp.versions import (
     NEWEST,
     LlamaVersion,
@@ -56,7 +56,7 @@ def verify_model(
     load: Load,
     setup: LlamaCppSetup,
     *,
-    way: Way,
+    way: VerifyMethod,
     timeout_s: float | None = None,
     really: bool = False,
     pacing: Pacing | None = None,
@@ -76,9 +76,9 @@ def verify_model(
     predicted = predict or llamacpp.estimate
 
     def ask(memory_bytes: int | None) -> EngineAnswer:
-        limits = Limits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
+        limits = ChildLimits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
         with on_disk(hollow) as hollow_path:
-            return ask_engine(way, Question(path=hollow_path, load=load, setup=asked), limits)
+            return ask_engine(way, LoadQuestion(path=hollow_path, load=load, setup=asked), limits)
 
     refused: RefusedError | None = None
     memory_bytes = None if setup.has_device else _CHILD_BYTES
@@ -106,8 +106,8 @@ def verify_model(
     paced: Paced | None = None
     if path is not None:
         _require_room(estimate)
-        question = Question(path=path, load=load, setup=setup, really=True, pacing=pacing)
-        limits = Limits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
+        question = LoadQuestion(path=path, load=load, setup=setup, really=True, pacing=pacing)
+        limits = ChildLimits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
         resident, paced = load_for_real(way, question, limits)
     rows = compare(estimate, answer.parts)
     return Verification(
@@ -126,10 +126,12 @@ def verify_model(
     )
 
 
-def compare(estimate: MemoryEstimate, parts: Mapping[Component, Measured]) -> tuple[Row, ...]:
+def compare(
+    estimate: MemoryEstimate, parts: Mapping[Component, MeasuredBytes]
+) -> tuple[ComparedRow, ...]:
     """Caches, weights and output must agree as far as the log tells them, compute within a tenth or 4 MiB."""
     return tuple(
-        Row(
+        ComparedRow(
             part=component.value,
             predicted_bytes=estimate.of(component),
             measured=parts.get(component, NOTHING),
@@ -139,7 +141,7 @@ def compare(estimate: MemoryEstimate, parts: Mapping[Component, Measured]) -> tu
     )
 
 
-def _allowed(component: Component, measured: Measured) -> int:
+def _allowed(component: Component, measured: MeasuredBytes) -> int:
     if component is not Component.COMPUTE:
         return 0
     return max(int(measured.middle_bytes * COMPUTE_ALLOWED), COMPUTE_FLOOR_BYTES)
@@ -150,8 +152,8 @@ def _vocabulary(header: ModelHeader) -> int:
     return 0 if tokens is None else tokens.count
 
 
-def _total(rows: tuple[Row, ...]) -> Row:
-    return Row(
+def _total(rows: tuple[ComparedRow, ...]) -> ComparedRow:
+    return ComparedRow(
         part="total",
         predicted_bytes=sum(row.predicted_bytes for row in rows),
         measured=sum((row.measured for row in rows), NOTHING),

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgekit.bill.types import Component
-from edgekit.engines.llamacpp.verify.types import NOTHING, STOP, Measured
+from edgekit.engines.llamacpp.verify.types import NOTHING, STOP, MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB
 
@@ -46,23 +46,23 @@ _COMPLAINT = re.compile(
 )
 
 
-def hundredths(text: str) -> Measured:
+def hundredths(text: str) -> MeasuredBytes:
     """'448.00' MiB: printed with two digits, out of a 32-bit float."""
     middle = round(float(text) * MIB)
     slack = MIB // 200 + (middle >> 23) + 1
-    return Measured(low_bytes=max(0, middle - slack), high_bytes=middle + slack)
+    return MeasuredBytes(low_bytes=max(0, middle - slack), high_bytes=middle + slack)
 
 
-def whole(text: str) -> Measured:
+def whole(text: str) -> MeasuredBytes:
     """'1137' MiB: what is left of a whole number of bytes divided by a MiB."""
-    return Measured(low_bytes=int(text) * MIB, high_bytes=(int(text) + 1) * MIB - 1)
+    return MeasuredBytes(low_bytes=int(text) * MIB, high_bytes=(int(text) + 1) * MIB - 1)
 
 
 @dataclass(slots=True)
 class _Context:
     """What one llama_context told of itself."""
 
-    parts: dict[Component, Measured] = field(default_factory=dict)
+    parts: dict[Component, MeasuredBytes] = field(default_factory=dict)
     resolved: dict[str, str] = field(default_factory=dict)
 
 
@@ -70,8 +70,8 @@ class _Context:
 class Held:
     """What a real run made room for, with its drafter's share."""
 
-    parts: dict[Component, Measured]
-    weights: tuple[tuple[str, Measured], ...]  # by buffer: "CPU_Mapped", "CUDA0"
+    parts: dict[Component, MeasuredBytes]
+    weights: tuple[tuple[str, MeasuredBytes], ...]  # by buffer: "CPU_Mapped", "CUDA0"
     resolved: dict[str, str]  # n_ctx, n_seq_max ... of the model itself
 
 
@@ -88,8 +88,8 @@ class EngineLog:
         self._complaints: dict[str, None] = {}
         self.devices: list[str] = []
         self._contexts: list[_Context] = [_Context()]
-        self._weights: list[tuple[str, Measured]] = []
-        self._breakdown: dict[str, tuple[Measured, Measured, Measured]] = {}
+        self._weights: list[tuple[str, MeasuredBytes]] = []
+        self._breakdown: dict[str, tuple[MeasuredBytes, MeasuredBytes, MeasuredBytes]] = {}
         self._sliding = False
         self.complete = False
 
@@ -98,7 +98,7 @@ class EngineLog:
         return self._contexts[-1].resolved
 
     @property
-    def _parts(self) -> dict[Component, Measured]:
+    def _parts(self) -> dict[Component, MeasuredBytes]:
         return self._contexts[-1].parts
 
     @property
@@ -179,7 +179,7 @@ class EngineLog:
             resolved=dict(contexts[0].resolved),
         )
 
-    def parts(self) -> dict[Component, Measured]:
+    def parts(self) -> dict[Component, MeasuredBytes]:
         """Every part of the answer of a dry run. EngineError when the log is not what we know."""
         if not self._breakdown or not {Component.COMPUTE, Component.OUTPUT} <= self._parts.keys():
             raise EngineError(f"llama.cpp did not finish its answer: {self.last_words()}")
@@ -196,7 +196,7 @@ class EngineLog:
             Component.COMPUTE: self._parts[Component.COMPUTE],
         }
 
-    def _check(self, what: str, lines: Measured, breakdown: Measured) -> None:
+    def _check(self, what: str, lines: MeasuredBytes, breakdown: MeasuredBytes) -> None:
         if not lines.meets(breakdown):
             raise EngineError(
                 f"cannot parse this llama.cpp's log: its {what} lines add up to "
@@ -209,7 +209,7 @@ class EngineLog:
         return " | ".join(self._complaints or self._last) or "no output"
 
 
-def _sum(sizes: Iterable[Measured]) -> Measured:
+def _sum(sizes: Iterable[MeasuredBytes]) -> MeasuredBytes:
     return sum(sizes, NOTHING)
 
 

@@ -8,12 +8,12 @@ import subprocess
 from typing import Any
 
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.types import LlamaCppSetup, Mode, SplitMode
-from edgekit.engines.llamacpp.verify.types import Question
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, SplitMode
+from edgekit.engines.llamacpp.verify.types import LoadQuestion
 from edgekit.errors import UsageError
 
 NAME = "llama-fit-params"
-MODE = Mode.LIBRARY  # every token of a micro-batch may have logits
+MODE = LlamaMode.LIBRARY  # every token of a micro-batch may have logits
 INSTALL = "install llama.cpp, so that llama-fit-params is on the PATH"
 
 _VERSION_TIMEOUT_S = 20.0
@@ -38,7 +38,7 @@ def told_version() -> str:
     return found[1].decode(errors="replace").strip() if found else "of unknown version"
 
 
-def request(question: Question) -> dict[str, Any]:
+def request(question: LoadQuestion) -> dict[str, Any]:
     _require_askable(question)
     command = [shutil.which(NAME) or NAME, "-m", str(question.path)]
     command += ["--fit-print", "on", "--verbose"]
@@ -46,7 +46,7 @@ def request(question: Question) -> dict[str, Any]:
     return {"way": NAME, "command": command}
 
 
-def _require_askable(question: Question) -> None:
+def _require_askable(question: LoadQuestion) -> None:
     """It knows the flags that all of llama.cpp's tools share, not those of llama-server."""
     load = question.load
     refused = {

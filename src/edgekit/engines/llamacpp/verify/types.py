@@ -25,7 +25,7 @@ STOP = "no-adapter.gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredBytes:
     """Bytes as far as a rounded number tells them: somewhere from low to high, both included."""
 
     low_bytes: int
@@ -44,21 +44,21 @@ class Measured:
         """Bytes by which `size_bytes` lies above (or below: negative) what was measured."""
         return max(size_bytes - self.high_bytes, 0) + min(size_bytes - self.low_bytes, 0)
 
-    def meets(self, other: Measured) -> bool:
+    def meets(self, other: MeasuredBytes) -> bool:
         return self.low_bytes <= other.high_bytes and other.low_bytes <= self.high_bytes
 
-    def __add__(self, other: Measured) -> Measured:
-        return Measured(
+    def __add__(self, other: MeasuredBytes) -> MeasuredBytes:
+        return MeasuredBytes(
             low_bytes=self.low_bytes + other.low_bytes,
             high_bytes=self.high_bytes + other.high_bytes,
         )
 
 
-NOTHING = Measured(low_bytes=0, high_bytes=0)
+NOTHING = MeasuredBytes(low_bytes=0, high_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LoadQuestion:
     """What the engine is asked: to make room for this file, started so."""
 
     path: Path
@@ -90,7 +90,7 @@ class Paced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ChildLimits:
     """What a child process may take before it is ended."""
 
     timeout_s: float
@@ -115,19 +115,19 @@ class EngineAnswer:
 
     through: str  # "xllamacpp", "llama-fit-params"
     version: str
-    parts: Mapping[Component, Measured] = field(repr=False)
+    parts: Mapping[Component, MeasuredBytes] = field(repr=False)
     resolved: Mapping[str, str] = field(default_factory=dict)  # n_ctx, n_seq_max ... as it has them
     devices: tuple[str, ...] = ()  # GPUs it would use
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparedRow:
     """One part of the bill beside the engine's."""
 
     part: str
     predicted_bytes: int
-    measured: Measured
+    measured: MeasuredBytes
     allowed_bytes: int  # beyond the resolution of what the engine told
 
     @property
@@ -152,8 +152,8 @@ class Verification:
     rules_version: str  # of the engine that the prediction's rules were checked against
     setup: LlamaCppSetup
     answer: EngineAnswer
-    rows: tuple[Row, ...]
-    total: Row
+    rows: tuple[ComparedRow, ...]
+    total: ComparedRow
     vocabulary: int = 0  # tokens that the file names: the engine keeps tables of them
     resident: tuple[Resident, ...] = ()
     beside_bytes: int | None = (

@@ -6,24 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edgekit.engines.llamacpp.types import Mode
+from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.llamacpp.verify import binding, fit_tool
-from edgekit.engines.llamacpp.verify.types import Question
+from edgekit.engines.llamacpp.verify.types import LoadQuestion
 from edgekit.errors import EngineError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class VerifyMethod:
     name: str
-    mode: Mode  # as whom it starts llama.cpp
+    mode: LlamaMode  # as whom it starts llama.cpp
     install: str
     is_here: Callable[[], bool]
     told_version: Callable[[], str]
-    request: Callable[[Question], dict[str, Any]]  # what the child process is told
+    request: Callable[[LoadQuestion], dict[str, Any]]  # what the child process is told
 
 
 TABLE = tuple(
-    Way(
+    VerifyMethod(
         name=way.NAME,
         mode=way.MODE,
         install=way.INSTALL,
@@ -35,7 +35,7 @@ TABLE = tuple(
 )
 
 
-def choose_way(mode: Mode | None = None, *, really: bool = False) -> Way:
+def choose_way(mode: LlamaMode | None = None, *, really: bool = False) -> VerifyMethod:
     """The first that is here, and that starts llama.cpp as `mode`. EngineError when none is."""
     fitting = [way for way in TABLE if mode in {None, way.mode}]
     if really:

@@ -10,7 +10,7 @@ from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.names import ARCHITECTURES
 
 
-class Family(Protocol):
+class GraphFamily(Protocol):
     def more(self, hparams: Hparams, il: int) -> Hashable:
         """What layer `il` depends on besides the facts of every layer."""
 
@@ -18,7 +18,7 @@ class Family(Protocol):
         """Makes the whole graph."""
 
 
-def family_of(architecture: str) -> Family | None:
+def family_of(architecture: str) -> GraphFamily | None:
     """None where no graph is known."""
     from edgekit.engines.llamacpp.graph.families.usual import USUAL
 

@@ -13,12 +13,12 @@ from edgekit.engines.llamacpp.graph.dims import Size
 from edgekit.engines.llamacpp.graph.families.side_cache import SideCache
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
 from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, attend, input_kv
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, normalize, project
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, GraphTensor
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 
 RANKED_POSITIONS = 256  # llama-kv-cache-msa.cpp @ 0c1e570: get_n_pos of an empty cache
@@ -33,12 +33,12 @@ class Blocks:
     size: int  # cells of a block
     count: int  # blocks that are ranked
     top_k: int
-    k_idxs: Tensor
-    bias: Tensor
-    pos_mask: Tensor
-    pos_slot: Tensor
-    cell_block: Tensor
-    mask: Tensor  # in full precision
+    k_idxs: GraphTensor
+    bias: GraphTensor
+    pos_mask: GraphTensor
+    pos_slot: GraphTensor
+    cell_block: GraphTensor
+    mask: GraphTensor  # in full precision
 
     @classmethod
     def of(cls, build: Build, attn: AttnInput) -> Blocks:
@@ -60,7 +60,7 @@ class Blocks:
             mask=ggml.cast(attn.base.mask, F32),
         )
 
-    def mask_of(self, q: Tensor, keys: Tensor, rows: Size) -> Tensor:
+    def mask_of(self, q: GraphTensor, keys: GraphTensor, rows: Size) -> GraphTensor:
         """For one stream: which cells each group of heads may see, [cells, rows, 1, heads]."""
         cells, ranked = keys.ne[2], self.count * self.size
         q = ggml.view(q, self.width, self.heads, rows, strides=q.nb[1:3])
@@ -81,7 +81,7 @@ class Blocks:
         mask = ggml.add_inplace(spread, ggml.view(self.mask, cells, rows, 1, strides=strides))
         return ggml.cast(ggml.reshape(mask, cells, rows, 1, self.heads), F16)
 
-    def opened(self, picked: Tensor, bias: Tensor, rows: Size) -> Tensor:
+    def opened(self, picked: GraphTensor, bias: GraphTensor, rows: Size) -> GraphTensor:
         """A number for each block: zero where it was picked. [rows x heads, blocks]."""
         both = self.heads * rows
         closed = ggml.cast(ggml.scale(bias), F16)
@@ -97,7 +97,9 @@ class Blocks:
         return ggml.cont(ggml.transpose(ggml.reshape(opened, self.count, both)))
 
 
-def flash(build: Build, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def flash(
+    build: Build, q: GraphTensor, k: GraphTensor, v: GraphTensor, mask: GraphTensor
+) -> GraphTensor:
     """build_attn_msa_fa: groups of heads with a mask each."""
     width, heads, tokens, _ = q.ne
     groups = k.ne[3]
@@ -129,8 +131,13 @@ class MiniMaxM3(Transformer):
         self.head(build, cur)
 
     def layer_after(
-        self, build: Build, layer: Layer, shared: Shared, blocks: Blocks | None, stream: Tensor
-    ) -> Tensor:
+        self,
+        build: Build,
+        layer: GraphLayer,
+        shared: Shared,
+        blocks: Blocks | None,
+        stream: GraphTensor,
+    ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         q, k, v = qkv(build, layer, normed)
         q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
@@ -146,11 +153,11 @@ class MiniMaxM3(Transformer):
     def sparse(
         self,
         build: Build,
-        layer: Layer,
+        layer: GraphLayer,
         shared: Shared,
         blocks: Blocks,
-        given: tuple[Tensor, Tensor, Tensor, Tensor],
-    ) -> Tensor:
+        given: tuple[GraphTensor, GraphTensor, GraphTensor, GraphTensor],
+    ) -> GraphTensor:
         normed, q, k, v = given
         index_q, index_k = self.indexed(build, layer, shared, blocks, normed)
         used, where = shared.attn.base, layer.index
@@ -173,8 +180,8 @@ class MiniMaxM3(Transformer):
         return project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
 
     def indexed(
-        self, build: Build, layer: Layer, shared: Shared, blocks: Blocks, cur: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, build: Build, layer: GraphLayer, shared: Shared, blocks: Blocks, cur: GraphTensor
+    ) -> tuple[GraphTensor, GraphTensor]:
         """The indexer's own queries and keys."""
         q, k = (
             ggml.reshape(
@@ -195,16 +202,16 @@ class MiniMaxM3(Transformer):
 def _by_stream(
     build: Build,
     blocks: Blocks,
-    given: tuple[Tensor, Tensor, Tensor],
-    index: tuple[Tensor, Tensor],
-) -> Tensor:
+    given: tuple[GraphTensor, GraphTensor, GraphTensor],
+    index: tuple[GraphTensor, GraphTensor],
+) -> GraphTensor:
     """One after the other, then put together."""
     q, keys, values = given
     streams = build.sizes.n_stream
     rows = build.n_tokens // streams
     if not isinstance(streams, int) or rows == 1:
         raise NoGraphError("one token for each sequence")
-    made: list[Tensor] = []
+    made: list[GraphTensor] = []
     for _ in range(streams):
         own = ggml.view(q, *q.ne[:2], rows, strides=q.nb[1:3])
         mask = blocks.mask_of(*index, rows)

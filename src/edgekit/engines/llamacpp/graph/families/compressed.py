@@ -25,11 +25,11 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     product,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer, weight
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer, weight
 from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, shared_expert
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, normalize, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, GraphTensor
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.engines.llamacpp.versions import Rules
@@ -39,7 +39,7 @@ CLOSE = 4
 FAR = 128
 
 
-class Kind(NamedTuple):
+class LayerVariety(NamedTuple):
     """What makes layers differ."""
 
     ratio: int
@@ -55,14 +55,14 @@ class Compression:
     width: int
     cache: SideCache
     state_rows: int
-    state_pos: Tensor
-    persist_src: Tensor
-    persist_dst: Tensor
-    read_idxs: Tensor
-    write_idxs: Tensor
-    write_pos: Tensor
-    mask: Tensor
-    k_rot: Tensor | None
+    state_pos: GraphTensor
+    persist_src: GraphTensor
+    persist_dst: GraphTensor
+    read_idxs: GraphTensor
+    write_idxs: GraphTensor
+    write_pos: GraphTensor
+    mask: GraphTensor
+    k_rot: GraphTensor | None
 
     @property
     def halves(self) -> int:
@@ -98,7 +98,7 @@ class Compression:
             k_rot=rotation(build, width, always=lid),
         )
 
-    def update(self, build: Build, layer: Layer, cur: Tensor, prefix: str) -> None:
+    def update(self, build: Build, layer: GraphLayer, cur: GraphTensor, prefix: str) -> None:
         """New tokens go to the state; blocks that are full go to the cache."""
         kv = ggml.mul_mat(layer[f"{prefix}_kv"], cur)
         score = ggml.mul_mat(layer[f"{prefix}_gate"], cur)
@@ -121,17 +121,19 @@ class Compression:
         for one in kept:
             build.expand(one)
 
-    def _state(self, build: Build, layer: Layer, side: str) -> Tensor:
+    def _state(self, build: Build, layer: GraphLayer, side: str) -> GraphTensor:
         """get_kv_all, get_score_all."""
         name, width = f"{self.name}_state_{side}_l{layer.index}", self.halves * self.width
         streams = _number(build.sizes.n_stream)
         state = build.cache(name, F32, width, self.state_rows // streams, streams)
         return ggml.view(state, width, self.state_rows, strides=(state.nb[1],))
 
-    def _rows(self, state: Tensor) -> Tensor:
+    def _rows(self, state: GraphTensor) -> GraphTensor:
         return ggml.view(state, state.ne[0], self.state_rows, strides=(state.nb[1],))
 
-    def _compressed(self, layer: Layer, seen: list[Tensor], norm: Tensor) -> Tensor:
+    def _compressed(
+        self, layer: GraphLayer, seen: list[GraphTensor], norm: GraphTensor
+    ) -> GraphTensor:
         """The mean of a block's values, weighed by their scores."""
         values, scores = (self._blocks(one) for one in seen)
         values, scores = (ggml.cont(ggml.permute(one, 1, 0, 2, 3)) for one in (values, scores))
@@ -140,7 +142,7 @@ class Compression:
         comp = normalize(comp, norm, layer=layer.index)
         return ggml.rope(comp, self.write_pos)
 
-    def _blocks(self, seen: Tensor) -> Tensor:
+    def _blocks(self, seen: GraphTensor) -> GraphTensor:
         count = self.write_pos.ne[0]
         if self.halves == 1:
             rows = ggml.get_rows(seen, self.read_idxs)
@@ -163,7 +165,7 @@ def _number(size: Size) -> int:
     return size
 
 
-def rotation(build: Build, width: int, *, always: bool = False) -> Tensor | None:
+def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor | None:
     quantised = build.options.type_k.block_elements > 1 and width % SMALLEST_ROTATION == 0
     if not (quantised or always):
         return None
@@ -176,9 +178,9 @@ class Compressions:
     """What all layers share: the raw window and the three compressed caches."""
 
     raw: SideCache
-    k_idxs: Tensor
-    mask: Tensor
-    k_rot: Tensor | None
+    k_idxs: GraphTensor
+    mask: GraphTensor
+    k_rot: GraphTensor | None
     close: Compression
     far: Compression
     index: Compression
@@ -210,9 +212,9 @@ def no_input(build: Build) -> AttnInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSeek4(Transformer):
-    def more(self, hparams: Hparams, il: int) -> Kind:
+    def more(self, hparams: Hparams, il: int) -> LayerVariety:
         ratios = hparams.per_layer("attention.compress_ratios", 0)
-        return Kind(ratios[il], il < hparams.whole("hash_layer_count"))
+        return LayerVariety(ratios[il], il < hparams.whole("hash_layer_count"))
 
     def build(self, build: Build) -> None:
         sizes = build.sizes
@@ -236,12 +238,12 @@ class DeepSeek4(Transformer):
     def streams_after(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
-        layer: Layer,
+        layer: GraphLayer,
         shared: Shared,
         given: Compressions,
-        tokens: Tensor,
-        streams: Tensor,
-    ) -> Tensor:
+        tokens: GraphTensor,
+        streams: GraphTensor,
+    ) -> GraphTensor:
         mixed = before(layer, streams, "attn")
         cur = self.normalized(layer, mixed.cur, "attn_norm")
         cur = _attention(build, layer, shared, given, cur)
@@ -256,13 +258,17 @@ class DeepSeek4(Transformer):
         return after(ggml.add(moe, shared_expert(layer, cur)), streams, mixed)
 
 
-def _kind(layer: Layer) -> Kind:
-    return layer.facts.more if isinstance(layer.facts.more, Kind) else Kind(0, hashed=False)
+def _kind(layer: GraphLayer) -> LayerVariety:
+    return (
+        layer.facts.more
+        if isinstance(layer.facts.more, LayerVariety)
+        else LayerVariety(0, hashed=False)
+    )
 
 
 def _attention(
-    build: Build, layer: Layer, shared: Shared, given: Compressions, cur: Tensor
-) -> Tensor:
+    build: Build, layer: GraphLayer, shared: Shared, given: Compressions, cur: GraphTensor
+) -> GraphTensor:
     width, heads, tokens = layer.facts.n_embd_head_k, layer.facts.n_head, build.n_tokens
     qr = project(layer["attn_q_a"], cur, scale=layer.scale("attn_q_a"))
     qr = normalize(qr, layer["attn_q_a_norm"], layer=layer.index)
@@ -271,7 +277,7 @@ def _attention(
     kv = normalize(ggml.mul_mat(layer["attn_kv"], cur), layer["attn_kv_a_norm"], layer=layer.index)
     kv = ggml.rope(ggml.reshape(kv, width, 1, tokens), shared.pos)
     ratio = _kind(layer).ratio
-    picked: Tensor | None = None
+    picked: GraphTensor | None = None
     if ratio == FAR:
         given.far.update(build, layer, cur, "attn_compressor")
     if ratio == CLOSE:
@@ -284,8 +290,12 @@ def _attention(
 
 
 def _picked(
-    build: Build, layer: Layer, shared: Shared, index: Compression, given: tuple[Tensor, Tensor]
-) -> Tensor:
+    build: Build,
+    layer: GraphLayer,
+    shared: Shared,
+    index: Compression,
+    given: tuple[GraphTensor, GraphTensor],
+) -> GraphTensor:
     """build_lid_top_k: the best compressed keys for each token."""
     qr, cur = given
     heads = build.hparams.whole("attention.indexer.head_count")
@@ -307,17 +317,17 @@ def _picked(
     return ggml.cont(ggml.top_k(score, count))
 
 
-def _whole(keys: Tensor) -> Tensor:
+def _whole(keys: GraphTensor) -> GraphTensor:
     return ggml.view(keys, *keys.ne, strides=keys.nb[1:])
 
 
 def _attended(
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     given: Compressions,
-    qkv: tuple[Tensor, Tensor],
-    picked: Tensor | None,
-) -> Tensor:
+    qkv: tuple[GraphTensor, GraphTensor],
+    picked: GraphTensor | None,
+) -> GraphTensor:
     """Keys stand for values too: those of the window, and compressed ones behind them."""
     q, kv = qkv
     if given.k_rot is not None:
@@ -338,7 +348,7 @@ def _attended(
     return out if given.k_rot is None else hadamard(build, out, given.k_rot)
 
 
-def _output(build: Build, layer: Layer, out: Tensor) -> Tensor:
+def _output(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     """Groups of heads are projected each for themselves first."""
     width, heads, tokens, _ = out.ne
     groups = build.hparams.whole("attention.output_group_count")

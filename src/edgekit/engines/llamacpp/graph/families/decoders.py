@@ -15,12 +15,12 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     no_layer,
 )
 from edgekit.engines.llamacpp.graph.llama.attention import attend, input_kv, input_no_cache
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.errors import RefusedError
 
 
@@ -28,7 +28,7 @@ from edgekit.errors import RefusedError
 class Olmo(Transformer):
     """Its norms have no weights."""
 
-    def normalized(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if name in {"attn_norm", "ffn_norm"}:
             return normalize(cur, None, kind=self.norm, layer=layer.index)
         return Transformer.normalized(self, layer, cur, name)
@@ -38,7 +38,9 @@ class Olmo(Transformer):
 class StableLm(Transformer):
     """A feed-forward without a norm of its own sees that of attention."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, normed)
         if layer.facts.is_last:
@@ -55,7 +57,9 @@ class StableLm(Transformer):
 class Mpt(Transformer):
     """Queries and keys are normalised across heads, what is activated may be divided by scales."""
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur)
         if "attn_q_norm" in layer:
             if not build.graph.is_contiguous(q):
@@ -63,13 +67,15 @@ class Mpt(Transformer):
             q, k = self.across_heads(layer, q, "q"), self.across_heads(layer, k, "k")
         return attend(build, layer, shared.attn, q, k, v)
 
-    def across_heads(self, layer: Layer, cur: Tensor, side: str) -> Tensor:
+    def across_heads(self, layer: GraphLayer, cur: GraphTensor, side: str) -> GraphTensor:
         width, heads, tokens, _ = cur.ne
         flat = ggml.reshape(cur, width * heads, tokens)
         flat = self.normalized(layer, flat, f"attn_{side}_norm")
         return ggml.reshape(flat, width, heads, tokens)
 
-    def feed_forward(self, _build: Build, layer: Layer, _shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, _build: Build, layer: GraphLayer, _shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         return feed_forward(layer, cur, gated=False, scales=layer.tensor("ffn_act.scales"))
 
 
@@ -83,10 +89,12 @@ class Nanbeige(Transformer):
         normed = ends and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0
 
-    def rotates(self, _layer: Layer) -> bool:
+    def rotates(self, _layer: GraphLayer) -> bool:
         return True
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         cur = Transformer.block(self, build, layer, shared, stream)
         normed, _ = self.more(build.hparams, layer.index)
         return normalize(cur, build["output_norm"], layer=layer.index) if normed else cur
@@ -96,7 +104,9 @@ class Nanbeige(Transformer):
 class OpenElm(Transformer):
     """One product is cut into heads, and those into queries, keys and values."""
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         facts, tokens = layer.facts, build.n_tokens
         width, counts = facts.n_embd_head_k, (facts.n_head, facts.n_head_kv, facts.n_head_kv)
         cur = ggml.mul_mat(layer["attn_qkv"], cur)
@@ -107,8 +117,8 @@ class OpenElm(Transformer):
         return attend(build, layer, shared.attn, q, k, v)
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         stream = ggml.add(stream, cur)
         cur = self.normalized(layer, stream, "ffn_norm")
         return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
@@ -118,7 +128,7 @@ class OpenElm(Transformer):
 class Plamo3(Transformer):
     """The names of its post norms end without .weight."""
 
-    def post(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         return normalize(cur, layer.need(name), layer=layer.index)
 
 
@@ -133,17 +143,17 @@ class Plm(Latent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embedder(Diffusion):
+class LlamaEmbedder(Diffusion):
     """Llama without logits: the last states are the result."""
 
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["output_norm"])
         build.embd = cur
         build.output(cur)
         build.expand(cur)
 
 
-def attention_first(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+def attention_first(result: GraphTensor, stream: GraphTensor, attended: GraphTensor) -> GraphTensor:
     return ggml.add(ggml.add(attended, result), stream)
 
 
@@ -155,7 +165,7 @@ DECODERS: Mapping[str, Transformer] = {
     "jais": Transformer(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer),
     "jais2": _LIKE_NEMOTRON,
     "llada": Diffusion(attn_input=input_no_cache),
-    "llama-embed": Embedder(attn_input=input_no_cache),
+    "llama-embed": LlamaEmbedder(attn_input=input_no_cache),
     "maincoder": Transformer(attn_input=input_kv, late_qk_norm=True),
     "minicpm": Transformer(
         attn_input=input_kv,

@@ -10,26 +10,26 @@ from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.mamba import Ssm, keep_tail, linear
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.llama.attention import attend
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
 from edgekit.engines.llamacpp.graph.llama.qkv import Heads, qkv
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
-from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
-def l2_normalized(cur: Tensor) -> Tensor:
+def l2_normalized(cur: GraphTensor) -> GraphTensor:
     """build_gdn_l2_norm: an RMS norm that is scaled back."""
     return ggml.scale(ggml.rms_norm(cur))
 
 
 def delta_net(
     build: Build,
-    cache: Tensor,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    gates: tuple[Tensor, Tensor],
-    before: Tensor,
-) -> Tensor:
+    cache: GraphTensor,
+    qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
+    gates: tuple[GraphTensor, GraphTensor],
+    before: GraphTensor,
+) -> GraphTensor:
     """build_recurrent_attn with the fused operation: outputs as [width, heads, tokens, sequences]."""
     q, k, v = qkv
     width, heads, tokens, seqs = v.ne
@@ -44,7 +44,9 @@ def delta_net(
     return output
 
 
-def linear_attention(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def linear_attention(
+    build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
+) -> GraphTensor:
     """build_layer_attn_linear."""
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
@@ -71,7 +73,9 @@ def linear_attention(build: Build, layer: Layer, rs: StateInput, cur: Tensor) ->
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _mixed(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, Tensor]:
+def _mixed(
+    build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
+) -> tuple[GraphTensor, GraphTensor]:
     """build_qkvz: what is convolved, and the gate of the output."""
     if "attn_qkv" not in layer:
         return _interleaved(build, layer, ssm, cur)
@@ -81,7 +85,9 @@ def _mixed(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, T
     return mixed, linear(layer, "attn_gate", cur)
 
 
-def _interleaved(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, Tensor]:
+def _interleaved(
+    build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
+) -> tuple[GraphTensor, GraphTensor]:
     """Files of old: query, key, value and gate lie side by side, head by head."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     key, value = ssm.d_state, ssm.d_inner // ssm.n_group
@@ -95,7 +101,9 @@ def _interleaved(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Ten
     return ggml.concat(ggml.concat(flat[0], flat[1], 0), flat[2], 0), z
 
 
-def _gates(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, Tensor]:
+def _gates(
+    build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
+) -> tuple[GraphTensor, GraphTensor]:
     """Decay and beta, one number for each head and token."""
     tokens, seqs, heads = build.sizes.n_seq_tokens, build.sizes.n_seqs, ssm.dt_rank
     if "ssm_ba" in layer:
@@ -115,7 +123,9 @@ def _gates(build: Build, layer: Layer, ssm: Ssm, cur: Tensor) -> tuple[Tensor, T
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 
-def _cut(build: Build, layer: Layer, ssm: Ssm, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _cut(
+    build: Build, layer: GraphLayer, ssm: Ssm, seen: GraphTensor
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Queries, keys and values out of what was convolved."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     value = ssm.d_inner // ssm.dt_rank
@@ -138,7 +148,7 @@ def _cut(build: Build, layer: Layer, ssm: Ssm, seen: Tensor) -> tuple[Tensor, Te
     return q, k, v
 
 
-def _repeated(build: Build, ssm: Ssm, cur: Tensor) -> Tensor:
+def _repeated(build: Build, ssm: Ssm, cur: GraphTensor) -> GraphTensor:
     times, total = ssm.dt_rank // ssm.n_group, build.n_tokens
     cur = ggml.reshape(cur, ssm.d_state, 1, ssm.n_group, total)
     cur = ggml.repeat(cur, ssm.d_state, times, ssm.n_group, total)
@@ -150,7 +160,9 @@ def _repeated(build: Build, ssm: Ssm, cur: Tensor) -> Tensor:
 class DeltaNet(Hybrid):
     late_gate: bool = False  # the gate of attention is cut out after attention, not before
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.normalized(layer, stream, "attn_norm")
         build.expand(cur)
         cur = self.attention(build, layer, shared, cur)
@@ -158,7 +170,9 @@ class DeltaNet(Hybrid):
             cur, stream = output_rows(build, (cur, stream), shared.out_ids)
         return self.after_attention(build, layer, shared, cur, stream)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         facts, tokens = layer.facts, build.n_tokens
@@ -184,7 +198,9 @@ class DeltaNet(Hybrid):
             gate = ggml.reshape(gate, width * heads, tokens)
         return linear(layer, "attn_output", ggml.mul(cur, gate))
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur)
         result = experts(build, layer, cur, shared.routing)

@@ -22,11 +22,11 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_kv_iswa,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
-from edgekit.engines.llamacpp.graph.tensor import F32, Tensor, shape
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
 
 
 def always(_hparams: Hparams) -> bool:
@@ -72,7 +72,9 @@ class CodeShell(Transformer):
 class Falcon(Transformer):
     """Attention may have a norm of its own beside that of the feed-forward."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         own = "attn_norm_2" in layer
         cur = self.normalized(layer, stream, "attn_norm_2") if own else normed
@@ -89,8 +91,8 @@ class GptNeoX(Transformer):
     """The feed-forward sees what attention saw, but normalised on its own, where the file says so."""
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         if not build.hparams.flag("use_parallel_residual"):
             return Transformer.after_attention(self, build, layer, shared, cur, stream)
         result = self.normalized(layer, stream, "ffn_norm")
@@ -103,15 +105,21 @@ class BitNet(Transformer):
     """Norms before the last matrices of attention and feed-forward."""
 
     def attended(
-        self, build: Build, layer: Layer, shared: Shared, _cur: Tensor, heads: QKV
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
+    ) -> GraphTensor:
         cur = attend(build, layer, shared.attn, *heads, output=None)
         cur = self.normalized(layer, cur, "attn_sub_norm")
         cur = project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
         bias = layer.bias("attn_output")
         return cur if bias is None else ggml.add(cur, bias)
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:  # noqa: ARG002
+    def feed_forward(
+        self,
+        build: Build,  # noqa: ARG002
+        layer: GraphLayer,
+        shared: Shared,  # noqa: ARG002
+        cur: GraphTensor,
+    ) -> GraphTensor:
         up, gate = (
             project(layer[name], cur, scale=layer.scale(name)) for name in ("ffn_up", "ffn_gate")
         )
@@ -123,7 +131,9 @@ class BitNet(Transformer):
 class Deci(Transformer):
     """Layers may lack attention, or have a matrix in its place, or lack the feed-forward."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         heads = layer.facts.n_head
         cur = self.normalized(layer, stream, "attn_norm") if heads else stream
         cur = self.attention(build, layer, shared, cur) if heads else cur
@@ -136,7 +146,9 @@ class Deci(Transformer):
         cur = self.normalized(layer, stream, "ffn_norm")
         return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if not layer.facts.n_head_kv:
             return ggml.mul_mat(layer["attn_output"], cur)
         return Transformer.attention(self, build, layer, shared, cur)
@@ -149,7 +161,9 @@ PICTURE_TOKENS = 8192  # chameleon.cpp: their logits are put out of reach
 class Chameleon(Transformer):
     """The norm of queries and keys is another than that of layers, which stands behind them in the 34B model."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         swin = build.hparams.flag("swin_norm")
         cur = stream if swin else self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, cur)
@@ -162,12 +176,12 @@ class Chameleon(Transformer):
         cur = self.normalized(layer, cur, "ffn_norm") if swin else cur
         return ggml.add(cur, stream)
 
-    def normalized(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         heads = name in {"attn_q_norm", "attn_k_norm"}
         kind = Norm.LAYER if heads else self.norm
         return normalize(cur, layer[name], layer.bias(name), kind=kind, layer=layer.index)
 
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["output_norm"])
         build.embd = cur
         build.output(cur)
@@ -198,8 +212,8 @@ class Diffusion(Transformer):
     """No cache: all tokens of a batch see each other."""
 
     def attended(
-        self, build: Build, layer: Layer, shared: Shared, _cur: Tensor, heads: QKV
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
+    ) -> GraphTensor:
         return attend_now(build, layer, shared.attn, *heads)
 
 

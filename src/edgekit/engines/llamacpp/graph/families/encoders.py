@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
 from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, attend_now, input_no_cache
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, Routing, experts, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
 def input_encoder(build: Build) -> AttnInput:
@@ -25,7 +25,7 @@ def no_layer(_hparams: Hparams, _il: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoder(Transformer):
+class PreNormEncoder(Transformer):
     """Norms stand before attention and feed-forward."""
 
     attn_input: Callable[[Build], AttnInput] = input_encoder
@@ -43,11 +43,13 @@ class Encoder(Transformer):
             cur = self.block(build, layer, shared, cur)
         self.head(build, cur)
 
-    def embedded(self, build: Build, _shared: Shared, cur: Tensor) -> Tensor:
+    def embedded(self, build: Build, _shared: Shared, cur: GraphTensor) -> GraphTensor:
         bias = build.tensor("token_embd_norm.bias")
         return normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur)
         q, k = (
             self.normed_heads(layer, q, "attn_q_norm"),
@@ -59,28 +61,28 @@ class Encoder(Transformer):
             q = ggml.scale(q)
         return attend_now(build, layer, shared.attn, q, k, v)
 
-    def normed_heads(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def normed_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         return self.normalized(layer, cur, name)
 
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build[self.last_norm], kind=self.norm)
         build.embd = cur
         build.output(cur)
         build.expand(cur)
 
 
-def plain_ffn(_build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def plain_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     return feed_forward(layer, cur, gated=False)
 
 
-def bare_ffn(_build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def bare_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Gated; biases are loaded but not added."""
     up = ggml.mul_mat(layer["ffn_up"], cur)
     cur = ggml.glu(ggml.mul_mat(layer["ffn_gate"], cur), up)
     return ggml.mul_mat(layer["ffn_down"], cur)
 
 
-def jina_ffn(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def jina_ffn(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Up and gate are two matrices, or halves of one, or there is no gate."""
     width = build.hparams.whole("feed_forward_length")
     fused = "ffn_gate" not in layer and layer["ffn_up"].ne[1] != width
@@ -88,22 +90,22 @@ def jina_ffn(build: Build, layer: Layer, cur: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bert(Encoder):
+class Bert(PreNormEncoder):
     """Norms stand after attention and feed-forward."""
 
     norm: Norm = Norm.LAYER
     embd_norm: bool = True
-    dense: Callable[[Build, Layer, Tensor], Tensor] = plain_ffn
+    dense: Callable[[Build, GraphLayer, GraphTensor], GraphTensor] = plain_ffn
     positions: bool = False  # learned ones are added to the embeddings
 
-    def embedded(self, build: Build, shared: Shared, cur: Tensor) -> Tensor:
+    def embedded(self, build: Build, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if (types := build.weight("token_types")) is not None:
             cur = ggml.add(cur, ggml.view(types, build.hparams.n_embd))
         if self.positions:
             cur = ggml.add(ggml.get_rows(build["position_embd"], shared.pos), cur)
-        return Encoder.embedded(self, build, shared, cur)
+        return PreNormEncoder.embedded(self, build, shared, cur)
 
-    def normed_heads(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def normed_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if name not in layer:
             return cur
         width, heads, tokens, _ = cur.ne
@@ -111,33 +113,35 @@ class Bert(Encoder):
         return ggml.reshape(cur, width, heads, tokens)
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.normalized(layer, ggml.add(cur, stream), "attn_output_norm")
         if "attn_norm_2" in layer:
             cur = self.normalized(layer, ggml.add(cur, stream), "attn_norm_2")
         cur = ggml.add(self.feed_forward(build, layer, shared, cur), cur)
         return self.normalized(layer, cur, "layer_output_norm")
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if "ffn_gate_inp" in layer:
             return experts(build, layer, cur, shared.routing)
         return self.dense(build, layer, cur)
 
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         build.embd = cur
         build.output(cur)
         build.expand(cur)
 
 
-ENCODERS: Mapping[str, Encoder] = {
+ENCODERS: Mapping[str, PreNormEncoder] = {
     "bert": Bert(rope=no_layer, positions=True),
     "nomic-bert": Bert(dense=bare_ffn),
     "nomic-bert-moe": Bert(routing=lambda _hparams: Routing(norm_w=False)),
     "jina-bert-v2": Bert(rope=no_layer, dense=jina_ffn),
     "jina-bert-v3": Bert(),
-    "modern-bert": Encoder(norm=Norm.LAYER, embd_norm=True, act=Act.FUSED, gated=False),
-    "neo-bert": Encoder(act=Act.FUSED, gated=False, last_norm="enc.output_norm"),
-    "eurobert": Encoder(),
-    "gemma-embedding": Encoder(scaled_embd=True, scaled_q=True, post_norms=True),
+    "modern-bert": PreNormEncoder(norm=Norm.LAYER, embd_norm=True, act=Act.FUSED, gated=False),
+    "neo-bert": PreNormEncoder(act=Act.FUSED, gated=False, last_norm="enc.output_norm"),
+    "eurobert": PreNormEncoder(),
+    "gemma-embedding": PreNormEncoder(scaled_embd=True, scaled_q=True, post_norms=True),
 }

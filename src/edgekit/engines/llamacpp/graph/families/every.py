@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgekit.engines.llamacpp.graph.families import Family
+from edgekit.engines.llamacpp.graph.families import GraphFamily
 from edgekit.engines.llamacpp.graph.families.blocks import BLOCKS
 from edgekit.engines.llamacpp.graph.families.compressed import COMPRESSED
 from edgekit.engines.llamacpp.graph.families.decoders import DECODERS
@@ -32,7 +32,7 @@ _DEEPSEEK2 = Latent(
     routing=deepseek2_routing,
 )
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, GraphFamily] = {
     **USUAL,
     "deepseek2": _DEEPSEEK2,
     "mistral4": replace(

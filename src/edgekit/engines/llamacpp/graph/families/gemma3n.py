@@ -13,11 +13,11 @@ from edgekit.engines.llamacpp.graph.families.per_layer import (
     slice_2d,
 )
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 # llama-hparams.h and models.h @ 0c1e570: n_altup, n_embd_altup, n_layer_sparsity
 STREAMS = 4
@@ -47,8 +47,13 @@ class Gemma3n(Transformer):
         results(build, normalize(cur, build["output_norm"]), softcap=True)
 
     def streams_after(
-        self, build: Build, layer: Layer, shared: Shared, streams: Tensor, per_layer: Tensor
-    ) -> Tensor:
+        self,
+        build: Build,
+        layer: GraphLayer,
+        shared: Shared,
+        streams: GraphTensor,
+        per_layer: GraphTensor,
+    ) -> GraphTensor:
         predicted = _predicted(build, layer, streams)
         active = slice_2d(predicted)
         cur = self.worked(build, layer, shared, active)
@@ -60,7 +65,9 @@ class Gemma3n(Transformer):
         kept = slice_2d(corrected)
         return ggml.concat(kept, ggml.add(_rest(corrected), first), 2)
 
-    def worked(self, build: Build, layer: Layer, shared: Shared, active: Tensor) -> Tensor:
+    def worked(
+        self, build: Build, layer: GraphLayer, shared: Shared, active: GraphTensor
+    ) -> GraphTensor:
         """What an ordinary layer does, with a low-rank path beside attention (LAuReL)."""
         normed = self.normalized(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
@@ -73,7 +80,7 @@ class Gemma3n(Transformer):
         return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
 
 
-def _fed_forward(layer: Layer, cur: Tensor) -> Tensor:
+def _fed_forward(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     up = ggml.mul_mat(layer["ffn_up"], cur)
     gate = ggml.mul_mat(layer["ffn_gate"], cur)
     if layer.facts.more is True:
@@ -81,16 +88,16 @@ def _fed_forward(layer: Layer, cur: Tensor) -> Tensor:
     return ggml.mul_mat(layer["ffn_down"], ggml.mul(up, ggml.unary(gate)))
 
 
-def _magnitude(cur: Tensor) -> Tensor:
+def _magnitude(cur: GraphTensor) -> GraphTensor:
     return ggml.sqrt(ggml.sum_rows(ggml.sqr(cur)))
 
 
-def _as_large(cur: Tensor, magnitude: Tensor) -> Tensor:
+def _as_large(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
     own = _magnitude(cur)
     return ggml.div(ggml.mul(cur, magnitude), own)
 
 
-def _spread(build: Build, cur: Tensor) -> Tensor:
+def _spread(build: Build, cur: GraphTensor) -> GraphTensor:
     """One stream -> all of them, equally large."""
     magnitude = _magnitude(cur)
     others = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
@@ -98,7 +105,7 @@ def _spread(build: Build, cur: Tensor) -> Tensor:
     return ggml.concat(cur, _as_large(others, magnitude), 2)
 
 
-def _gathered(build: Build, streams: Tensor) -> Tensor:
+def _gathered(build: Build, streams: GraphTensor) -> GraphTensor:
     magnitude = _magnitude(slice_2d(streams))
     others = ggml.mul_mat(build["altup_unembd_proj"], _rest(streams))
     others = _as_large(others, magnitude)
@@ -108,17 +115,17 @@ def _gathered(build: Build, streams: Tensor) -> Tensor:
     return ggml.scale(cur)
 
 
-def _rest(streams: Tensor) -> Tensor:
+def _rest(streams: GraphTensor) -> GraphTensor:
     """All but the first."""
     return ggml.view(streams, *streams.ne[:2], STREAMS - 1, strides=streams.nb[1:3])
 
 
-def _modalities(layer: Layer, cur: Tensor) -> Tensor:
+def _modalities(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = normalize(cur, layer["altup_router_norm"], layer=layer.index)
     return ggml.unary(ggml.mul_mat(layer["altup_router"], ggml.scale(cur)))
 
 
-def _predicted(build: Build, layer: Layer, streams: Tensor) -> Tensor:
+def _predicted(build: Build, layer: GraphLayer, streams: GraphTensor) -> GraphTensor:
     modalities = _modalities(layer, slice_2d(streams))
     factors = ggml.mul_mat(layer["altup_predict_coef"], modalities)
     factors = ggml.reshape(factors, STREAMS, STREAMS, build.n_tokens)
@@ -127,7 +134,9 @@ def _predicted(build: Build, layer: Layer, streams: Tensor) -> Tensor:
     return ggml.add(ggml.cont(ggml.permute(predicted, 0, 2, 1, 3)), streams)
 
 
-def _corrected(build: Build, layer: Layer, predicted: Tensor, cur: Tensor) -> Tensor:
+def _corrected(
+    build: Build, layer: GraphLayer, predicted: GraphTensor, cur: GraphTensor
+) -> GraphTensor:
     modalities = _modalities(layer, cur)
     news = ggml.sub(cur, slice_2d(predicted))
     factors = ggml.scale(ggml.mul_mat(layer["altup_correct_coef"], modalities))
@@ -136,7 +145,7 @@ def _corrected(build: Build, layer: Layer, predicted: Tensor, cur: Tensor) -> Te
     return ggml.add(ggml.mul(news, factors), predicted)
 
 
-def _largest(cur: Tensor) -> Tensor:
+def _largest(cur: GraphTensor) -> GraphTensor:
     """gaussian_topk: numbers below a quantile of their row become zero."""
     mean = ggml.mean(cur)
     spread = ggml.scale(ggml.sum_rows(ggml.sqr(ggml.sub(cur, mean))))

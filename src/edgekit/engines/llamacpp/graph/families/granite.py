@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, experts, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
 def if_trained(hparams: Hparams, _il: int) -> bool:
@@ -49,16 +49,18 @@ class Granite(Transformer):
             cur = self.block(build, layer, shared, self.with_picture(build, layer, cur))
         self.head(build, cur)
 
-    def with_picture(self, build: Build, layer: Layer, cur: Tensor) -> Tensor:
+    def with_picture(self, build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
         given, more = build.inp_embd, layer.facts.more
         if given is None or not isinstance(more, tuple) or not more[1]:
             return cur
         return ggml.add(cur, ggml.view(given, *given.ne[:2], strides=(given.nb[1],)))
 
-    def rotates(self, layer: Layer) -> bool:
+    def rotates(self, layer: GraphLayer) -> bool:
         return isinstance(layer.facts.more, tuple) and bool(layer.facts.more[0])
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if not self.fused_shared or "ffn_up_shexp" not in layer:
             return Transformer.feed_forward(self, build, layer, shared, cur)
         result = experts(build, layer, cur, shared.routing)

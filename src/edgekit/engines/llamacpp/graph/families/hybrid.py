@@ -9,15 +9,15 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, never
 from edgekit.engines.llamacpp.graph.llama.attention import attend
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, input_rs
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
-Mixer = Callable[[Build, Layer, StateInput, Tensor], Tensor]
+Mixer = Callable[[Build, GraphLayer, StateInput, GraphTensor], GraphTensor]
 
 
 def residual_scale(hparams: Hparams) -> bool:
@@ -39,17 +39,21 @@ class Hybrid(Transformer):
     def shared(self, build: Build) -> Shared:
         return replace(Transformer.shared(self, build), rs=input_rs(build))
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         return Transformer.attention(self, build, layer, shared, cur)
 
-    def recur(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def recur(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         return self.mixer(build, layer, shared.rs or input_rs(build), cur)
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         stream = self.joined(build, cur, stream)
         if self.ffn_norm is None:
             return stream
@@ -57,7 +61,7 @@ class Hybrid(Transformer):
         cur = self.feed_forward(build, layer, shared, cur)
         return self.joined(build, cur, stream)
 
-    def joined(self, build: Build, cur: Tensor, stream: Tensor) -> Tensor:
+    def joined(self, build: Build, cur: GraphTensor, stream: GraphTensor) -> GraphTensor:
         if self.residual_scale(build.hparams):
             cur = ggml.scale(cur)
         return ggml.add(stream, cur) if self.stream_first else ggml.add(cur, stream)
@@ -67,7 +71,9 @@ class Hybrid(Transformer):
 class SideBySide(Hybrid):
     """Falcon H1: every layer attends and carries a state, and both results are added up."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         attended = Transformer.attention(self, build, layer, shared, normed)
         normed = self.normalized(layer, stream, "attn_norm")  # computed twice
@@ -96,7 +102,9 @@ class OneEach(Hybrid):
             cur = self.block(build, layer, shared, cur)
         results(build, rows_after_norm(build, cur, shared.out_ids))
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.normalized(layer, stream, "attn_norm")
         kind = self.feed_forward if layer.facts.more is True else self.attention
         cur = kind(build, layer, shared, cur)
@@ -104,12 +112,16 @@ class OneEach(Hybrid):
             cur, stream = output_rows(build, (cur, stream), shared.out_ids)
         return ggml.add(cur, stream)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         return attend(build, layer, shared.attn, *qkv(build, layer, cur))
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         """Experts may work at a width of their own, of which the router knows nothing."""
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=False)
@@ -125,7 +137,9 @@ class OneEach(Hybrid):
 class Plamo2(Hybrid):
     """Norms after attention and feed-forward, whose names do not end in .weight."""
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         q, k, v = qkv(build, layer, cur)
@@ -134,8 +148,8 @@ class Plamo2(Hybrid):
         return attend(build, layer, shared.attn, q, k, v)
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         cur = normalize(cur, layer.need("post_attention_norm"), layer=layer.index)
         stream = ggml.add(cur, stream)
         cur = self.normalized(layer, stream, "ffn_norm")

@@ -6,19 +6,19 @@ from functools import reduce
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
-from edgekit.engines.llamacpp.graph.tensor import F32, Tensor, shape
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 
 MAX_STREAMS = 64  # DeepSeek 4 has 4
 
 
-class Mixed(NamedTuple):
+class StreamMix(NamedTuple):
     """One stream out of several, and how its result goes back to them."""
 
-    cur: Tensor
-    post: Tensor
-    comb: Tensor
+    cur: GraphTensor
+    post: GraphTensor
+    comb: GraphTensor
 
 
 def stream_count(build: Build) -> int:
@@ -28,17 +28,17 @@ def stream_count(build: Build) -> int:
     return count
 
 
-def _affine(cur: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+def _affine(cur: GraphTensor, scale: GraphTensor, base: GraphTensor) -> GraphTensor:
     return ggml.add(ggml.mul(cur, scale), base)
 
 
-def _flat_mixes(streams: Tensor, matrix: Tensor) -> Tensor:
+def _flat_mixes(streams: GraphTensor, matrix: GraphTensor) -> GraphTensor:
     width, count, tokens, _ = streams.ne
     flat = ggml.rms_norm(ggml.reshape(streams, width * count, tokens))
     return ggml.mul_mat(matrix, flat)
 
 
-def before(layer: Layer, streams: Tensor, part: str) -> Mixed:
+def before(layer: GraphLayer, streams: GraphTensor, part: str) -> StreamMix:
     """build_hc_pre, with ggml's fused operations."""
     _, count, tokens, _ = streams.ne
     scale, base = layer[f"hc_{part}_scale"], layer[f"hc_{part}_base"]
@@ -57,15 +57,15 @@ def before(layer: Layer, streams: Tensor, part: str) -> Mixed:
     )
     comb = ggml.new("DSV4_HC_COMB", F32, shape(count, count, tokens), mixes, scale, base)
     cur = ggml.new("DSV4_HC_PRE", F32, shape(streams.ne[0], tokens), streams, pre)
-    return Mixed(cur, post, comb)
+    return StreamMix(cur, post, comb)
 
 
-def after(cur: Tensor, streams: Tensor, mixed: Mixed) -> Tensor:
+def after(cur: GraphTensor, streams: GraphTensor, mixed: StreamMix) -> GraphTensor:
     """build_hc_post."""
     return ggml.new("DSV4_HC_POST", F32, streams.ne, cur, streams, mixed.post, mixed.comb)
 
 
-def gathered(build: Build, streams: Tensor) -> Tensor:
+def gathered(build: Build, streams: GraphTensor) -> GraphTensor:
     """build_hc_head: one stream again, step by step."""
     width, _, tokens, _ = streams.ne
     mixes = _flat_mixes(streams, build["output_hc_fn"])

@@ -17,12 +17,12 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     product,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.cache import get_k, store_k
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, Tensor, shape
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, shape
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.formats.dtype import TensorType
@@ -48,9 +48,9 @@ class Indexer:
     width: int
     heads: int
     top_k: int
-    k_idxs: Tensor
-    mask: Tensor
-    rotation: Tensor
+    k_idxs: GraphTensor
+    mask: GraphTensor
+    rotation: GraphTensor
 
     @classmethod
     def of(cls, build: Build) -> Indexer:
@@ -66,7 +66,9 @@ class Indexer:
             rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot"),
         )
 
-    def picked(self, build: Build, layer: Layer, pos: Tensor, cur: Tensor, qr: Tensor) -> Tensor:
+    def picked(
+        self, build: Build, layer: GraphLayer, pos: GraphTensor, cur: GraphTensor, qr: GraphTensor
+    ) -> GraphTensor:
         """The best cells for each token, by a score of the indexer's own queries and keys."""
         tokens, streams = build.n_tokens, build.sizes.n_stream
         q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
@@ -89,7 +91,7 @@ class Indexer:
         return ggml.cont(ggml.top_k(score, at_most(build, score.ne[0], self.top_k)))
 
 
-def only(mask: Tensor, picked: Tensor, kind: TensorType = F32) -> Tensor:
+def only(mask: GraphTensor, picked: GraphTensor, kind: TensorType = F32) -> GraphTensor:
     """The mask, with all cells masked out that were not picked. `kind`: of the zeros that open them."""
     nb = mask.nb
     closed = ggml.fill(mask)
@@ -97,7 +99,7 @@ def only(mask: Tensor, picked: Tensor, kind: TensorType = F32) -> Tensor:
     closed = ggml.view(closed, *ne, strides=nb[:3])
     strides = (picked.nb[1], picked.nb[2], picked.ne[3] * picked.nb[3])
     where = ggml.view(picked, picked.ne[0], picked.ne[1], picked.ne[3], 1, strides=strides)
-    zeros = Tensor(op="NONE", type=kind, ne=shape(1, *where.ne[:3]), name="zeros")
+    zeros = GraphTensor(op="NONE", type=kind, ne=shape(1, *where.ne[:3]), name="zeros")
     opened = ggml.set_rows(closed, ggml.fill(zeros), where)
     strides = (opened.nb[2], opened.nb[3], opened.nb[3])
     opened = ggml.view(opened, opened.ne[1], opened.ne[2], 1, opened.ne[3], strides=strides)
@@ -106,11 +108,11 @@ def only(mask: Tensor, picked: Tensor, kind: TensorType = F32) -> Tensor:
 
 def attend_picked(
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     given: CacheInput,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    picked: Tensor,
-) -> Tensor:
+    qkv: tuple[GraphTensor, GraphTensor, GraphTensor],
+    picked: GraphTensor,
+) -> GraphTensor:
     """build_attn for a cache with an indexer."""
     q, k, v = qkv
     for one in (q, v, k):
@@ -158,7 +160,7 @@ class Indexed(Transformer):
             raise NoGraphError(f"builds before b{FIRST_BUILD} attend in another way")
         cur = build.input_embd()
         shared, indexer = self.shared(build), Indexer.of(build)
-        picked: Tensor | None = None
+        picked: GraphTensor | None = None
         for layer in build.layers():
             normed = self.normalized(layer, cur, "attn_norm")
             qr = ggml.mul_mat(layer["attn_q_a"], normed)
@@ -171,11 +173,11 @@ class Indexed(Transformer):
     def layer_after(
         self,
         build: Build,
-        layer: Layer,
+        layer: GraphLayer,
         shared: Shared,
-        given: tuple[Tensor, Tensor, Tensor],
-        picked: Tensor,
-    ) -> Tensor:
+        given: tuple[GraphTensor, GraphTensor, GraphTensor],
+        picked: GraphTensor,
+    ) -> GraphTensor:
         stream, normed, qr = given
         q = ggml.mul_mat(layer["attn_q_b"], qr)
         qkv = absorbed(build, layer, q, normed, lambda cur: ggml.rope(cur, shared.pos))

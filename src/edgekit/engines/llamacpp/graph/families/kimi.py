@@ -14,7 +14,7 @@ from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import query
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.llama.attention import Extras, attend_k
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     Act,
     experts,
@@ -24,7 +24,7 @@ from edgekit.engines.llamacpp.graph.llama.feed_forward import (
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
-from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
 class Kda(NamedTuple):
@@ -52,7 +52,9 @@ class Kda(NamedTuple):
         return self.width * self.width * self.heads
 
 
-def convolved(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> list[Tensor]:
+def convolved(
+    build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
+) -> list[GraphTensor]:
     """causal_conv1d, three times: [width, heads, tokens, sequences] each."""
     kda = Kda.of(build.hparams)
     cache = state(build, layer, "r", 3 * kda.tail)
@@ -63,7 +65,7 @@ def convolved(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> list[T
     ]
 
 
-def _projected(build: Build, layer: Layer, kda: Kda, cur: Tensor) -> list[Tensor]:
+def _projected(build: Build, layer: GraphLayer, kda: Kda, cur: GraphTensor) -> list[GraphTensor]:
     if "attn_qkv" not in layer:
         return [ggml.mul_mat(layer[f"attn_{side}"], cur) for side in "qkv"]
     fused = ggml.mul_mat(layer["attn_qkv"], cur)
@@ -73,7 +75,9 @@ def _projected(build: Build, layer: Layer, kda: Kda, cur: Tensor) -> list[Tensor
     ]
 
 
-def _convolved(build: Build, cache: Tensor, before: Tensor, cur: Tensor, kernel: Tensor) -> Tensor:
+def _convolved(
+    build: Build, cache: GraphTensor, before: GraphTensor, cur: GraphTensor, kernel: GraphTensor
+) -> GraphTensor:
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     element = before.type.block_bytes
@@ -88,15 +92,19 @@ def _convolved(build: Build, cache: Tensor, before: Tensor, cur: Tensor, kernel:
     return ggml.reshape(cur, kda.width, kda.heads, tokens, seqs)
 
 
-def _beta(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def _beta(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     heads, sizes = Kda.of(build.hparams).heads, build.sizes
     cur = ggml.mul_mat(layer["ssm_beta"], cur)
     return ggml.unary(ggml.reshape(cur, 1, heads, sizes.n_seq_tokens, sizes.n_seqs))
 
 
 def _attended(
-    build: Build, layer: Layer, rs: StateInput, given: list[Tensor], gates: tuple[Tensor, Tensor]
-) -> Tensor:
+    build: Build,
+    layer: GraphLayer,
+    rs: StateInput,
+    given: list[GraphTensor],
+    gates: tuple[GraphTensor, GraphTensor],
+) -> GraphTensor:
     kda = Kda.of(build.hparams)
     q, k, v = given
     cache = state(build, layer, "s", kda.memory)
@@ -106,14 +114,14 @@ def _attended(
     return ggml.reshape(ggml.cont(out), kda.width, kda.heads, build.n_tokens)
 
 
-def _gated(build: Build, layer: Layer, out: Tensor, gate: Tensor) -> Tensor:
+def _gated(build: Build, layer: GraphLayer, out: GraphTensor, gate: GraphTensor) -> GraphTensor:
     kda = Kda.of(build.hparams)
     gate = ggml.reshape(gate, kda.width, kda.heads, build.n_tokens)
     out = ggml.mul(normalize(out, layer["ssm_norm"], layer=layer.index), ggml.unary(gate))
     return ggml.mul_mat(layer["attn_output"], ggml.cont(out, kda.inner, build.n_tokens))
 
 
-def kimi_delta(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def kimi_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     given = convolved(build, layer, rs, cur)
@@ -129,7 +137,7 @@ def kimi_delta(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tenso
     return _gated(build, layer, out, gate)
 
 
-def ling_delta(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def ling_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """Gates of full rank, and a decay that is bounded from below."""
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -144,8 +152,12 @@ def ling_delta(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tenso
 
 
 def absorbed(
-    build: Build, layer: Layer, q: Tensor, cur: Tensor, rotated: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+    build: Build,
+    layer: GraphLayer,
+    q: GraphTensor,
+    cur: GraphTensor,
+    rotated: Callable[[GraphTensor], GraphTensor],
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Queries in the space of the latent, one key for all heads, and the latent that stands for the values."""
     hparams, tokens, heads = build.hparams, build.n_tokens, layer.facts.n_head
     rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
@@ -169,7 +181,9 @@ def absorbed(
 class Kimi(Hybrid):
     """Latent attention without positions."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.normalized(layer, stream, "attn_norm")
         build.expand(cur)
         cur = self.attention(build, layer, shared, cur)
@@ -177,23 +191,33 @@ class Kimi(Hybrid):
             cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
         return self.after_attention(build, layer, shared, cur, stream)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         return self.latent(build, layer, shared, cur, output="attn_output")
 
     def latent(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, *, output: str | None
-    ) -> Tensor:
+        self,
+        build: Build,
+        layer: GraphLayer,
+        shared: Shared,
+        cur: GraphTensor,
+        *,
+        output: str | None,
+    ) -> GraphTensor:
         rotated = partial(self.positioned, shared)
         q, k, v = absorbed(build, layer, query(layer, cur), cur, rotated)
         extras = Extras(v_mla=layer["attn_v_b"])
         return attend_k(build, layer, shared.attn, q, k, v, extras=extras, output=output)
 
-    def positioned(self, _shared: Shared, cur: Tensor) -> Tensor:
+    def positioned(self, _shared: Shared, cur: GraphTensor) -> GraphTensor:
         return cur
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         return Hybrid.feed_forward(self, build, layer.without_scales(), shared, cur)
 
 
@@ -228,14 +252,18 @@ class Ling3(Kimi):
             cur = self.block(build, layer, shared, cur)
         results(build, rows_after_norm(build, cur, shared.out_ids))
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, cur)
         if layer.facts.is_last:
             cur, stream = output_rows(build, (cur, stream), shared.out_ids)
         return self.after_attention(build, layer, shared, cur, stream)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         heads, width = layer.facts.n_head, build.hparams.whole("attention.value_length_mla")
@@ -245,10 +273,12 @@ class Ling3(Kimi):
         out = ggml.mul(ggml.reshape(out, width, heads, build.n_tokens), gate)
         return ggml.mul_mat(layer["attn_output"], ggml.cont(out, width * heads, build.n_tokens))
 
-    def positioned(self, shared: Shared, cur: Tensor) -> Tensor:
+    def positioned(self, shared: Shared, cur: GraphTensor) -> GraphTensor:
         return ggml.rope(cur, shared.pos)
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         clamps = layer.facts.more
         acts = [
             Act.CLAMPED if clamped else Act.UNARY

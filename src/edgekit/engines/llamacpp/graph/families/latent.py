@@ -19,11 +19,11 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_k,
     input_kv,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating, Routing
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
-from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.versions import Rules
 
 
@@ -36,7 +36,7 @@ def input_latent(build: Build) -> AttnInput:
     return input_k(build) if is_mla(build.hparams) else input_kv(build)
 
 
-def query(layer: Layer, cur: Tensor) -> Tensor:
+def query(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Compressed and expanded again, or at once."""
     if "attn_q_a" not in layer:
         return ggml.mul_mat(layer["attn_q"], cur)
@@ -53,7 +53,9 @@ def deepseek2_routing(hparams: Hparams) -> Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent(Transformer):
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         hparams, tokens = build.hparams, build.n_tokens
         rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
         width = hparams.whole("attention.key_length_mla", hparams.n_embd_head_k_full)
@@ -70,12 +72,12 @@ class Latent(Transformer):
     def absorbed(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
-        layer: Layer,
+        layer: GraphLayer,
         shared: Shared,
-        q: Tensor,
-        latent: Tensor,
-        k_pe: Tensor,
-    ) -> Tensor:
+        q: GraphTensor,
+        latent: GraphTensor,
+        k_pe: GraphTensor,
+    ) -> GraphTensor:
         """Queries are brought into the latent's space; one key serves all heads."""
         tokens, heads = build.n_tokens, layer.facts.n_head
         rope = k_pe.ne[0]
@@ -94,12 +96,12 @@ class Latent(Transformer):
     def expanded(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
-        layer: Layer,
+        layer: GraphLayer,
         shared: Shared,
-        q: Tensor,
-        latent: Tensor,
-        k_pe: Tensor,
-    ) -> Tensor:
+        q: GraphTensor,
+        latent: GraphTensor,
+        k_pe: GraphTensor,
+    ) -> GraphTensor:
         """Every head has its key and value again."""
         tokens, facts = build.n_tokens, layer.facts
         rope, value = k_pe.ne[0], facts.n_embd_head_v

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, input_rs, read_states, state
-from edgekit.engines.llamacpp.graph.tensor import F32, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,10 @@ class Decays:
     """Inputs that all linear layers share; each scales them for itself. `rs`: where their states are."""
 
     rs: StateInput
-    slopes: Tensor
-    q: Tensor
-    k: Tensor
-    diagonal: Tensor
+    slopes: GraphTensor
+    q: GraphTensor
+    k: GraphTensor
+    diagonal: GraphTensor
 
     @classmethod
     def of(cls, build: Build) -> Decays:
@@ -38,7 +38,7 @@ class Decays:
         )
 
 
-def lightning(build: Build, layer: Layer, decays: Decays, cur: Tensor) -> Tensor:
+def lightning(build: Build, layer: GraphLayer, decays: Decays, cur: GraphTensor) -> GraphTensor:
     heads, width = layer.facts.n_head, layer.facts.n_embd_head_k
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     read_states(build, decays.rs, state(build, layer, "r", 0), 0)
@@ -62,7 +62,9 @@ def lightning(build: Build, layer: Layer, decays: Decays, cur: Tensor) -> Tensor
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
-def _attended(decays: Decays, q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> Tensor:
+def _attended(
+    decays: Decays, q: GraphTensor, k: GraphTensor, v: GraphTensor, before: GraphTensor
+) -> GraphTensor:
     """What the memory says, and what the tokens of the batch say to each other."""
     faded = ggml.mul(q, ggml.unary(ggml.scale(decays.q)))
     remembered = ggml.mul_mat(before, ggml.permute(faded, 0, 2, 1, 3))
@@ -71,7 +73,7 @@ def _attended(decays: Decays, q: Tensor, k: Tensor, v: Tensor, before: Tensor) -
     return ggml.add(remembered, ggml.mul_mat(v, scores))
 
 
-def _remembered(decays: Decays, k: Tensor, v: Tensor, before: Tensor) -> Tensor:
+def _remembered(decays: Decays, k: GraphTensor, v: GraphTensor, before: GraphTensor) -> GraphTensor:
     slopes = ggml.unary(ggml.scale(ggml.scale(decays.slopes)))
     faded = ggml.mul(before, ggml.reshape(slopes, 1, 1, slopes.ne[0]))
     keys = ggml.mul(k, ggml.unary(ggml.scale(decays.k)))
@@ -91,8 +93,8 @@ class MiniMax01(Transformer):
         self.head(build, cur)
 
     def layer(
-        self, build: Build, layer: Layer, shared: Shared, decays: Decays, cur: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, decays: Decays, cur: GraphTensor
+    ) -> GraphTensor:
         stream = self.normalized(layer, cur, "attn_norm")
         if layer.facts.is_recr:
             cur = lightning(build, layer, decays, stream)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, rope_factors
 from edgekit.engines.llamacpp.graph.llama.attention import attend
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating, Routing
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 NO_ROPE_STEP = 4  # llama-hparams.h @ 0c1e570: n_no_rope_layer_step
 MAVERICK_EXPERTS = 128  # llama4.cpp: the one without norms of queries and keys
@@ -28,7 +28,9 @@ def rotates(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama4(Transformer):
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur)
         if layer.facts.more is True:
             factors = rope_factors(build)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize, project
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 
 
@@ -48,30 +48,30 @@ class Ssm:
         return self.d_state * self.d_inner
 
 
-def linear(layer: Layer, name: str, cur: Tensor) -> Tensor:
+def linear(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
     """build_lora_mm with the scale that belongs to the weight."""
     return project(layer[name], cur, scale=layer.scale(name))
 
 
-def parts(cur: Tensor, *dims: Size) -> Tensor:
+def parts(cur: GraphTensor, *dims: Size) -> GraphTensor:
     """Some of each row's numbers, as [width, heads, tokens, sequences]."""
     head = cur.type.block_bytes * dims[0]
     return ggml.view(cur, *dims, strides=(head, *cur.nb[1:3]))
 
 
-def some(cur: Tensor, width: Size) -> Tensor:
+def some(cur: GraphTensor, width: Size) -> GraphTensor:
     """The same, as [width, tokens, sequences]."""
     return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
 
 
-def keep_tail(build: Build, cache: Tensor, seen: Tensor, kept: int) -> None:
+def keep_tail(build: Build, cache: GraphTensor, seen: GraphTensor, kept: int) -> None:
     tail = ggml.view(seen, kept, *seen.ne[1:3], strides=seen.nb[1:3])
     width = kept * seen.ne[1]
     into = ggml.view(cache, width, build.sizes.n_seqs, strides=(cache.nb[1],))
     build.expand(ggml.cpy(tail, into))
 
 
-def mamba(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_mamba_layer."""
     ssm = Ssm.of(build.hparams, grouped=False)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -90,12 +90,14 @@ def mamba(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
-def _convolved(layer: Layer, seen: Tensor) -> Tensor:
+def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
     cur = ggml.ssm_conv(seen, layer["ssm_conv1d"])
     return ggml.unary(ggml.add(cur, layer.need("ssm_conv1d.bias")))
 
 
-def _scanned(build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor) -> Tensor:
+def _scanned(
+    build: Build, layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
+) -> GraphTensor:
     """Mamba 1: step, B and C are made from x; every channel is a head of its own."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     both = ggml.mul_mat(layer["ssm_x"], cur)
@@ -113,7 +115,7 @@ def _scanned(build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor) 
     x = ggml.reshape(cur, 1, ssm.d_inner, tokens, seqs)
     cache = state(build, layer, "s", ssm.n_embd_s)
 
-    def scan(states: Tensor, ids: Tensor) -> Tensor:
+    def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, 1, ssm.d_inner, cache.ne[1])
         return ggml.ssm_scan(states, x, dt, layer.need("ssm_a"), b, c, ids)
 
@@ -123,7 +125,7 @@ def _scanned(build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor) 
     return ggml.view(found, ssm.d_inner, tokens, seqs, strides=x.nb[2:4])
 
 
-def mamba2(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def mamba2(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_mamba2_layer."""
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
@@ -155,8 +157,12 @@ def mamba2(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
 
 
 def _scanned2(
-    build: Build, layer: Layer, rs: StateInput, ssm: Ssm, given: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
+    build: Build,
+    layer: GraphLayer,
+    rs: StateInput,
+    ssm: Ssm,
+    given: tuple[GraphTensor, GraphTensor, GraphTensor],
+) -> GraphTensor:
     """Mamba 2: heads of many channels with one decay each, B and C for a group of them."""
     x, xbc, dt = given
     width, heads, tokens, seqs = x.ne
@@ -164,7 +170,7 @@ def _scanned2(
     dt = ggml.add(ggml.cont(dt), layer.need("ssm_dt.bias"))
     cache = state(build, layer, "s", ssm.n_embd_s)
 
-    def scan(states: Tensor, ids: Tensor) -> Tensor:
+    def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
         return ggml.ssm_scan(states, x, dt, layer.need("ssm_a"), b, c, ids)
 
@@ -179,7 +185,7 @@ def _scanned2(
     )
 
 
-def plamo2_mamba(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def plamo2_mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
     """build_plamo2_mamba_layer: heads as in Mamba 2; step, B and C made from x as in Mamba 1."""
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
@@ -206,8 +212,8 @@ PLAMO2_LEAST_STEP = 64  # plamo2.cpp: dt_dim
 
 
 def _plamo2_scanned(
-    build: Build, layer: Layer, rs: StateInput, ssm: Ssm, cur: Tensor
-) -> tuple[Tensor, Tensor]:
+    build: Build, layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
+) -> tuple[GraphTensor, GraphTensor]:
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     both = ggml.mul_mat(layer["ssm_x"], cur)
@@ -224,7 +230,7 @@ def _plamo2_scanned(
     b, c = (parts(one, ssm.d_state, 1, tokens, seqs) for one in (b, c))
     cache = state(build, layer, "s", ssm.n_embd_s)
 
-    def scan(states: Tensor, ids: Tensor) -> Tensor:
+    def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
         return ggml.ssm_scan(states, x, dt, decay, b, c, ids)
 
@@ -234,7 +240,9 @@ def _plamo2_scanned(
     return x, ggml.view(found, width, heads, tokens, seqs, strides=strides)
 
 
-def short_convolution(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -> Tensor:
+def short_convolution(
+    build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
+) -> GraphTensor:
     """build_shortconv_block of LFM 2."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     kept, width = build.hparams.whole("shortconv.l_cache") - 1, build.hparams.n_embd
@@ -253,7 +261,7 @@ def short_convolution(build: Build, layer: Layer, rs: StateInput, cur: Tensor) -
     return ggml.reshape(y, y.ne[0], build.n_tokens)
 
 
-def _both_sides(before: Tensor, cur: Tensor) -> Tensor:
+def _both_sides(before: GraphTensor, cur: GraphTensor) -> GraphTensor:
     """Without causality a token sees as many on its right as on its left."""
     side = before.ne[0] // 2
     left = ggml.cont(ggml.view(before, side, *before.ne[1:3], strides=before.nb[1:3]))

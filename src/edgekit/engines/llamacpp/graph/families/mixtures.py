@@ -22,7 +22,7 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_kv_iswa,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     Act,
     Gating,
@@ -34,7 +34,7 @@ from edgekit.engines.llamacpp.graph.llama.feed_forward import (
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import project
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 
 
@@ -55,7 +55,9 @@ def by_sigmoid(hparams: Hparams) -> Routing:
 class Qwen2Moe(Transformer):
     """The shared expert has a gate."""
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         result = experts(build, layer, cur, shared.routing)
         gate = ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur)
         gate = ggml.div(ggml.unary(gate), gate)  # silu(x) / x: a sigmoid
@@ -73,7 +75,9 @@ def smallthinker_rope(hparams: Hparams, il: int) -> bool:
 class SmallThinker(Transformer):
     """Experts are chosen before attention."""
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], stream)
         cur = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, cur)
@@ -91,12 +95,14 @@ class SmallThinker(Transformer):
 class Mimo2(Transformer):
     """Values may be scaled, which is done to the result of attention. From 0.6 on its last state is a result."""
 
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
             build.output(cur)
         Transformer.head(self, build, cur)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         cur = Transformer.attention(self, build, layer, shared, cur)
         scaled = build.hparams.real("attention.value_scale") not in {0.0, 1.0}
         return ggml.scale(cur) if scaled else cur
@@ -107,8 +113,8 @@ class Laguna(Transformer):
     """What the heads saw is gated: one number for each head, or for each element."""
 
     def attended(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, heads: QKV
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
+    ) -> GraphTensor:
         result = attend(build, layer, shared.attn, *heads, output=None)
         if "attn_gate" in layer:
             gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
@@ -116,7 +122,7 @@ class Laguna(Transformer):
         return project(layer["attn_output"], result, scale=layer.scale("attn_output"))
 
 
-def _gated(build: Build, layer: Layer, cur: Tensor, gate: Tensor) -> Tensor:
+def _gated(build: Build, layer: GraphLayer, cur: GraphTensor, gate: GraphTensor) -> GraphTensor:
     heads, width, tokens = layer.facts.n_head, layer.facts.n_embd_head_v, build.n_tokens
     if gate.ne[0] != heads:
         return ggml.mul(cur, gate)
@@ -143,14 +149,18 @@ class Step35(Laguna):
         """Whether experts, and whether other feed-forwards clamp."""
         return clamps(hparams, "swiglu_clamp_exp", il), clamps(hparams, "swiglu_clamp_shexp", il)
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         q, k, v = in_heads(build, layer, *qkv(build, layer, cur, flat=True))
         q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
         factors = None if layer.facts.is_swa else rope_factors(build)
         q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
         return self.attended(build, layer, shared, cur, (q, k, v))
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         of_experts, of_others = (
             Act.CLAMPED if clamped else Act.UNARY
             for clamped in self.more(build.hparams, layer.index)

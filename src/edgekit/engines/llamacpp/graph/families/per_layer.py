@@ -9,29 +9,29 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, rope_factors
 from edgekit.engines.llamacpp.graph.llama.attention import attend
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize, project
-from edgekit.engines.llamacpp.graph.tensor import I32, Tensor
+from edgekit.engines.llamacpp.graph.tensor import I32, GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.model.types import SharedCache
 
 
-def slice_2d(cur: Tensor) -> Tensor:
+def slice_2d(cur: GraphTensor) -> GraphTensor:
     """One of the matrices that lie behind each other."""
     return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
 
 
-def looked_up(build: Build) -> Tensor:
+def looked_up(build: Build) -> GraphTensor:
     """build_inp_per_layer."""
     ids = ggml.graph_input(I32, build.n_tokens, name="inp_tokens")
     return ggml.get_rows(build["per_layer_token_embd"], ids)
 
 
 def per_layer_inputs(
-    build: Build, embd: Tensor, width: int, before: Tensor | None = None
-) -> Tensor:
+    build: Build, embd: GraphTensor, width: int, before: GraphTensor | None = None
+) -> GraphTensor:
     """project_per_layer_inputs: [width, tokens, layers]. `before`: what was looked up before all else."""
     layers, tokens = build.hparams.n_layer, build.n_tokens
     if before is None:
@@ -52,8 +52,12 @@ def owner(hparams: Hparams, il: int) -> int | None:
 
 
 def attended(
-    build: Build, layer: Layer, shared: Shared, parts: Sequence[Tensor], factors: Tensor | None
-) -> Tensor:
+    build: Build,
+    layer: GraphLayer,
+    shared: Shared,
+    parts: Sequence[GraphTensor],
+    factors: GraphTensor | None,
+) -> GraphTensor:
     """Queries alone where the layer has no cache. Values are normalised too."""
     index = layer.index
     q = normalize(parts[0], layer["attn_q_norm"], layer=index)
@@ -65,7 +69,7 @@ def attended(
     return attend(build, layer, shared.attn, q, ggml.rope(k, shared.pos, factors), v)
 
 
-def projected(build: Build, layer: Layer, cur: Tensor) -> list[Tensor]:
+def projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
     """Queries, keys and values in heads. Without a matrix for values they are the keys."""
     width = layer.facts.n_embd_head_k
     counts = (layer.facts.n_head, layer.facts.n_head_kv, layer.facts.n_head_kv)
@@ -82,7 +86,7 @@ def projected(build: Build, layer: Layer, cur: Tensor) -> list[Tensor]:
     ]
 
 
-def _cut(build: Build, layer: Layer, widths: list[int], cur: Tensor) -> list[Tensor]:
+def _cut(build: Build, layer: GraphLayer, widths: list[int], cur: GraphTensor) -> list[GraphTensor]:
     fused = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
     return [
         ggml.cont(ggml.view(fused, width, build.n_tokens, strides=(fused.nb[1],)))
@@ -106,11 +110,15 @@ class Gemma4(Transformer):
         cur = rows_after_norm(build, cur, shared.out_ids)
         results(build, cur, softcap=self.logit_softcap(build.hparams))
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         factors = None if layer.facts.is_swa else rope_factors(build)
         return attended(build, layer, shared, projected(build, layer, cur), factors)
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, cur)
         if layer.facts.is_last:
@@ -119,7 +127,9 @@ class Gemma4(Transformer):
         cur = self.feed_forward(build, layer, shared, stream)
         return ggml.add(normalize(cur, layer["post_ffw_norm"]), stream)
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         """A dense one, and experts beside it where the layer has them."""
         dense = feed_forward(layer, self.normalized(layer, cur, "ffn_norm"))
         if "ffn_gate_inp" not in layer:
@@ -132,8 +142,13 @@ class Gemma4(Transformer):
         return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
 
     def embedded(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, per_layer: Tensor | None
-    ) -> Tensor:
+        self,
+        build: Build,
+        layer: GraphLayer,
+        shared: Shared,
+        cur: GraphTensor,
+        per_layer: GraphTensor | None,
+    ) -> GraphTensor:
         if per_layer is not None:
             gate = ggml.unary(ggml.mul_mat(layer["inp_gate"], cur))
             own = slice_2d(per_layer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.transformer import MROPE_SECTIONS, Transformer
 from edgekit.engines.llamacpp.graph.llama.attention import input_kv
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 
 
@@ -27,7 +27,7 @@ class DeepStack(Transformer):
     def more(self, hparams: Hparams, il: int) -> bool:
         return il < deepstack(hparams)
 
-    def rotates(self, _layer: Layer) -> bool:
+    def rotates(self, _layer: GraphLayer) -> bool:
         return True
 
     def build(self, build: Build) -> None:

@@ -16,17 +16,17 @@ from edgekit.engines.llamacpp.graph.families.time_mix import (
     time_mix_6,
     time_mix_7,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, input_rs, read_states, state
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count
 
 
-class Place(NamedTuple):
+class LayerPlace(NamedTuple):
     """What makes layers differ: whether it is the first one, and whether its result is halved."""
 
     first: bool
@@ -37,8 +37,8 @@ class Place(NamedTuple):
 class Carried:
     """What goes from layer to layer; `first` are the values of the first one."""
 
-    stream: Tensor
-    first: Tensor | None = None
+    stream: GraphTensor
+    first: GraphTensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Rwkv:
     norm: Norm
     time_mix: TimeMix
 
-    def more(self, hparams: Hparams, il: int) -> Place:
+    def more(self, hparams: Hparams, il: int) -> LayerPlace:
         period = hparams.whole("rescale_every_n_layers", 0)
-        return Place(il == 0, period != 0 and (il + 1) % period == 0)
+        return LayerPlace(il == 0, period != 0 and (il + 1) % period == 0)
 
     def build(self, build: Build) -> None:
         cur = build.input_embd()
@@ -64,12 +64,17 @@ class Rwkv:
         bias = build.tensor("output_norm.bias")
         results(build, normalize(carried.stream, build["output_norm"], bias, kind=self.norm))
 
-    def normalized(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         bias = layer.bias(name)
         return normalize(cur, layer[name], bias, kind=self.norm, layer=layer.index)
 
     def block(
-        self, build: Build, layer: Layer, rs: StateInput, out_ids: Tensor, carried: Carried
+        self,
+        build: Build,
+        layer: GraphLayer,
+        rs: StateInput,
+        out_ids: GraphTensor,
+        carried: Carried,
     ) -> Carried:
         cur, shift = _shaped(build, carried.stream), _load_shift(build, layer, rs)
         normed = self.normalized(layer, cur, "attn_norm")
@@ -91,7 +96,12 @@ class ChannelMixed(Rwkv):
     rescales: bool = False
 
     def block(
-        self, build: Build, layer: Layer, rs: StateInput, out_ids: Tensor, carried: Carried
+        self,
+        build: Build,
+        layer: GraphLayer,
+        rs: StateInput,
+        out_ids: GraphTensor,
+        carried: Carried,
     ) -> Carried:
         cur, shift = _shaped(build, carried.stream), _load_shift(build, layer, rs)
         shifts = [_one_token(shift) for _ in range(2)]
@@ -107,43 +117,43 @@ class ChannelMixed(Rwkv):
             rows = [ggml.get_rows(one, out_ids) for one in rows]
         cur = ggml.add(self.channel_mix(layer, rows[1], rows[2]), rows[0])
         place = layer.facts.more
-        if self.rescales and isinstance(place, Place) and place.halved:
+        if self.rescales and isinstance(place, LayerPlace) and place.halved:
             cur = ggml.scale(cur)
         return Carried(stream=cur, first=first)
 
 
-def _shaped(build: Build, cur: Tensor) -> Tensor:
+def _shaped(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.sizes.n_seq_tokens, build.sizes.n_seqs)
 
 
-def _flat(build: Build, cur: Tensor) -> Tensor:
+def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _one_token(cur: Tensor) -> Tensor:
+def _one_token(cur: GraphTensor) -> GraphTensor:
     """Of each sequence."""
     return ggml.view(cur, cur.ne[0], 1, cur.ne[2], strides=cur.nb[1:3])
 
 
-def _before(shift: Tensor, cur: Tensor) -> Tensor:
+def _before(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
     """For every token the one before it; the first one's is remembered."""
     others = ggml.view(cur, cur.ne[0], cur.ne[1] - 1, cur.ne[2], strides=cur.nb[1:3])
     return ggml.concat(shift, others, 1)
 
 
-def _shift_cache(build: Build, layer: Layer) -> tuple[Tensor, int]:
+def _shift_cache(build: Build, layer: GraphLayer) -> tuple[GraphTensor, int]:
     count = build.hparams.whole("token_shift_count", TOKEN_SHIFTS)
     return state(build, layer, "r", count * build.hparams.n_embd), count
 
 
-def _load_shift(build: Build, layer: Layer, rs: StateInput) -> Tensor:
+def _load_shift(build: Build, layer: GraphLayer, rs: StateInput) -> GraphTensor:
     """build_rwkv_token_shift_load."""
     cache, count = _shift_cache(build, layer)
     found = read_states(build, rs, cache, cache.ne[0])
     return ggml.reshape(found, build.hparams.n_embd, count, build.sizes.n_seqs)
 
 
-def _store_shift(build: Build, layer: Layer, shift: Tensor) -> None:
+def _store_shift(build: Build, layer: GraphLayer, shift: GraphTensor) -> None:
     """build_rwkv_token_shift_store."""
     cache, _ = _shift_cache(build, layer)
     size = cache.ne[0] * build.sizes.n_seqs

@@ -9,7 +9,7 @@ from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, input_kv, input_kv_iswa
 from edgekit.engines.llamacpp.graph.llama.build import Build
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 
 
@@ -24,7 +24,7 @@ def input_lfm2(build: Build) -> AttnInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvolution(Hybrid):
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["token_embd_norm"])
         build.embd = cur
         build.output(cur)

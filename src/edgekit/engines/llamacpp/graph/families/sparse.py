@@ -16,7 +16,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     stated_routing,
 )
 from edgekit.engines.llamacpp.graph.llama.attention import attend, input_kv, input_kv_iswa
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     Gating,
     Routing,
@@ -26,7 +26,7 @@ from edgekit.engines.llamacpp.graph.llama.feed_forward import (
 )
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, project
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
 
 
 def soft_max_routing(hparams: Hparams) -> Routing:
@@ -52,14 +52,14 @@ class Afmoe(Transformer):
     """What the heads saw is gated; the norm behind attention comes before rows are chosen."""
 
     def attended(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, heads: QKV
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
+    ) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
         cur = ggml.mul(attend(build, layer, shared.attn, *heads, output=None), gate)
         cur = project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
         return self.normalized(layer, cur, "post_attention_norm")
 
-    def post(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         return self.normalized(layer, cur, name) if name == "post_ffw_norm" else cur
 
 
@@ -68,8 +68,8 @@ class Arctic(Transformer):
     """Experts stand beside the whole layer: they see what attention saw."""
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         after = ggml.add(cur, stream)
         dense = feed_forward(layer, self.normalized(layer, after, "ffn_norm"))
         cur = self.normalized(layer, stream, "ffn_norm_exps")
@@ -88,11 +88,13 @@ class Grok(Transformer):
             cur = self.block(build, layer, shared, cur)
         self.head(build, cur)
 
-    def post(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         other = "layer_output_norm" if name == "post_ffw_norm" else "attn_output_norm"
         return self.normalized(layer, cur, other if other in layer else name)
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         result = experts(build, layer, cur, shared.routing)
         if "ffn_up" not in layer:
             return result
@@ -103,7 +105,9 @@ class Grok(Transformer):
 class GroveMoe(Transformer):
     """Experts in groups, and a smaller one for each group that sees what they gave."""
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         logits = ggml.mul_mat(layer["ffn_gate_inp"], cur)
         cur = experts(
             build, layer, cur, shared.routing, probs_in=logits, selected=_selected(layer, logits)
@@ -121,7 +125,7 @@ class GroveMoe(Transformer):
         return ggml.add(cur, ggml.scale(added))
 
 
-def _selected(layer: Layer, logits: Tensor) -> Tensor:
+def _selected(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
     """Weighed by a soft-max, but chosen by sigmoids."""
     return ggml.argsort_top_k(ggml.unary(logits), layer.facts.n_expert_used)
 
@@ -149,7 +153,9 @@ class Cohere2Moe(Predicting):
         rms = bool(build.hparams.real("attention.layer_norm_rms_epsilon"))
         Predicting.build(replace(self, norm=Norm.RMS if rms else Norm.LAYER), build)
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if "ffn_up_shexp" not in layer:
             return Transformer.feed_forward(self, build, layer, shared, cur)
         result = experts(build, layer, cur, shared.routing)

@@ -22,10 +22,10 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_kv,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.errors import RefusedError
 
@@ -36,14 +36,14 @@ class Half:
     def __init__(self, build: Build, side: str, index: int) -> None:
         self.build, self.prefix = build, f"{side}.blk.{index}."
 
-    def get(self, name: str) -> Tensor | None:
+    def get(self, name: str) -> GraphTensor | None:
         return self.build.weight(self.prefix + name)
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> GraphTensor:
         return self.build[self.prefix + name]
 
 
-def positions(build: Build, side: str, layer: Layer, buckets: Tensor) -> Tensor:
+def positions(build: Build, side: str, layer: GraphLayer, buckets: GraphTensor) -> GraphTensor:
     """build_pos_bias: one number for each head, token and cell. Layers without a table use the first one's."""
     first = Half(build, side, 0)
     table = Half(build, side, layer.index).get("attn_rel_b") or first["attn_rel_b"]
@@ -54,8 +54,8 @@ def positions(build: Build, side: str, layer: Layer, buckets: Tensor) -> Tensor:
 
 
 def projected(
-    layer: Layer, half: Half, name: str, cur: Tensor, other: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    layer: GraphLayer, half: Half, name: str, cur: GraphTensor, other: GraphTensor
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Queries of one sequence, keys and values of another."""
     width, heads, kv_heads = layer.facts.n_embd_head_v, layer.facts.n_head, layer.facts.n_head_kv
     q, k, v = (
@@ -69,7 +69,7 @@ def projected(
     return q, k, v
 
 
-def fed_forward(layer: Layer, half: Half, stream: Tensor) -> Tensor:
+def fed_forward(layer: GraphLayer, half: Half, stream: GraphTensor) -> GraphTensor:
     cur = normalize(stream, half["ffn_norm"], layer=layer.index)
     up, gate = ggml.mul_mat(half["ffn_up"], cur), half.get("ffn_gate")
     cur = ggml.unary(up) if gate is None else ggml.glu(ggml.mul_mat(gate, cur), up)
@@ -104,12 +104,12 @@ class T5Encoder:
     def block(  # noqa: PLR0917 - in the order of the original
         self,
         build: Build,
-        layer: Layer,
+        layer: GraphLayer,
         given: AttnInput,
-        buckets: Tensor,
-        out_ids: Tensor,
-        stream: Tensor,
-    ) -> Tensor:
+        buckets: GraphTensor,
+        out_ids: GraphTensor,
+        stream: GraphTensor,
+    ) -> GraphTensor:
         half = Half(build, "enc", layer.index)
         cur = normalize(stream, half["attn_norm"], layer=layer.index)
         q, k, v = projected(layer, half, "attn", cur, cur)
@@ -126,9 +126,9 @@ class Crossing:
     """What all layers of a decoder use."""
 
     attn: AttnInput
-    buckets: Tensor
-    out_ids: Tensor
-    encoded: Tensor
+    buckets: GraphTensor
+    out_ids: GraphTensor
+    encoded: GraphTensor
     cross: AttnInput
 
     @classmethod
@@ -167,7 +167,9 @@ class T5(T5Encoder):
             cur = self.decoded(build, layer, crossing, cur)
         results(build, normalize(cur, build["dec.output_norm"]))
 
-    def decoded(self, build: Build, layer: Layer, crossing: Crossing, stream: Tensor) -> Tensor:
+    def decoded(
+        self, build: Build, layer: GraphLayer, crossing: Crossing, stream: GraphTensor
+    ) -> GraphTensor:
         half = Half(build, "dec", layer.index)
         cur = normalize(stream, half["attn_norm"], layer=layer.index)
         q, k, v = projected(layer, half, "attn", cur, cur)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, read_states, state
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 # Of a normed state, the one before it and the values of the first layer -> the result and those values.
 TimeMix = Callable[
-    [Build, Layer, StateInput, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]
+    [Build, GraphLayer, StateInput, GraphTensor, GraphTensor, GraphTensor | None],
+    tuple[GraphTensor, GraphTensor | None],
 ]
-ChannelMix = Callable[[Layer, Tensor, Tensor], Tensor]
+ChannelMix = Callable[[GraphLayer, GraphTensor, GraphTensor], GraphTensor]
 
 MIXES = 5  # w, k, v, r, g
 
 
-def channel_mix_6(layer: Layer, cur: Tensor, before: Tensor) -> Tensor:
+def channel_mix_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
     change = ggml.sub(before, cur)
     keys, gates = (
         ggml.add(ggml.mul(change, layer[f"channel_mix_lerp_{side}"]), cur) for side in ("k", "r")
@@ -28,7 +29,7 @@ def channel_mix_6(layer: Layer, cur: Tensor, before: Tensor) -> Tensor:
     return ggml.mul(gate, ggml.mul_mat(layer["channel_mix_value"], key))
 
 
-def channel_mix_7(layer: Layer, cur: Tensor, before: Tensor) -> Tensor:
+def channel_mix_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
     change = ggml.sub(before, cur)
     key = ggml.add(ggml.mul(change, layer["channel_mix_lerp_k"]), cur)
     key = ggml.sqr(ggml.unary(ggml.mul_mat(layer["channel_mix_key"], key)))
@@ -37,12 +38,12 @@ def channel_mix_7(layer: Layer, cur: Tensor, before: Tensor) -> Tensor:
 
 def time_mix_6(
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     rs: StateInput,
-    cur: Tensor,
-    before: Tensor,
-    _first: Tensor | None,
-) -> tuple[Tensor, None]:
+    cur: GraphTensor,
+    before: GraphTensor,
+    _first: GraphTensor | None,
+) -> tuple[GraphTensor, None]:
     """build_rwkv6_time_mix. Without time_mix_first it is that of QRWKV: gated linear attention."""
     is_qrwkv = "time_mix_first" not in layer
     w, k, v, r, g = _mixed_6(build, layer, cur, before)
@@ -65,7 +66,9 @@ def time_mix_6(
     return _projected(build, layer, ggml.mul(cur, g)), None
 
 
-def _mixed_6(build: Build, layer: Layer, cur: Tensor, before: Tensor) -> list[Tensor]:
+def _mixed_6(
+    build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
+) -> list[GraphTensor]:
     """Five mixtures of each token with the one before it."""
     width, tokens = build.hparams.n_embd, build.n_tokens
     change, cur = _flat(build, ggml.sub(before, cur)), _flat(build, cur)
@@ -86,13 +89,13 @@ def _mixed_6(build: Build, layer: Layer, cur: Tensor, before: Tensor) -> list[Te
     ]
 
 
-def _biased(layer: Layer, name: str, cur: Tensor) -> Tensor:
+def _biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(layer[f"time_mix_{name}"], cur)
     bias = layer.bias(f"time_mix_{name}")
     return cur if bias is None else ggml.add(cur, bias)
 
 
-def _heads(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def _heads(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Fewer heads of keys and values are repeated."""
     size, kv_heads = _head_size(build), layer.facts.n_head_kv
     heads = build.hparams.n_embd // size
@@ -102,7 +105,7 @@ def _heads(build: Build, layer: Layer, cur: Tensor) -> Tensor:
     return _cut(build, cur)
 
 
-def _decay_6(layer: Layer, cur: Tensor) -> Tensor:
+def _decay_6(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = ggml.unary(ggml.mul_mat(layer["time_mix_decay_w1"], cur))
     cur = ggml.add(ggml.mul_mat(layer["time_mix_decay_w2"], cur), layer["time_mix_decay"])
     return ggml.unary(ggml.unary(ggml.unary(cur)))
@@ -110,12 +113,12 @@ def _decay_6(layer: Layer, cur: Tensor) -> Tensor:
 
 def time_mix_7(  # noqa: PLR0917 - a TimeMix
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     rs: StateInput,
-    cur: Tensor,
-    before: Tensor,
-    first: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    cur: GraphTensor,
+    before: GraphTensor,
+    first: GraphTensor | None,
+) -> tuple[GraphTensor, GraphTensor]:
     """build_rwkv7_time_mix."""
     r, w, k, v, a, *g = _mixed_7(build, layer, cur, before)
     r = ggml.mul_mat(layer["time_mix_receptance"], r)
@@ -142,7 +145,9 @@ def time_mix_7(  # noqa: PLR0917 - a TimeMix
     return _projected(build, layer, cur), first
 
 
-def _mixed_7(build: Build, layer: Layer, cur: Tensor, before: Tensor) -> list[Tensor]:
+def _mixed_7(
+    build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
+) -> list[GraphTensor]:
     """Five mixtures, and a sixth where there is a gate."""
     gated = "time_mix_g1" in layer and "time_mix_g2" in layer
     count = MIXES + gated
@@ -151,13 +156,17 @@ def _mixed_7(build: Build, layer: Layer, cur: Tensor, before: Tensor) -> list[Te
     return [ggml.view(mix, cur.ne[0], build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)]
 
 
-def _low_rank(layer: Layer, side: str, cur: Tensor, *, curved: bool = False) -> Tensor:
+def _low_rank(
+    layer: GraphLayer, side: str, cur: GraphTensor, *, curved: bool = False
+) -> GraphTensor:
     cur = ggml.mul_mat(layer[f"time_mix_{side}1"], cur)
     cur = ggml.mul_mat(layer[f"time_mix_{side}2"], ggml.unary(cur) if curved else cur)
     return ggml.add(cur, layer[f"time_mix_{side}0"])
 
 
-def _values_7(layer: Layer, cur: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+def _values_7(
+    layer: GraphLayer, cur: GraphTensor, first: GraphTensor | None
+) -> tuple[GraphTensor, GraphTensor]:
     """Drawn towards those of the first layer."""
     values = ggml.mul_mat(layer["time_mix_value"], cur)
     if first is None:
@@ -166,7 +175,7 @@ def _values_7(layer: Layer, cur: Tensor, first: Tensor | None) -> tuple[Tensor, 
     return ggml.add(values, ggml.mul(ggml.sub(first, values), pull)), first
 
 
-def _gate_7(layer: Layer, cur: Tensor) -> Tensor:
+def _gate_7(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = ggml.unary(ggml.mul_mat(layer["time_mix_g1"], cur))
     return ggml.mul_mat(layer["time_mix_g2"], cur)
 
@@ -175,21 +184,21 @@ def _head_size(build: Build) -> int:
     return build.hparams.whole("wkv.head_size")
 
 
-def _cut(build: Build, cur: Tensor) -> Tensor:
+def _cut(build: Build, cur: GraphTensor) -> GraphTensor:
     size = _head_size(build)
     return ggml.reshape(cur, size, build.hparams.n_embd // size, build.n_tokens)
 
 
-def _flat(build: Build, cur: Tensor) -> Tensor:
+def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
 
 
-def _memory(build: Build, layer: Layer, rs: StateInput) -> Tensor:
+def _memory(build: Build, layer: GraphLayer, rs: StateInput) -> GraphTensor:
     width = build.hparams.n_embd * _head_size(build)
     return read_states(build, rs, state(build, layer, "s", width), width)
 
 
-def _remembered(build: Build, layer: Layer, out: Tensor) -> Tensor:
+def _remembered(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     """New states go to the cache; what is left are the tokens."""
     width, seqs = build.hparams.n_embd * _head_size(build), build.sizes.n_seqs
     cache = state(build, layer, "s", width)
@@ -198,12 +207,12 @@ def _remembered(build: Build, layer: Layer, out: Tensor) -> Tensor:
     return tokens
 
 
-def _normed(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def _normed(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = _flat(build, ggml.norm(_cut(build, cur)))
     return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.need("time_mix_ln.bias"))
 
 
-def _projected(build: Build, layer: Layer, cur: Tensor) -> Tensor:
+def _projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(layer["time_mix_output"], cur)
     sizes = build.sizes
     return ggml.reshape(cur, build.hparams.n_embd, sizes.n_seq_tokens, sizes.n_seqs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, Extras, attend, input_auto
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     Act,
     Gating,
@@ -20,9 +20,9 @@ from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
 from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
-QKV = tuple[Tensor, Tensor, Tensor]
+QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
 
 
 def every_layer(_hparams: Hparams, _il: int) -> bool:
@@ -79,12 +79,16 @@ def never(_hparams: Hparams) -> bool:
     return False
 
 
-def stream_then_attention(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+def stream_then_attention(
+    result: GraphTensor, stream: GraphTensor, attended: GraphTensor
+) -> GraphTensor:
     """What parallel layers add to the result of the feed-forward, in this order."""
     return ggml.add(ggml.add(result, stream), attended)
 
 
-def attention_then_stream(result: Tensor, stream: Tensor, attended: Tensor) -> Tensor:
+def attention_then_stream(
+    result: GraphTensor, stream: GraphTensor, attended: GraphTensor
+) -> GraphTensor:
     return ggml.add(ggml.add(result, attended), stream)
 
 
@@ -107,7 +111,9 @@ class Transformer:
         False  # the state after the last layer is a result (t_h_nextn, before the norm)
     )
     parallel: bool = False  # attention and feed-forward see the same norm
-    parallel_sum: Callable[[Tensor, Tensor, Tensor], Tensor] = stream_then_attention
+    parallel_sum: Callable[[GraphTensor, GraphTensor, GraphTensor], GraphTensor] = (
+        stream_then_attention
+    )
     post_norms: bool = False  # the results of attention and feed-forward are normalised
     ffn_norm: str | None = "ffn_norm"
     act: Act = Act.UNARY
@@ -149,7 +155,9 @@ class Transformer:
             attn_scale=build.input_attn_scale() if self.temperature(build.hparams) else None,
         )
 
-    def block(self, build: Build, layer: Layer, shared: Shared, stream: Tensor) -> Tensor:
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, normed)
         rows = [cur, stream, normed]
@@ -166,8 +174,8 @@ class Transformer:
         return build.crops_early or not self.predicts
 
     def after_attention(
-        self, build: Build, layer: Layer, shared: Shared, cur: Tensor, stream: Tensor
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
         cur = self.post(layer, cur, "post_attention_norm")
         stream = ggml.add(cur, stream)
         name = self.ffn_norm
@@ -176,13 +184,13 @@ class Transformer:
         cur = self.post(layer, cur, "post_ffw_norm")
         return ggml.add(stream, cur) if self.residual_first else ggml.add(cur, stream)
 
-    def post(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if self.post_norms:
             cur = self.normalized(layer, cur, name)
         scaled = self.scaled_residual or self.residual_scale(layer.build.hparams)
         return ggml.scale(cur) if scaled else cur
 
-    def normalized(self, layer: Layer, cur: Tensor, name: str) -> Tensor:
+    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         """As it is, where the file has no such norm."""
         if name not in layer:
             return cur
@@ -190,7 +198,9 @@ class Transformer:
             cur, layer.weight(name), layer.bias(name), kind=self.norm, layer=layer.index
         )
 
-    def attention(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur, flat=self.flat_qk_norm)
         if self.late_qk_norm:
             q, k = self.rotated(build, layer, shared, q, k)
@@ -206,24 +216,26 @@ class Transformer:
         return self.attended(build, layer, shared, cur, (q, k, v))
 
     def attended(
-        self, build: Build, layer: Layer, shared: Shared, _cur: Tensor, heads: QKV
-    ) -> Tensor:
+        self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
+    ) -> GraphTensor:
         """What the heads see, and the projection afterwards. `_cur`: what the heads were made from."""
         extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
         return attend(build, layer, shared.attn, *heads, extras=extras)
 
-    def rotates(self, layer: Layer) -> bool:
+    def rotates(self, layer: GraphLayer) -> bool:
         return layer.facts.more is True
 
     def rotated(
-        self, build: Build, layer: Layer, shared: Shared, q: Tensor, k: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, build: Build, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
+    ) -> tuple[GraphTensor, GraphTensor]:
         if not self.rotates(layer):
             return q, k
         factors = rope_factors(build)
         return ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
 
-    def feed_forward(self, build: Build, layer: Layer, shared: Shared, cur: Tensor) -> Tensor:
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=self.gated)
         result = experts(build, layer, cur, shared.routing)
@@ -231,7 +243,7 @@ class Transformer:
             result = ggml.add(result, shared_expert(layer, cur))
         return result
 
-    def head(self, build: Build, cur: Tensor) -> None:
+    def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(
             cur, build.weight("output_norm"), build.tensor("output_norm.bias"), kind=self.norm
         )
@@ -256,21 +268,21 @@ class Transformer:
 class Shared:
     """What all layers of one graph use."""
 
-    pos: Tensor
+    pos: GraphTensor
     attn: AttnInput
-    out_ids: Tensor
+    out_ids: GraphTensor
     routing: Routing
-    attn_scale: Tensor | None = None
+    attn_scale: GraphTensor | None = None
     rs: StateInput | None = None  # where some layers are recurrent
 
 
-def rope_factors(build: Build) -> Tensor | None:
+def rope_factors(build: Build) -> GraphTensor | None:
     """get_rope_factors: all have one shape, so it does not matter which one the context picks."""
     names = ("rope_freqs", "rope_factors_long", "rope_factors_short")
     return next((found for name in names if (found := build.weight(name)) is not None), None)
 
 
-def in_heads(build: Build, layer: Layer, *qkv: Tensor) -> list[Tensor]:
+def in_heads(build: Build, layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTensor]:
     facts = layer.facts
     counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
     widths = (facts.n_embd_head_k, facts.n_embd_head_k, facts.n_embd_head_v)

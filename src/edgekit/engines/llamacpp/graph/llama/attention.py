@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
 from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, Tensor
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.formats.dtype import TensorType
@@ -23,11 +23,11 @@ class CacheInput:
     """What one cache needs: where to write, what may be seen, and how numbers are rotated before they are quantised."""
 
     n_kv: Size
-    mask: Tensor
-    k_idxs: Tensor
-    v_idxs: Tensor | None = None
-    k_rot: Tensor | None = None
-    v_rot: Tensor | None = None
+    mask: GraphTensor
+    k_idxs: GraphTensor
+    v_idxs: GraphTensor | None = None
+    k_rot: GraphTensor | None = None
+    v_rot: GraphTensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class AttnInput:
     base: CacheInput
     swa: CacheInput | None = None
 
-    def of(self, layer: Layer) -> CacheInput:
+    def of(self, layer: GraphLayer) -> CacheInput:
         return self.swa if self.swa is not None and layer.facts.is_swa else self.base
 
 
@@ -45,7 +45,7 @@ def mask_type(build: Build) -> TensorType:
     return F16 if build.options.flash_attn else F32
 
 
-def attention_mask(build: Build, *dims: Size, name: str) -> Tensor:
+def attention_mask(build: Build, *dims: Size, name: str) -> GraphTensor:
     """As flash attention or the soft max reads it. Before b9410 the f16 one was a copy of an f32 one."""
     if build.options.flash_attn and build.options.rules < Rules.F16_MASK:
         return ggml.cast(ggml.graph_input(F32, *dims, name=name), F16)
@@ -81,7 +81,7 @@ def _rotated(build: Build, given: CacheInput, *, swa: bool | None) -> CacheInput
     )
 
 
-def _matrix(width: int | None, name: str) -> Tensor | None:
+def _matrix(width: int | None, name: str) -> GraphTensor | None:
     return None if width is None else ggml.graph_input(F32, width, width, name=name)
 
 
@@ -154,9 +154,9 @@ def _mask_only(build: Build, n_kv: Size, name: str) -> CacheInput:
 class Extras:
     """What only some attentions have."""
 
-    kq_b: Tensor | None = None
-    sinks: Tensor | None = None
-    v_mla: Tensor | None = None
+    kq_b: GraphTensor | None = None
+    sinks: GraphTensor | None = None
+    v_mla: GraphTensor | None = None
     softcap: int = (
         0  # scale, tanh, scale: how often it is done to the scores without flash attention
     )
@@ -167,16 +167,16 @@ PLAIN = Extras()
 
 def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     given: AttnInput,
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor | None,
+    q: GraphTensor,
+    k: GraphTensor | None,
+    v: GraphTensor | None,
     *,
     extras: Extras = PLAIN,
     owner: int | None = None,
     output: str | None = "attn_output",
-) -> Tensor:
+) -> GraphTensor:
     """build_attn with a key and a value cache. `owner`: the layer whose cache is read, where it is not this one.
 
     `output` names the projection afterwards, None leaves it out.
@@ -206,15 +206,15 @@ def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
 
 def attend_k(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     given: AttnInput,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
     *,
     extras: Extras = PLAIN,
     output: str | None = "attn_output",
-) -> Tensor:
+) -> GraphTensor:
     """build_attn with a key cache alone: values are the first numbers of each key (MLA)."""
     used = given.of(layer)
     for tensor in (q, v, k):
@@ -228,15 +228,15 @@ def attend_k(  # noqa: PLR0917 - q, k and v, as build_attn takes them
 
 def attend_now(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
-    layer: Layer,
+    layer: GraphLayer,
     given: AttnInput,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
     *,
     extras: Extras = PLAIN,
     output: str | None = "attn_output",
-) -> Tensor:
+) -> GraphTensor:
     """build_attn without a cache, or across to an encoder."""
     for tensor in (q, k, v):
         build.expand(tensor)
@@ -244,7 +244,7 @@ def attend_now(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     return _output(layer, cur, output)
 
 
-def _output(layer: Layer, cur: Tensor, name: str | None) -> Tensor:
+def _output(layer: GraphLayer, cur: GraphTensor, name: str | None) -> GraphTensor:
     if name is not None and name in layer:
         cur = project(layer[name], cur, scale=layer.scale(name))
         if (bias := layer.bias(name)) is not None:
@@ -254,14 +254,14 @@ def _output(layer: Layer, cur: Tensor, name: str | None) -> Tensor:
 
 def product(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    mask: GraphTensor | None,
     extras: Extras,
     *,
     transposed: bool,
-) -> Tensor:
+) -> GraphTensor:
     """build_attn_mha. `transposed`: values lie token by token in each row."""
     n_stream = k.ne[3]
     per_stream = q.ne[2] // n_stream
@@ -278,8 +278,14 @@ def product(  # noqa: PLR0917 - q, k and v, as build_attn takes them
 
 
 def _flash(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extras: Extras, *, transposed: bool
-) -> Tensor:
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    mask: GraphTensor | None,
+    extras: Extras,
+    *,
+    transposed: bool,
+) -> GraphTensor:
     if transposed:
         v = ggml.transpose(v)
     k, v = (ggml.cast(one, F16) if one.type is F32 else one for one in (k, v))
@@ -291,8 +297,14 @@ def _flash(
 
 
 def _soft_max(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extras: Extras, *, transposed: bool
-) -> Tensor:
+    q: GraphTensor,
+    k: GraphTensor,
+    v: GraphTensor,
+    mask: GraphTensor | None,
+    extras: Extras,
+    *,
+    transposed: bool,
+) -> GraphTensor:
     kq = ggml.mul_mat(k, q)
     for _ in range(extras.softcap):
         kq = ggml.scale(ggml.unary(ggml.scale(kq)))

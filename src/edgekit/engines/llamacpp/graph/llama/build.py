@@ -10,7 +10,7 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Dim, Size
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, I64, Home, Tensor, shape
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, I64, GraphTensor, Home, shape
 from edgekit.engines.llamacpp.graph.types import MissingTensorError, NoGraphError
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.formats.dtype import TensorType
@@ -19,7 +19,7 @@ MAX_NODES = 65_536  # DeepSeek-V3's has 7,000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class GraphSizes:
     """What llama_context reserves a graph for; numbers, or polynomials that stand for them."""
 
     n_tokens: Size
@@ -60,13 +60,13 @@ UNMIXED = frozenset(
 
 
 class Mixed(NamedTuple):
-    found: Tensor
-    given: Tensor
-    slots: Tensor
+    found: GraphTensor
+    given: GraphTensor
+    slots: GraphTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class GraphOptions:
     """What changes the graph's nodes, not only their sizes."""
 
     flash_attn: bool
@@ -78,44 +78,44 @@ class Options:
     rules: int  # a build of llama.cpp (versions.py)
 
 
-class Layer:
+class GraphLayer:
     """One block and its weights. `index` names it; nothing else may depend on it: facts say what differs."""
 
     def __init__(self, build: Build, index: int, facts: LayerFacts) -> None:
         self.build, self.index, self.facts = build, index, facts
         self._shapes = dict(facts.shapes)
-        self._made: dict[str, Tensor] = {}
+        self._made: dict[str, GraphTensor] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether the file has blk.N.NAME.weight."""
         return f"{name}.weight" in self._shapes
 
-    def tensor(self, name: str) -> Tensor | None:
+    def tensor(self, name: str) -> GraphTensor | None:
         """blk.N.NAME, None when the file does not have it."""
         made = self._made.get(name)
         if made is None and name in self._shapes:
             made = self._made[name] = self.build.block_weight(self.index, name)
         return made
 
-    def weight(self, name: str) -> Tensor | None:
+    def weight(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.weight")
 
-    def bias(self, name: str) -> Tensor | None:
+    def bias(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.bias")
 
-    def scale(self, name: str) -> Tensor | None:
+    def scale(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.scale")
 
-    def without_scales(self) -> Layer:
+    def without_scales(self) -> GraphLayer:
         """The same layer for graphs that do not apply the scales of its weights."""
         shapes = tuple(one for one in self.facts.shapes if not one[0].endswith(".scale"))
-        return Layer(self.build, self.index, replace(self.facts, shapes=shapes))
+        return GraphLayer(self.build, self.index, replace(self.facts, shapes=shapes))
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> GraphTensor:
         """A weight that must be there: llama.cpp would not load the file without it."""
         return self.need(f"{name}.weight")
 
-    def need(self, name: str) -> Tensor:
+    def need(self, name: str) -> GraphTensor:
         """The same for blk.N.NAME."""
         found = self.tensor(name)
         if found is None:
@@ -125,30 +125,36 @@ class Layer:
 
 class Build:
     def __init__(
-        self, hparams: Hparams, facts: Mapping[int, LayerFacts], options: Options, sizes: Sizes
+        self,
+        hparams: Hparams,
+        facts: Mapping[int, LayerFacts],
+        options: GraphOptions,
+        sizes: GraphSizes,
     ) -> None:
         self.hparams = hparams
         self.facts = facts
         self.options = options
         self.sizes = sizes
         self.graph = Graph()
-        self.caches: dict[str, Tensor] = {}
-        self._made: dict[str, Tensor] = {}
-        self.embd: Tensor | None = None  # res->t_embd: what embeddings are made from
-        self.inp_embd: Tensor | None = None  # res->t_inp_embd: with pictures behind it (deepstack)
+        self.caches: dict[str, GraphTensor] = {}
+        self._made: dict[str, GraphTensor] = {}
+        self.embd: GraphTensor | None = None  # res->t_embd: what embeddings are made from
+        self.inp_embd: GraphTensor | None = (
+            None  # res->t_inp_embd: with pictures behind it (deepstack)
+        )
 
     @property
     def n_tokens(self) -> Size:
         return self.sizes.n_tokens
 
-    def tensor(self, name: str) -> Tensor | None:
+    def tensor(self, name: str) -> GraphTensor | None:
         """A weight outside the layers, None when the file does not have it."""
         made = self._made.get(name)
         if made is None and (found := self.hparams.globals.get(name)) is not None:
             made = self._made[name] = weight(name, found.type, found.shape[::-1])
         return made
 
-    def block_weight(self, il: int, name: str) -> Tensor:
+    def block_weight(self, il: int, name: str) -> GraphTensor:
         """One and the same for all layers that run through a block."""
         full = f"blk.{il % self.hparams.n_block}.{name}"
         made = self._made.get(full)
@@ -157,31 +163,31 @@ class Build:
             made = self._made[full] = weight(full, found.type, found.shape[::-1])
         return made
 
-    def weight(self, name: str) -> Tensor | None:
+    def weight(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.weight")
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> GraphTensor:
         found = self.weight(name)
         if found is None:
             raise MissingTensorError(f"no tensor {name}.weight")
         return found
 
-    def cache(self, name: str, kind: TensorType, *dims: Size) -> Tensor:
+    def cache(self, name: str, kind: TensorType, *dims: Size) -> GraphTensor:
         """A cache tensor: one and the same for all who ask by its name."""
         found = self.caches.get(name)
         if found is None:
-            found = self.caches[name] = Tensor(
+            found = self.caches[name] = GraphTensor(
                 op="NONE", type=kind, ne=shape(*dims), home=Home.CACHE, name=name
             )
         return found
 
-    def layers(self) -> Iterator[Layer]:
+    def layers(self) -> Iterator[GraphLayer]:
         """Those that are to be built, one after another."""
         for index, facts in self.facts.items():
             if len(self.graph.nodes) > MAX_NODES:
                 raise NoGraphError(f"the graph has more than {MAX_NODES:,} nodes")
             self.graph.mark()
-            yield Layer(self, index, facts)
+            yield GraphLayer(self, index, facts)
 
     def only_numbers(self, *sizes: Size) -> bool:
         """Whether they are known. Where not, this graph is not to be finished: it is built anew for every load."""
@@ -194,7 +200,7 @@ class Build:
                 self.expand(cur)
         return not unknown
 
-    def expand(self, tensor: Tensor) -> None:
+    def expand(self, tensor: GraphTensor) -> None:
         self.graph.expand(tensor)
 
     @property
@@ -210,15 +216,15 @@ class Build:
         """Whether this build of the architecture gives the last state to blocks that predict further tokens."""
         return self.options.rules >= PREDICTS_SINCE.get(self.hparams.arch, 0)
 
-    def output(self, tensor: Tensor) -> None:
+    def output(self, tensor: GraphTensor) -> None:
         """One of the graph's results: it is never freed."""
         tensor.is_output = True
 
     # Inputs: leafs that are placed first, in the order in which the graph comes across them.
 
     def input_embd(
-        self, *, scaled: bool = False, width: int | None = None, table: Tensor | None = None
-    ) -> Tensor:
+        self, *, scaled: bool = False, width: int | None = None, table: GraphTensor | None = None
+    ) -> GraphTensor:
         """build_inp_embd: tokens looked up, or embeddings given; both ways are in the graph.
 
         `width` is n_embd_inp where it is more than n_embd (deepstack); `scaled` where f_embedding_scale is set;
@@ -250,7 +256,7 @@ class Build:
         self.expand(found)
         return found
 
-    def _input_mixed(self, table: Tensor, width: int) -> Mixed | None:
+    def _input_mixed(self, table: GraphTensor, width: int) -> Mixed | None:
         """From 0.6 on: tokens that are looked up and written into their rows of the embeddings that are given."""
         if self.options.rules < Rules.V0_6 or self.hparams.arch in UNMIXED:
             return None
@@ -261,7 +267,7 @@ class Build:
             slots=ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots"),
         )
 
-    def scaled_embd(self, cur: Tensor) -> Tensor:
+    def scaled_embd(self, cur: GraphTensor) -> GraphTensor:
         """Embeddings times a number. Where given ones are not scaled, 0.6 does it row by row in build_inp_embd."""
         if self.options.rules < Rules.V0_6 or self.hparams.arch not in GIVEN_UNSCALED:
             return ggml.scale(cur)
@@ -269,24 +275,24 @@ class Build:
         self.expand(cur)
         return cur
 
-    def _scaled_by_row(self, cur: Tensor) -> Tensor:
+    def _scaled_by_row(self, cur: GraphTensor) -> GraphTensor:
         return ggml.mul(cur, ggml.graph_input(F32, 1, self.n_tokens, name="inp_scale_rows"))
 
-    def input_pos(self, per_token: int = 1) -> Tensor:
+    def input_pos(self, per_token: int = 1) -> GraphTensor:
         return ggml.graph_input(I32, self.n_tokens * per_token, name="inp_pos")
 
-    def input_attn_scale(self) -> Tensor:
+    def input_attn_scale(self) -> GraphTensor:
         return ggml.graph_input(F32, 1, 1, self.n_tokens, name="inp_attn_scale")
 
-    def input_out_ids(self) -> Tensor:
+    def input_out_ids(self) -> GraphTensor:
         return ggml.graph_input(I32, self.sizes.n_outputs, name="out_ids")
 
-    def input_mean(self) -> Tensor:
+    def input_mean(self) -> GraphTensor:
         return ggml.graph_input(F32, self.n_tokens, self.sizes.n_seqs, name="mean")
 
-    def input_cls(self) -> Tensor:
+    def input_cls(self) -> GraphTensor:
         return ggml.graph_input(I32, self.sizes.n_seqs, name="cls")
 
 
-def weight(name: str, kind: TensorType, ne: tuple[int, ...]) -> Tensor:
-    return Tensor(op="NONE", type=kind, ne=shape(*ne), home=Home.WEIGHTS, name=name)
+def weight(name: str, kind: TensorType, ne: tuple[int, ...]) -> GraphTensor:
+    return GraphTensor(op="NONE", type=kind, ne=shape(*ne), home=Home.WEIGHTS, name=name)

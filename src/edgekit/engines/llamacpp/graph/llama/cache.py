@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
-from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
-def _keys(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
+def _keys(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     width = layer.facts.n_embd_head_k * layer.facts.n_head_kv
     return build.cache(
         f"cache_k_l{owner}", build.options.type_k, width, cells, build.sizes.n_stream
     )
 
 
-def _values(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
+def _values(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     """Without flash attention they are stored transposed, every layer as wide as the widest."""
     width = layer.facts.n_embd_head_v * layer.facts.n_head_kv
     if build.options.v_trans:
@@ -25,7 +25,7 @@ def _values(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
     )
 
 
-def get_k(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
+def get_k(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     k, facts = _keys(build, layer, cells, owner), layer.facts
     row = row_bytes(k.type, k.ne[0])
     strides = (row_bytes(k.type, facts.n_embd_head_k), row, row * cells)
@@ -34,7 +34,7 @@ def get_k(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
     )
 
 
-def get_v(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
+def get_v(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
     v, facts = _values(build, layer, cells, owner), layer.facts
     heads, head, streams = facts.n_head_kv, facts.n_embd_head_v, build.sizes.n_stream
     if not build.options.v_trans:
@@ -47,15 +47,25 @@ def get_v(build: Build, layer: Layer, cells: Size, owner: int) -> Tensor:
 
 
 def store_k(  # noqa: PLR0917 - in the order of the original
-    build: Build, layer: Layer, k_cur: Tensor, k_idxs: Tensor, cells: Size, owner: int
-) -> Tensor:
+    build: Build,
+    layer: GraphLayer,
+    k_cur: GraphTensor,
+    k_idxs: GraphTensor,
+    cells: Size,
+    owner: int,
+) -> GraphTensor:
     k = _keys(build, layer, cells, owner)
     return ggml.set_rows(_one_stream(build, k, k_cur), _rows(k_cur), k_idxs)
 
 
 def store_v(  # noqa: PLR0917 - in the order of the original
-    build: Build, layer: Layer, v_cur: Tensor, v_idxs: Tensor, cells: Size, owner: int
-) -> Tensor:
+    build: Build,
+    layer: GraphLayer,
+    v_cur: GraphTensor,
+    v_idxs: GraphTensor,
+    cells: Size,
+    owner: int,
+) -> GraphTensor:
     v = _values(build, layer, cells, owner)
     if not build.options.v_trans:
         return ggml.set_rows(_one_stream(build, v, v_cur), _rows(v_cur), v_idxs)
@@ -71,12 +81,12 @@ def store_v(  # noqa: PLR0917 - in the order of the original
     return ggml.set_rows(cells_view, ggml.reshape(v_cur, 1, v_cur.elements), v_idxs)
 
 
-def _rows(cur: Tensor) -> Tensor:
+def _rows(cur: GraphTensor) -> GraphTensor:
     """All heads of a token in one row."""
     return ggml.view(cur, cur.ne[0] * cur.ne[1], cur.ne[2], strides=(cur.nb[2],))
 
 
-def _one_stream(build: Build, cache: Tensor, cur: Tensor) -> Tensor:
+def _one_stream(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTensor:
     """Indices count through all streams."""
     if not build.options.streams:
         return cache

@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.matrices import project_experts
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 
 
@@ -23,15 +23,15 @@ class Act(enum.Enum):
 
 
 def feed_forward(
-    layer: Layer,
-    cur: Tensor,
+    layer: GraphLayer,
+    cur: GraphTensor,
     *,
     act: Act = Act.UNARY,
     suffix: str = "",
     parallel: bool = True,
-    scales: Tensor | None = None,
+    scales: GraphTensor | None = None,
     gated: bool = True,
-) -> Tensor:
+) -> GraphTensor:
     """build_ffn with the tensors ffn_{up,gate,down}SUFFIX, their biases and scales, as far as the file has them.
 
     `parallel` (LLM_FFN_PAR): the gate sees what up sees; otherwise it sees what up gave. `scales`: act_scales.
@@ -46,7 +46,7 @@ def feed_forward(
     return _product(layer, down, cur) if down in layer else cur
 
 
-def _product(layer: Layer, name: str, cur: Tensor) -> Tensor:
+def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(layer[name], cur)
     if (bias := layer.bias(name)) is not None:
         cur = ggml.add(cur, bias)
@@ -55,7 +55,7 @@ def _product(layer: Layer, name: str, cur: Tensor) -> Tensor:
     return cur
 
 
-def _activated(cur: Tensor, up: Tensor | None, act: Act) -> Tensor:
+def _activated(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor:
     """`up` is None where nothing is multiplied with the activation."""
     if act is Act.FUSED:
         return ggml.glu(cur)
@@ -102,14 +102,14 @@ class Routing:
 
 def experts(
     build: Build,
-    layer: Layer,
-    cur: Tensor,
+    layer: GraphLayer,
+    cur: GraphTensor,
     routing: Routing,
     *,
-    probs_in: Tensor | None = None,
-    selected: Tensor | None = None,
+    probs_in: GraphTensor | None = None,
+    selected: GraphTensor | None = None,
     suffix: str = "_exps",
-) -> Tensor:
+) -> GraphTensor:
     """build_moe_ffn. `probs_in`: logits that were made elsewhere; `selected`: experts that were."""
     used = layer.facts.n_expert_used
     tokens = cur.ne[1]
@@ -130,8 +130,8 @@ def experts(
 
 
 def _scores(
-    layer: Layer, cur: Tensor, routing: Routing, probs_in: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    layer: GraphLayer, cur: GraphTensor, routing: Routing, probs_in: GraphTensor | None
+) -> tuple[GraphTensor, GraphTensor]:
     """Probabilities, and what experts are chosen by."""
     logits = ggml.mul_mat(layer["ffn_gate_inp"], cur) if probs_in is None else probs_in
     if (bias := layer.bias("ffn_gate_inp")) is not None:
@@ -144,7 +144,7 @@ def _scores(
     return probs, logits if routing.select_logits else selection
 
 
-def _gated(logits: Tensor, gating: Gating) -> Tensor:
+def _gated(logits: GraphTensor, gating: Gating) -> GraphTensor:
     match gating:
         case Gating.SOFTMAX:
             return ggml.soft_max(logits)
@@ -156,7 +156,7 @@ def _gated(logits: Tensor, gating: Gating) -> Tensor:
             return logits
 
 
-def _best_groups(selection: Tensor, routing: Routing) -> Tensor:
+def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
     """Only experts of the best groups may be chosen: those of the others are masked out."""
     count, tokens = selection.ne[:2]
     groups = ggml.reshape(selection, count // routing.groups, routing.groups, tokens)
@@ -170,7 +170,7 @@ def _best_groups(selection: Tensor, routing: Routing) -> Tensor:
     return ggml.reshape(masked, count, tokens)
 
 
-def _weights(probs: Tensor, chosen: Tensor, routing: Routing, used: int) -> Tensor:
+def _weights(probs: GraphTensor, chosen: GraphTensor, routing: Routing, used: int) -> GraphTensor:
     count, tokens = probs.ne[0], probs.ne[1]
     weights = ggml.get_rows(ggml.reshape(probs, 1, count, tokens), chosen)
     if routing.gating is Gating.SOFTMAX_WEIGHT:
@@ -184,14 +184,14 @@ def _weights(probs: Tensor, chosen: Tensor, routing: Routing, used: int) -> Tens
 
 
 def _run_experts(
-    layer: Layer, cur: Tensor, chosen: Tensor, routing: Routing, suffix: str
-) -> Tensor:
+    layer: GraphLayer, cur: GraphTensor, chosen: GraphTensor, routing: Routing, suffix: str
+) -> GraphTensor:
     both = f"ffn_gate_up{suffix}"
     if both in layer:
         halves = _expert(layer, both, cur, chosen, scale=layer.scale(f"ffn_up{suffix}"))
         width = halves.ne[0] // 2
         ne, strides = (width, *halves.ne[1:3]), halves.nb[1:3]
-        gate: Tensor | None = ggml.view(halves, *ne, strides=strides)
+        gate: GraphTensor | None = ggml.view(halves, *ne, strides=strides)
         up = ggml.view(halves, *ne, strides=strides)
     else:
         up = _expert(layer, f"ffn_up{suffix}", cur, chosen)
@@ -205,14 +205,18 @@ def _run_experts(
 
 
 def _expert(
-    layer: Layer, name: str, cur: Tensor, chosen: Tensor, scale: Tensor | None = None
-) -> Tensor:
+    layer: GraphLayer,
+    name: str,
+    cur: GraphTensor,
+    chosen: GraphTensor,
+    scale: GraphTensor | None = None,
+) -> GraphTensor:
     cur = project_experts(layer[name], cur, chosen, scale=scale or layer.scale(name))
     bias = layer.bias(name)
     return cur if bias is None else ggml.add_id(cur, bias, chosen)
 
 
-def _added_up(build: Build, result: Tensor, used: int) -> Tensor:
+def _added_up(build: Build, result: GraphTensor, used: int) -> GraphTensor:
     """Views first, then the sums: in this order they stand in the graph."""
     width, tokens = result.ne[0], result.ne[2]
     views = [ggml.view(result, width, tokens, strides=(result.nb[2],)) for _ in range(used)]
@@ -226,5 +230,5 @@ def _added_up(build: Build, result: Tensor, used: int) -> Tensor:
     return ggml.cont(total) if used == 1 else total
 
 
-def shared_expert(layer: Layer, cur: Tensor, *, act: Act = Act.UNARY) -> Tensor:
+def shared_expert(layer: GraphLayer, cur: GraphTensor, *, act: Act = Act.UNARY) -> GraphTensor:
     return feed_forward(layer, cur, act=act, suffix="_shexp")

@@ -6,7 +6,7 @@ import enum
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.llama.build import Build
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import RefusedError
 
@@ -17,14 +17,16 @@ class Norm(enum.Enum):
     GROUP = "LLM_NORM_GROUP"
 
 
-def project(matrix: Tensor, cur: Tensor, *, scale: Tensor | None = None) -> Tensor:
+def project(
+    matrix: GraphTensor, cur: GraphTensor, *, scale: GraphTensor | None = None
+) -> GraphTensor:
     cur = ggml.mul_mat(matrix, cur)
     return cur if scale is None else ggml.mul(cur, scale)
 
 
 def project_experts(
-    experts: Tensor, cur: Tensor, ids: Tensor, *, scale: Tensor | None = None
-) -> Tensor:
+    experts: GraphTensor, cur: GraphTensor, ids: GraphTensor, *, scale: GraphTensor | None = None
+) -> GraphTensor:
     """build_lora_mm_id: a scale has one number for each expert."""
     result = ggml.mul_mat_id(experts, cur, ids)
     if scale is None:
@@ -35,13 +37,13 @@ def project_experts(
 
 
 def normalize(
-    cur: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
+    cur: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None = None,
     *,
     kind: Norm = Norm.RMS,
     layer: int | None = None,
-) -> Tensor:
+) -> GraphTensor:
     if kind is Norm.GROUP:
         wide = ggml.group_norm(ggml.reshape(cur, cur.ne[0], 1, cur.ne[1]))
         cur = ggml.reshape(wide, wide.ne[0], wide.ne[2])
@@ -54,7 +56,7 @@ def normalize(
     return cur if bias is None else ggml.add(cur, bias)
 
 
-def hadamard(build: Build, cur: Tensor, rotation: Tensor) -> Tensor:
+def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTensor:
     width = rotation.ne[0]
     whole = build.graph.is_contiguous(cur)
     if not whole and build.options.rules < Rules.ROTATION_OF_VIEWS:

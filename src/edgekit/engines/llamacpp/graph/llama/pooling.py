@@ -7,10 +7,10 @@ import enum
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.llama.build import Build
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
-from edgekit.engines.llamacpp.graph.tensor import Tensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
-class Pooling(enum.Enum):
+class GraphPooling(enum.Enum):
     """llama_pooling_type, with the numbers of the key pooling_type."""
 
     NONE = 0
@@ -20,39 +20,39 @@ class Pooling(enum.Enum):
     RANK = 4
 
 
-_RANK_DEFAULTS = {"modern-bert": Pooling.MEAN.value}  # modern-bert.cpp
+_RANK_DEFAULTS = {"modern-bert": GraphPooling.MEAN.value}  # modern-bert.cpp
 _SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
 
 
 def pool(build: Build) -> None:
     if not build.options.embeddings or build.embd is None:
         return
-    cur = _pooled(build, build.embd, Pooling(build.hparams.whole("pooling_type", 0)))
+    cur = _pooled(build, build.embd, GraphPooling(build.hparams.whole("pooling_type", 0)))
     build.expand(cur)
     cur = _dense_out(build, cur)
     build.output(cur)
 
 
-def _pooled(build: Build, cur: Tensor, pooling: Pooling) -> Tensor:
+def _pooled(build: Build, cur: GraphTensor, pooling: GraphPooling) -> GraphTensor:
     match pooling:
-        case Pooling.NONE:
+        case GraphPooling.NONE:
             return cur
-        case Pooling.MEAN:
+        case GraphPooling.MEAN:
             return _mean(build, cur)
-        case Pooling.CLS | Pooling.LAST:
+        case GraphPooling.CLS | GraphPooling.LAST:
             return ggml.get_rows(cur, build.input_cls())
-        case Pooling.RANK:
+        case GraphPooling.RANK:
             return _ranked(build, cur)
 
 
-def _mean(build: Build, cur: Tensor) -> Tensor:
+def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.mul_mat(ggml.cont(ggml.transpose(cur)), build.input_mean())
 
 
-def _ranked(build: Build, cur: Tensor) -> Tensor:
+def _ranked(build: Build, cur: GraphTensor) -> GraphTensor:
     """The classification head, as far as the file has one."""
     default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
-    mean = build.hparams.whole("classifier.pooling_type", default) == Pooling.MEAN.value
+    mean = build.hparams.whole("classifier.pooling_type", default) == GraphPooling.MEAN.value
     cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())
     if build.weight("cls") is not None:
         cur = ggml.unary(_product(build, "cls", cur))
@@ -63,13 +63,13 @@ def _ranked(build: Build, cur: Tensor) -> Tensor:
     return ggml.soft_max(cur) if build.hparams.arch in _SOFT_MAX_RANK else cur
 
 
-def _product(build: Build, name: str, cur: Tensor) -> Tensor:
+def _product(build: Build, name: str, cur: GraphTensor) -> GraphTensor:
     cur = ggml.mul_mat(build[name], cur)
     bias = build.tensor(f"{name}.bias")
     return cur if bias is None else ggml.add(cur, bias)
 
 
-def _dense_out(build: Build, cur: Tensor) -> Tensor:
+def _dense_out(build: Build, cur: GraphTensor) -> GraphTensor:
     """Projections after pooling that came with the embedding model."""
     before = cur
     if build.weight("dense_2") is not None:

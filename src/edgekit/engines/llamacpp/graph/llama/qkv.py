@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.matrices import project
-from edgekit.engines.llamacpp.graph.tensor import Tensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
 class Heads(NamedTuple):
@@ -18,7 +18,7 @@ class Heads(NamedTuple):
     v: tuple[int, int]
 
     @classmethod
-    def of(cls, layer: Layer) -> Heads:
+    def of(cls, layer: GraphLayer) -> Heads:
         facts = layer.facts
         return cls(
             (facts.n_embd_head_k, facts.n_head),
@@ -28,8 +28,13 @@ class Heads(NamedTuple):
 
 
 def qkv(
-    build: Build, layer: Layer, cur: Tensor, *, heads: Heads | None = None, flat: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
+    build: Build,
+    layer: GraphLayer,
+    cur: GraphTensor,
+    *,
+    heads: Heads | None = None,
+    flat: bool = False,
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Each as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
     heads = heads or Heads.of(layer)
     clamped = not flat and build.hparams.real("attention.clamp_kqv") > 0
@@ -45,7 +50,7 @@ def qkv(
     )
 
 
-def _separate(layer: Layer, side: str, cur: Tensor, *, clamped: bool) -> Tensor:
+def _separate(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) -> GraphTensor:
     name = f"attn_{side}"
     cur = project(layer[name], cur, scale=layer.scale(name))
     if (bias := layer.bias(name)) is not None:
@@ -54,8 +59,8 @@ def _separate(layer: Layer, side: str, cur: Tensor, *, clamped: bool) -> Tensor:
 
 
 def _fused(
-    build: Build, layer: Layer, cur: Tensor, heads: Heads, *, flat: bool, clamped: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    build: Build, layer: GraphLayer, cur: GraphTensor, heads: Heads, *, flat: bool, clamped: bool
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     cur = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
     if (bias := _fused_bias(layer)) is not None:
         cur = ggml.add(cur, bias)
@@ -80,7 +85,7 @@ def _fused(
     return q, k, v
 
 
-def _fused_bias(layer: Layer) -> Tensor | None:
+def _fused_bias(layer: GraphLayer) -> GraphTensor | None:
     """One for all three, or three that are put together."""
     whole = layer.bias("attn_qkv")
     q, k, v = (layer.bias(f"attn_{side}") for side in ("q", "k", "v"))

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.build import Build, Layer
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, Tensor
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 
-GetRows = Callable[[Tensor, Tensor], Tensor]
+GetRows = Callable[[GraphTensor, GraphTensor], GraphTensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInput:
     """Rows of the sequences in the batch, and of those that are only moved: none when all are in it."""
 
-    copy: Tensor
-    main: Tensor
-    extra: Tensor
+    copy: GraphTensor
+    main: GraphTensor
+    extra: GraphTensor
 
 
 def input_rs(build: Build) -> StateInput:
@@ -31,7 +31,7 @@ def input_rs(build: Build) -> StateInput:
     return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
 
 
-def state(build: Build, layer: Layer, side: str, width: Size) -> Tensor:
+def state(build: Build, layer: GraphLayer, side: str, width: Size) -> GraphTensor:
     """The cache of a layer's states: "r" of the convolution, "s" of the recurrence."""
     return build.cache(f"cache_{side}_l{layer.index}", F32, width, build.sizes.n_seqs)
 
@@ -39,11 +39,11 @@ def state(build: Build, layer: Layer, side: str, width: Size) -> Tensor:
 def read_states(
     build: Build,
     given: StateInput,
-    cache: Tensor,
+    cache: GraphTensor,
     width: Size,
     *,
     get_rows: GetRows | None = None,
-) -> Tensor:
+) -> GraphTensor:
     """build_rs: one row is cleared, those of the batch are read, the others are written back."""
     rows = ggml.reshape(cache, width, cache.ne[1])
     build.expand(ggml.scale_inplace(ggml.view(rows, width)))
@@ -54,8 +54,8 @@ def read_states(
 
 
 def _find_apart(
-    build: Build, given: StateInput, rows: Tensor, get_rows: GetRows | None
-) -> tuple[Tensor, Tensor]:
+    build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
+) -> tuple[GraphTensor, GraphTensor]:
     """0.5: the others are looked up by themselves, and there are none."""
     found = (get_rows or ggml.get_rows)(rows, given.main)
     build.expand(found)
@@ -63,8 +63,8 @@ def _find_apart(
 
 
 def _find(
-    build: Build, given: StateInput, rows: Tensor, get_rows: GetRows | None
-) -> tuple[Tensor, Tensor]:
+    build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
+) -> tuple[GraphTensor, GraphTensor]:
     """0.6: all rows are looked up, or all but one where the operation finds its own; the others are seen in them.
 
     So the graph is the same for any number of sequences in a batch.
