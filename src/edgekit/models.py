@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryEstimate
+    from edgekit.bill.verdict import PreflightResult
     from edgekit.errors import RemoteInspectError
     from edgekit.model.metadata import ModelMetadata
     from edgekit.preflight import can_load, inspect_model_remote, model_preflight
@@ -33,7 +34,7 @@ __all__ = [
 _PLACES = {
     "MemoryEstimate": "edgekit.bill.types",
     "ModelMetadata": "edgekit.model.metadata",
-    "PreflightResult": "edgekit.plan.types",
+    "PreflightResult": "edgekit.bill.verdict",
     "RemoteInspectError": "edgekit.errors",
     "can_load": "edgekit.preflight",
     "inspect_model_remote": "edgekit.preflight",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from edgekit.bill.task import Job, Start
 from edgekit.bill.types import Load
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.kept import keep, kept, key_of, steadied
@@ -24,7 +25,6 @@ from edgekit.plan.recommending import (
     recommend,
     wish_for,
 )
-from edgekit.plan.types import Job, Start
 from edgekit.resolver import AUTO, LLAMACPP, ResolvedModel, choose_file
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Verdict
 from edgekit.engines import ENGINES, engine_name
 from edgekit.engines.quant_names import with_quant
 from edgekit.engines.row_options import RowOptions
@@ -29,7 +31,6 @@ from edgekit.model.open import Opened, open_model
 from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import reads_at_once
 from edgekit.plan.making import for_users
-from edgekit.plan.types import Job, Start, Task, Verdict
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.resolver import AUTO, ResolvedModel, automatic, choose_file, resolve_model
 

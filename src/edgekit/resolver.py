@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edgekit.bill.assumed import from_name
 from edgekit.bill.names import read_name
+from edgekit.bill.task import Start, Task, Variant
+from edgekit.bill.verdict import Verdict
 from edgekit.catalog import find_entry, near_ids, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
@@ -39,7 +41,6 @@ from edgekit.model.open import Opened, open_model, open_or_download
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
 from edgekit.plan.choice import AS_NAMED, Choice, as_named, choose
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Start, Task, Variant, Verdict
 from edgekit.plan.variants import (
     accuracy_of,
     at_mixes,

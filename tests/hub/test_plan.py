@@ -17,6 +17,7 @@ from tests.unit.plan.wishes import gguf, is_within, rated
 from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Status
 from edgekit.cli import main
 from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.llamacpp.estimate import estimate
@@ -27,7 +28,6 @@ from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.models import can_load, model_preflight
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Status
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.resolver import resolve_model
 from edgekit.sources.types import Reach

@@ -10,9 +10,10 @@ from tests.recorded import engine_models
 from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
+from edgekit.bill.task import Task
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Verdict
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.types import Task, Verdict
 from edgekit.plan.verdict import judge
 
 EXAMPLES = 200 if LONG else 7  # of each law

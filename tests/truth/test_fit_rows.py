@@ -13,13 +13,13 @@ from tests.recorded import engine_models, rows
 from tests.thoroughness import LONG
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Start, Task
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LlamaMode, Override
 from edgekit.engines.llamacpp.versions import read_version
 from edgekit.machine.types import DEVICE, Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.choice import Candidate, choose
-from edgekit.plan.types import Start, Task
 from edgekit.units import GIB, MIB
 
 ROWS = list(rows("fit_h200.jsonl.gz"))

@@ -14,6 +14,8 @@ import pytest
 from tests.recorded import config_header, engine_models, models, rows
 from tests.thoroughness import LONG, sampled
 
+from edgekit.bill.task import Task
+from edgekit.bill.verdict import Verdict
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.machine.types import Machine
 from edgekit.machine.wishes import wished_machine
@@ -23,7 +25,6 @@ from edgekit.plan.choice import at
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import Task, Verdict
 from edgekit.plan.verdict import judge
 
 # Dense, grouped, sliding, latent, hybrid, recurrent, experts, encoder: a few of each class.

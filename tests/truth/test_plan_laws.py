@@ -15,6 +15,7 @@ import pytest
 from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
+from edgekit.bill.task import Variant
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry
@@ -22,7 +23,6 @@ from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.plan.making import find_plan
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.types import Variant
 from edgekit.plan.variants import variants_of
 
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")

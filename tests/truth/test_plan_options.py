@@ -19,6 +19,7 @@ from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, r
 
 from edgekit.asking import llamacpp_options
 from edgekit.asking.bills import CONTEXT
+from edgekit.bill.task import Start
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
@@ -28,7 +29,6 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Start
 from edgekit.plan.variants import at_mixes
 from edgekit.report.commands import ready_commands
 from edgekit.sources.types import ModelFiles

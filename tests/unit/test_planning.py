@@ -13,6 +13,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import rated
 
 from edgekit.bill.decisions import Lever
+from edgekit.bill.task import Start
 from edgekit.bill.types import Load
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
@@ -20,7 +21,6 @@ from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.plan.caches import plain_setup
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
-from edgekit.plan.types import Start
 from edgekit.planning import Wanted, plan_model, recommended, wish_of
 from edgekit.resolver import ResolvedModel, resolve_model
 

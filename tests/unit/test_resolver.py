@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 
+from edgekit.bill.verdict import Verdict
 from edgekit.catalog import find_entry
 from edgekit.cli import main
 from edgekit.engines.llamacpp.verify import binding
@@ -17,7 +18,6 @@ from edgekit.engines.llamacpp.verify.generated import generated_files
 from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
 from edgekit.formats import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight
-from edgekit.plan.types import Verdict
 from edgekit.resolver import automatic, resolve, resolve_model
 from edgekit.sources.types import Origin
 

@@ -10,11 +10,11 @@ import pytest
 from tests.unit.report.verdicts import card
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.bill.verdict import Usage
 from edgekit.engines.budgets import llamacpp_budgets, vllm_budgets
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind
 from edgekit.machine.wishes import wished_machine
 from edgekit.models import model_preflight
-from edgekit.plan.types import Usage
 from edgekit.units import GIB
 from edgekit.web.bars import bars_json
 

@@ -16,7 +16,9 @@ from edgekit.asking.bills import (
     with_quant,
 )
 from edgekit.asking.llamacpp_options import BESIDE_THE_SETUP, COMPANIONS
+from edgekit.bill.task import Job, Start, Task, Variant
 from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.flags import flag_words, typed
@@ -29,14 +31,6 @@ from edgekit.plan.caches import embedding_start
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import reads_at_once
 from edgekit.plan.growth import growth_limits
-from edgekit.plan.types import (
-    Job,
-    Start,
-    Status,
-    Task,
-    Variant,
-    Verdict,
-)
 from edgekit.plan.verdict import judge
 from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill

@@ -25,12 +25,12 @@ from edgekit.units import MIB, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Asking
+    from edgekit.bill.task import Job
     from edgekit.catalog.types import ModelPurpose
     from edgekit.formats.types import Depth
     from edgekit.machine.types import Machine
     from edgekit.plan.planned import Plan
     from edgekit.plan.recommending import Ask
-    from edgekit.plan.types import Job
     from edgekit.planning import Wanted
     from edgekit.report.commands import Command
     from edgekit.resolver import ResolvedModel
@@ -209,7 +209,7 @@ def wanted_of(words: Words, named: ResolvedModel, engine: str, machine: Machine)
     """What a plan for the engine wants of a model. Raises UsageError."""
     from dataclasses import replace
 
-    from edgekit.plan.types import Start
+    from edgekit.bill.task import Start
     from edgekit.planning import Wanted
 
     _, given = planned_engine(words)
@@ -309,7 +309,7 @@ def _job(words: Words) -> Job | None:
     text = words.job
     if text is None:
         return None
-    from edgekit.plan.types import Job
+    from edgekit.bill.task import Job
 
     if words.context is not None:
         raise UsageError("give a context or a job, not both: the job sets the context")

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgekit.bill.task import Job
 from edgekit.cli import NobodyReadsError, show
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import reach_of
@@ -31,7 +32,6 @@ from edgekit.cli.running import (
 )
 from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
 from edgekit.errors import ContextTooLargeError, TextError, UsageError
-from edgekit.plan.types import Job
 
 if TYPE_CHECKING:
     from edgekit.engines.sampling import Sampling

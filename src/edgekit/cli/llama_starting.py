@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Job
 from edgekit.bill.types import Load
 from edgekit.cli.running import Judged, ModelWeights, Notices, judge_order, refuse_or_warn
 from edgekit.engines.llamacpp.run.client import Client
@@ -20,7 +21,6 @@ from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.run.watching import Watch
 from edgekit.engines.llamacpp.verify.types import ComparedRow
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
-from edgekit.plan.types import Job
 from edgekit.plan.visible_cards import visible_cards
 from edgekit.report.run_text import beside_text, verdict_text
 from edgekit.runtime.remembering import remember_rows

@@ -14,6 +14,7 @@ from edgekit.asking.bills import Asked
 from edgekit.asking.checks import Asking, check_opened
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.asking.words import engine_flags, read_max_use, read_reserve
+from edgekit.bill.task import Job
 from edgekit.catalog.naming import split_quant
 from edgekit.catalog.types import ModelPurpose
 from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
@@ -27,7 +28,6 @@ from edgekit.machine import detect
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.making import check_users
-from edgekit.plan.types import Job
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check import Check
 from edgekit.report.check_text import check_text

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit.bill.task import Job
 from edgekit.cli.running import Judged, Notices, judge_order, refuse_or_warn
 from edgekit.errors import MissingExtraError
 from edgekit.machine.monitor import Monitor
-from edgekit.plan.types import Job
 from edgekit.report.run_text import verdict_text
 
 if TYPE_CHECKING:

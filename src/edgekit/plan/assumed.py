@@ -11,6 +11,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.assumed import AssumedModel, assumed_estimate
+from edgekit.bill.task import Bill
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
@@ -18,7 +19,6 @@ from edgekit.engines.llamacpp.placement import place
 from edgekit.errors import EdgekitError, RefusedError
 from edgekit.machine.types import HOST, Pool
 from edgekit.model.types import Attention, Model
-from edgekit.plan.types import Bill
 from edgekit.units import format_count
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same

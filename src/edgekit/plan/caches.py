@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import CacheChoice, Start, Task
 from edgekit.bill.types import Load
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.types import default_setup
 from edgekit.errors import RefusedError
 from edgekit.plan.placement import first_way
-from edgekit.plan.types import Start, Task
 
 # Of the keys a little more is needed than of the values. With other pairs than equal ones CUDA and Metal as they are
 # released have no flash attention kernel, and would compute on the processor: fattn.cu @ 0c1e570.
@@ -24,29 +24,14 @@ VLLM_TYPES = ("auto", "fp8")
 FP8_CAPABILITY = (8, 9)  # Ada and later compute in fp8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheChoice:
-    """One way to keep the cache. `place` 0 is the engine's own, 1 the next smaller one."""
-
-    name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
-    place: int
-    flags: str  # how the engine is told
-    asked: bool = False  # the caller settled it
-    load: Mapping[str, Any] = field(default_factory=dict)
-    setup: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_eight_bit(self) -> bool:
-        return self.name in {"q8_0", "8 bit", "fp8"}
-
-    def of(self, question: Task) -> Task:
-        """The question, asked with this cache."""
-        changed = replace(question, load=replace(question.load, **self.load))
-        if not self.setup:
-            return changed
-        changed = with_setup(changed, **self.setup)
-        settled = changed.start.settled | self.setup.keys()
-        return replace(changed, start=replace(changed.start, settled=settled))
+def with_cache(task: Task, choice: CacheChoice) -> Task:
+    """The task with this cache."""
+    changed = replace(task, load=replace(task.load, **choice.load))
+    if not choice.setup:
+        return changed
+    changed = with_setup(changed, **choice.setup)
+    settled = changed.start.settled | choice.setup.keys()
+    return replace(changed, start=replace(changed.start, settled=settled))
 
 
 def cache_choices(question: Task) -> tuple[CacheChoice, ...]:

@@ -6,28 +6,26 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from edgekit.bill.task import CacheChoice, Start, Task, Variant
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import (
+    ASSUMED_FULL_PERCENT,
+    Change,
+    ChangeKind,
+    Speed,
+    Usage,
+    Verdict,
+)
 from edgekit.engines import FROM_GGUF
 from edgekit.engines.budgets import devices_for
 from edgekit.errors import EdgekitError
 from edgekit.machine.gpu_limit import raised_limit
 from edgekit.machine.types import HOST, HostMemory, Machine, together_bytes
 from edgekit.model.types import Model
-from edgekit.plan.caches import CacheChoice, cache_choices, plain_setup, with_setup
+from edgekit.plan.caches import cache_choices, plain_setup, with_cache, with_setup
 from edgekit.plan.choice import READING_TOKENS_PER_S, at, choose
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import PLACED, ways_of
-from edgekit.plan.types import (
-    ASSUMED_FULL_PERCENT,
-    Change,
-    ChangeKind,
-    Speed,
-    Start,
-    Task,
-    Usage,
-    Variant,
-    Verdict,
-)
 from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
 
@@ -113,7 +111,7 @@ def _cache(question: Task, result: Verdict) -> Iterator[Change]:
     for choice in cache_choices(question)[1:]:
         if choice.name == result.cache:
             continue
-        found = _judged(choice.of(_with_weights(question, result)))
+        found = _judged(with_cache(_with_weights(question, result), choice))
         if found is None or found.max_context < result.max_context * WORTHWHILE:
             continue
         yield Change(

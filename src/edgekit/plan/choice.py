@@ -11,18 +11,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgekit.bill.task import CacheChoice, Placements, Task, Variant
 from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.verdict import Status, Weighed
 from edgekit.engines.budgets import devices_for
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
-from edgekit.plan.caches import CacheChoice, cache_choices, with_setup
+from edgekit.plan.caches import cache_choices, with_cache, with_setup
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import SHARED_OUT, ways_of, whole_ways
-from edgekit.plan.types import Placements, Status, Task, Variant, Weighed
 from edgekit.units import GIB, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
@@ -211,7 +212,7 @@ class _Search:
     def _ladder(self, variant: Variant, cache: CacheChoice, *, on_host: bool) -> Ladder:
         key = (variant.name, cache.name, on_host)
         if key not in self._ladders:
-            question = cache.of(at(self.question, variant))
+            question = with_cache(at(self.question, variant), cache)
             ways = ways_of(question) if on_host else whole(question)
             self._ladders[key] = Ladder(question, ways)
         return self._ladders[key]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgekit.bill.task import Job
 from edgekit.errors import UsageError
-from edgekit.plan.types import Job
 
 DEFAULT_TOKENS = 32_768  # SPEC A4: the context to start from when none is asked for
 EMBEDDING_TOKENS = 8_192  # ... of an embedding model

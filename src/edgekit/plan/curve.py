@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from edgekit.bill.task import Bill, CacheChoice, Placement, Start, Task
+from edgekit.bill.verdict import Usage
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import Budget
-from edgekit.plan.caches import CacheChoice, cache_choices
+from edgekit.plan.caches import cache_choices, with_cache
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Bill, Placement, Start, Task, Usage
 
 POINTS = 32  # of a curve; between them a bill is as good as straight
 
@@ -67,7 +68,7 @@ def _fittings(question: Task, way: Placement) -> Iterator[tuple[CacheChoice, Fit
     for base, choice in _choices(question, plain):
         own = {} if choice.asked else _engine_caches(question.engine)
         setup = replace(way.setup, **{**own, **choice.setup})
-        asked = replace(choice.of(base), start=Start(setup=setup))
+        asked = replace(with_cache(base, choice), start=Start(setup=setup))
         fitting = Fitting(asked, replace(way, setup=setup, may_resplit=False))
         try:
             fitting.price(fitting.least)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.bill.types import Component, Load
+from edgekit.bill.verdict import Verdict
 from edgekit.engines import FROM_GGUF, engine_named
 from edgekit.engines.llamacpp.as_gguf import converted
 from edgekit.errors import EdgekitError
-from edgekit.plan.types import Verdict
 
 
 def download_bytes(result: Verdict) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.bill.task import Task
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
@@ -18,7 +19,6 @@ from edgekit.plan.caches import with_setup
 from edgekit.plan.choice import Candidate, whole
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Drafter, Wish
-from edgekit.plan.types import Task
 from edgekit.units import format_bytes
 
 DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once

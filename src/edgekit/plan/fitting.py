@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
+from edgekit.bill.task import Bill, Placement, Task
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.bill.usage import covered_bytes, for_bill
+from edgekit.bill.verdict import ASSUMED_FULL_PERCENT, Status, Usage, Weighed, fullness
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.context import MAX_TOKENS
 from edgekit.errors import CancelledError, RefusedError, UsageError
@@ -24,16 +26,6 @@ from edgekit.plan.context import (
     longest,
 )
 from edgekit.plan.split import neighbours, pinned, resplit
-from edgekit.plan.types import (
-    ASSUMED_FULL_PERCENT,
-    Bill,
-    Placement,
-    Status,
-    Task,
-    Usage,
-    Weighed,
-    fullness,
-)
 from edgekit.units import format_bytes
 
 TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division

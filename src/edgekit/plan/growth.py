@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgekit.bill.types import Component, MemoryLine
+from edgekit.bill.verdict import Verdict
 from edgekit.machine.types import HOST
-from edgekit.plan.types import Verdict
 from edgekit.units import MIB
 
 LEAST_PROMPTS_MIB = 64

@@ -7,13 +7,13 @@ from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
+from edgekit.bill.task import Placements, Task
 from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.errors import RefusedError
 from edgekit.machine.types import gpu_budgets, together_bytes
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import finer_ways
-from edgekit.plan.types import Placements, Task
 
 SHORT = 8  # so few ways are tried one by one
 # Several cards that hold something together need not hold it each: whole layers move from one to the next.

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.bill.task import Task
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.errors import UsageError
 from edgekit.model.types import Model
 from edgekit.plan.changes import changes
@@ -17,7 +19,6 @@ from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import PLACED
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.sharing import decide_sequences
-from edgekit.plan.types import Change, ChangeKind, Task, Verdict
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from edgekit import __version__
 from edgekit.basis import Basis
+from edgekit.bill.task import Task
 from edgekit.bill.types import Component
+from edgekit.bill.verdict import Speed, Weighed
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.engines.speed import READING, Reading, host_pace
@@ -17,7 +19,6 @@ from edgekit.machine.measured import Pace
 from edgekit.machine.types import Device, Machine
 from edgekit.plan.placement import BACKENDS
 from edgekit.plan.speed import MeasuredRatio, expected_speed
-from edgekit.plan.types import Speed, Task, Weighed
 from edgekit.units import MIB
 
 USUAL_FILL_TOKENS = 4096  # in the window at the slow end: a long conversation

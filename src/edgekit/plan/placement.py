@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
+from edgekit.bill.task import Placement, Placements, Task
 from edgekit.engines.budgets import (
     check_runs,
     devices_for,
@@ -21,7 +22,6 @@ from edgekit.machine.apple import longest_buffer_bytes
 from edgekit.machine.calibration import device_key
 from edgekit.machine.types import Device, Machine, Vendor
 from edgekit.model.types import Model
-from edgekit.plan.types import Placement, Placements, Task
 from edgekit.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:

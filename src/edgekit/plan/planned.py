@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgekit.bill.decisions import Decision, Lever
+from edgekit.bill.task import CacheChoice, Job, Start, Variant
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Change, Speed, Verdict
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model
-from edgekit.plan.caches import CacheChoice
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.types import Change, Job, Speed, Start, Variant, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from edgekit.bill.task import GOOD_ACCURACY, Job, Start
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.budgets import check_runs
 from edgekit.engines.entries import open_entry
@@ -22,7 +24,6 @@ from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import is_minor, rank_of, root_of, version_of
 from edgekit.plan.room import room_bytes
-from edgekit.plan.types import COMFORTABLE_PERCENT, GOOD_ACCURACY, Job, Start
 from edgekit.plan.variants import accuracy_of, variants_of
 
 SHOWN = 5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.bill.decisions import Decision, Lever
+from edgekit.bill.task import Placements, Task
 from edgekit.errors import RefusedError
 from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Wish
-from edgekit.plan.types import Placements, Task
 
 MOST_USERS = 256  # vLLM's own limit on cards of usual size; nobody asks llama.cpp or MLX for more
 

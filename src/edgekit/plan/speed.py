@@ -11,6 +11,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.verdict import Speed
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.speed import (
     CROSSING_S,
@@ -30,7 +31,6 @@ from edgekit.engines.speed import (
 from edgekit.machine.types import Device, Machine, PoolKind
 from edgekit.model.types import Model
 from edgekit.plan.touched import SequenceWork, Touched, one_token
-from edgekit.plan.types import Speed
 from edgekit.plan.working import attention_flops
 from edgekit.units import format_bytes
 

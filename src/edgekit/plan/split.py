@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from edgekit.bill.task import Placement
 from edgekit.bill.types import Component, MemoryEstimate
+from edgekit.bill.verdict import Usage
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.types import SplitMode
 from edgekit.machine.types import Budget, PoolKind, pool_of
 from edgekit.model.types import Model
-from edgekit.plan.types import Placement, Usage
 
 STEPS = 24  # of halving: to a ten-millionth of a card
 DIVIDED = ", divided "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from edgekit.bill.task import Variant
 from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
@@ -14,7 +15,6 @@ from edgekit.formats import read_quantization
 from edgekit.formats.mixes import mix_by_name
 from edgekit.model.types import Model
 from edgekit.plan.choice import USUAL_ACCURACY, as_named
-from edgekit.plan.types import Variant
 from edgekit.sources.naming import SHORT_MIXES
 from edgekit.sources.types import Container
 

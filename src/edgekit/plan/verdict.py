@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.bill.task import Bill, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
@@ -17,7 +19,6 @@ from edgekit.plan.ladder import Ladder
 from edgekit.plan.pace import pace, steady_pace
 from edgekit.plan.placement import ways_of
 from edgekit.plan.split import pinned
-from edgekit.plan.types import Bill, Task, Verdict
 
 _ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
 # Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from edgekit.bill.task import Placement
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.types import SplitMode
 from edgekit.machine.types import Machine, Vendor
-from edgekit.plan.types import Placement
 
 # NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.wishes import IDLE
 from edgekit.plan.download import download_bytes
-from edgekit.plan.types import Change, ChangeKind, Verdict
 from edgekit.report.bars import Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.headline import embeds, headline

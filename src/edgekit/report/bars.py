@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.verdict import Status, Usage, Verdict
 from edgekit.machine.types import HOST
-from edgekit.plan.types import Status, Usage, Verdict
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edgekit.bill.verdict import Change, Verdict
 from edgekit.errors import EdgekitError
-from edgekit.plan.types import Change, Verdict
 from edgekit.report.bill import Bill
 from edgekit.report.commands.types import Command
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from edgekit.bill.verdict import Change, Speed, Usage
 from edgekit.plan.download import download_bytes
-from edgekit.plan.types import Change, Speed, Usage
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_table import counts

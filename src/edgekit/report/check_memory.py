@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgekit.bill.verdict import Status, Verdict
 from edgekit.machine.types import HOST, PoolKind
-from edgekit.plan.types import Status, Verdict
 from edgekit.report.bars import PARTS, RAM, Glyphs, Memory, bar, memories
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names, sizes_words

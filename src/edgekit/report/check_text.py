@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.plan.types import Verdict
+from edgekit.bill.verdict import Verdict
 from edgekit.report.answer_lines import (
     MORE,
     assumed_of,

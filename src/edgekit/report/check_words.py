@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from edgekit.bill.verdict import COMFORTABLE_PERCENT, Status, Usage, Verdict
 from edgekit.machine.types import Device, PoolKind
-from edgekit.plan.types import COMFORTABLE_PERCENT, Status, Usage, Verdict
 from edgekit.units import GIB, MIB
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}

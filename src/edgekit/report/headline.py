@@ -5,10 +5,10 @@ Every command, the page and the Python examples show this sentence, so that they
 
 from __future__ import annotations
 
+from edgekit.bill.verdict import Usage, Verdict
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.machine.types import together_bytes
 from edgekit.plan.choice import unchecked_bytes
-from edgekit.plan.types import Usage, Verdict
 from edgekit.plan.verdict import is_too_short
 from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (

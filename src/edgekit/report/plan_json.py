@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.decisions import Decision
+from edgekit.bill.task import Variant
+from edgekit.bill.verdict import Verdict
 from edgekit.engines import rules_version
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Variant, Verdict
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
 from edgekit.report.commands.llamacpp import draft_words

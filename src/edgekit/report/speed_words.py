@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgekit.plan.types import Speed
+from edgekit.bill.verdict import Speed
 
 LEAST_TOKENS_PER_S = 0.05  # shown as less than 0.1
 

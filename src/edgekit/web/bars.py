@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit.bill.types import Component, MemoryEstimate
+from edgekit.bill.verdict import Usage
 from edgekit.machine.types import Budget
-from edgekit.plan.types import Usage
 from edgekit.report.check_json import use_json
 from edgekit.report.check_words import budget_names, share_words
 

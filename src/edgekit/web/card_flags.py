@@ -7,6 +7,7 @@ from typing import Any
 
 from edgekit.asking.llamacpp_options import settled
 from edgekit.asking.words import LLAMACPP
+from edgekit.bill.task import Placement, Task
 from edgekit.engines.flags import typed
 from edgekit.machine.types import Device
 from edgekit.plan.choice import at
@@ -14,7 +15,6 @@ from edgekit.plan.making import question_of
 from edgekit.plan.placement import first_way
 from edgekit.plan.planned import Plan
 from edgekit.plan.split import pinned
-from edgekit.plan.types import Placement, Task
 
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:

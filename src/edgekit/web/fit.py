@@ -11,18 +11,19 @@ from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
 from edgekit.asking.checks import Asking, asked_question, for_model, start_commands
 from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
+from edgekit.bill.task import CacheChoice, Placement, Task, Variant
+from edgekit.bill.verdict import Status, Verdict, Weighed
 from edgekit.engines.flags import flag_words, read_flags, typed
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.machine.devices import find_device
 from edgekit.machine.types import Device
 from edgekit.model.open import Opened
-from edgekit.plan.caches import CacheChoice, cache_name
+from edgekit.plan.caches import cache_name
 from edgekit.plan.choice import AS_NAMED, NOTHING, Candidate, as_named
 from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import first_way
-from edgekit.plan.types import Placement, Status, Task, Variant, Verdict, Weighed
 from edgekit.plan.verdict import result_for
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS

@@ -9,10 +9,10 @@ import pytest
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component
+from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError
 from edgekit.models import can_load, model_preflight
-from edgekit.plan.types import Verdict
 from edgekit.units import GIB
 
 NAME = "13B at Q5_K_M"

@@ -10,13 +10,13 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, default_setup
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine
-from edgekit.plan.caches import cache_choices, pair_name, plain_setup, with_setup
-from edgekit.plan.types import Start, Task
+from edgekit.plan.caches import cache_choices, pair_name, plain_setup, with_cache, with_setup
 
 Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
 
@@ -58,7 +58,7 @@ def bytes_a_token(choice_of: Task) -> float:
 
 def test_every_next_one_takes_less() -> None:
     asked = question()
-    sizes = [bytes_a_token(one.of(asked)) for one in cache_choices(asked)]
+    sizes = [bytes_a_token(with_cache(asked, one)) for one in cache_choices(asked)]
     # a block of 32: 34 bytes at q8_0, 24 at q5_1, 18 at q4_0
     assert sizes == [512, 4 * (34 + 34), 4 * (34 + 24), 4 * (34 + 18), 4 * (18 + 18)]
 
@@ -66,7 +66,7 @@ def test_every_next_one_takes_less() -> None:
 def test_the_engines_own_says_nothing() -> None:
     first = cache_choices(question())[0]
     assert (first.load, first.setup) == ({}, {})
-    assert first.of(question()) == question()
+    assert with_cache(question(), first) == question()
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_the_caller_settled_stays(load: Load, expected: list[str]) -> None:
     asked = question(load=load)
     assert names(asked) == expected
     for choice in cache_choices(asked):
-        kept = choice.of(asked).load
+        kept = with_cache(asked, choice).load
         assert load.cache_k in {None, kept.cache_k}
         assert load.cache_v in {None, kept.cache_v}
 
@@ -93,7 +93,7 @@ def test_on_a_card_the_other_side_is_kept_alike(load: Load) -> None:
     asked = question(machine=cards(24), load=load)
     (only,) = cache_choices(asked)
     assert (only.name, only.asked) == ("q8_0", True)
-    kept = only.of(asked).load
+    kept = with_cache(asked, only).load
     assert (kept.cache_k, kept.cache_v) == (Q8, Q8)
 
 
@@ -137,7 +137,7 @@ def test_how_the_engine_is_told(engine: str, name: str, flags: str) -> None:
 
 
 def test_mlx_packs_from_the_first_token() -> None:
-    asked = cache_choices(question("mlx"))[1].of(question("mlx"))
+    asked = with_cache(question("mlx"), cache_choices(question("mlx"))[1])
     assert (asked.start.setup.kv_bits, asked.start.setup.quantized_kv_start) == (8, 0)
 
 

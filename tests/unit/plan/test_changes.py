@@ -12,14 +12,15 @@ from tests.unit.plan.test_verdict import ask, of_config, recorded
 from tests.unit.plan.wishes import any_mix, rated
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.catalog import find_entry
 from edgekit.engines.entries import open_entry
 from edgekit.machine.types import HostMemory
 from edgekit.machine.wishes import wished_machine
 from edgekit.plan.changes import changes
 from edgekit.plan.making import question_of
-from edgekit.plan.types import Change, ChangeKind, Start, Task, Verdict
 from edgekit.plan.variants import variants_of
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size

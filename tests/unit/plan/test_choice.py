@@ -11,7 +11,9 @@ from tests.unit.plan.test_verdict import of_config
 from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, default_setup
 from edgekit.errors import UsageError
@@ -21,7 +23,6 @@ from edgekit.plan.caches import cache_choices, embedding_start
 from edgekit.plan.choice import choose, reads_at_once
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.planned import Wish
-from edgekit.plan.types import Job, Start, Status, Task, Verdict
 from edgekit.plan.variants import at_mixes
 from edgekit.plan.verdict import judge
 from edgekit.report.headline import headline

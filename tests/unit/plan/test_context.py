@@ -9,10 +9,10 @@ from tests.recorded import engine_models
 
 from edgekit.bill.cache_types import F16, F32
 from edgekit.bill.plain import plain_cache_bytes
+from edgekit.bill.task import Job
 from edgekit.errors import UsageError
 from edgekit.model.types import ModelGeometry
 from edgekit.plan.context import LOOK_AHEAD, budget_window, job_window, longest, recommended_context
-from edgekit.plan.types import Job
 from edgekit.units import GIB, MIB
 
 

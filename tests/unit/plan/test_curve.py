@@ -13,6 +13,7 @@ from tests.unit.plan.test_verdict import per_token
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.bill.usage import covered_bytes
 from edgekit.engines import engine_named
@@ -20,7 +21,6 @@ from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.plan.curve import POINTS, Curve, curves, plan_curves
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Start, Task
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 

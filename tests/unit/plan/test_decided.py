@@ -9,11 +9,12 @@ from tests.recorded import engine_models
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu
 
+from edgekit.bill.task import Task
+from edgekit.bill.verdict import Verdict
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.types import Task, Verdict
 from edgekit.plan.verdict import is_decided, judge
 
 MODELS = [

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.plan.machines import cards
 from tests.unit.plan.wishes import MOE, one_file, rated
 
+from edgekit.bill.task import Placement
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -18,7 +19,6 @@ from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import finer_ways, ways_of
 from edgekit.plan.planned import Plan
 from edgekit.plan.touched import one_token
-from edgekit.plan.types import Placement
 from edgekit.report.commands import ready_commands
 from edgekit.report.headline import headline
 

@@ -24,7 +24,9 @@ from tests.unit.plan.wishes import (
 )
 
 from edgekit.bill.decisions import Lever
+from edgekit.bill.task import Start
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import ChangeKind
 from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
@@ -32,7 +34,6 @@ from edgekit.machine.types import PoolKind
 from edgekit.plan.changes import changes
 from edgekit.plan.making import find_plan, make_plan, question_of
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import ChangeKind, Start
 from edgekit.plan.verdict import judge
 
 LAYERS = 62 + 1  # gemma-3-27b, and the output behind them

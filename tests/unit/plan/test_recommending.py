@@ -11,6 +11,7 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import is_within, rated
 
+from edgekit.bill.verdict import ChangeKind
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.errors import HardwareError
@@ -28,7 +29,6 @@ from edgekit.plan.recommending import (
     recommend,
     wish_for,
 )
-from edgekit.plan.types import ChangeKind
 
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b", "smollm3-3b")  # fmt: skip
 CARD = rated(cards(24), card=1000)

@@ -14,6 +14,7 @@ from tests.unit.plan.machines import cards, cpu
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Speed
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
 from edgekit.engines.mlx.estimate import estimate as mlx_estimate
@@ -27,7 +28,6 @@ from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.speed import MeasuredRatio, calibrate, expected_speed
 from edgekit.plan.touched import one_token
-from edgekit.plan.types import Speed
 
 GB = 10**9
 

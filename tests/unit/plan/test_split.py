@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 from tests.unit.plan.machines import cards
 
+from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.machine.types import HOST, Budget, pool_of
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.placement import first_way
 from edgekit.plan.split import pinned, resplit
-from edgekit.plan.types import Placement, Task
 
 
 def way(*rooms: int, split: tuple[float, ...] = ()) -> Placement:

@@ -17,7 +17,9 @@ from tests.recorded import engine_models
 from tests.unit.plan.machines import cards, cpu, host, mac
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import ChangeKind, Status
 from edgekit.embed.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.engines.budgets import (
     STREAM_PROCESS_BYTES,
@@ -33,7 +35,6 @@ from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.making import check_planned
 from edgekit.plan.placement import ways_of
-from edgekit.plan.types import ChangeKind, Job, Start, Status, Task
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 

@@ -11,7 +11,9 @@ from tests.recorded import config_header, engine_models, rows
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.bill.cache_types import cache_type
+from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.verdict import Status, Usage
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import HardwareError
@@ -20,7 +22,6 @@ from edgekit.machine.wishes import wished_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.placement import engine_on
-from edgekit.plan.types import Job, Start, Status, Task, Usage
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 

@@ -9,13 +9,13 @@ from tests.recorded import config_header, engine_models
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.report.verdicts import QWEN
 
+from edgekit.bill.task import Start, Task, Variant
 from edgekit.bill.types import Load
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.caches import cache_choices, plain_setup
 from edgekit.plan.planned import Drafter, Plan, Wish
-from edgekit.plan.types import Start, Task, Variant
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 

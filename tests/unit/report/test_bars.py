@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.unit.report.verdicts import recorded
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, HOST, Budget
-from edgekit.plan.types import Status, Usage
 from edgekit.report.bars import (
     ASCII,
     BLOCKS,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.report.verdicts import LINES, RECORDED, TOO_LARGE, made, recorded
 
+from edgekit.bill.verdict import Speed
 from edgekit.errors import NotFoundError
-from edgekit.plan.types import Speed
 from edgekit.report.check import Unanswered
 from edgekit.report.check_json import check_json, checks_json, unanswered_json
 from edgekit.units import GIB

@@ -21,8 +21,8 @@ from tests.unit.report.verdicts import (
 )
 
 from edgekit.bill.types import Component
+from edgekit.bill.verdict import ChangeKind, Speed
 from edgekit.machine.types import MemoryLimit
-from edgekit.plan.types import ChangeKind, Speed
 from edgekit.preflight import TENSORS_NOT_CHECKED
 from edgekit.report.bars import ASCII, BLOCKS
 from edgekit.report.check import Check

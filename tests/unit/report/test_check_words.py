@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.verdicts import card
 
+from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, Budget
-from edgekit.plan.types import Status, Usage
 from edgekit.report.check_words import (
     card_names,
     context_words,

@@ -19,11 +19,12 @@ from tests.unit.report.verdicts import (
     recorded,
 )
 
+from edgekit.bill.task import Placement, Variant
 from edgekit.bill.types import Component, Load
+from edgekit.bill.verdict import Speed, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.machine.types import DEVICE, HOST, System
-from edgekit.plan.types import Placement, Speed, Variant, Verdict
 from edgekit.report.headline import concurrency, headline
 from edgekit.units import GIB
 

@@ -11,7 +11,9 @@ from tests.recorded import config_header, engine_models
 
 from edgekit.asking.bills import OPTIONS
 from edgekit.basis import Basis
+from edgekit.bill.task import Placement, Start, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.verdict import Change, ChangeKind, Status, Usage, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.budgets import llamacpp_budgets
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
@@ -29,16 +31,6 @@ from edgekit.machine.types import (
 )
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.types import (
-    Change,
-    ChangeKind,
-    Placement,
-    Start,
-    Status,
-    Task,
-    Usage,
-    Verdict,
-)
 from edgekit.plan.verdict import judge
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check

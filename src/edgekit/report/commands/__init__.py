@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from edgekit.report.commands.types import Command, Planned
 
 if TYPE_CHECKING:
+    from edgekit.bill.task import Placement
+    from edgekit.bill.verdict import Verdict
     from edgekit.plan.planned import Plan
-    from edgekit.plan.types import Placement, Verdict
     from edgekit.sources.types import ModelFiles
 
 __all__ = ["Command", "commands_of", "ready_commands"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from edgekit.bill.verdict import Status
 from edgekit.engines.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, SplitMode
 from edgekit.machine.types import HOST
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.planned import Plan
-from edgekit.plan.types import Status
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Command, Planned
 from edgekit.report.model_words import (

@@ -1,0 +1,129 @@
+"""What is asked of an engine on a machine, and the choices that can be made for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.machine.types import Budget, Device, Machine
+from edgekit.model.types import Model
+
+GOOD_ACCURACY = 400  # in hundredths of a bit per weight
+Bill = Callable[[Load, Any], MemoryEstimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A known piece of work."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How an engine would be started, and the budgets it is then held against."""
+
+    setup: Any = field(repr=False)
+    budgets: tuple[Budget, ...]
+    because: str  # where the model lies, in words
+    cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
+    may_resplit: bool = False  # layers may be divided otherwise among several cards
+    whole: bool = False  # nothing of it that could lie on a device lies elsewhere
+    by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
+
+
+Placements = tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One quantisation of a model: a file that exists, or one that could be made."""
+
+    name: str  # "Q4_K_M", "4 bit", "as stored"
+    model: Model = field(repr=False)
+    accuracy: int  # in hundredths of a bit per weight
+    changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
+    reference: str = ""  # what to ask for; "": it has to be made, or found
+
+    @property
+    def is_good(self) -> bool:
+        """About four bits and more: below, answers get clearly worse."""
+        return self.accuracy >= GOOD_ACCURACY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheChoice:
+    """One way to keep the cache. `place` 0 is the engine's own, 1 the next smaller one."""
+
+    name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
+    place: int
+    flags: str  # how the engine is told
+    asked: bool = False  # the caller settled it
+    load: Mapping[str, Any] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_eight_bit(self) -> bool:
+        return self.name in {"q8_0", "8 bit", "fp8"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The setup that was asked for, and which of its fields the caller has settled."""
+
+    setup: Any = None
+    settled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is asked: which model, on which engine and machine, for which load."""
+
+    model: Model = field(repr=False)
+    variants: tuple[Variant, ...] = field(
+        default=(), repr=False
+    )  # weights to choose from, the most accurate first; empty: the model as it is
+    engine: str
+    machine: Machine
+    load: Load = field(default_factory=Load)
+    start: Start = field(default_factory=Start)
+    bill: Bill | None = field(
+        default=None, repr=False
+    )  # None: the engine's own, of the model alone
+    job: Job | None = None
+    min_context: int | None = None
+    window_budget_bytes: int | None = (
+        None  # SPEC W2: the size of the cache where no context is given
+    )
+    max_use: float | None = None  # SPEC A1: refuse above this share of the usable memory
+    reserve_bytes: int | None = None  # instead of the engine's own reserve
+    own_cache_only: bool = False  # never a smaller cache than the engine's own
+    nodes: int = 1  # machines like this one, joined by Ray (vLLM)
+    in_one_batch: bool = False  # an input is computed at once, up to the whole context
+    alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
+    cancelled: threading.Event | None = field(
+        default=None, repr=False, compare=False
+    )  # set: nobody waits any more
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the engine is to return embeddings."""
+        return getattr(self.start.setup, "embeddings", False) or self.model.geometry.embeds
+
+    def load_of(self, tokens: int) -> Load:
+        """What is asked of the engine for a context of that length."""
+        load = replace(self.load, context_tokens=tokens)
+        if not self.in_one_batch:
+            return load
+        each = load.sequences or 1  # a mean over each needs whole ones
+        whole = -(-tokens // each) * each
+        batch, microbatch = load.batch_tokens, load.microbatch_tokens  # what was said is kept
+        return replace(
+            load,
+            batch_tokens=batch or microbatch or whole,
+            microbatch_tokens=microbatch or batch or whole,
+        )
