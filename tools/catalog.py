@@ -32,7 +32,7 @@ from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.records import record_of
 from edgekit.catalog.runs import runs_of
 from edgekit.catalog.types import Entry, ModelPurpose, Source
-from edgekit.engines import ENGINES, engine_named
+from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.quantize.what_if import at_mix
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -415,7 +415,7 @@ def _checked(
     except EdgekitError as error:
         yield Left(name, str(error))
         return
-    yield Left(name, "; ".join(refused.values())) if len(refused) == len(ENGINES) else entry
+    yield Left(name, "; ".join(refused.values())) if len(refused) == len(engine_names()) else entry
 
 
 def refusals(entry: Entry) -> dict[str, str]:

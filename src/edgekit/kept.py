@@ -60,7 +60,7 @@ def key_of(
 
     Raises UsageError where EDGEKIT_LLAMA_VERSION names no version.
     """
-    version = default_version() if engine == "llama.cpp" else engine_named(engine).VERSION
+    version = default_version() if engine == "llama.cpp" else engine_named(engine).version(None)
     seen = (
         __version__,
         version,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
-from edgekit.engines import ENGINES, engine_name
+from edgekit.engines import engine_name, engine_named, engine_names
 from edgekit.engines.quant_names import with_quant
 from edgekit.engines.row_options import RowOptions
 from edgekit.errors import (
@@ -290,7 +290,7 @@ def _judged(
     own = named.engine(AUTO, machine)
     typed = {name: value for name, value in options.items() if name != "quant"}
     if not _takes(own, typed):  # as on the command line: the engine that has these options
-        return by(next((name for name in ENGINES if _takes(name, typed)), own))
+        return by(next((name for name in engine_names() if _takes(name, typed)), own))
     found, note = automatic(named, machine, by, lambda result: result)
     bill = found.estimate
     return replace(found, estimate=replace(bill, notes=(note, *bill.notes))) if note else found
@@ -368,7 +368,7 @@ def _takes(engine: str, options: Mapping[str, Any]) -> bool:
 
 def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
     """As rows of a batch are read; llama.cpp as llama-server would start it."""
-    rows, read = import_module(f"{ENGINES[engine]}.rows"), RowOptions(options)
+    rows, read = import_module(f"{type(engine_named(engine)).__module__}.rows"), RowOptions(options)
     if engine != "llama.cpp":
         load, setup = rows.read_row(read)
     else:

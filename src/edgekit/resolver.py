@@ -19,7 +19,7 @@ from edgekit.catalog import find_entry, near_ids, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
-from edgekit.engines import FROM_GGUF, engine_for, engine_name, quant_names
+from edgekit.engines import engine_for, engine_name, engine_named, quant_names
 from edgekit.engines.entries import opened
 from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
 from edgekit.engines.quant_names import read_quant, takes
@@ -226,7 +226,7 @@ class ResolvedModel(Resolved[Opened]):
         What is known by its config alone is left to llama.cpp to convert, which says so in the bill.
         """
         model = self.opened(engine)
-        if self.found is not None or engine not in FROM_GGUF:
+        if self.found is not None or not engine_named(engine).loads_gguf:
             return model
         if model.model.header.container is not Container.GGUF:
             return replace(model, mix=self.quant or default_mix(model.model))

@@ -14,6 +14,7 @@ from tests.web.test_api import write_model
 
 from edgekit.asking.words import Words
 from edgekit.catalog.store import save_entry
+from edgekit.engines.model_words import typed_gguf_words
 from edgekit.errors import (
     EdgekitError,
     NotAllowedError,
@@ -23,7 +24,6 @@ from edgekit.errors import (
 )
 from edgekit.model.open import open_model
 from edgekit.plan.entries import entry_of
-from edgekit.report.model_words import typed_gguf_words
 from edgekit.resolver import resolve_model
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model

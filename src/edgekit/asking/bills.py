@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from edgekit.asking import llamacpp_options, mlx_options, stream_options, vllm_options
 from edgekit.engines.flags import COMMON, Flag, read_flags, read_number, whole
+from edgekit.engines.llamacpp import flags as llamacpp_options
+from edgekit.engines.mlx import flags as mlx_options
+from edgekit.engines.native import flags as stream_options
+from edgekit.engines.vllm import flags as vllm_options
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -335,14 +338,14 @@ def told_bill(
     """The estimate with what was asked for, in words, and the command that starts the engine so."""
     import shlex
 
-    from edgekit.engines import rules_version
+    from edgekit.engines import engine_named
     from edgekit.report.bill import Bill
 
     options, files = OPTIONS[engine], opened.files
     return Bill(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
-        version=rules_version(engine, asked[1]),
+        version=engine_named(engine).version(asked[1]),
         asked=options.told(asked[0], estimate),
         notes=tuple(_notes(opened, engine, asked, values, estimate)),
         command=shlex.join(options.command(values, estimate, opened)),

@@ -15,13 +15,14 @@ from edgekit.asking.bills import (
     values_for_users,
     with_quant,
 )
-from edgekit.asking.llamacpp_options import BESIDE_THE_SETUP, COMPANIONS
 from edgekit.bill.task import Job, Start, Task, Variant
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.flags import flag_words, typed
+from edgekit.engines.llamacpp.flags import BESIDE_THE_SETUP, COMPANIONS
+from edgekit.engines.model_words import PLACEHOLDER_DRAFT, draft_words
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
 from edgekit.formats.types import Depth
 from edgekit.machine.types import HOST, Machine
@@ -37,7 +38,6 @@ from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.commands import Command, commands_of
-from edgekit.report.model_words import PLACEHOLDER_DRAFT, draft_words
 from edgekit.report.plan_run import main_command, main_notes
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.sources.folders import is_here

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
-from edgekit.engines import ENGINES, engine_name, engine_named
+from edgekit.engines import engine_name, engine_named
 from edgekit.engines.quant_names import with_quant
 from edgekit.engines.row_options import CONTEXT_OPTIONS, RowOptions, did_you_mean, text
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
@@ -86,7 +86,7 @@ def _check_keys(row: Mapping[str, Any], engine: str | None) -> None:
 
 def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) -> tuple[Any, Any]:
     """A load and a setup; only llama.cpp runs on more than one backend."""
-    rows = import_module(f"{ENGINES[engine]}.rows")
+    rows = import_module(f"{type(engine_named(engine)).__module__}.rows")
     asked = (options, backend) if engine == "llama.cpp" else (options,)
     load, setup = rows.read_row(*asked)
     return load, setup

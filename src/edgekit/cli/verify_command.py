@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking import llamacpp_options
 from edgekit.asking.bills import CONTEXT, QUANT
 from edgekit.cli.engine_flags import add_flags, given_flags
 from edgekit.cli.reach_options import (
@@ -18,6 +17,7 @@ from edgekit.cli.reach_options import (
     seconds,
 )
 from edgekit.engines.flags import COMMON, read_flags
+from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -1,69 +1,62 @@
-"""What each engine allocates. TABLE of engines; each is imported when it is asked for."""
+"""The engines. `LIST` is the only place that names them all: to add one, add its folder and a line here.
+
+Importing this module and the folder of an engine is cheap; an engine imports its rules when it is first asked.
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING
 
-from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.errors import UsageError
-from edgekit.model.types import Model
-from edgekit.sources.types import Container
 
-ENGINES = {
-    "llama.cpp": "edgekit.engines.llamacpp",
-    "vllm": "edgekit.engines.vllm",
-    "mlx": "edgekit.engines.mlx",
-    "stream": "edgekit.engines.native",  # our own: it reads weights from the file as it needs them
-}
-FROM_GGUF = frozenset({"llama.cpp", "stream"})  # those that load such files
-_ALIASES = {
-    "llamacpp": "llama.cpp",
-    "llama-cpp": "llama.cpp",
-    "llama_cpp": "llama.cpp",
-    "gguf": "llama.cpp",
-    "ollama": "llama.cpp",
-    "mlx-lm": "mlx",
-    "mlx_lm": "mlx",
-    "edgekit": "stream",
-    "built-in": "stream",
-    "builtin": "stream",
-    "streaming": "stream",
-}
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engines.protocol import Engine
+    from edgekit.model.types import Model
+
+# In order of preference.
+LIST = (
+    "edgekit.engines.llamacpp",
+    "edgekit.engines.vllm",
+    "edgekit.engines.mlx",
+    "edgekit.engines.native",
+)
 
 
-class Engine(Protocol):
-    """What the module of an engine has."""
+@cache
+def _by_name() -> dict[str, Engine]:
+    found: list[Engine] = [import_module(package).ENGINE for package in LIST]
+    return {engine.name: engine for engine in found}
 
-    NAME: str
-    VERSION: str
 
-    def estimate(self, model: Model, load: Load, setup: Any) -> MemoryEstimate: ...
+def every_engine() -> tuple[Engine, ...]:
+    return tuple(_by_name().values())
+
+
+def engine_names() -> tuple[str, ...]:
+    return tuple(_by_name())
 
 
 def engine_name(name: str) -> str:
-    """The engine's name as the table has it. Raises UsageError."""
-    wanted = name.lower()
-    wanted = _ALIASES.get(wanted, wanted)
-    if wanted not in ENGINES:
-        raise UsageError(
-            f"unknown engine {name[:40]!r}; choose one of {', '.join(ENGINES)}", about="engine"
-        )
-    return wanted
+    """The engine's own name for any spelling of it. Raises UsageError."""
+    return engine_named(name).name
 
 
 def engine_named(name: str) -> Engine:
-    return cast("Engine", import_module(f"{ENGINES[engine_name(name)]}.estimate"))
-
-
-def rules_version(name: str, setup: object) -> str:
-    """The version of the engine that a bill for `setup` is of."""
-    named = getattr(setup, "version_name", None)  # only llama.cpp has rules for several
-    return engine_named(name).VERSION if named is None else str(named)
+    """By its name in any spelling. Raises UsageError."""
+    engines = _by_name()
+    wanted = name.lower()
+    found = engines.get(wanted)
+    if found is None:
+        found = next((one for one in engines.values() if wanted in one.aliases), None)
+    if found is None:
+        raise UsageError(
+            f"unknown engine {name[:40]!r}; choose one of {', '.join(engines)}", about="engine"
+        )
+    return found
 
 
 def engine_for(model: Model) -> str:
     """The engine that a model's files are made for."""
-    if model.header.container is Container.GGUF:
-        return "llama.cpp"
-    return "mlx" if model.header.mlx else "vllm"
+    return next(one.name for one in every_engine() if one.is_made_for(model))

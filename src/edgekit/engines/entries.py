@@ -8,7 +8,7 @@ from functools import lru_cache
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.runs import tensors_of
 from edgekit.catalog.types import Entry
-from edgekit.engines import FROM_GGUF, engine_name
+from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.formats.types import ModelHeader
 from edgekit.model import read_geometry
@@ -31,12 +31,12 @@ def open_entry(entry: Entry, engine: str) -> Model:
 @lru_cache(maxsize=KEPT)
 def opened(entry: Entry, engine: str) -> Opened:
     """The same under the entry's id. The last few are kept, with what engines worked out for them."""
-    wanted = engine_name(engine)
-    if entry.keys and wanted in FROM_GGUF:
+    wanted = engine_named(engine)
+    if entry.keys and wanted.loads_gguf:
         return Opened(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
     if not entry.config:
         raise RefusedError(
-            f"the catalog has only the GGUF header of {entry.id}, which {wanted} cannot "
+            f"the catalog has only the GGUF header of {entry.id}, which {wanted.name} cannot "
             "load: give its safetensors repository or its config.json"
         )
     found = open_config(entry.config, label=entry.id)

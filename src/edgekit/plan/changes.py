@@ -16,7 +16,7 @@ from edgekit.bill.verdict import (
     Usage,
     Verdict,
 )
-from edgekit.engines import FROM_GGUF
+from edgekit.engines import engine_named
 from edgekit.engines.budgets import devices_for
 from edgekit.errors import EdgekitError
 from edgekit.machine.gpu_limit import raised_limit
@@ -337,7 +337,7 @@ def _memory(question: Task, result: Verdict) -> Iterator[Change]:
     lacks_there = (
         HOST in use.budget.pools and not unified
     )  # a larger Mac also keeps more for itself
-    if host is None or not lacks_there or question.engine not in FROM_GGUF:
+    if host is None or not lacks_there or not engine_named(question.engine).loads_gguf:
         return
     needed = _free_for(min((use, *_other_uses(question, result)), key=_free_bytes))
     limit = host.tightest
@@ -360,7 +360,7 @@ def _other_uses(question: Task, result: Verdict) -> Iterator[Usage]:
 
 def _engine(question: Task, _: Verdict) -> Iterator[Change]:
     """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
-    if question.engine in FROM_GGUF or (question.load.sequences or 1) > 1:
+    if engine_named(question.engine).loads_gguf or (question.load.sequences or 1) > 1:
         return
     asked = replace(question, engine="llama.cpp", start=Start(), bill=None, variants=())
     found = _judged(asked)

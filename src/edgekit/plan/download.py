@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgekit.bill.types import Component, Load
 from edgekit.bill.verdict import Verdict
-from edgekit.engines import FROM_GGUF, engine_named
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.as_gguf import converted
 from edgekit.errors import EdgekitError
 
@@ -20,7 +20,7 @@ def download_bytes(result: Verdict) -> int | None:
         return None
     model, setup = result.variant.model, result.way.setup
     own = model.header.file_bytes or model.header.tensor_bytes
-    if result.engine in FROM_GGUF:
+    if engine_named(result.engine).loads_gguf:
         mix = getattr(setup, "mix", None)
         found = None if own and mix is None else converted(model, mix)
         return own if found is None else found.mixed.tensor_bytes

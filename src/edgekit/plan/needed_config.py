@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgekit.bill.types import Load
-from edgekit.engines import ENGINES, engine_named
+from edgekit.engines import engine_named, engine_names
 from edgekit.errors import EdgekitError
 from edgekit.model.open import open_config
 from edgekit.model.types import Model
@@ -67,7 +67,7 @@ def needed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same model to every engine, under every option that was tried. EdgekitError where it is none."""
     watched = _Watched(config)
     model = open_config(watched).model
-    for engine in ENGINES:
+    for engine in engine_names():
         for load, setup in _askings(engine):
             with contextlib.suppress(EdgekitError):
                 engine_named(engine).estimate(_fresh(model), load, setup)

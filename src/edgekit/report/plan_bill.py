@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engines import rules_version
+from edgekit.engines import engine_named
 from edgekit.plan.planned import Plan
 from edgekit.report.bill import Bill
 
@@ -14,7 +14,7 @@ def bill_of(plan: Plan, command: str = "") -> Bill:
     return Bill(
         label=plan.wish.label,
         reference=plan.variant.reference or plan.wish.label,
-        version=rules_version(result.engine, result.way.setup),
+        version=engine_named(result.engine).version(result.way.setup),
         asked=f"{result.context_tokens:,} tokens of context{many}",
         command=command,
         estimate=result.estimate,

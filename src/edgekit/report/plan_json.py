@@ -10,7 +10,7 @@ from edgekit.bill.cache_types import CacheType
 from edgekit.bill.decisions import Decision
 from edgekit.bill.task import Variant
 from edgekit.bill.verdict import Verdict
-from edgekit.engines import rules_version
+from edgekit.engines import engine_named
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
@@ -49,7 +49,10 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "headline": headline(result),
         "status": result.status.value,
         "can_load": plan.fits,
-        "engine": {"name": wish.engine, "version": rules_version(wish.engine, result.way.setup)},
+        "engine": {
+            "name": wish.engine,
+            "version": engine_named(wish.engine).version(result.way.setup),
+        },
         "variant": _variant(plan.variant),
         "context_tokens": plan.context_tokens,
         "context_asked": result.asked,

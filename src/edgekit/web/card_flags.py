@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.asking.llamacpp_options import settled
 from edgekit.asking.words import LLAMACPP
 from edgekit.bill.task import Placement, Task
 from edgekit.engines.flags import typed
+from edgekit.engines.llamacpp.flags import settled
 from edgekit.machine.types import Device
 from edgekit.plan.choice import at
 from edgekit.plan.making import question_of

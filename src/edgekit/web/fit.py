@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
 from edgekit.asking.checks import Asking, asked_question, for_model, start_commands
-from edgekit.asking.llamacpp_options import this_cpu
 from edgekit.asking.words import Words, asking_of
 from edgekit.bill.task import CacheChoice, Placement, Task, Variant
 from edgekit.bill.verdict import Status, Verdict, Weighed
 from edgekit.engines.flags import flag_words, read_flags, typed
+from edgekit.engines.llamacpp.flags import this_cpu
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.machine.devices import find_device
 from edgekit.machine.types import Device

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgekit.asking.bills import Price, biller
 from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.asking.llamacpp_options import COMPANIONS
+from edgekit.engines.llamacpp.flags import COMPANIONS
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model.open import Opened
 from edgekit.resolver import ResolvedModel, resolve_model

@@ -9,7 +9,7 @@ from tests.recorded import engine_models, models
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate
-from edgekit.engines import rules_version
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, read_version
@@ -57,10 +57,10 @@ def test_compute_is_exact_for_the_recorded_builds_alone(backend: Backend) -> Non
 
 
 def test_the_version_that_is_told() -> None:
-    assert rules_version("llama.cpp", SERVER) == "0.5.0-dev (0c1e570)"
-    newest = rules_version("llama.cpp", replace(SERVER, rules=NEWEST))
+    assert engine_named("llama.cpp").version(SERVER) == "0.5.0-dev (0c1e570)"
+    newest = engine_named("llama.cpp").version(replace(SERVER, rules=NEWEST))
     assert newest == llamacpp.VERSION == "0.6.0-dev (b11549)"
-    assert rules_version("vllm", None) == "0.32.0"
+    assert engine_named("vllm").version(None) == "0.32.0"
 
 
 def test_compute_of_a_build_newer_than_the_rules_is_not_exact() -> None:

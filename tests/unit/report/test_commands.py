@@ -12,7 +12,6 @@ import pytest
 from tests.unit.plan.machines import host
 from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
-from edgekit.asking import llamacpp_options
 from edgekit.asking.bills import CONTEXT
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.decisions import Decision, Lever
@@ -20,6 +19,7 @@ from edgekit.bill.types import Load
 from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
 from edgekit.engines.flags import COMMON, read_flags
+from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.mlx.types import Packing, Quantize

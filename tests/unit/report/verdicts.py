@@ -175,7 +175,7 @@ def judged(
     bill = Bill(
         label=model.header.name,
         reference=model.header.name,
-        version=engine_named(engine).VERSION,
+        version=engine_named(engine).version(None),
         asked=told,
         command=f"llama-server -m {model.header.name} -c {result.context_tokens}",
         estimate=result.estimate,

@@ -1,1 +1,40 @@
 """MLX: mlx-lm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.engines.mlx.flags import FLAGS, TITLE
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.mlx.types import MlxSetup
+    from edgekit.model.types import Model
+
+
+class Mlx:
+    """The engine. Its rules are imported when they are first needed."""
+
+    name = "mlx"
+    title = TITLE
+    aliases = ("mlx-lm", "mlx_lm")
+    loads_gguf = False
+    flags = FLAGS
+
+    # --- the bill
+
+    def is_made_for(self, model: Model) -> bool:
+        return model.header.mlx
+
+    def version(self, _setup: MlxSetup | None) -> str:
+        from edgekit.engines.mlx.estimate import VERSION
+
+        return VERSION
+
+    def estimate(self, model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
+        from edgekit.engines.mlx.estimate import estimate
+
+        return estimate(model, load, setup)
+
+
+ENGINE = Mlx()

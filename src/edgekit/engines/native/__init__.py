@@ -1,1 +1,40 @@
 """The built-in engine, which reads weights from the file as it needs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.engines.native.flags import FLAGS, TITLE
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.native.setup import StreamSetup
+    from edgekit.model.types import Model
+
+
+class Native:
+    """The engine. Its rules are imported when they are first needed."""
+
+    name = "stream"
+    title = TITLE
+    aliases = ("edgekit", "built-in", "builtin", "streaming")
+    loads_gguf = True
+    flags = FLAGS
+
+    # --- the bill
+
+    def is_made_for(self, _model: Model) -> bool:
+        return False
+
+    def version(self, _setup: StreamSetup | None) -> str:
+        from edgekit.engines.native.estimate import VERSION
+
+        return VERSION
+
+    def estimate(self, model: Model, load: Load, setup: StreamSetup) -> MemoryEstimate:
+        from edgekit.engines.native.estimate import estimate
+
+        return estimate(model, load, setup)
+
+
+ENGINE = Native()

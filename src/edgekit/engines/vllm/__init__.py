@@ -1,1 +1,41 @@
 """vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgekit.engines.vllm.flags import FLAGS, TITLE
+from edgekit.sources.types import Container
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.vllm.types import VllmSetup
+    from edgekit.model.types import Model
+
+
+class Vllm:
+    """The engine. Its rules are imported when they are first needed."""
+
+    name = "vllm"
+    title = TITLE
+    aliases = ()
+    loads_gguf = False
+    flags = FLAGS
+
+    # --- the bill
+
+    def is_made_for(self, model: Model) -> bool:
+        return model.header.container is not Container.GGUF and not model.header.mlx
+
+    def version(self, _setup: VllmSetup | None) -> str:
+        from edgekit.engines.vllm.estimate import VERSION
+
+        return VERSION
+
+    def estimate(self, model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
+        from edgekit.engines.vllm.estimate import estimate
+
+        return estimate(model, load, setup)
+
+
+ENGINE = Vllm()

@@ -9,19 +9,19 @@ from edgekit.bill.verdict import Status
 from edgekit.engines.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, SplitMode
-from edgekit.machine.types import HOST
-from edgekit.plan.growth import growth_limits
-from edgekit.plan.planned import Plan
-from edgekit.report.commands import cards
-from edgekit.report.commands.types import Command, Planned
-from edgekit.report.model_words import (
+from edgekit.engines.model_words import (
     NO_PROJECTOR,
     TEXT_ONLY,
     GgufSource,
     gguf_source,
     typed_gguf_words,
 )
-from edgekit.report.model_words import draft_words as model_words_of_draft
+from edgekit.engines.model_words import draft_words as model_words_of_draft
+from edgekit.machine.types import HOST
+from edgekit.plan.growth import growth_limits
+from edgekit.plan.planned import Plan
+from edgekit.report.commands import cards
+from edgekit.report.commands.types import Command, Planned
 from edgekit.units import format_bytes
 
 ALL = "all"

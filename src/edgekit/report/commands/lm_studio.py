@@ -12,10 +12,10 @@ from typing import Any
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
+from edgekit.engines.model_words import parsed
 from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import llamacpp, mlx
 from edgekit.report.commands.types import FILE, SETTINGS, Command, Planned
-from edgekit.report.model_words import parsed
 from edgekit.sources.reference import HubModel
 
 MLX_BITS = frozenset({8, 6, 4, 3, 2})

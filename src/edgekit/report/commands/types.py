@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from edgekit.catalog.repositories import original_repository
+from edgekit.engines.model_words import PLACEHOLDER, repository_word
 from edgekit.machine.types import System
 from edgekit.report.lines import printable
-from edgekit.report.model_words import PLACEHOLDER, repository_word
 
 if TYPE_CHECKING:
     from edgekit.plan.planned import Plan

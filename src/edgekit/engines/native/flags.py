@@ -73,7 +73,7 @@ def _weights(kept_bytes: int, streamed_bytes: int) -> str:
 
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
-    from edgekit.report.model_words import own_word
+    from edgekit.engines.model_words import own_word
 
     context = values.get("context") or dict(estimate.facts)["window"]
     kept = values.get("keep")

@@ -107,7 +107,7 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """The length is always said: vLLM would take the model's own, or what fits."""
-    from edgekit.report.model_words import repository_word
+    from edgekit.engines.model_words import repository_word
 
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]

@@ -12,8 +12,8 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.llamacpp.types import Cpu, DeviceSlot, LlamaCppSetup
+    from edgekit.engines.model_words import GgufSource
     from edgekit.model.open import Opened
-    from edgekit.report.model_words import GgufSource
 
 TITLE = "llama.cpp"
 _ON_A_GPU = (
@@ -294,7 +294,7 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
     """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
-    from edgekit.report.model_words import draft_words
+    from edgekit.engines.model_words import draft_words
 
     program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
@@ -317,7 +317,7 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
 def model_source(values: Mapping[str, Any], opened: Opened) -> GgufSource:
     """What llama.cpp calls the model at the quantisation it is billed at."""
     from edgekit.engines.llamacpp.as_gguf import default_mix
-    from edgekit.report.model_words import gguf_source
+    from edgekit.engines.model_words import gguf_source
     from edgekit.sources.types import Container
 
     files = opened.files

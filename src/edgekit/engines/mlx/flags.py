@@ -48,8 +48,8 @@ def told(load: Load, estimate: MemoryEstimate) -> str:
 
 
 def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
-    from edgekit.report.commands.mlx import converted_name
-    from edgekit.report.model_words import repository_word
+    from edgekit.engines.mlx.convert import converted_name
+    from edgekit.engines.model_words import repository_word
 
     new = dict(estimate.facts)["new_tokens"]
     asked = {**values, "max_tokens": new} if new else values
@@ -68,8 +68,8 @@ def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Open
     """What has to be run first, where the weights are billed as they are not stored."""
     import shlex
 
-    from edgekit.report.commands.mlx import convert_words
-    from edgekit.report.model_words import repository_word
+    from edgekit.engines.mlx.convert import convert_words
+    from edgekit.engines.model_words import repository_word
 
     packed = _to_convert(values, estimate)
     if packed is None or _published(packed, opened) is not None:
@@ -92,7 +92,7 @@ def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize
 
 
 def _published(packed: Quantize | None, opened: Opened) -> str | None:
-    from edgekit.report.model_words import published_mlx
+    from edgekit.engines.model_words import published_mlx
 
     own = opened.files is not None and not opened.files.origin.is_remote
     return None if packed is None or own else published_mlx(opened.label, packed)

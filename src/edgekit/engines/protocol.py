@@ -1,0 +1,35 @@
+"""What every engine has. Its folder owns all of it: no other file compares with an engine's name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.flags import Flag
+    from edgekit.model.types import Model
+
+
+class Engine(Protocol):
+    """`ENGINE` of the package of an engine."""
+
+    name: str  # as users type it, and as JSON has it
+    title: str  # as a heading has it
+    aliases: tuple[str, ...]  # other spellings, in lower case
+    loads_gguf: bool
+
+    # --- flags
+
+    @property
+    def flags(self) -> tuple[Flag, ...]: ...
+
+    # --- the bill
+
+    def is_made_for(self, model: Model, /) -> bool:
+        """Whether the model's files are in the format that people make for this engine."""
+
+    def version(self, setup: Any, /) -> str:
+        """Of the engine whose rules a bill for this setup follows."""
+
+    def estimate(self, model: Model, load: Load, setup: Any, /) -> MemoryEstimate:
+        """The bill. Raises RefusedError where the engine would not start."""
