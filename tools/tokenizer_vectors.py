@@ -232,7 +232,7 @@ def _grouped(pre: Mapping[str, list[list[int]]]) -> list[dict[str, Any]]:
 
 def _ask(model: Path) -> list[Answer]:
     """In a process of its own: a server cannot be stopped, only left."""
-    done = subprocess.run(  # noqa: S603 - ourselves
+    done = subprocess.run(
         [sys.executable, __file__, "--child", str(model)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -1,0 +1,238 @@
+"""Compare the speed of two checkouts: one interleaved run, CPU seconds, ratios.
+
+    python benchmarks/house_speed.py --before ../before --after . [--tries 7] [--only check]
+
+Each checkout runs with its own .venv and its own compiled files. Before and after take turns and the minimum counts, so
+that other work on the machine slows both alike: read the ratio (after / before, below 1 is faster), not the seconds.
+Only the user and system time of the child process counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parents[1] / "tests" / "data"
+MACHINE = ("--device", "RTX 4090", "--ram", "64G")
+ROWS = 150  # of each batch
+SLOW_TRIES = 3  # at most, for cases of several seconds
+STEPS, BLOCKS = 25, 4
+
+SLIDER = f"""
+import asyncio, json, time
+from edgekit.web.app import create_app
+from edgekit.web.types import Settings
+
+app = create_app(Settings(network=False, cache=False))
+HEAD = [(b"host", b"127.0.0.1:8421"), (b"content-type", b"application/json")]
+SCOPE = dict(
+    type="http", asgi={{"version": "3.0"}}, http_version="1.1", method="POST", scheme="http",
+    path="/api/v1/fit", raw_path=b"/api/v1/fit", root_path="", query_string=b"", headers=HEAD,
+    client=("127.0.0.1", 50000), server=("127.0.0.1", 8421),
+)
+
+async def step(context):
+    asked = {{"model": "sample:gemma-3-27b", "context": context, "device": ["RTX 4090"], "ram": "64G"}}
+    incoming = iter([{{"type": "http.request", "body": json.dumps(asked).encode(), "more_body": False}}])
+    never = asyncio.Event()
+    status = []
+
+    async def receive():
+        for message in incoming:
+            return message
+        await never.wait()
+
+    async def send(message):
+        status.extend([message["status"]] if "status" in message else [])
+
+    await app(dict(SCOPE), receive, send)
+    assert status == [200], status
+
+async def main():
+    for warm in range(3):
+        await step(4096 + 256 * warm)
+    least = float("inf")
+    for block in range({BLOCKS}):
+        began = time.process_time()
+        for number in range({STEPS}):
+            await step(8192 + 128 * (block * {STEPS} + number))
+        least = min(least, time.process_time() - began)
+    print(least / {STEPS})
+
+asyncio.run(main())
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A checkout with folders of its own for compiled files, caches and data."""
+
+    python: str
+    scratch: Path
+    models: Path
+
+    def environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        return kept | {
+            "PYTHONPYCACHEPREFIX": str(self.scratch / "bytecode"),
+            "EDGEKIT_CACHE": str(self.scratch / "cache"),
+            "EDGEKIT_DATA": str(self.scratch / "data"),
+        }
+
+    def cpu_s(self, *words: str, is_cold: bool = False) -> float:
+        """Of one child process; its answer must be one."""
+        if is_cold:
+            shutil.rmtree(self.scratch / "cache", ignore_errors=True)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.output(*words)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    def output(self, *words: str) -> str:
+        done = subprocess.run(
+            (self.python, *words),
+            env=self.environment(),
+            cwd=self.models,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            sys.exit(f"{' '.join(words)[:200]} ended with {done.returncode}: {done.stderr[-1000:]}")
+        return done.stdout
+
+    def slider_s(self) -> float:
+        """CPU seconds of one step, as the server's own clock has it."""
+        return float(self.output("-c", SLIDER))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kind of work, measured in a checkout."""
+
+    measure: Callable[[Checkout], float]
+    tries: int
+    rows: int = 0  # > 0: shown as rows per second
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compare the speed of two checkouts.")
+    parser.add_argument("--before", type=Path, required=True)
+    parser.add_argument("--after", type=Path, required=True)
+    parser.add_argument("--tries", type=int, default=7)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder, "models")
+        models.mkdir()
+        rows = _write_batch(models)
+        before, after = (
+            Checkout(_python(root), Path(folder, name), models)
+            for name, root in (("before", asked.before), ("after", asked.after))
+        )
+        print("| | before | after | after / before |\n|---|---|---|---|", flush=True)
+        for name, case in _cases(rows, asked.tries).items():
+            if asked.only in name:
+                print(_line(name, case, before, after), flush=True)
+
+
+def _cases(rows: int, tries: int) -> dict[str, Case]:
+    few = min(tries, SLOW_TRIES)
+
+    def edgekit(*words: str, is_cold: bool = False) -> Callable[[Checkout], float]:
+        return lambda checkout: checkout.cpu_s("-m", "edgekit", *words, is_cold=is_cold)
+
+    return {
+        "python -c pass": Case(lambda checkout: checkout.cpu_s("-c", "pass"), tries),
+        "import edgekit": Case(lambda checkout: checkout.cpu_s("-c", "import edgekit"), tries),
+        "import edgekit.models": Case(
+            lambda checkout: checkout.cpu_s("-c", "import edgekit.models"), tries
+        ),
+        "edgekit --help": Case(edgekit("--help"), tries),
+        "check, local header, --device": Case(
+            edgekit("check", _GEMMA, "-c", "8192", *MACHINE), tries
+        ),
+        "check, local header, RAM only": Case(edgekit("check", _GEMMA, "--ram", "64G"), tries),
+        "recommend, cold": Case(edgekit("recommend", *MACHINE, is_cold=True), few),
+        "recommend, warm": Case(edgekit("recommend", *MACHINE), tries),
+        "one step of the slider": Case(Checkout.slider_s, few),
+        f"batch of {rows} rows": Case(edgekit("estimate", "--batch", _BATCH), few, rows),
+    }
+
+
+def _line(name: str, case: Case, before: Checkout, after: Checkout) -> str:
+    """Both take turns; which of them comes first changes from turn to turn."""
+    least = {before: float("inf"), after: float("inf")}
+    for checkout in least:
+        case.measure(checkout)  # compiled files, caches
+    for turn in range(case.tries):
+        for checkout in (before, after) if turn % 2 == 0 else (after, before):
+            least[checkout] = min(least[checkout], case.measure(checkout))
+    shown = [_shown(least[checkout], case.rows) for checkout in (before, after)]
+    return f"| {name} | {shown[0]} | {shown[1]} | {least[after] / least[before]:.2f} |"
+
+
+def _shown(seconds: float, rows: int) -> str:
+    if rows:
+        return f"{rows / seconds:,.0f} rows/s"
+    return f"{seconds * 1000:,.1f} ms" if seconds < 0.1 else f"{seconds:.3f} s"
+
+
+def _python(root: Path) -> str:
+    path = root.resolve() / ".venv" / "bin" / "python"
+    if not path.exists():
+        sys.exit(f"{root} has no .venv: run make setup there")
+    return str(path)
+
+
+_GEMMA = "gemma-3-27b.Q4_K_M.gguf"
+_BATCH = "rows.jsonl"
+
+
+def _write_batch(folder: Path) -> int:
+    """Files with the recorded headers and a hole each, and rows about them. Returns the number of rows."""
+    for model in json.loads(gzip.decompress((DATA / "models.json.gz").read_bytes())):
+        path = DATA / "headers" / model["header_without_vocabulary"]
+        header = gzip.decompress(path.read_bytes())
+        with (folder / f"{model['model']}.{model['quant']}.gguf").open("wb") as file:
+            file.write(header)
+            file.truncate(-(-len(header) // 32) * 32 + model["data_section_bytes"])
+    rows = [row for batch in _batches() for row in batch]
+    (folder / _BATCH).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return len(rows)
+
+
+def _batches() -> Iterator[Iterator[dict[str, Any]]]:
+    for engine, backend, file in (
+        ("llama.cpp", "cpu", "llama_cpp_cpu.jsonl.gz"),
+        ("llama.cpp", "cuda", "llama_cpp_cuda.jsonl.gz"),
+        ("vllm", None, "vllm.jsonl.gz"),
+        ("mlx", None, "mlx.jsonl.gz"),
+    ):
+        recorded = map(json.loads, gzip.decompress((DATA / file).read_bytes()).splitlines())
+        usable = (row for row in recorded if "options" in row)
+        yield map(partial(_row, engine, backend), itertools.islice(usable, ROWS))
+
+
+def _row(engine: str, backend: str | None, row: dict[str, Any]) -> dict[str, Any]:
+    is_config = "config" in row
+    model = {} if is_config else {"model": f"{row['model']}.{row['quant']}.gguf"}
+    config = {"config": row["config"]} if is_config else {}
+    return {"engine": engine, "backend": backend, "options": row["options"], **model, **config}
+
+
+if __name__ == "__main__":
+    main()
