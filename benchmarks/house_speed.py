@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import itertools
 import json
 import os
 import resource
@@ -223,15 +222,18 @@ def _batches() -> Iterator[Iterator[dict[str, Any]]]:
         ("mlx", None, "mlx.jsonl.gz"),
     ):
         recorded = map(json.loads, gzip.decompress((DATA / file).read_bytes()).splitlines())
-        usable = (row for row in recorded if "options" in row)
-        yield map(partial(_row, engine, backend), itertools.islice(usable, ROWS))
+        usable = [row for row in recorded if "options" in row]
+        yield map(partial(_row, engine, backend), usable[:: len(usable) // ROWS][:ROWS])
 
 
 def _row(engine: str, backend: str | None, row: dict[str, Any]) -> dict[str, Any]:
     is_config = "config" in row
     model = {} if is_config else {"model": f"{row['model']}.{row['quant']}.gguf"}
     config = {"config": row["config"]} if is_config else {}
-    return {"engine": engine, "backend": backend, "options": row["options"], **model, **config}
+    options = {
+        key: value for key, value in row["options"].items() if key != "decode"
+    }  # the recorder's own
+    return {"engine": engine, "backend": backend, "options": options, **model, **config}
 
 
 if __name__ == "__main__":
