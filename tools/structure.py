@@ -42,7 +42,7 @@ ENGINES = {  # how code names an engine: names, modules, classes and functions
         r"edgekit\.\w+\.(stream|native)\b|^_?STREAM|^StreamSetup|^_?stream_(options|budgets|ways)"
     ),
 }
-SPELLS_PARAMETERS = 5  # so many of these parameters make a file a place that spells them
+SPELLS_PARAMETERS = 5  # a file with at least 5 of these is a place that spells them
 PARAMETERS = {  # of llama.cpp: its flags, its fields in C and in xllamacpp, and the keys of EdgeKit's REST and Python
     "context": ("-c", "--ctx-size", "n_ctx"),
     "batch": ("-b", "--batch-size", "n_batch"),
