@@ -117,7 +117,7 @@ class _Module:
 
 
 def _is_of_an_engine(dotted: str) -> bool:
-    """edgekit.engine.vllm.types.VllmSetup, but not what all engines share (edgekit.engine.types)."""
+    """edgekit.engines.vllm.types.VllmSetup, but not what all engines share (edgekit.engines.types)."""
     parts = dotted.split(".")
     return len(parts) > 2 and parts[1] in FOLDERS and parts[2] in NAMES
 
