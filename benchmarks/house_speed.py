@@ -33,8 +33,9 @@ STEPS, BLOCKS = 25, 4
 SLIDER = f"""
 import asyncio, json, time
 from edgekit.web.app import create_app
-from edgekit.web.types import Settings
+from edgekit.web import types
 
+Settings = getattr(types, "WebSettings", None) or types.Settings  # its name in older checkouts
 app = create_app(Settings(network=False, cache=False))
 HEAD = [(b"host", b"127.0.0.1:8421"), (b"content-type", b"application/json")]
 SCOPE = dict(

@@ -21,7 +21,7 @@ from edgekit.machine.device_names import Words, words_of
 from edgekit.machine.devices import COLUMNS
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "src" / "edgekit" / "hardware" / "device_data"
+DATA = ROOT / "src" / "edgekit" / "machine" / "device_data"
 TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))
 FROM = "2016"
 

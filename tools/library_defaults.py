@@ -1,4 +1,4 @@
-"""transformers' config classes -> the rows of geometry/library_defaults.py.
+"""transformers' config classes -> the rows of model/library_defaults.py.
 
 Usage: python tools/library_defaults.py (where transformers is installed), and put what it prints between the marks.
 """

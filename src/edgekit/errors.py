@@ -15,9 +15,9 @@ EdgekitError
 │       └── PrivateAddressError  a server on this machine or in a private network, where only public ones may be asked
 ├── HeaderError                  the bytes are not what they claim to be
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
-│   ├── UnknownDtypeError        a tensor type without a row in header/dtype.py
+│   ├── UnknownDtypeError        a tensor type without a row in formats/dtype.py
 │   └── WeightsError             a tensor that is missing, of the wrong shape, or holds no numbers
-├── UnknownArchitectureError     no row in geometry/architectures.py and no standard keys
+├── UnknownArchitectureError     no row in model/architectures.py and no standard keys
 ├── UnknownTokenizerError        a vocabulary without a row in embed/tokenizer
 ├── TextError                    a text that cannot be embedded: empty, too long, no text
 ├── OutputError                  what was made cannot be written

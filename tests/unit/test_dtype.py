@@ -95,7 +95,7 @@ def test_every_id_below_the_newest_is_a_row_or_removed() -> None:
     [(dtype.by_ggml_id, 99), (dtype.by_safetensors, "F5"), (dtype.by_name, "Q9_K")],
 )
 def test_an_unknown_type_names_the_table(look_up: Callable[[Any], object], unknown: object) -> None:
-    with pytest.raises(UnknownDtypeError, match=r"header/dtype\.py"):
+    with pytest.raises(UnknownDtypeError, match=r"formats/dtype\.py"):
         look_up(unknown)
 
 

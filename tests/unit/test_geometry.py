@@ -801,7 +801,7 @@ def test_a_list_of_expert_widths_is_its_widest() -> None:
 def test_unknown_architecture_with_standard_keys_is_assumed() -> None:
     geometry = of_config(model_type="brand_new")
     assert geometry.basis is Basis.ASSUMED
-    assert "geometry/architectures.py" in geometry.because
+    assert "model/architectures.py" in geometry.because
     assert per_token(geometry) == 4 * 2 * 16
 
 

@@ -308,7 +308,7 @@ def test_a_wrong_file_gets_one_sentence(name: str) -> None:
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(("kind", "sentence"), [(31, "was removed"), (99, r"header/dtype\.py")])
+@pytest.mark.parametrize(("kind", "sentence"), [(31, "was removed"), (99, r"formats/dtype\.py")])
 def test_a_tensor_type_without_a_row(kind: int, sentence: str) -> None:
     with pytest.raises(UnknownDtypeError, match=f"tensor 't'.*{sentence}"):
         read(gguf([], [entry("t", [32], kind, 0)]))

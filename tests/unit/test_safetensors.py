@@ -196,7 +196,7 @@ def test_safetensors_itself_refuses_it_too(name: str) -> None:
 
 
 def test_an_unknown_dtype_names_the_tensor_and_the_table() -> None:
-    with pytest.raises(UnknownDtypeError, match=r"tensor 'a': .*'F5'.* header/dtype\.py"):
+    with pytest.raises(UnknownDtypeError, match=r"tensor 'a': .*'F5'.* formats/dtype\.py"):
         read(one(dtype="F5"))
 
 

@@ -72,7 +72,7 @@ def bits_of(mix: str) -> float:
     if (plain := _MLX_BITS.fullmatch(mix)) is not None:
         return effective_bits(int(plain[1]), 64)
     raise UsageError(
-        f"unknown quantisation {mix[:40]!r}: its bits per weight are not in header/mixes.py"
+        f"unknown quantisation {mix[:40]!r}: its bits per weight are not in formats/mixes.py"
     )
 
 

@@ -224,7 +224,7 @@ def _keys(value: Any) -> Mapping[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """As header/gguf.py would have read it: a scalar, or a tuple of them."""
+    """As formats/gguf.py would have read it: a scalar, or a tuple of them."""
     if isinstance(value, list):
         return tuple(_scalar(one) for one in _list(value))
     return _scalar(value)
@@ -239,7 +239,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _config(value: Any) -> Mapping[str, Any]:
-    """Whatever geometry/ takes: it looks at every value itself."""
+    """Whatever model/ takes: it looks at every value itself."""
     return MappingProxyType(_object(value))
 
 

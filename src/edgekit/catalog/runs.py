@@ -1,7 +1,7 @@
 """A tensor directory -> a few lines of text, and back: the blocks of a model are alike.
 
 "blk.*.attn_q.weight 4096x4096 F16 0-35": a name, * for the number of the block; a shape, outermost first; a type of
-header/dtype.py; and the blocks that have it.
+formats/dtype.py; and the blocks that have it.
 """
 
 from __future__ import annotations

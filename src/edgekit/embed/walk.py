@@ -1,6 +1,6 @@
 """The header of a GGUF file -> what an embedder needs of it, through one window of 32 KiB.
 
-The parser is header/'s own. What differs is what is kept: a few keys, the places of the vocabulary's
+The parser is formats/'s own. What differs is what is kept: a few keys, the places of the vocabulary's
 arrays, and the tensors that somebody asked for; in all less than 100 KiB when that is one tensor.
 """
 

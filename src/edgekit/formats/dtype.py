@@ -172,5 +172,5 @@ def by_name(name: str) -> TensorType:
 
 def _unknown(what: str) -> UnknownDtypeError:
     return UnknownDtypeError(
-        f"{what} is unknown to this version of edgekit; upgrade it, or add a row to header/dtype.py"
+        f"{what} is unknown to this version of edgekit; upgrade it, or add a row to formats/dtype.py"
     )

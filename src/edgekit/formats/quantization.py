@@ -2,7 +2,7 @@
 
 Writers differ: MLX has `quantization` and a copy in `quantization_config`, transformers a
 `quant_method`, ModelOpt a `quant_algo` in its own hf_quant_config.json, GPTQ and AWQ tools a file of
-settings. The weights packed this way are counted in header/packing.py.
+settings. The weights packed this way are counted in formats/packing.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
     if row is None:
         raise HeaderError(
             f"unknown quantisation mode {mode!r}: upgrade edgekit, or add it to "
-            "header/quantization.py"
+            "formats/quantization.py"
         )
     if bits < 1 or group_size < 1:
         raise HeaderError(f"invalid quantisation: {bits} bits in groups of {group_size}")

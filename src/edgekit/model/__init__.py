@@ -236,7 +236,7 @@ def _no_recurrence(hyper: Hyper) -> UnknownArchitectureError:
     return UnknownArchitectureError(
         f"{hyper.header.name}: unknown architecture: {hyper.architecture!r} has a kind of "
         "layer that edgekit does not know yet; upgrade edgekit, or add a row to "
-        "geometry/architectures.py"
+        "model/architectures.py"
     )
 
 
@@ -244,7 +244,7 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
     if row is None:
         return Basis.ASSUMED, (
             f"unknown architecture {hyper.architecture!r}: read by its standard keys (no "
-            "row in geometry/architectures.py)"
+            "row in model/architectures.py)"
         )
     if hyper.gguf and hyper.number("mtp_layers") and hyper.header.tensors is None:
         return Basis.MODELLED, (

@@ -57,7 +57,7 @@ def stated(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
         raise HeaderError(
             (
                 f"unknown layer type {unknown[0]!r:.60}: upgrade edgekit, or add it to "
-                "geometry/arrange.py"
+                "model/arrange.py"
             ),
             file=hyper.header.name,
         )

@@ -142,7 +142,7 @@ class Hyper:
         return UnknownArchitectureError(
             f"{self.header.name}: architecture {self.architecture!r} does not state its "
             f"{word} ({self.spelled(word)}). If it uses another key for it, add that key "
-            "to geometry/keys.py"
+            "to model/keys.py"
         )
 
     def named(self, word: str) -> str:

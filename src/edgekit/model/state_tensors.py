@@ -20,7 +20,7 @@ def recurrent(kind: Recurrent, family: TensorFamily) -> Rows:
 def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
     return UnknownArchitectureError(
         f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
-        "rows to geometry/state_tensors.py"
+        "rows to model/state_tensors.py"
     )
 
 

@@ -278,7 +278,7 @@ from functools import partial
 from edgekit.cli import main
 from edgekit.runtime import calibrating
 from edgekit.runtime.calibrating.made_up import Shape
-from edgekit.runtime.calibrating.types import Options
+from edgekit.runtime.calibrating.types import CalibrateOptions
 slow = {replace(QUICK, pace_seconds=60.0)!r}
 calibrating.calibrate = partial(calibrating.calibrate, options=slow)
 sys.exit(main(["calibrate"]))

@@ -133,7 +133,7 @@ def test_errors_are_a_sentence(
 
 @pytest.mark.parametrize(
     ("name", "code", "said"),
-    [("gemma-2-2b", 5, "engine/stream/families.py"), ("mixtral-8x7b", 2, "llama.expert_count")],
+    [("gemma-2-2b", 5, "engines/native/families.py"), ("mixtral-8x7b", 2, "llama.expert_count")],
 )
 def test_models_that_it_does_not_run(
     name: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

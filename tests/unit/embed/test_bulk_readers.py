@@ -341,12 +341,12 @@ def test_a_damaged_parquet_directory_is_read_or_refused(name: str, rows: int) ->
 READ_PARQUET = """
 import sys
 from edgekit.embed.bulk.readers import Fields, open_source
-from edgekit.embed.bulk.types import Place
+from edgekit.embed.bulk.types import ReadPosition
 from edgekit.errors import EdgekitError
 
 try:
     source = open_source(sys.argv[1], form=None, fields=Fields())
-    print(sum(1 for _ in source.rows(Place())))
+    print(sum(1 for _ in source.rows(ReadPosition())))
 except EdgekitError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

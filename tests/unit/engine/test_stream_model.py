@@ -218,7 +218,7 @@ def test_an_unknown_tensor_is_not_passed_over() -> None:
 def test_another_family_names_the_table_and_the_other_engine(name: str) -> None:
     with pytest.raises(
         UnknownArchitectureError,
-        match=r"use engine llama.cpp, or add a row to engine/stream/families.py",
+        match=r"use engine llama.cpp, or add a row to engines/native/families.py",
     ):
         estimate(recorded(name), Load(), SETUP)
 

@@ -78,7 +78,7 @@ def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:
         raise UnknownArchitectureError(
             f"{model.header.name}: mlx-lm supports {file.name!r}, but edgekit does not "
             "know its layers yet: upgrade edgekit, or add a row to "
-            "geometry/architectures.py"
+            "model/architectures.py"
         )
     return _Known(
         file=file,

@@ -1,7 +1,7 @@
 """A plan -> its bill. Each line is one allocation, or as many as there are layers, and EXACT.
 
 The word before the colon names the array; interpreter, libraries, vocabulary and the threads' stacks are no arrays of
-the engine: they are the reserve that a budget sets aside (hardware/budgets.py).
+the engine: they are the reserve that a budget sets aside (engines/budgets.py).
 """
 
 from __future__ import annotations

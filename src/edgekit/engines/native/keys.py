@@ -132,7 +132,7 @@ class Keys:
             if changes or (name.startswith(_WATCHED) and name not in understood):
                 raise self.error(
                     f"key {quoted(key)} ({quoted(value)}) needs something that "
-                    f"{self.use.engine} does not support (engine/stream/keys.py); engine "
+                    f"{self.use.engine} does not support (engines/native/keys.py); engine "
                     "llama.cpp may"
                 )
 

@@ -208,7 +208,7 @@ def _check_all(
     if unknown:
         raise WeightsError(
             f"tensors that {use.engine} does not know, so its results would be wrong: "
-            f"{_list(unknown)} (engine/stream/families.py); engine llama.cpp may know them",
+            f"{_list(unknown)} (engines/native/families.py); engine llama.cpp may know them",
             file=file,
         )
     for prefix, rules, shelf in shelves:

@@ -31,7 +31,7 @@ def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> NativeRope:
         raise keys.error(
             f"rope scaling {quoted(scaling)} is not supported by {keys.use.engine} (only "
             "none, linear and yarn): use engine llama.cpp, or add it to "
-            "engine/stream/rope.py"
+            "engines/native/rope.py"
         )
     factor = keys.number(
         "rope.scaling.factor", otherwise=keys.number("rope.scale_linear", otherwise=0)
@@ -61,7 +61,7 @@ def read_local_rope(keys: Keys) -> NativeRope:
     if keys.get("rope.scaling.type") == "yarn":
         raise keys.error(
             f"yarn in sliding-window layers is not supported by {keys.use.engine}: use "
-            "engine llama.cpp, or add it to engine/stream/rope.py"
+            "engine llama.cpp, or add it to engines/native/rope.py"
         )
     base = _base(keys, "rope.freq_base_swa")
     magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)

@@ -1,7 +1,7 @@
 """Expected tensors -> how a GGUF at F16 would hold them: names, shapes, and which stay at F32.
 
 Names are those of llama-arch.cpp, the types those of conversion/base.py (prepare_tensors), llama.cpp @ 0c1e570. What
-single families name or fuse otherwise is in their rows of geometry/tensor_rows.py.
+single families name or fuse otherwise is in their rows of model/tensor_rows.py.
 """
 
 from __future__ import annotations
