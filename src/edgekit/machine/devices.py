@@ -7,9 +7,9 @@ first use, and a row of kept.tsv stands for the one of the same name that was co
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from edgekit.basis import Basis
@@ -122,7 +122,7 @@ def find_device(text: str) -> KnownDevice:
     Raises UsageError with names that are near when none is meant, or several of different size.
     """
     wanted = words_of(text)
-    index = _index()
+    index = _index(wanted)
     named = (
         _made(text, index.by_name.get(wanted, ()))
         or _made(text, index.by_other.get(wanted, ()))
@@ -144,7 +144,7 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | 
     it, the answer is the smallest, with a bandwidth only where all sizes have the same.
     """
     wanted = words_of(name)
-    index = _index()
+    index = _index(wanted)
     known = (*index.by_name.get(wanted, ()), *index.by_other.get(wanted, ()))
     named = _once(_made(name, known))
     if not named:
@@ -179,11 +179,24 @@ def listed_devices() -> tuple[KnownDevice, ...]:
 
 @cache
 def all_devices() -> tuple[KnownDevice, ...]:
-    found: dict[str, KnownDevice] = {}
+    return _devices(())
+
+
+def _devices(words: Words) -> tuple[KnownDevice, ...]:
+    """Those whose rows contain all these words: a row that does not has no such name."""
+    parts = [word for word in words if word != "laptop"]  # also written mobile and notebook
+    known: set[str] = set()
+    found: list[KnownDevice] = []
     for file in FILES:
-        for device in _read(file):
-            found.setdefault(device.name, device)
-    return tuple(found.values())
+        for line in _lines(file):
+            is_wanted = all(part in line.lower() for part in parts)
+            row = dict(zip(COLUMNS, line.split("\t"), strict=True))
+            for size in row["size_gb"].split(","):
+                name = row["name"].format(size)
+                if is_wanted and name not in known:
+                    found.append(_device(row, int(size)))
+                known.add(name)
+    return tuple(found)
 
 
 class _Index(NamedTuple):
@@ -191,10 +204,11 @@ class _Index(NamedTuple):
     by_other: dict[Words, tuple[KnownDevice, ...]]  # without its size, with it, by another name
 
 
-@cache
-def _index() -> _Index:
+@lru_cache(maxsize=64)
+def _index(words: Words) -> _Index:
+    """Of the devices that may be meant by these words."""
     index = _Index({}, {})
-    for device in all_devices():
+    for device in _devices(words):
         _enter(index.by_name, words_of(device.name), device)
         for other in (device.model, *device.also):
             words = words_of(other)
@@ -252,14 +266,12 @@ def _near(text: str, wanted: Words) -> str:
     return f"did you mean {', '.join(names[:SHOWN])}?"
 
 
-def _read(file: str) -> Iterator[KnownDevice]:
+@cache
+def _lines(file: str) -> tuple[str, ...]:
     from pkgutil import get_data  # importlib.resources would take longer than all the rest
 
     text = get_data("edgekit.machine", f"device_data/{file}") or b""
-    for line in text.decode().splitlines()[1:]:
-        row = dict(zip(COLUMNS, line.split("\t"), strict=True))
-        for size in row["size_gb"].split(","):
-            yield _device(row, int(size))
+    return tuple(text.decode().splitlines()[1:])
 
 
 @cache

@@ -55,7 +55,7 @@ def check_row(device: KnownDevice) -> None:
     assert device.basis is (Basis.ASSUMED if assumed else known)
     if device.bandwidth_bytes_per_s is not None:
         assert 17 * GB_S <= device.bandwidth_bytes_per_s <= 8000 * GB_S
-    assert find_device(device.name) is find_device(device.id) is device
+    assert find_device(device.name) is find_device(device.id) == device
     assert (device.vendor is Vendor.APPLE) >= (device.kind is DeviceKind.MAC)
 
 
