@@ -1,4 +1,4 @@
-"""Ask EdgeKit some 450 questions and record the answers under tests/golden.
+"""Ask EdgeKit some 700 questions and record the answers under tests/golden.
 
     python tools/goldens.py               # record all answers
     python tools/goldens.py --only check  # record the groups whose name begins with "check"
@@ -15,8 +15,10 @@ import contextlib
 import dataclasses
 import difflib
 import enum
+import inspect
 import io
 import json
+import logging
 import os
 import platform
 import re
@@ -26,6 +28,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -149,6 +152,13 @@ def same_everywhere() -> Iterator[str]:
         stack.enter_context(mock.patch.object(sys, "platform", "linux"))
         for name in ("getaddrinfo", "create_connection"):
             stack.enter_context(mock.patch.object(socket, name, _no_network))
+        for path, text in asked.FILES.items():
+            file = Path(home, path)
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text, encoding="utf-8", newline="\n")
+        # The cards of a page are then made in a thread of this process instead of in one that has none of the above.
+        stack.enter_context(mock.patch.object(BaseProcess, "start", side_effect=OSError))
+        stack.enter_context(mock.patch.object(logging, "lastResort", logging.NullHandler()))
         stack.enter_context(contextlib.chdir(home))
         yield home
 
@@ -197,7 +207,29 @@ def _rest(path: str, fields: asked.Fields | None) -> Question:
 
 def _call(verb: str, path: str, fields: asked.Fields | None) -> str:
     status, answer = response_of(verb, path, fields)
+    if path == "openapi.json":
+        answer = _calls(answer)
+    elif path == "devices":
+        answer["devices"] = [one["name"] for one in answer["devices"]]
     return f"status {status}\n{_json_text(answer)}"
+
+
+def _calls(openapi: Any) -> Any:
+    """The fields of every call, and the type of every field."""
+    calls: dict[str, list[str]] = {}
+    types: dict[str, Any] = {}
+    for path, verbs in openapi["paths"].items():
+        for verb, call in verbs.items():
+            body = call.get("requestBody", {}).get("content", {}).get("application/json", {})
+            name = body.get("schema", {}).get("$ref", "").rpartition("/")[2]
+            sent = openapi["components"]["schemas"].get(name, {}).get("properties", {})
+            fields = sent | {one["name"]: one["schema"] for one in call.get("parameters", ())}
+            if verb == "get" or "get" not in verbs:  # the same fields as those of the post
+                calls[f"{'/'.join(verbs)} {path}"] = list(fields)
+            for key, schema in fields.items():
+                hidden = {"title", "description"}
+                types[key] = {name: one for name, one in schema.items() if name not in hidden}
+    return {"calls": calls, "types": types}
 
 
 def response_of(
@@ -246,12 +278,38 @@ def response_of(
     finally:
         app.state.edgekit.close()
     status = next(one["status"] for one in sent if one["type"] == "http.response.start")
-    return status, json.loads(b"".join(one.get("body", b"") for one in sent))
+    body = b"".join(one.get("body", b"") for one in sent)
+    return status, _events(body) if body.startswith(b"id: ") else json.loads(body)
+
+
+def _events(body: bytes) -> list[Any]:
+    """The data of each event of a stream; of a page's cards, the first one in full."""
+    found = [json.loads(line[6:]) for line in body.splitlines() if line.startswith(b"data: ")]
+    for card in found[2:-1]:
+        needed = [bar["required_bytes"] for bar in card.pop("bars", ())]
+        named = ("id", "told", "worth", "speed", "flags")
+        card |= {"speed": (card.get("speed") or {}).get("typical"), "bytes": needed}
+        for key in card.keys() - {*named, "bytes"}:
+            del card[key]
+    return found
 
 
 def _python(name: str, arguments: asked.Fields) -> Question:
     words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
     return Question(title=f"{name}({words})", ask=lambda: _value(name, arguments))
+
+
+def _public(name: str) -> Question:
+    def ask() -> str:
+        from edgekit import models
+
+        found = getattr(models, name)
+        if inspect.isfunction(found):
+            return f"{inspect.signature(found)}\n"
+        own = set(dir(found)) - set(dir(Exception))
+        return _json_text(sorted(one for one in own if not one.startswith("_")))
+
+    return Question(title=f"edgekit.models.{name}", ask=ask)
 
 
 def _value(name: str, arguments: asked.Fields) -> str:
@@ -361,6 +419,7 @@ GROUPS = (
     _commands("usage", asked.USAGE, by_argparse=True),
     Group(name="rest", questions=tuple(_rest(*one) for one in asked.REST)),
     Group(name="python", questions=tuple(_python(*one) for one in asked.PYTHON)),
+    Group(name="public", questions=tuple(_public(one) for one in asked.PUBLIC)),
 )
 
 
