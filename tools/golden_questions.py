@@ -162,6 +162,27 @@ CHECK_TEXT = (
     "./tiny --ram 2G",
     "./tiny --engine mlx --device m2-16",
     './tiny --engine vllm --device "RTX 4060"',
+    "./tiny --device m2-16",
+    './tiny --device "RTX 4060"',
+    "./packed --device m2-16",
+    "./packed --ram 2G",
+    'qwen3-embedding-8b --engine vllm --device "RTX 4090"',
+    'qwen3-14b --engine vllm --device "RTX 4090" -c 64k',
+    "qwen3-8b --engine mlx --device m2-16 -c 64k",
+    "qwen3-8b --engine stream --ram 2G -c 32k",
+    "qwen3-8b --engine stream --ram 600M",
+    "qwen3-8b --engine stream --ram 4G -c 32k -ctk q8_0 -ctv q8_0",
+    "qwen3-8b --engine stream --ram 1G --max-use 80%",
+    './large --device "RTX 4060" --ram 32G',
+    "./large --device m2-16 --max-use 50%",
+    './large --engine mlx --device "M2 8GB"',
+    "./large --engine vllm --vram 8G",
+    "./large --vram 4G",
+    "sample:gemma-3-27b --ram 16G",
+    "sample:gemma-3-27b --vram 12G",
+    "sample:gemma-3-27b --vram 12G --ram 8G -np 2 -c 8k",
+    'llama-3.1-70b --engine vllm --device "2x H100" --users 4 -c 64k',
+    "llama-3.1-70b --engine mlx --device m4-max-64 --users 4 -c 64k",
 )
 
 PLAN_TEXT = (
@@ -408,6 +429,15 @@ ESTIMATE = (
     "estimate Llama-13B --assume --engine mlx -c 8k",
     "estimate Llama-13B --assume --engine vllm -c 8k",
     "estimate --batch rows.jsonl",
+    "estimate qwen3-8b --engine vllm -c 8k --vram 24G",
+    'estimate llama-3.1-70b --engine vllm -c 8k --device "2x RTX 3090"',
+    'estimate qwen3-8b -c 8k --device "RX 7900 XTX" -ngl all',
+    "estimate qwen3-8b --engine mlx -c 8k --device m2-16",
+    "estimate qwen3-8b --engine mlx -c 8k --users 2",
+    "estimate ./packed -c 4k",
+    "estimate Llama-13B --assume --engine mlx --json",
+    "estimate qwen3-8b -c 8k --quant fp8",
+    "estimate qwen3-8b -c 8k --quant 4bit",
 )
 
 INSPECT = (
@@ -615,6 +645,15 @@ ERRORS = (
     "web --port banana",
     "catalog add missing.gguf --offline",
     'hardware --device "RTX 4090" --ram banana --json',
+    "check qwen3-8b --engine stream --ram 16G --reserve 1G",
+    "check nomic-embed-text-v1.5 --engine mlx --device m2-16",
+    "check qwen3-embedding-8b --engine mlx --device m2-16",
+    'check ./packed --engine vllm --device "RTX 4060"',
+    "compare qwen3-8b --engine vllm --ram 16G",
+    "compare qwen3-8b --engine mlx --vram 24G",
+    "check qwen3-8b --ram 16G --users 300",
+    "check qwen3-8b --engine mlx --device m2-16 --users 5000",
+    'plan qwen3-8b --engine vllm --device "RTX 4090" --users 0',
 )
 
 # What argparse answers: its own words differ from one Python to the next.
@@ -871,7 +910,18 @@ _TINY: Fields = {
     "torch_dtype": "bfloat16",
     "vocab_size": 32000,
 }
+_LARGE: Fields = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+}
+_PACKED = '{"__metadata__":{"format":"mlx"},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
 FILES = {
+    "packed/config.json": json.dumps(_TINY | {"quantization": {"group_size": 64, "bits": 4}}),
+    "packed/model.safetensors": f"{chr(len(_PACKED))}{chr(0) * 7}{_PACKED}",
     "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _ROWS),
+    "large/config.json": json.dumps(_TINY | _LARGE),
     "tiny/config.json": json.dumps(_TINY),
 }
