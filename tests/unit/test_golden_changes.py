@@ -1,0 +1,124 @@
+"""Small changes to the code, made on purpose: the recorded answers must notice each of them.
+
+Every change is made in a process of its own, because caches would keep what was computed with it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pkgutil
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from tools.goldens import GROUPS, difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """Where something is changed and how, and a question whose answer depends on it."""
+
+    target: str
+    change: Callable[[Any], Any]
+    question: str
+
+
+def respelled(flags: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The flags of llama.cpp, with --n-gpu-layers before -ngl: the first name is the one that is printed."""
+    return tuple(
+        one._replace(names=one.names[::-1]) if "-ngl" in one.names else one for one in flags
+    )
+
+
+PLANTED = {
+    "one byte more for llama.cpp": Planted(
+        target="edgekit.engine.llamacpp.runtime.CUDA_CONTEXT_BYTES",
+        change=lambda count: count + 1,
+        question='edgekit check llama-3.1-8b --device "RTX 4060" --ram 32G -c 8k --json',
+    ),
+    "one byte more for MLX": Planted(
+        target="edgekit.engine.mlx.compute.PROCESS_BYTES",
+        change=lambda count: count + 1,
+        question="edgekit check qwen3-8b --engine mlx --device m2-16 -c 32k --kv-bits 8 --json",
+    ),
+    "one byte more for each graph of vLLM": Planted(
+        target="edgekit.engine.vllm.budget.GRAPH_BYTES",
+        change=lambda count: count + 1,
+        question='edgekit check qwen3-8b --engine vllm --device "RTX 4090" -c 32k --json',
+    ),
+    "one byte more for the built-in engine": Planted(
+        target="edgekit.hardware.budgets.STREAM_PROCESS_BYTES",
+        change=lambda count: count + 1,
+        question="edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json",
+    ),
+    "a larger reserve": Planted(
+        target="edgekit.hardware.budgets.LLAMACPP_RESERVE_BYTES",
+        change=lambda count: count + 2**28,
+        question="edgekit check qwen3-8b --ram 16G",
+    ),
+    "another speed": Planted(
+        target="edgekit.hardware.throughput.DESKTOP_BYTES_PER_S",
+        change=lambda slow_and_fast: (slow_and_fast[0] * 1.01, slow_and_fast[1]),
+        question="edgekit check qwen3-8b --ram 16G --json",
+    ),
+    "another cache before the usual one": Planted(
+        target="edgekit.plan.caches.EQUAL_PAIRS",
+        change=lambda pairs: (pairs[0], pairs[2], pairs[1]),
+        question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k',
+    ),
+    "another cache of vLLM": Planted(
+        target="edgekit.plan.caches.VLLM_TYPES",
+        change=lambda names: names[::-1],
+        question='edgekit check qwen3-8b --engine vllm --device "RTX 4090"',
+    ),
+    "another limit of comfortable": Planted(
+        target="edgekit.plan.types.COMFORTABLE_PERCENT",
+        change=lambda _: 60,
+        question="edgekit check qwen3-8b --ram 16G",
+    ),
+    "another spelling of a flag": Planted(
+        target="edgekit.asking.llamacpp_options.FLAGS",
+        change=respelled,
+        question="edgekit estimate qwen3-30b-a3b -c 32k -ngl all -ncmoe 20 --json",
+    ),
+    "a lost note": Planted(
+        target="edgekit.asking.bills.model_notes",
+        change=lambda _: lambda *_, **__: (),
+        question="edgekit estimate sample:gemma-3-27b -c 8k -ngl all",
+    ),
+    "a word less in a note": Planted(
+        target="edgekit.engine.mlx.NOT_QUANTISED",
+        change=lambda text: text.replace("computed ", ""),
+        question="edgekit estimate qwen3-8b --engine mlx -c 8k --explain",
+    ),
+    "another exit code": Planted(
+        target="edgekit.errors.UsageError.exit_code",
+        change=lambda code: code + 1,
+        question="edgekit check qwen3-8b --ram banana",
+    ),
+    "a public attribute that is rounded": Planted(
+        target="edgekit.plan.types.PreflightResult.utilization",
+        change=lambda before: property(lambda self: round(before.fget(self), 9)),
+        question="model_preflight(model_id='qwen3-8b', ram='16G')",
+    ),
+}
+
+
+def noticed(name: str) -> str:
+    """How the answer to the question differs from the recorded one, once the change is made."""
+    planted = PLANTED[name]
+    group, question = next(
+        (group, one) for group in GROUPS for one in group.questions if one.title == planted.question
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planted.target, planted.change(pkgutil.resolve_name(planted.target)))
+        answers = group.answers([question])
+    return difference({question.title: group.recorded()[question.title]}, answers)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_change_is_noticed(name: str) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        assert alone.submit(noticed, name).result()
