@@ -625,7 +625,6 @@ ERRORS = (
     "estimate --batch missing.jsonl",
     "estimate Llama --assume",
     "inspect ./tiny --quant Q4_K_M",
-    "verify missing.gguf",
     "verify missing.gguf --json -ctk q9",
     "run missing.gguf -p Hello",
     "run qwen3-8b -p Hello --engine vllm --offline",

@@ -1,4 +1,4 @@
-"""Ask EdgeKit some 700 questions and record the answers under tests/golden.
+"""Ask EdgeKit some 800 questions and record the answers under tests/golden.
 
     python tools/goldens.py               # record all answers
     python tools/goldens.py --only check  # record the groups whose name begins with "check"

@@ -56,9 +56,7 @@ def block_after(text: str, start: int) -> str:
     raise ValueError("unbalanced braces")
 
 
-def statements(  # noqa: PLR0912, PLR0915 - one scanner, read from top to bottom
-    text: str, around: tuple[str, ...] = ()
-) -> Iterator[Statement]:
+def statements(text: str, around: tuple[str, ...] = ()) -> Iterator[Statement]:
     """Every statement with the conditions and loops around it."""
     at, before = 0, ""
     control = re.compile(r"(if|for|while|else if|else|switch|try|catch)\b\s*")
