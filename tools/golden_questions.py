@@ -183,6 +183,12 @@ CHECK_TEXT = (
     "sample:gemma-3-27b --vram 12G --ram 8G -np 2 -c 8k",
     'llama-3.1-70b --engine vllm --device "2x H100" --users 4 -c 64k',
     "llama-3.1-70b --engine mlx --device m4-max-64 --users 4 -c 64k",
+    'qwen3-8b --engine vllm --device "RTX 4090" --enforce-eager',
+    'qwen3-14b --engine vllm --device "RTX 4090,RTX 3090" -c 8k',
+    'qwen3-8b --engine vllm --device "RTX 3060,RTX 4090" -tp 1 -c 8k',
+    'Llama-13B-Q5_K_M --engine vllm --device "2x RTX 4090" --offline',
+    "Llama-13B-Q5_K_M --engine mlx --device m4-max-64 --offline",
+    "./converted --device m2-16",
 )
 
 PLAN_TEXT = (
@@ -653,6 +659,7 @@ ERRORS = (
     "check qwen3-8b --ram 16G --users 300",
     "check qwen3-8b --engine mlx --device m2-16 --users 5000",
     'plan qwen3-8b --engine vllm --device "RTX 4090" --users 0',
+    "check Llama-13B-Q5_K_M --engine stream --ram 16G --offline",
 )
 
 # What argparse answers: its own words differ from one Python to the next.
@@ -916,10 +923,14 @@ _LARGE: Fields = {
     "num_hidden_layers": 32,
     "num_key_value_heads": 8,
 }
-_PACKED = '{"__metadata__":{"format":"mlx"},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+_AFFINE = {"quant_method": "mlx", "group_size": 64, "bits": 4}
+_TENSORS = '{"__metadata__":{"format":"mlx"},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
+_SAFETENSORS = f"{chr(len(_TENSORS))}{chr(0) * 7}{_TENSORS}"
 FILES = {
-    "packed/config.json": json.dumps(_TINY | {"quantization": {"group_size": 64, "bits": 4}}),
-    "packed/model.safetensors": f"{chr(len(_PACKED))}{chr(0) * 7}{_PACKED}",
+    "converted/config.json": json.dumps(_TINY),
+    "converted/model.safetensors": _SAFETENSORS,
+    "packed/config.json": json.dumps(_TINY | {"quantization": _AFFINE}),
+    "packed/model.safetensors": _SAFETENSORS,
     "rows.jsonl": "".join(f"{json.dumps(row)}\n" for row in _ROWS),
     "large/config.json": json.dumps(_TINY | _LARGE),
     "tiny/config.json": json.dumps(_TINY),
