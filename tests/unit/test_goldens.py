@@ -10,7 +10,7 @@ AGAIN = (
     "\nAnswers differ from tests/golden. Where that is meant, record them again with"
     " `python tools/goldens.py`, and read every changed answer before you commit it."
 )
-# The questions of `make test`: those that together run the most branches in 20 seconds. `make test-all` asks all.
+# The questions of `make test`: those that together take the most branches for their time. `make test-all` asks all.
 SAMPLE = (GOLDEN / "sample.list").read_text(encoding="utf-8").splitlines()
 
 
