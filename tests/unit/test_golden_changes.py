@@ -34,32 +34,32 @@ def respelled(flags: tuple[Any, ...]) -> tuple[Any, ...]:
 
 PLANTED = {
     "one byte more for llama.cpp": Planted(
-        target="edgekit.engine.llamacpp.runtime.CUDA_CONTEXT_BYTES",
+        target="edgekit.engines.llamacpp.runtime.CUDA_CONTEXT_BYTES",
         change=lambda count: count + 1,
         question='edgekit check llama-3.1-8b --device "RTX 4060" --ram 32G -c 8k --json',
     ),
     "one byte more for MLX": Planted(
-        target="edgekit.engine.mlx.compute.PROCESS_BYTES",
+        target="edgekit.engines.mlx.compute.PROCESS_BYTES",
         change=lambda count: count + 1,
         question="edgekit check qwen3-8b --engine mlx --device m2-16 -c 32k --kv-bits 8 --json",
     ),
     "one byte more for each graph of vLLM": Planted(
-        target="edgekit.engine.vllm.budget.GRAPH_BYTES",
+        target="edgekit.engines.vllm.budget.GRAPH_BYTES",
         change=lambda count: count + 1,
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090" -c 32k --json',
     ),
     "one byte more for the built-in engine": Planted(
-        target="edgekit.hardware.budgets.STREAM_PROCESS_BYTES",
+        target="edgekit.engines.budgets.STREAM_PROCESS_BYTES",
         change=lambda count: count + 1,
         question="edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json",
     ),
     "a larger reserve": Planted(
-        target="edgekit.hardware.budgets.LLAMACPP_RESERVE_BYTES",
+        target="edgekit.engines.budgets.LLAMACPP_RESERVE_BYTES",
         change=lambda count: count + 2**28,
         question="edgekit check qwen3-8b --ram 16G",
     ),
     "another speed": Planted(
-        target="edgekit.hardware.throughput.DESKTOP_BYTES_PER_S",
+        target="edgekit.engines.speed.DESKTOP_BYTES_PER_S",
         change=lambda slow_and_fast: (slow_and_fast[0] * 1.01, slow_and_fast[1]),
         question="edgekit check qwen3-8b --ram 16G --json",
     ),
@@ -74,12 +74,12 @@ PLANTED = {
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090"',
     ),
     "another limit of comfortable": Planted(
-        target="edgekit.plan.types.COMFORTABLE_PERCENT",
+        target="edgekit.bill.verdict.COMFORTABLE_PERCENT",
         change=lambda _: 60,
         question="edgekit check qwen3-8b --ram 16G",
     ),
     "another spelling of a flag": Planted(
-        target="edgekit.asking.llamacpp_options.FLAGS",
+        target="edgekit.engines.llamacpp.flags.FLAGS",
         change=respelled,
         question="edgekit estimate qwen3-30b-a3b -c 32k -ngl all -ncmoe 20 --json",
     ),
@@ -89,7 +89,7 @@ PLANTED = {
         question="edgekit estimate sample:gemma-3-27b -c 8k -ngl all",
     ),
     "a word less in a note": Planted(
-        target="edgekit.engine.mlx.NOT_QUANTISED",
+        target="edgekit.engines.mlx.estimate.NOT_QUANTISED",
         change=lambda text: text.replace("computed ", ""),
         question="edgekit estimate qwen3-8b --engine mlx -c 8k --explain",
     ),
@@ -99,7 +99,7 @@ PLANTED = {
         question="edgekit check qwen3-8b --ram banana",
     ),
     "a public attribute that is rounded": Planted(
-        target="edgekit.plan.types.PreflightResult.utilization",
+        target="edgekit.bill.verdict.Verdict.utilization",
         change=lambda before: property(lambda self: round(before.fget(self), 9)),
         question="model_preflight(model_id='qwen3-8b', ram='16G')",
     ),
