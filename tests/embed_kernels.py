@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.embed.kernels.numpy_kernels import UNPACK
+from edgekit.embed.kernels.types import Kernels
 from edgekit.formats.dtype import TensorType, by_name
 
 KINDS = tuple(UNPACK)

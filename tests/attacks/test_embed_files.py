@@ -36,7 +36,7 @@ from tests.thoroughness import LONG, sampled
 
 from edgekit.embed import file as file_module
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.embed.token_mean import TokenMean, open_token_mean
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import Walked, walk

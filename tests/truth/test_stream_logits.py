@@ -18,7 +18,7 @@ from tests.stream_oracle import centred, llamacpp_logits
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps
 from tests.thoroughness import LONG, sampled
 
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.engines.native.arrays import Floats
 
 pytest.importorskip("xllamacpp")

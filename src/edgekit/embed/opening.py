@@ -19,7 +19,8 @@ from edgekit.embed.budget import PlanLine, budget_for, plan_encoder, rounded_up
 from edgekit.embed.embedder import Embedder, EmbedderParts
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.kernels.choice import choose
+from edgekit.embed.kernels.types import Kernels
 from edgekit.embed.plan import EmbedPlan
 from edgekit.embed.pooling import choose_pooling
 from edgekit.embed.prefixes import prefixes_of

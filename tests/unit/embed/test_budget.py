@@ -20,7 +20,8 @@ from edgekit.basis import Basis
 from edgekit.embed.budget import EncoderPlan, PlanLine, plan_encoder
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import Kernels, choose
+from edgekit.embed.kernels.choice import choose
+from edgekit.embed.kernels.types import Kernels
 from edgekit.embed.types import Limits, Pooling
 from edgekit.embed.walk import Walked, walk
 from edgekit.engines.native.tensors import matrices

@@ -23,8 +23,8 @@ from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.embed.kernels import BlockError, Kernels, choose
-from edgekit.embed.kernels.types import CacheKind, Floats
+from edgekit.embed.kernels.choice import choose
+from edgekit.embed.kernels.types import BlockError, CacheKind, Floats, Kernels
 from edgekit.engines.native import scratch as bill
 from edgekit.formats.dtype import by_name
 

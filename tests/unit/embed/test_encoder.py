@@ -22,7 +22,7 @@ from tests.threads import running, started_since
 from edgekit.embed.budget import EncoderPlan, plan_encoder
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.embed.types import Encoder, Limits, Pooling
 from edgekit.embed.walk import walk
 from edgekit.engines.native.arrays import Floats

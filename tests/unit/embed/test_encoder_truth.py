@@ -14,7 +14,7 @@ from tests.thoroughness import sampled
 from edgekit.embed.budget import plan_encoder
 from edgekit.embed.encoder import open_encoder
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.embed.types import Limits, Pooling
 from edgekit.embed.walk import walk
 from edgekit.engines.native.arrays import Floats

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.embed_kernels import HAVE_NATIVE
 
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.errors import UnknownDtypeError, UsageError
 from edgekit.formats.dtype import by_name
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.embed_kernels import HAVE_NATIVE, KINDS, names, random_blocks, using
 
-from edgekit.embed.kernels import Kernels
+from edgekit.embed.kernels.types import Kernels
 from edgekit.formats.dtype import by_name
 
 KIB = 1024
@@ -67,7 +67,7 @@ def test_a_thread_of_numpy_holds_a_workspace_of_fixed_size() -> None:
 def test_codebooks_are_loaded_only_when_needed() -> None:
     program = """
 import numpy as np
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.embed.kernels.native import held_bytes
 from edgekit.formats.dtype import by_name
 kernels, into = choose("native"), np.empty(256, np.float32)

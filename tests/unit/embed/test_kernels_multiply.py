@@ -18,8 +18,7 @@ from tests.embed_kernels import (
     using,
 )
 
-from edgekit.embed.kernels import BlockError, Kernels
-from edgekit.embed.kernels.types import Floats
+from edgekit.embed.kernels.types import BlockError, Floats, Kernels
 from edgekit.errors import HeaderError
 from edgekit.formats.dtype import by_name
 

@@ -30,7 +30,7 @@ from tests.header_files import (
 )
 
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import KERNELS, choose
+from edgekit.embed.kernels.choice import KERNELS, choose
 from edgekit.embed.token_mean import TokenMean, open_token_mean, token_mean_bytes
 from edgekit.embed.types import Limits
 from edgekit.embed.walk import walk

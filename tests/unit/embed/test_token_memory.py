@@ -28,7 +28,7 @@ import gc, json, sys, tracemalloc
 from pathlib import Path
 import numpy as np
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.machine.monitor import Monitor
 from edgekit.embed.token_mean import TABLE, open_token_mean
 from edgekit.embed.types import Limits

@@ -14,7 +14,7 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import TABLE, cache_type
 from edgekit.bill.plain import plain_cache_bytes
 from edgekit.bill.types import Component, Load, MemoryEstimate
-from edgekit.embed.kernels import KERNELS, choose
+from edgekit.embed.kernels.choice import KERNELS, choose
 from edgekit.embed.kernels.numpy_kernels import UNPACK
 from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.planning import plan_stream

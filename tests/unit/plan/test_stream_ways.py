@@ -70,7 +70,7 @@ LOADED = """
 from pathlib import Path
 import edgekit.cli, edgekit.asking.checks, edgekit.cli.running, edgekit.runtime.stream.engine
 import numpy, tokenizers, psutil
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 choose()
 lines = Path("/proc/self/status").read_text().splitlines()
 print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))

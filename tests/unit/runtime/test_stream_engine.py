@@ -16,7 +16,7 @@ from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 from tests.threads import running, started_since
 
-from edgekit.embed.kernels import KERNELS, choose
+from edgekit.embed.kernels.choice import KERNELS, choose
 from edgekit.errors import (
     CancelledError,
     ContextTooLargeError,

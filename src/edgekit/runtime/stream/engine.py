@@ -19,7 +19,7 @@ from edgekit.embed.encoder.passing import make_worker
 from edgekit.embed.encoder.share import WorkShare
 from edgekit.embed.encoder.weights import EncoderWeights
 from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels import choose
+from edgekit.embed.kernels.choice import choose
 from edgekit.embed.types import Checkpoint, Limits
 from edgekit.embed.walk import walk
 from edgekit.engines.native.arrays import Floats

@@ -12,7 +12,8 @@ from operator import mul
 from edgekit.engines.llamacpp.graph.capacity import check_capacity, graph_capacity
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, value, variable
-from edgekit.engines.llamacpp.graph.families import GraphFamily, family_of
+from edgekit.engines.llamacpp.graph.families import family_of
+from edgekit.engines.llamacpp.graph.families.family import GraphFamily
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphOptions, GraphSizes
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engines.llamacpp.graph.llama.pooling import pool

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgekit.engines.llamacpp.graph.families import GraphFamily
 from edgekit.engines.llamacpp.graph.families.blocks import BLOCKS
 from edgekit.engines.llamacpp.graph.families.compressed import COMPRESSED
 from edgekit.engines.llamacpp.graph.families.decoders import DECODERS
 from edgekit.engines.llamacpp.graph.families.dense import DENSE
 from edgekit.engines.llamacpp.graph.families.encoders import ENCODERS
+from edgekit.engines.llamacpp.graph.families.family import GraphFamily
 from edgekit.engines.llamacpp.graph.families.gemma3n import Gemma3n
 from edgekit.engines.llamacpp.graph.families.indexed import INDEXED
 from edgekit.engines.llamacpp.graph.families.latent import Latent, deepseek2_routing, input_latent
