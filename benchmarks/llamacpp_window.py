@@ -18,8 +18,7 @@ from pathlib import Path
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.run.running import Running
-from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.engine import Running, start
 from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.units import MIB

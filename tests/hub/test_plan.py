@@ -21,8 +21,7 @@ from edgekit.bill.verdict import Status
 from edgekit.cli import main
 from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.verify.generated import generated_files
-from edgekit.engines.llamacpp.verify.hollow import HollowFile
+from edgekit.engines.llamacpp.verify.hollow import HollowFile, generated_files
 from edgekit.errors import RemoteInspectError
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model

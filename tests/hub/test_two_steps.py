@@ -13,8 +13,7 @@ from tests.hub.nginx_hub import Hub
 
 from edgekit.cli import main
 from edgekit.engines.llamacpp.as_gguf import convert
-from edgekit.engines.llamacpp.verify.generated import generated_files
-from edgekit.engines.llamacpp.verify.hollow import HollowFile
+from edgekit.engines.llamacpp.verify.hollow import HollowFile, generated_files
 from edgekit.formats.types import Value
 from edgekit.models import can_load, model_preflight
 from edgekit.preflight import TENSORS_NOT_CHECKED

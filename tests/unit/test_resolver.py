@@ -14,7 +14,7 @@ from edgekit.bill.verdict import Verdict
 from edgekit.catalog import find_entry
 from edgekit.cli import main
 from edgekit.engines.llamacpp.verify import binding
-from edgekit.engines.llamacpp.verify.generated import generated_files
+from edgekit.engines.llamacpp.verify.hollow import generated_files
 from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
 from edgekit.formats import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight

@@ -12,13 +12,11 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Job
 from edgekit.bill.types import Load
 from edgekit.cli.running import Judged, ModelWeights, Notices, judge_order, refuse_or_warn
-from edgekit.engines.llamacpp.run.client import Client
-from edgekit.engines.llamacpp.run.comparing import compare_reported
-from edgekit.engines.llamacpp.run.running import Running
-from edgekit.engines.llamacpp.run.starting import start
-from edgekit.engines.llamacpp.run.talking import LlamaTalker
+from edgekit.engines.llamacpp.run.client import Client, LlamaTalker
+from edgekit.engines.llamacpp.run.comparison import compare_reported
+from edgekit.engines.llamacpp.run.engine import Running, start
 from edgekit.engines.llamacpp.run.types import Launch
-from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.verify.types import ComparedRow
 from edgekit.errors import EngineError, MemoryPressureError, SourceError
 from edgekit.plan.visible_cards import visible_cards

@@ -137,7 +137,7 @@ def _files(reference: str, reach: Reach, quant: str | None) -> ModelFiles:
     from dataclasses import replace
 
     from edgekit.engines.llamacpp.as_gguf import convert
-    from edgekit.engines.llamacpp.verify.generated import generated_files
+    from edgekit.engines.llamacpp.verify.hollow import generated_files
     from edgekit.engines.quant_names import read_quant
     from edgekit.errors import UsageError
     from edgekit.resolver import ResolvedModel, file_at, quantised, resolve

@@ -8,24 +8,19 @@ it would not: llama.cpp is not asked in the middle of a batch.
 from __future__ import annotations
 
 import base64
-import json
 import os
-import queue
-import subprocess
-import sys
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from edgekit.embed.types import Checkpoint, Pooling
 from edgekit.embed.walk import Walked
+from edgekit.engines.llamacpp.child_process import PASSIVE, start_child
 from edgekit.engines.native.arrays import Floats
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
@@ -37,18 +32,12 @@ INSTALL = "pip install 'edgekit-models[llama]'"
 _SEQUENCES = 32  # texts that one batch may hold
 _SPARE_TOKENS = 256  # of the cache: a text must be shorter than it, and llama.cpp rounds to this
 _POLL_S = 0.02  # between two checkpoints: a cancelled pass ends after so long
-_LAST_WORDS_BYTES = 4_000
-_LINE_BYTES = 65_536
+_LAST_WORDS_CHARS = 4_000
 _START_PATIENCE_S = 900.0  # 5 GB from a disk of 10 MB/s are 500 s
 _PROCESS_BYTES = (
     192 * MB
 )  # interpreter, library, threads and what they work in: 60 to 170 MB measured
 _TOKEN_BYTES = 640  # of the vocabulary in memory: 152,064 tokens took 68 MB, 450 each
-_ENVIRONMENT = {
-    "GGML_NO_BACKTRACE": "1",  # an abort would start a debugger on itself
-    "MALLOC_ARENA_MAX": "2",
-    "OMP_WAIT_POLICY": "passive",  # threads that wait do not spin
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +124,13 @@ class LlamaCppEncoder:
             raise
 
     def close(self) -> None:
-        """Twice is as good as once."""
+        """Idempotent."""
         self._end()
         self._memory.release()
 
     def _start(self, checkpoint: Checkpoint) -> _Child:
-        child = _Child()
+        child = _Child(_request(self._path, self._settings))
         try:
-            child.send(_request(self._path, self._settings))
             child.answer(checkpoint, 0.0, patience_s=_START_PATIENCE_S)
         except BaseException:
             child.end()
@@ -156,91 +144,47 @@ class LlamaCppEncoder:
 
 
 class _Child:
-    """The process, with a thread for each of its two mouths."""
+    """The process that holds the model."""
 
-    def __init__(self) -> None:
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own script, by our own interpreter
-                [sys.executable, "-P", str(Path(__file__).with_name("llamacpp_child.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, **_ENVIRONMENT},
-                start_new_session=True,  # Ctrl-C reaches us alone
-            )
-        except OSError as error:
-            raise EngineError(f"cannot start a process for {ENGINE}: {error}") from error
-        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._words: deque[bytes] = deque(maxlen=64)
-        self._threads = [
-            threading.Thread(target=work, args=(stream,), daemon=True)
-            for work, stream in (
-                (self._hear, self._process.stdout),
-                (self._note, self._process.stderr),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def send(self, words: Mapping[str, Any]) -> None:
-        stream = self._process.stdin
-        if stream is None:
-            raise TypeError("all ends of a child are pipes")
-        with suppress(BrokenPipeError, OSError):  # it died: the answer will say how
-            stream.write(json.dumps(words).encode() + b"\n")
-            stream.flush()
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._log: deque[str] = deque(maxlen=64)  # its last lines
+        self._process = start_child("embed", request, environment=PASSIVE, on_line=self._log.append)
+        self.send = self._process.send
 
     def answer(
         self, checkpoint: Checkpoint, share: float, *, patience_s: float | None = None
     ) -> dict[str, Any]:
-        """What it says next; `checkpoint` is called while it is silent."""
+        """Its next message; `checkpoint` is called while it is silent."""
         waited_s = 0.0
-        while True:
-            try:
-                line = self._answers.get(timeout=_POLL_S)
-                break
-            except queue.Empty:
+        try:
+            while (message := self._process.message(_POLL_S)) is None:
                 checkpoint(share)
                 waited_s += _POLL_S
                 if patience_s is not None and waited_s > patience_s:
-                    raise self._failed(f"did not start within {patience_s:,.0f} s") from None
-        if not line:
-            raise self._failed(f"exited (code {self._process.wait()})")
-        told: dict[str, Any] = json.loads(line)
-        if "error" in told:
-            raise self._failed(f"failed: {told['error']}")
-        return told
+                    raise self._failed(f"did not start within {patience_s:,.0f} s")
+        except EOFError:
+            raise self._failed(f"exited (code {self._process.wait()})") from None
+        if "error" in message:
+            raise self._failed(f"failed: {message['error']}")
+        return message
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for thread in self._threads:
-            thread.join()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with suppress(BrokenPipeError, OSError):
-                if stream is not None:
-                    stream.close()
+        self._process.close()
 
     def _failed(self, how: str) -> EngineError:
-        self.end()  # all that it said is heard
-        words = b"".join(self._words)[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()
+        self.end()  # everything it wrote has been read
+        words = "".join(self._log)[-_LAST_WORDS_CHARS:].strip()
         return EngineError(f"{ENGINE} {how}" + (f"; its last output:\n{words}" if words else ""))
-
-    def _hear(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            self._answers.put(line)
-        self._answers.put(b"")
-
-    def _note(self, stream: IO[bytes]) -> None:
-        while line := stream.readline(_LINE_BYTES):
-            self._words.append(line)
 
 
 def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
-    """What the child is told. Nobody else may talk to it: one thread on an address of this machine, with a key."""
+    """What the child is started with. No one else can use it: one thread on a loopback address, with a key."""
     return {
         "model": str(path),
-        "pooling": f"LLAMA_POOLING_TYPE_{settings.pooling.name}",
+        "enums": {
+            "pooling_type": ("llama_pooling_type", f"LLAMA_POOLING_TYPE_{settings.pooling.name}"),
+            "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
+        },
         "threads": settings.threads,
         "parameters": {
             "embedding": True,

@@ -10,10 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.run.running import Running
-    from edgekit.engines.llamacpp.run.starting import start
+    from edgekit.engines.llamacpp.run.engine import Running, start
     from edgekit.engines.llamacpp.run.types import Ended, Launch
-    from edgekit.engines.llamacpp.run.watching import Watch
+    from edgekit.engines.llamacpp.run.watch import Watch
     from edgekit.engines.sampling import Sampler, Sampling
     from edgekit.runtime.stream.engine import StreamEngine, open_stream
     from edgekit.runtime.stream.generating import generate
@@ -36,15 +35,15 @@ __all__ = [
 _PLACES = {
     "Ended": "edgekit.engines.llamacpp.run.types",
     "Launch": "edgekit.engines.llamacpp.run.types",
-    "Running": "edgekit.engines.llamacpp.run.running",
+    "Running": "edgekit.engines.llamacpp.run.engine",
     "Sampler": "edgekit.engines.sampling",
     "Sampling": "edgekit.engines.sampling",
     "StreamEngine": "edgekit.runtime.stream.engine",
-    "Watch": "edgekit.engines.llamacpp.run.watching",
+    "Watch": "edgekit.engines.llamacpp.run.watch",
     "generate": "edgekit.runtime.stream.generating",
     "open_stream": "edgekit.runtime.stream.engine",
     "open_text": "edgekit.runtime.stream.text",
-    "start": "edgekit.engines.llamacpp.run.starting",
+    "start": "edgekit.engines.llamacpp.run.engine",
 }
 
 

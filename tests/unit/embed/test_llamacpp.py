@@ -188,7 +188,7 @@ def test_memory_is_given_back(qwen: Path, tmp_path: Path) -> None:
         process = encoder._child._process
         encoder.close()
         assert monitor.reserved_bytes == 0
-        assert process.poll() is not None
+        assert process.exit_code is not None
     broken = write_model(tmp_path / "model.gguf", "qwen2", leave_out=("output_norm.weight",))
     with pytest.raises(EngineError), opened(broken, monitor=monitor):
         pass

@@ -21,7 +21,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
-from edgekit.engines.llamacpp.verify.beside import beside_bytes
+from edgekit.engines.llamacpp.verify.check import beside_bytes
 from edgekit.engines.llamacpp.verify.types import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.speed import GB, host_pace
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError

@@ -21,12 +21,9 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.runtime_engines import SERVER, ask, launch_of, small_model
 from tests.unit.hardware.trees import machine, recorded
 
-from edgekit.engines.llamacpp.run.probes import ProbedDevice, Probes, probes_of
-from edgekit.engines.llamacpp.run.process import EngineProcess
-from edgekit.engines.llamacpp.run.running import Running
-from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.engine import EngineProcess, Running, start
 from edgekit.engines.llamacpp.run.types import Ended
-from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, probes_of
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.cgroup import _Version
@@ -255,8 +252,8 @@ _PARENT = """
 import json, os, sys, threading, time
 from pathlib import Path
 from tests.runtime_engines import launch_of
-from edgekit.engines.llamacpp.run.process import EngineProcess
-from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.engine import EngineProcess
+from edgekit.engines.llamacpp.run.engine import start
 
 launch = launch_of(Path(sys.argv[1]))
 if sys.argv[2] == "loading":
@@ -339,9 +336,9 @@ import json, sys
 from dataclasses import replace
 from pathlib import Path
 from tests.runtime_engines import launch_of
-from edgekit.engines.llamacpp.run.probes import probes_of
-from edgekit.engines.llamacpp.run.starting import start
-from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.run.watch import probes_of
+from edgekit.engines.llamacpp.run.engine import start
+from edgekit.engines.llamacpp.run.watch import Watch
 
 launch, looks, taken = launch_of(Path(sys.argv[1])), [], []
 real = probes_of(launch)

@@ -16,9 +16,8 @@ from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.run.comparing import compare_reported
-from edgekit.engines.llamacpp.run.running import Running
-from edgekit.engines.llamacpp.run.starting import start
+from edgekit.engines.llamacpp.run.comparison import compare_reported
+from edgekit.engines.llamacpp.run.engine import Running, start
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")

@@ -14,11 +14,11 @@ from tests.runtime_engines import ask, launch_of, model_of, small_model
 
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.run.comparing import compare_reported
-from edgekit.engines.llamacpp.run.running import Running
-from edgekit.engines.llamacpp.run.starting import check_port, health, start
-from edgekit.engines.llamacpp.run.watching import Watch
+from edgekit.engines.llamacpp.run.comparison import compare_reported
+from edgekit.engines.llamacpp.run.engine import Running, health, start
+from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.ports import check_port
 from edgekit.errors import UsageError
 from edgekit.units import MIB
 

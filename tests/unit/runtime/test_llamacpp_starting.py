@@ -19,12 +19,13 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines import ports
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import with_drafter
-from edgekit.engines.llamacpp.run.comparing import compare_reported, told_of
+from edgekit.engines.llamacpp.run.comparison import compare_reported, told_of
+from edgekit.engines.llamacpp.run.engine import Progress, start
 from edgekit.engines.llamacpp.run.settings import make_settings
-from edgekit.engines.llamacpp.run.starting import Progress, check_port, start
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.llamacpp.verify import binding
 from edgekit.engines.llamacpp.verify.types import Resident
+from edgekit.engines.ports import check_port
 from edgekit.errors import (
     EngineError,
     MemoryPressureError,
@@ -383,7 +384,7 @@ def test_somebody_who_was_faster(model: Path, monkeypatch: pytest.MonkeyPatch) -
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        monkeypatch.setattr("edgekit.engines.llamacpp.run.starting.check_port", lambda *_: None)
+        monkeypatch.setattr("edgekit.engines.llamacpp.run.engine.check_port", lambda *_: None)
         with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is already in use"):
             start(launch_of(model, port=port))
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
+from tests.runtime_engines import small_model
 
-from edgekit.engines.llamacpp.verify.child import make_parameters
+from edgekit.engines.llamacpp.child import make_parameters
+from edgekit.engines.llamacpp.child_process import NO_DEVICES, start_child
 
 
 class Model:
@@ -56,3 +61,39 @@ def test_make_parameters_of_may_2026() -> None:
 def test_make_parameters_does_not_drop_what_the_wheel_cannot_do(asked: dict[str, Any]) -> None:
     with pytest.raises(AttributeError):
         make_parameters(wheel("hostname", "use_mmap"), request(**asked))
+
+
+WATCHER = """
+import sys
+def note(event, args):
+    if event == "import" and args[0] in ("edgekit", "xllamacpp"):
+        print("imported", args[0], file=sys.stderr, flush=True)
+sys.addaudithook(note)
+"""
+
+
+@pytest.mark.parametrize("job", ["verify", "serve", "embed"])
+def test_a_running_child_has_not_imported_edgekit(tmp_path: Path, job: str) -> None:
+    pytest.importorskip("xllamacpp")
+    (tmp_path / "sitecustomize.py").write_text(WATCHER)
+    asked = {
+        **request(port=0, embedding=job == "embed", n_ctx=64, n_threads_http=1, warmup=False),
+        "model": str(small_model(tmp_path / "model.gguf")),
+        "parent": os.getpid(),
+        "goes_with_parent": False,
+        "timeout_s": PATIENCE_S,
+        "embeddings": False,
+        "threads": 1,
+    }
+    log: list[str] = []
+    path = {"PYTHONPATH": str(tmp_path)}
+    child = start_child(job, asked, environment=NO_DEVICES | path, on_line=log.append)
+    try:
+        message = child.message(PATIENCE_S)
+        while job == "serve" and message is not None and "address" not in message:
+            message = child.message(PATIENCE_S)
+    finally:
+        child.close()
+    assert message is not None, log
+    imported = [line.split()[1] for line in log if line.startswith("imported ")]
+    assert imported == ["xllamacpp"]

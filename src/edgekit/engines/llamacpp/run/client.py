@@ -6,12 +6,13 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgekit.engines.chat import Message, Written
+from edgekit.engines.chat import Message, Prompt, Written
 from edgekit.engines.sampling import Sampling
-from edgekit.errors import ContextTooLargeError, EngineError
+from edgekit.errors import ContextTooLargeError, EngineError, TextError
 
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures
 _REPLY_BYTES = 64 * 2**20  # one whole reply: the tokens of a prompt
@@ -106,6 +107,29 @@ class Client:
             raise EngineError(f"llama.cpp no longer answers: {error}") from error
         finally:
             connection.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaTalker:
+    client: Client
+    window_tokens: int
+    sinks: int = 0
+    reads_beyond: bool = False  # the server refuses a prompt that is longer than its window
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """A chat template writes the first special token itself where the model wants one; the engine adds it once."""
+        text = prompt.text if prompt.is_plain else self.client.as_prompt(prompt.messages)
+        tokens = self.client.tokens_of(text)
+        if not tokens:
+            raise TextError("the prompt has no tokens")
+        return tokens
+
+    def write(
+        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
+    ) -> Iterator[str]:
+        return self.client.complete(
+            tokens, sampling, max_tokens=max_tokens, sinks=self.sinks, into=into
+        )
 
 
 def _sampled(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.ask import ask_engine, load_for_real
-from edgekit.engines.llamacpp.verify.beside import beside_bytes
 from edgekit.engines.llamacpp.verify.hollow import files_of, hollow_out, on_disk
 from edgekit.engines.llamacpp.verify.types import (
     COMPARED,
@@ -36,6 +35,7 @@ from edgekit.engines.llamacpp.versions import (
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
+from edgekit.machine.types import PoolKind
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.disk import LocalFile
@@ -184,6 +184,34 @@ def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
             "fewer sequences (-np)"
         )
     return _CHILD_BYTES + 2 * real
+
+
+def beside_bytes(
+    resident: Sequence[Resident], estimate: MemoryEstimate, setup: LlamaCppSetup
+) -> int | None:
+    """What the process held on the host besides its bill: libraries, the vocabulary, threads, scratch.
+
+    None where the system does not tell, or where weights were repacked: that is only modelled. Caches and states are
+    written in full when they are made, so they count in full. Compute buffers are only as full as the longest prompt so
+    far made them: after a short prompt nothing of them is subtracted, after a long one all of it, and the larger result
+    counts. So the number is never less than the truth, and at most a few megabytes more.
+    """
+    if setup.repack:
+        return None
+    known = set(CACHES) if setup.use_mmap else {*CACHES, Component.WEIGHTS}
+    found = []
+    for one in resident:
+        if one.model_bytes is None:  # before anything was decoded
+            continue
+        held = one.resident_bytes + one.swapped_bytes - one.model_bytes
+        billed = sum(
+            line.size_bytes
+            for line in estimate.lines
+            if line.component in known and line.pool.kind is PoolKind.HOST and line.reserved
+        )
+        found.append(max(0, held - billed))
+        known |= {Component.COMPUTE, Component.OUTPUT}
+    return max(found, default=None)
 
 
 def _local_path(files: ModelFiles) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.bill.types import Component, MemoryEstimate
-from edgekit.engines.llamacpp.run.running import Running
+from edgekit.engines.llamacpp.run.engine import Running
 from edgekit.engines.llamacpp.verify.check import compare
 from edgekit.engines.llamacpp.verify.types import NOTHING, ComparedRow, MeasuredBytes
 

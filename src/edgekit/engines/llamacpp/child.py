@@ -1,0 +1,401 @@
+"""The process that may die: llama.cpp, started for `verify`, `calibrate`, `run`, `serve` or `embed`.
+
+Run as a script: `python -P child.py [TITLE]`. It imports nothing of EdgeKit. The first line of standard input is the
+request. Standard output carries JSON lines to the parent and nothing else: whatever the engine prints goes to
+standard error, with its log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+LOADED = (
+    "edgekit-loaded"  # on standard error: everything logged while loading came before this line
+)
+
+# Today's name of a parameter -> the name and the value that older wheels of xllamacpp take.
+OLDER: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "hostnames": ("hostname", lambda names: names[0]),  # until 2026.9
+    "load_mode": ("use_mmap", lambda member: member.endswith("_MMAP")),  # until 2026.7
+}
+# How wheels without the parameter behave: requesting just that is fine.
+ABSENT = {"load_mtp": False, "cors_origins": "*"}
+
+_LOG_PATIENCE_S = 1.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_QUIETER = 3  # llama-server's default verbosity
+_SPARE_S = 5.0  # the parent's own deadline comes first
+_PROMPT = "The quick brown fox jumps over the lazy dog"
+_NEW_TOKENS = 8
+_FIRST_PROMPT = 32
+
+Tell = Callable[..., None]
+
+
+def main() -> None:
+    tell = _parent()
+    request = json.loads(sys.stdin.buffer.readline() or b"null")
+    if request is None:
+        os._exit(1)  # the parent is gone
+    _JOBS[request["job"]](request, tell)
+
+
+def _parent() -> Tell:
+    """Sends messages to the parent. For everyone else standard output becomes standard error."""
+    channel = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)
+
+    def tell(**message: Any) -> None:
+        with suppress(BrokenPipeError):  # the end of standard input will tell that it is gone
+            channel.write(json.dumps(message) + "\n")
+            channel.flush()
+
+    return tell
+
+
+def _limit(timeout_s: float | None = None, memory_bytes: int | None = None) -> None:
+    """No core file as large as the model, no more memory than allowed, and an end even if the parent is gone."""
+    if timeout_s is not None and hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + _SPARE_S)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+        with suppress(ValueError, OSError):  # macOS does not let it be set
+            resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
+def _fail(why: str) -> NoReturn:
+    sys.stderr.write(f"error: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+# --- parameters
+
+
+def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
+    """CommonParams as requested. AttributeError if this wheel cannot do what is requested."""
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = request["model"]
+    for name, value in request["parameters"].items():
+        _set(parameters, name, set(value) if name == "model_alias" else value)
+    for name, (kind, member) in request["enums"].items():
+        if hasattr(parameters, name):
+            setattr(parameters, name, getattr(getattr(xllamacpp, kind), member))
+        else:
+            _set(parameters, name, member)
+    if request.get("threads") is not None:
+        for threads in (parameters.cpuparams, parameters.cpuparams_batch):
+            threads.n_threads = request["threads"]
+    if request.get("drafter") is not None:
+        _add_drafter(xllamacpp, parameters.speculative, request["drafter"])
+    adapters = [*request.get("adapters", ()), *filter(None, [request.get("stop_at")])]
+    if adapters:
+        parameters.lora_adapters = [_adapter(xllamacpp, path) for path in adapters]
+    if request.get("projector") is not None:
+        parameters.mmproj.path = request["projector"]
+    return parameters
+
+
+def _set(parameters: Any, name: str, value: Any) -> None:
+    """By its name in this wheel. AttributeError if the wheel cannot do what is requested."""
+    if not hasattr(parameters, name):
+        if name in OLDER:
+            name, translate = OLDER[name]
+            value = translate(value)
+        elif ABSENT.get(name) == value:
+            return
+    setattr(parameters, name, value)
+
+
+def _adapter(xllamacpp: Any, path: str) -> Any:
+    adapter = xllamacpp.CommonAdapterLoraInfo()
+    adapter.path, adapter.scale = path, 1.0
+    return adapter
+
+
+def _add_drafter(xllamacpp: Any, speculative: Any, drafter: dict[str, Any]) -> None:
+    draft = speculative.draft
+    if drafter["path"] is not None:
+        draft.mparams.path = drafter["path"]
+    speculative.types = [getattr(xllamacpp.common_speculative_type, drafter["type"])]
+    for name, value in drafter["parameters"].items():
+        setattr(draft, name, value)
+    for name, (kind, member) in drafter["enums"].items():
+        setattr(draft, name, getattr(getattr(xllamacpp, kind), member))
+
+
+def _start(request: dict[str, Any], tell: Tell) -> tuple[Any, Any]:
+    """xllamacpp, and its server with the model loaded."""
+    import xllamacpp
+
+    try:
+        if request.get("needs_device"):
+            _require_device(xllamacpp)
+        parameters = make_parameters(xllamacpp, request)
+    except (AttributeError, TypeError, ValueError) as error:
+        _fail(f"this version of xllamacpp does not accept a parameter that it should: {error}")
+    tell(version=_llama_version(xllamacpp), **_memory("started"))
+    try:
+        return xllamacpp, xllamacpp.Server(parameters)
+    except RuntimeError as error:
+        _write_out_log(xllamacpp)
+        _fail(str(error))
+
+
+def _require_device(xllamacpp: Any) -> None:
+    """Without one llama.cpp would silently put everything into RAM."""
+    kinds = {str(device["type"]).rpartition("_")[2] for device in xllamacpp.get_device_info()}
+    if not kinds & {"GPU", "IGPU"}:
+        _fail(
+            "this build of xllamacpp finds no GPU on this machine, but layers are meant to run on one"
+        )
+
+
+# --- verify and calibrate
+
+
+def _verify(request: dict[str, Any], tell: Tell) -> None:
+    _limit(request["timeout_s"], request.get("memory_bytes"))
+    if "command" in request:
+        _hold_back_output()
+        os.execv(request["command"][0], request["command"])  # noqa: S606 - no shell
+    _, server = _start(request, tell)
+    tell(**_memory("context created"))
+    tell(**_memory(_work(server, embeddings=request["embeddings"]), request["model"]))
+    if request.get("pacing"):
+        _pace(server, request["pacing"], request["model"], tell)
+    os._exit(0)  # no need to tear it all down in order
+
+
+def _hold_back_output() -> None:
+    """The tool would end before the thread that writes its log is done (common/log.cpp says so).
+
+    What it prints in the end goes to a pipe that is full, so it waits there until the parent has read enough.
+    """
+    unread, full = os.pipe()
+    os.set_inheritable(unread, True)
+    os.set_blocking(full, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
+    os.dup2(full, sys.stdout.fileno())
+
+
+def _work(server: Any, *, embeddings: bool) -> str:
+    """What was done with it."""
+    if embeddings:
+        _require_answer(server.handle_embeddings({"input": _PROMPT}))
+        return "text embedded"
+    asked = {"prompt": _PROMPT, "n_predict": _NEW_TOKENS, "ignore_eos": True, "temperature": 0}
+    _require_answer(server.handle_completions(asked))
+    return f"{_NEW_TOKENS} tokens decoded"
+
+
+def _require_answer(reply: Any) -> None:
+    if isinstance(reply, dict) and not reply.keys() & {"choices", "data"}:
+        _fail(json.dumps(reply)[:400])
+
+
+def _pace(server: Any, pacing: dict[str, Any], model: str, tell: Tell) -> None:
+    """Prompts of random tokens, each different, so that nothing of the last one can be reused.
+
+    The first is short: from its speed follows how long the others may be.
+    """
+    ids = random.Random(0)  # noqa: S311 - not for secrets
+    end = time.monotonic() + pacing["seconds"]
+    speed = _timed(server, ids, pacing, _FIRST_PROMPT, _NEW_TOKENS)
+    share_s = pacing["seconds"] / 4
+    prompt, new = (
+        max(least, min(pacing[most], int(speed[f"{what}_per_second"] * share_s)))
+        for least, most, what in (
+            (_FIRST_PROMPT, "prompt_tokens", "prompt"),
+            (_NEW_TOKENS, "new_tokens", "predicted"),
+        )
+    )
+    for turn in range(pacing["times"]):
+        tell(paced=_timed(server, ids, pacing, prompt, new))
+        if turn == 0:
+            tell(**_memory(f"{prompt} tokens read", model))
+        if time.monotonic() > end:
+            break
+
+
+def _timed(
+    server: Any, ids: random.Random, pacing: dict[str, Any], prompt: int, new: int
+) -> dict[str, float]:
+    """The engine's own figures for one completion."""
+    asked = {
+        "prompt": [ids.randrange(pacing["vocabulary"]) for _ in range(prompt)],
+        "n_predict": new,
+        "ignore_eos": True,
+        "temperature": 0,
+        "cache_prompt": False,
+    }
+    reply = server.handle_completions(asked)
+    _require_answer(reply)
+    names = ("prompt_n", "prompt_per_second", "predicted_n", "predicted_per_second")
+    return {name: reply["timings"][name] for name in names}
+
+
+# --- run and serve
+
+
+def _serve(request: dict[str, Any], tell: Tell) -> None:
+    """The engine's own threads answer requests until standard input ends.
+
+    It is not shut down in order: that waits for requests that are no longer worked on.
+    """
+    _die_with_parent(signal.SIGKILL)
+    if sys.platform == "linux" and os.getppid() != request["parent"]:
+        os._exit(1)  # it was gone before the kernel could watch it
+    _limit(request["timeout_s"])
+    xllamacpp, server = _start(request, tell)
+    _write_out_log(xllamacpp)
+    sys.stderr.write(f"\n{LOADED}\n")
+    sys.stderr.flush()
+    with suppress(AttributeError, OSError):  # otherwise twenty lines for each request
+        _library(xllamacpp)._Z30common_log_set_verbosity_tholdi(_QUIETER)  # noqa: SLF001 - C++'s name for it
+    for name in ("SIGTERM", "SIGINT"):  # the engine's own handlers end only its loop
+        signal.signal(getattr(signal, name), lambda *_: os._exit(0))
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if not request["goes_with_parent"]:
+        _die_with_parent(0)  # the kernel counts threads as parents, and one may end before the rest
+    tell(address=server.listening_address, **_memory("loaded"))
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _die_with_parent(number: int) -> None:
+    """While the model is loaded no line of Python runs here, so only the kernel can end us. Linux alone does.
+
+    Elsewhere an orphan finishes loading, then exits.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+# --- embed
+
+
+def _embed(request: dict[str, Any], tell: Tell) -> None:
+    """Answers lines of tokens with lines of vectors, until standard input ends."""
+    _limit()
+    import xllamacpp
+
+    try:
+        server = xllamacpp.Server(make_parameters(xllamacpp, request))
+    except (RuntimeError, AttributeError, TypeError, ValueError) as error:
+        _write_out_log(xllamacpp)
+        tell(error=str(error))
+        os._exit(1)
+    tell(ready=True)
+    for line in sys.stdin.buffer:
+        tell(**_vectors(server, json.loads(line)["tokens"]))
+    os._exit(0)  # no need to tear it all down in order
+
+
+def _vectors(server: Any, texts: list[list[int]]) -> dict[str, Any]:
+    """Base64 of their bytes, not scaled."""
+    asked = {"input": texts, "encoding_format": "base64", "embd_normalize": -1}
+    try:
+        reply = server.handle_embeddings(asked)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    if "data" not in reply:
+        return {"error": json.dumps(reply)[:1000]}
+    found = sorted(reply["data"], key=lambda one: one["index"])
+    return {"vectors": [one["embedding"] for one in found]}
+
+
+# --- memory, and llama.cpp's C functions
+
+
+def _memory(when: str, model: str | None = None) -> dict[str, Any]:
+    memory = read_status()
+    if model is not None and memory:
+        memory["Model"] = mapped_bytes(model)
+    return {"when": when, "memory": memory}
+
+
+def mapped_bytes(model: str) -> int:
+    """What is in memory of a model's files, the first of which is named; as /proc/self/smaps has it."""
+    first = os.path.realpath(model)
+    folder, found, is_its = os.path.dirname(first), 0, False  # noqa: PTH120 - the child imports little
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - the child imports little
+        for line in lines:
+            words = line.split(None, 5)
+            if "-" in words[0] and len(words) >= 5:
+                path = words[5].strip().removesuffix(" (deleted)") if len(words) > 5 else ""
+                shard = path.endswith(".gguf") and os.path.dirname(path) == folder  # noqa: PTH120 - the child imports little
+                is_its = path == first or shard
+            elif is_its and words[0] == "Rss:":
+                found += int(words[1]) * 1024
+    return found
+
+
+def read_status(process: int | str = "self") -> dict[str, int]:
+    """VmRSS, RssAnon, RssFile, VmSwap of a process in bytes; empty where there is no /proc."""
+    found: dict[str, int] = {}
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123 - the child imports little
+            for line in lines:
+                name, _, rest = line.partition(":")
+                if name in {"VmRSS", "RssAnon", "RssFile", "VmSwap"}:
+                    found[name] = int(rest.split()[0]) * 1024
+    except OSError:
+        pass
+    return found
+
+
+def _llama_version(xllamacpp: Any) -> str | None:
+    """What the library calls itself; None for builds that do not export the function."""
+    with suppress(AttributeError, OSError):
+        version = _library(xllamacpp).llama_version
+        version.restype = ctypes.c_char_p
+        return str(version().decode())
+    return None
+
+
+def _write_out_log(xllamacpp: Any) -> None:
+    """Its log is written by a thread, which is behind on a busy machine: common_log_flush(common_log_main())."""
+    try:
+        library = _library(xllamacpp)
+        log, flush = library._Z15common_log_mainv, library._Z16common_log_flushP10common_log  # noqa: SLF001
+    except (AttributeError, OSError):
+        time.sleep(_LOG_PATIENCE_S)
+        return
+    log.restype, flush.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    flush(log())
+
+
+def _library(xllamacpp: Any) -> Any:
+    return ctypes.CDLL(xllamacpp.xllamacpp.__file__)
+
+
+_JOBS: dict[str, Callable[[dict[str, Any], Tell], None]] = {
+    "verify": _verify,
+    "serve": _serve,
+    "embed": _embed,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,406 @@
+"""A launch -> llama.cpp in a process of its own, loaded and ready (`start`): what it reports and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from edgekit.bill.types import Component
+from edgekit.engines.llamacpp.child import LOADED
+from edgekit.engines.llamacpp.child_process import (
+    NO_DEVICES,
+    resident_at,
+    resident_of,
+    start_child,
+)
+from edgekit.engines.llamacpp.run.settings import make_settings
+from edgekit.engines.llamacpp.run.types import Ended, Launch
+from edgekit.engines.llamacpp.run.watch import MappedFiles, Probes, Watch, say_nothing
+from edgekit.engines.llamacpp.verify import binding
+from edgekit.engines.llamacpp.verify.engine_log import EngineLog, Held, is_complaint
+from edgekit.engines.llamacpp.verify.types import MeasuredBytes, Resident
+from edgekit.engines.ports import check_port, connectable, in_address, in_use
+from edgekit.engines.process import Message, signal_name
+from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
+from edgekit.machine.tree import number_in, pairs_of
+from edgekit.units import GIB, format_bytes
+
+GRACE_S = 5.0  # from the request to end until it is killed
+
+_LINE_CHARS = 400
+_LAST_LINES = 24
+_SHOWN_LINES = 3
+_MOST_WARNINGS = 64
+_WARNING = re.compile(r"[\d.]+ [WE] ")
+_JOIN_S = 2.0  # a grandchild that keeps a pipe open does not delay us further
+_END_POLL_S = 0.05
+_POLL_S = 0.1
+_TELL_S = 1.0  # between two words about the loading, at least
+_STEPS = 10
+_HEALTH_S = 5.0
+_LOG_S = 10.0  # for a log that is written already, on a busy machine
+_BIND_FAILED = "couldn't bind"
+# What llama.cpp gives up with a warning, and goes on: not what was asked for.
+_CANNOT_ROLL = (
+    "this model's KV cache cannot roll: run it without a rolling window or, if it has "
+    "sliding-window layers, with a full-size cache for them (--swa-full)"
+)
+_NO_DRAFTS = "the draft model does not work with this model: run it without"
+_GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
+    ("KV cache shifting is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
+    ("ctx_shift is not supported", _CANNOT_ROLL, lambda launch: launch.rolls),
+    ("failed to initialize speculative", _NO_DRAFTS, lambda launch: launch.is_drafted),
+    ("speculative decoding not supported", _NO_DRAFTS, lambda launch: launch.is_drafted),
+)
+
+
+class EngineProcess:
+    """The process, from its start to its end."""
+
+    def __init__(self, launch: Launch) -> None:
+        """Started at once. UsageError, NotFoundError, SourceError for a launch that cannot be; EngineError."""
+        settings = make_settings(launch)
+        self.launch = launch
+        self.files = MappedFiles(launch.files)
+        self.log = EngineLog()
+        self._why = ""
+        self._ended: Ended | None = None
+        self._lock = threading.Lock()  # for how it ended
+        self._stopping = threading.Lock()
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.warnings: list[str] = []  # of the engine, while it loaded
+        self._log_read = threading.Event()
+        self._oom_kills = _oom_kills()
+        try:
+            self._child = start_child(
+                "serve",
+                settings,
+                environment=launch.environment if launch.setup.has_device else NO_DEVICES,
+                on_line=self._take,
+                title=launch.title,
+            )
+        except BaseException:
+            self.files.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def last_words(self) -> str:
+        """While it loads its first complaints, which say most; later the last of its last lines."""
+        if not self._log_read.is_set():
+            return self.log.last_words()
+        lines = self.recent
+        told = [line for line in lines if is_complaint(line)] or lines
+        return " | ".join(told[-_SHOWN_LINES:])
+
+    @property
+    def recent(self) -> list[str]:
+        """The last lines of its log."""
+        return list(self._last)
+
+    def message(self, timeout_s: float) -> Message | None:
+        """The next message of the child; None where none came in time."""
+        try:
+            return self._child.message(timeout_s)
+        except EOFError:  # it is about to end
+            self._child.wait(timeout_s)
+            return None
+
+    def has_log(self, timeout_s: float) -> bool:
+        """Whether everything logged while loading is in `log`. What comes after is about requests."""
+        return self._log_read.wait(timeout_s)
+
+    def resident(self, when: str = "now") -> Resident | None:
+        """What it holds as the system counts it; None where it is gone, or the system does not tell."""
+        return None if self.poll() is not None else resident_of(self.pid, when)
+
+    def poll(self) -> Ended | None:
+        """None while it is up."""
+        with self._lock:
+            if self._ended is None and self._child.exit_code is not None:
+                self._ended = self._end()
+            return self._ended
+
+    def wait(self, timeout_s: float | None = None) -> Ended | None:
+        """Its end; None where it has not come in time."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (ended := self.poll()) is None:
+            left = (
+                _END_POLL_S if deadline is None else min(_END_POLL_S, deadline - time.monotonic())
+            )
+            if left <= 0:
+                return None
+            self._child.wait(left)
+        return ended
+
+    def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
+        """Asks it to end, and kills it with everything it started when it does not. Idempotent."""
+        with self._stopping:
+            if (ended := self.poll()) is not None:
+                return ended
+            self._why = why or "stopped on request"
+            self._child.ask_to_end()
+            self._child.wait(grace_s)
+            while (ended := self.poll()) is None:
+                self._child.kill()
+                self._child.wait()
+            return ended
+
+    def _end(self) -> Ended:
+        code = self._child.close(_JOIN_S)
+        killed = None if code >= 0 else signal_name(-code)
+        why = self._why or self._explained(killed, code)
+        self.files.close()
+        return Ended(
+            exit_code=None if killed else code,
+            signal=killed,
+            why=why,
+            last_words=self.last_words,
+        )
+
+    def _explained(self, killed: str | None, code: int) -> str:
+        """An end that was not requested here."""
+        changes = self.files.changes()
+        cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
+        how = f"llama.cpp died of {killed}" if killed else f"llama.cpp exited (code {code})"
+        if cut is not None:
+            return f"{how}: {cut.path} {cut.what} while it was in use"
+        if killed == "SIGKILL":
+            return f"{how}: {self._who_kills()}"
+        return how
+
+    def _who_kills(self) -> str:
+        if self._oom_kills is not None and (_oom_kills() or 0) > self._oom_kills:
+            return (
+                "the kernel killed processes because the machine ran out of memory, probably "
+                "including this one"
+            )
+        return "killed by another program, or by a memory limit outside this container"
+
+    def _take(self, line: str) -> None:
+        line = line[:_LINE_CHARS].rstrip()
+        if line == LOADED:
+            self._log_read.set()
+        elif line:
+            self._last.append(line)
+            if not self._log_read.is_set():
+                self.log.add(line)
+                if len(self.warnings) < _MOST_WARNINGS and _WARNING.match(line):
+                    self.warnings.append(line)
+
+
+def _oom_kills() -> int | None:
+    """How often the kernel has killed a process for lack of memory; None where it does not count."""
+    return number_in(pairs_of(Path("/proc/vmstat"), " ").get("oom_kill", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Running:
+    """As a context manager it is gone at the end of the block."""
+
+    address: str  # "http://127.0.0.1:8080"
+    version: str  # of xllamacpp, and of the llama.cpp in it
+    held: Held = field(repr=False)
+    idle: Resident | None = None  # the process with its library, before anything was loaded
+    process: EngineProcess = field(repr=False)
+
+    @property
+    def launch(self) -> Launch:
+        return self.process.launch
+
+    @property
+    def files(self) -> MappedFiles:
+        return self.process.files
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def reported(self) -> Mapping[Component, MeasuredBytes]:
+        """What the engine says it made room for, as exactly as it says it."""
+        return self.held.parts
+
+    @property
+    def resolved(self) -> Mapping[str, str]:
+        """n_ctx, n_seq_max ... as the engine has them."""
+        return self.held.resolved
+
+    @property
+    def last_words(self) -> str:
+        return self.process.last_words
+
+    def resident(self) -> Resident | None:
+        return self.process.resident()
+
+    def resident_bytes(self) -> int | None:
+        """None where it is gone, or nobody tells."""
+        found = self.resident()
+        return None if found is None else found.resident_bytes
+
+    def poll(self) -> Ended | None:
+        """None while it is up."""
+        return self.process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> Ended | None:
+        """Its end; None where it has not come in time."""
+        return self.process.wait(timeout_s)
+
+    def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
+        """How it ended, which may have been before."""
+        return self.process.stop(why, grace_s=grace_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+# --- its start
+
+
+def start(
+    launch: Launch,
+    *,
+    tell: Callable[[str], None] = say_nothing,
+    recheck: Callable[[], None] | None = None,
+    probes: Probes | None = None,
+) -> Running:
+    """Loaded and ready, or nothing of it is left.
+
+    `recheck` is called just before anything is loaded, and raises where it does not fit any more. `tell` hears how far
+    it is. UsageError for a port that is taken, MissingExtraError without an engine, MemoryPressureError where memory
+    runs out meanwhile, EngineError with its last words for the rest.
+    """
+    if not binding.is_here():
+        raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL}")
+    check_port(launch.host, launch.port)
+    if recheck is not None:
+        recheck()
+    process = EngineProcess(launch)
+    try:
+        with Watch(process, warn=tell, probes=probes) as watch:
+            return _ready(process, watch, tell)
+    except BaseException:
+        process.stop()
+        raise
+
+
+def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
+    """200 when it is ready, 503 while it loads; None: nobody answers."""
+    connection = http.client.HTTPConnection(address.partition("://")[2], timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _ready(process: EngineProcess, watch: Watch, tell: Callable[[str], None]) -> Running:
+    try:
+        return _running(process, _loaded(process, process.launch, tell))
+    except EngineError as error:
+        if watch.starved:
+            raise MemoryPressureError(watch.reason or str(error)) from error
+        raise
+
+
+def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None]) -> list[Message]:
+    """What the child told: first who it is, in the end where it is."""
+    deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
+    progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
+    told: list[Message] = []
+    while "address" not in (told[-1] if told else {}):
+        word = process.message(max(0.0, min(_POLL_S, deadline - time.monotonic())))
+        if word is not None:
+            told.append(word)
+        elif (ended := process.poll()) is not None:
+            _failed(launch, ended)
+        elif time.monotonic() > deadline:
+            last = process.stop().last_words
+            raise EngineError(
+                f"llama.cpp did not start within {launch.timeout_s:g} s: {last or 'no output'}"
+            )
+        if time.monotonic() > next_s:
+            next_s += _TELL_S
+            progress.show(process.resident())
+    return told
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Reported in steps of a tenth of the file, or a GiB."""
+
+    title: str
+    size_bytes: int
+    tell: Callable[[str], None]
+    _next_bytes: int = 0
+
+    def show(self, held: Resident | None) -> None:
+        if held is None or held.resident_bytes < self._next_bytes:
+            return
+        now = held.resident_bytes
+        self._next_bytes = now + min(max(self.size_bytes, now) // _STEPS, GIB)
+        self.tell(
+            f"loading {self.title}: {format_bytes(now)} in memory, file size "
+            f"{format_bytes(self.size_bytes)}"
+        )
+
+
+def _failed(launch: Launch, ended: Ended) -> NoReturn:
+    if _BIND_FAILED in ended.last_words:  # somebody was faster
+        raise in_use(launch.host, launch.port)
+    raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
+
+
+def _running(process: EngineProcess, told: list[Message]) -> Running:
+    if not process.has_log(_LOG_S):
+        raise EngineError(f"llama.cpp's log did not end: {process.last_words}")
+    held = process.log.held()
+    _require_all(process)
+    port = str(told[-1]["address"]).rpartition(":")[2]
+    address = f"http://{in_address(connectable(process.launch.host))}:{port}"
+    status = health(address)
+    if status != http.client.OK:
+        raise EngineError(
+            f"llama.cpp started, but is not healthy: {address}/health answers {status}"
+        )
+    return Running(
+        address=address,
+        version=_version(told[0].get("version")),
+        held=held,
+        idle=resident_at("started", told[0].get("memory") or {}),
+        process=process,
+    )
+
+
+def _require_all(process: EngineProcess) -> None:
+    """EngineError where llama.cpp went on without something it was asked for."""
+    for line in process.warnings:
+        for words, meaning, was_asked in _GIVEN_UP:
+            if words in line and was_asked(process.launch):
+                raise EngineError(f"{meaning} ({line})")
+
+
+def _version(told: str | None) -> str:
+    own = binding.told_version()
+    return own if told is None else f"{own} (llama.cpp {told})"

@@ -1,0 +1,364 @@
+"""An engine at work -> stopped in order, with the reason, before something worse stops it without one."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from edgekit.engines.llamacpp.run.types import Ended, Launch
+from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.llamacpp.verify.types import Resident
+from edgekit.errors import NotFoundError, SourceError
+from edgekit.machine.cgroup import group_limits, memory_groups
+from edgekit.machine.monitor import CRITICAL_BYTES
+from edgekit.machine.nvidia import find_nvidia
+from edgekit.machine.nvml_errors import told
+from edgekit.machine.process_limits import process_limits
+from edgekit.machine.surroundings import Nvml, NvmlError, Surroundings
+from edgekit.machine.types import MemoryLimit
+from edgekit.units import MIB, format_bytes
+
+EVERY_S = 0.5
+LIMIT_PERCENT = 95  # of a limit, by what cannot be dropped: beyond it and rising, the end is near
+LITTLE_BYTES = 64 * MIB  # of a GPU: what the next request wants may not be there
+
+_LOOKS = 2  # a GPU is gone when it is twice in a row
+
+
+class Watched(Protocol):
+    """An engine that is up, or loading."""
+
+    @property
+    def launch(self) -> Launch: ...
+    @property
+    def files(self) -> MappedFiles: ...
+    @property
+    def pid(self) -> int: ...
+    def resident(self) -> Resident | None: ...
+    def poll(self) -> Ended | None: ...
+    def stop(self, why: str = "") -> Ended: ...
+
+
+def say_nothing(_: str) -> None:
+    pass
+
+
+class Watch:
+    """Looks at memory, GPUs and the files behind the mapping twice a second, in a thread, for a `with` block.
+
+    `warn` hears once of each thing that is wrong and does not end the engine.
+    """
+
+    def __init__(
+        self,
+        engine: Watched,
+        *,
+        warn: Callable[[str], None] = say_nothing,
+        probes: Probes | None = None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._reason = ""
+        self._starved = False
+        self._is_lacking = False  # memory, and nothing else is wrong
+        self._engine = engine
+        self._warn = warn
+        self._probes = probes or probes_of(engine.launch)
+        self._every_s = every_s
+        self._said: set[str] = set()
+        self._used: dict[str, int] = {}  # of each limit, at the last look
+        self._gone: dict[str, int] = {}  # looks in a row
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="edgekit-watch", daemon=True)
+
+    @property
+    def reason(self) -> str:
+        """Why it stopped the engine; empty: it did not."""
+        self._settle()
+        return self._reason
+
+    @property
+    def starved(self) -> bool:
+        """Whether it stopped the engine for lack of memory."""
+        self._settle()
+        return self._starved
+
+    def _settle(self) -> None:
+        """Who ended an engine that has just ended is known when the thread is through."""
+        if self._engine.poll() is not None and self._thread is not threading.current_thread():
+            self._over.set()
+            if self._thread.is_alive():
+                self._thread.join()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self._engine.poll() is None:
+            if why := self._look():
+                if self._engine.stop(why).why == why:  # else somebody was faster
+                    self._reason, self._starved = why, self._is_lacking
+                return
+            if self._over.wait(self._every_s):
+                return
+
+    def _look(self) -> str:
+        """Why to stop; empty: go on."""
+        for question in (self._files, self._system, self._limits, self._devices):
+            try:
+                if why := question():
+                    self._is_lacking = question in {self._system, self._limits}
+                    return why
+            except Exception as error:  # noqa: BLE001 - a probe that fails must not end the watch over the others
+                self._once(f"{question.__name__.strip('_')} cannot be watched: {error}")
+        return ""
+
+    def _once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._warn(sentence)
+
+    def _files(self) -> str:
+        for change in self._engine.files.changes():
+            what = f"{change.path} {change.what} while in use"
+            if change.fatal and self._engine.launch.maps(change.path):
+                return f"stopped: {what}, and the missing part would crash the engine"
+            self._once(
+                f"{what}: the engine continues with what it has loaded, but cannot be "
+                "restarted from this file"
+            )
+        return ""
+
+    def _system(self) -> str:
+        available = self._probes.available_bytes()
+        if available >= CRITICAL_BYTES:
+            return ""
+        return (
+            f"stopped before the machine runs out of memory: {format_bytes(available)} "
+            f"is available, and {format_bytes(CRITICAL_BYTES)} must stay free for other "
+            f"programs{self._holding()}"
+        )
+
+    def _limits(self) -> str:
+        for limit in self._probes.limits(self._engine.pid):
+            before = self._used.get(limit.name, limit.used_bytes)
+            self._used[limit.name] = limit.used_bytes
+            if _is_over(limit) and limit.used_bytes > before:
+                return (
+                    "stopped before the memory limit kills it: "
+                    f"{format_bytes(limit.used_bytes)} of "
+                    f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, more "
+                    f"than {LIMIT_PERCENT} % and rising{self._holding()}"
+                )
+        return ""
+
+    def _devices(self) -> str:
+        for device in self._probes.devices():
+            self._gone[device.name] = self._gone.get(device.name, 0) + 1 if device.gone else 0
+            if self._gone[device.name] >= _LOOKS:
+                return f"stopped: {device.name} is no longer available: {device.gone}"
+            self._note(device)
+        return ""
+
+    def _note(self, device: ProbedDevice) -> None:
+        if device.silent:
+            self._once(f"{device.name} cannot be watched: {device.silent}")
+        elif device.free_bytes is not None and device.free_bytes < LITTLE_BYTES:
+            self._once(f"{device.name} has less than {format_bytes(LITTLE_BYTES)} left")
+
+    def _holding(self) -> str:
+        held = self._engine.resident()
+        if held is None or held.anonymous_bytes is None or held.file_bytes is None:
+            return ""
+        return (
+            f"; the engine uses {format_bytes(held.anonymous_bytes)} of private memory and "
+            f"{format_bytes(held.file_bytes)} of mapped files"
+        )
+
+
+def _is_over(limit: MemoryLimit) -> bool:
+    return limit.used_bytes * 100 > limit.limit_bytes * LIMIT_PERCENT
+
+
+# --- the files behind a mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChange:
+    path: Path
+    what: str  # "was cut from 4,198,400 to 0 bytes"
+    fatal: bool = False  # the next page that is read ends the process that maps it
+
+
+class MappedFiles:
+    """Held open, so that what was mapped can be told from what has its name now. Close it in the end."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """NotFoundError, SourceError where one cannot be opened."""
+        self._lock = threading.Lock()  # a number that was closed may be another file's by now
+        self._held: list[tuple[Path, int, os.stat_result]] = []
+        try:
+            for path in paths:
+                descriptor = _opened(path)
+                self._held.append((path, descriptor, os.fstat(descriptor)))
+        except BaseException:
+            self.close()
+            raise
+        self.size_bytes = sum(before.st_size for _, _, before in self._held)
+
+    def changes(self) -> tuple[FileChange, ...]:
+        """Since they were opened, the worst of each; none once they are closed."""
+        with self._lock:
+            found = [_change(path, os.fstat(held), before) for path, held, before in self._held]
+        return tuple(change for change in found if change is not None)
+
+    def close(self) -> None:
+        """Twice is as good as once."""
+        with self._lock:
+            while self._held:
+                os.close(self._held.pop()[1])
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError as error:
+        raise NotFoundError(f"no such file: {path}") from error
+    except OSError as error:
+        raise SourceError(f"{path} cannot be opened: {error.strerror or error}") from error
+
+
+def _change(path: Path, now: os.stat_result, before: os.stat_result) -> FileChange | None:
+    if now.st_size < before.st_size:
+        cut = f"was truncated from {before.st_size:,} to {now.st_size:,} bytes"
+        return FileChange(path=path, what=cut, fatal=True)
+    if now.st_mtime_ns != before.st_mtime_ns:
+        return FileChange(path=path, what="was written to")
+    named = None
+    with suppress(OSError):
+        named = path.stat()
+    if named is None:
+        return FileChange(path=path, what="was deleted")
+    if not os.path.samestat(named, now):
+        return FileChange(path=path, what="was replaced by another file")
+    return None
+
+
+# --- what is looked at: one callable each, so that a test can give its own
+
+
+_DRIVER_S = 3.0  # for a driver to answer; a healthy one needs milliseconds
+_GONE = frozenset({6, 15, 16})  # nvml.h: not found, lost, reset wanted. Others only do not tell.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedDevice:
+    """A GPU at this moment: what it has free, why it is gone, or why nobody knows."""
+
+    name: str
+    free_bytes: int | None = None
+    gone: str = ""
+    silent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    limits: Callable[
+        [int], tuple[MemoryLimit, ...]
+    ]  # on a process; file pages are not counted as used
+    available_bytes: Callable[[], int]  # of the whole machine, without swapping
+    devices: Callable[[], tuple[ProbedDevice, ...]]  # those that hold layers
+
+
+def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
+    """Of this machine, for an engine that was started so."""
+    here = here or Surroundings()
+    groups, _ = memory_groups(here.root)  # an engine stays in those of the one who started it
+
+    def limits(pid: int) -> tuple[MemoryLimit, ...]:
+        found, _ = group_limits(here.root, groups, cache_is_used=False)
+        return (*found, *process_limits(here.root, process=pid))
+
+    return Probes(
+        limits=limits,
+        available_bytes=lambda: int(here.psutil().virtual_memory().available),
+        devices=_Cards(_as_seen(launch, here)).look if _on_cuda(launch) else tuple,
+    )
+
+
+def _as_seen(launch: Launch, here: Surroundings) -> Surroundings:
+    """CUDA_VISIBLE_DEVICES and the like: ours, and over it what the engine was given."""
+    return replace(here, environment={**here.environment, **launch.environment})
+
+
+def _on_cuda(launch: Launch) -> bool:
+    return launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
+
+
+@dataclass(slots=True)
+class _Cards:
+    """NVIDIA's cards, asked in a thread: a driver that hangs must not keep us from looking at the rest."""
+
+    here: Surroundings
+    _nvml: Nvml | None = None
+    _indexes: tuple[int, ...] = ()
+    _asked: threading.Thread | None = None
+    _answers: queue.SimpleQueue[tuple[ProbedDevice, ...]] = field(default_factory=queue.SimpleQueue)
+
+    def look(self) -> tuple[ProbedDevice, ...]:
+        if self._asked is None or not self._asked.is_alive():
+            self._asked = threading.Thread(target=self._ask, name="edgekit-nvml", daemon=True)
+            self._asked.start()
+        try:
+            return self._answers.get(timeout=_DRIVER_S)
+        except queue.Empty:
+            silent = f"no answer for {_DRIVER_S:g} s"
+            return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
+
+    def _ask(self) -> None:
+        self._answers.put(self._all())
+
+    def _all(self) -> tuple[ProbedDevice, ...]:
+        try:
+            if self._nvml is None:
+                found = find_nvidia(self.here)
+                if not found.devices:
+                    silent = " ".join(found.notes) or "no GPU found"
+                    return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
+                self._indexes = tuple(one.index for one in found.devices)
+                nvml = self.here.nvml()
+                nvml("nvmlInit")
+                self._nvml = nvml
+            return tuple(_card(self._nvml, index) for index in self._indexes)
+        except NvmlError as error:
+            return (ProbedDevice(name="the NVIDIA driver", silent=told(error.code)),)
+
+
+def _card(nvml: Nvml, index: int) -> ProbedDevice:
+    name = f"GPU {index}"
+    try:
+        memory: Any = nvml("nvmlDeviceGetMemoryInfo", nvml("nvmlDeviceGetHandleByIndex", index))
+    except NvmlError as error:
+        why = told(error.code)
+        return (
+            ProbedDevice(name=name, gone=why)
+            if error.code in _GONE
+            else ProbedDevice(name=name, silent=why)
+        )
+    return ProbedDevice(name=name, free_bytes=int(memory.free))
