@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from edgekit.cli.device_options import join_counts
+from edgekit.cli.output import NobodyReadsError, drop, show
 from edgekit.cli.parser import UsageExit, build_parser
 from edgekit.errors import EdgekitError, OutputError
 
@@ -84,25 +83,6 @@ def _write(answer: str, code: int) -> int:
     return code
 
 
-class NobodyReadsError(Exception):
-    """Standard output is closed, or its reader has seen enough: `| head`."""
-
-
-def show(text: str) -> None:
-    """Writes to standard output at once. OutputError where that fails, on a full disk for instance."""
-    if sys.stdout is None:  # it was closed before we started
-        raise NobodyReadsError
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        drop(sys.stdout)
-        raise NobodyReadsError from None
-    except OSError as error:
-        drop(sys.stdout)
-        raise OutputError(f"the answer could not be written: {error.strerror}") from error
-
-
 def _say(sentence: str) -> None:
     """One line on standard error, if there is any."""
     if sys.stderr is None:
@@ -111,11 +91,6 @@ def _say(sentence: str) -> None:
         print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
     except OSError:
         drop(sys.stderr)
-
-
-def drop(stream: TextIO) -> None:
-    """What is still in the buffer goes nowhere, so that the end of the process does not fail on it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _survive_narrow_encodings() -> None:

@@ -237,7 +237,7 @@ def _ask(download: Download) -> bool:
 
 def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
     """Writes a table of several models row by row. Returns the answers, up to where the reader had seen enough."""
-    from edgekit.cli import NobodyReadsError, show
+    from edgekit.cli.output import NobodyReadsError, show
     from edgekit.report.check_table import table_pieces
 
     found: list[list[Answer]] = []

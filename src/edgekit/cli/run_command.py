@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, QUANT
-from edgekit.cli.engine_flags import add_flags, add_flags_of
 from edgekit.cli.generation_options import add_sampling_options, sampling_of
-from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS, add_reach_options
-from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_run_options
-from edgekit.engines.flags import COMMON, read_number
-from edgekit.errors import SourceError, UsageError
+from edgekit.cli.prompts import read_prompt
+from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
+from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_shared
+from edgekit.engines.flags import read_number
+from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
-
-    from edgekit.engines.chat import Prompt
-
-MOST_PROMPT_BYTES = 64 * 2**20
-# What run has for both engines, or settles itself.
-SHARED = frozenset(
-    {
-        "ctx_shift",
-        "sinks",
-        "rolling",
-        "threads",
-        "max_tokens",
-        "mode",
-        "mix",
-        "embeddings",
-        "llama_version",
-    }
-)
-
-_CONTEXT = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
 
 _DESCRIPTION = """\
 Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts
@@ -75,7 +53,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print the answer alone")
     _add_prompt(parser)
     add_sampling_options(parser)
-    add_shared(parser, "llama.cpp", "stream")
+    add_shared(parser, "run")
     parser.add_argument(
         "--budget",
         metavar="SIZE",
@@ -87,18 +65,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="longest wait for cache pages on disk (--resident): text (1.5 s, default) or voice (0.2 s)",
     )
     parser.set_defaults(run=run)
-
-
-def add_shared(parser: argparse.ArgumentParser, *engines: str) -> None:
-    """What `serve` has too: the window, the engine and its flags."""
-    parser.add_argument(
-        "--engine", metavar="NAME", help=f"{' or '.join(engines)} (default {engines[0]})"
-    )
-    add_run_options(parser)
-    add_reach_options(parser)
-    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
-    known = tuple(engine for engine in engines if engine in OPTIONS)
-    add_flags_of(parser, known, without=OF_THE_MACHINE | SHARED)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -130,64 +96,14 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
     if prompt is None and arguments.json:
         raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
-    from edgekit.cli.answering import AnswerRequest, answer
+    from edgekit.cli.answering import answer
+    from edgekit.running import AnswerRequest
 
     wanted = AnswerRequest(
-        prompt=prompt, system=arguments.system, sampling=sampling, max_tokens=max_tokens
+        prompt=prompt,
+        system=arguments.system,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        new_tokens=max_tokens or DEFAULT_NEW_TOKENS,
     )
     return answer(arguments, wanted)
-
-
-def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
-    """None: a conversation. UsageError or SourceError for what cannot be read."""
-    text = arguments.prompt
-    if arguments.file is not None:
-        text = _from_file(arguments.file)
-    elif text is None and not _is_person():
-        text = _from_file("-")
-    if text is None:
-        if arguments.raw:
-            raise UsageError("--raw needs a prompt: -p TEXT or -f FILE")
-        return None
-    if not text.strip():
-        raise UsageError("the prompt is empty")
-    check_text("the prompt", text)
-    check_text("--system", arguments.system or "")
-    from edgekit.engines.chat import Message, Prompt
-
-    if arguments.raw:
-        if arguments.system is not None:
-            raise UsageError("--system is part of the chat template, which --raw leaves out")
-        return Prompt(text=text)
-    before = () if arguments.system is None else (Message(role="system", content=arguments.system),)
-    return Prompt(messages=(*before, Message(role="user", content=text)))
-
-
-def check_text(what: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{what}: character {error.start:,} is not valid Unicode (UTF-8)"
-        ) from error
-
-
-def _is_person() -> bool:
-    return bool(getattr(sys.stdin, "isatty", lambda: False)())
-
-
-def _from_file(name: str) -> str:
-    try:
-        if name == "-":
-            raw = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_PROMPT_BYTES + 1)
-        else:
-            with open(name, "rb") as file:  # noqa: PTH123 - pathlib costs what --help takes
-                raw = file.read(MOST_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise SourceError(f"{name}: {error.strerror or error}") from error
-    if len(raw) > MOST_PROMPT_BYTES:
-        raise UsageError(f"{name}: the prompt is larger than {MOST_PROMPT_BYTES // 2**20} MiB")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{name}: byte {error.start:,} is not UTF-8 text") from error

@@ -4,16 +4,49 @@ from __future__ import annotations
 
 import argparse
 
+from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, QUANT
+from edgekit.cli.engine_flags import add_flags, add_flags_of
+from edgekit.cli.reach_options import add_reach_options
 from edgekit.cli.request_options import (
     add_limit_options,
     add_min_context_option,
     add_window_budget_option,
 )
+from edgekit.engines import every_engine
+from edgekit.engines.flags import COMMON
 
 DEFAULT_NEW_TOKENS = 512  # of one question
+# What run has for both engines, or settles itself.
+SHARED = frozenset(
+    {
+        "ctx_shift",
+        "sinks",
+        "rolling",
+        "threads",
+        "max_tokens",
+        "mode",
+        "mix",
+        "embeddings",
+        "llama_version",
+    }
+)
+
+_CONTEXT = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_shared(parser: argparse.ArgumentParser, verb: str) -> None:
+    """The window, the engine and its flags."""
+    engines = [engine.name for engine in every_engine() if verb in engine.starts_for]
+    parser.add_argument(
+        "--engine", metavar="NAME", help=f"{' or '.join(engines)} (default {engines[0]})"
+    )
+    _add_run_options(parser)
+    add_reach_options(parser)
+    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
+    add_flags_of(parser, tuple(engines), without=OF_THE_MACHINE | SHARED)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the context")
     group.add_argument(
         "--sinks", metavar="N", help="first tokens that a rolling context never drops (default 0)"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
 from edgekit.cli.request_options import add_users_option
-from edgekit.cli.run_command import add_shared
+from edgekit.cli.run_options import add_shared
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -78,11 +78,11 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     group.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     add_users_option(parser)
-    add_shared(parser, "llama.cpp")
+    add_shared(parser, "serve")
     parser.set_defaults(run=run, json_lines=True)
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.cli.serving import serve
 
-    return serve(arguments)
+    return serve(arguments, default_port=DEFAULT_PORT)

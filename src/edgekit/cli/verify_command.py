@@ -16,29 +16,17 @@ from edgekit.cli.reach_options import (
     reach_of,
     seconds,
 )
+from edgekit.engines import every_engine
 from edgekit.engines.flags import COMMON, read_flags
-from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.engines.llamacpp.verify.types import Verification
-    from edgekit.sources.types import ModelFiles, Reach
+    from edgekit.engines.protocol import Engine
 
 OUTSIDE = 1
-
-_ENGINE = "llama.cpp"
-# What lies outside the engine's own buffers, or is not asked in a dry run of one model.
-_UNASKED = llamacpp_options.COMPANIONS | {
-    "cache_ram",
-    "cpu",  # as the engine here was built
-    "ctx_checkpoints",
-    "device_memory",
-    "rpc",  # no engine that is asked is built for it
-    "llama_version",  # it is the engine's own
-}
-_FLAGS = tuple(flag for flag in llamacpp_options.FLAGS if flag.key not in _UNASKED)
 
 _DESCRIPTION = """\
 Compares the prediction for a model with what the real llama.cpp on this machine would allocate. Only the
@@ -85,8 +73,13 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_reach_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
-    add_flags(parser, _ENGINE, llamacpp_options.TITLE, _FLAGS)
+    engine = _engine()
+    add_flags(parser, engine.name, engine.title, engine.verified_flags)
     parser.set_defaults(run=run)
+
+
+def _engine() -> Engine:
+    return next(engine for engine in every_engine() if "verify" in engine.starts_for)
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -113,56 +106,19 @@ def _remembered(found: Verification) -> Verification:
 
 
 def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
-    given = given_flags(arguments)
-    values = read_flags((CONTEXT, *_FLAGS), {**given.get(COMMON, {}), **given.get(_ENGINE, {})})
-    load, setup = llamacpp_options.ask(values)
-    from edgekit.engines.llamacpp.verify.check import verify_model
-    from edgekit.engines.llamacpp.verify.ways import choose_way
+    from edgekit.engines.program import VerifyRequest
+    from edgekit.running import verify
 
-    way = choose_way(setup.mode if "mode" in values else None, really=arguments.load)
-    with reach_of(arguments, quiet=arguments.json) as reach:
-        found = verify_model(
-            _files(arguments.model, reach, given.get(COMMON, {}).get("quant")),
-            load,
-            setup,
-            way=way,
-            timeout_s=arguments.engine_timeout,
-            really=arguments.load,
-        )
-    return found, llamacpp_options.told(load, found.estimate)
-
-
-def _files(reference: str, reach: Reach, quant: str | None) -> ModelFiles:
-    """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
-    from dataclasses import replace
-
-    from edgekit.engines.llamacpp.as_gguf import convert
-    from edgekit.engines.llamacpp.verify.hollow import generated_files
-    from edgekit.engines.quant_names import read_quant
-    from edgekit.errors import UsageError
-    from edgekit.resolver import ResolvedModel, file_at, quantised, resolve
-    from edgekit.sources import locate
-
-    found = resolve(reference, lambda source: locate(source, reach=reach))
-    if found.found is not None:
-        other = None if quant is None else file_at(found, quant)
-        if quant is None or (other is None and quant.upper() in found.found.label.upper()):
-            return found.found
-        if other is None:
-            raise UsageError(f"{found.name} has no file at {quant}: verify loads files as they are")
-        return locate(other, reach=reach)
-    known = ResolvedModel(
-        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
+    engine, given = _engine(), given_flags(arguments)
+    common = given.get(COMMON, {})
+    flags = {**common, **given.get(engine.name, {})}
+    request = VerifyRequest(
+        values=read_flags((CONTEXT, *engine.verified_flags), flags),
+        really=arguments.load,
+        timeout_s=arguments.engine_timeout,
     )
-    if quant is not None:
-        known = quantised(known, quant)
-    opened = known.as_file(_ENGINE)
-    if known.quant is not None:
-        mix = read_quant(_ENGINE, known.quant)
-        model = convert(known.opened(_ENGINE).model, mix).model
-        opened = replace(opened, model=model, mix=mix)
-    files = generated_files(opened.model.header, label=opened.label)
-    return replace(files, notes=(f"header generated from the catalog, at {opened.mix}",))
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        return verify(engine, arguments.model, request, quant=common.get("quant"), reach=reach)
 
 
 def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:

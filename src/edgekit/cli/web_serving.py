@@ -10,8 +10,8 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from edgekit.cli.announcing import say, say_json
 from edgekit.cli.listening import read_host, read_plain
+from edgekit.cli.output import say, say_json
 from edgekit.engines.ports import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.flags import Flag
+    from edgekit.engines.program import Program
     from edgekit.model.types import Model
 
 
@@ -33,3 +34,16 @@ class Engine(Protocol):
 
     def estimate(self, model: Model, load: Load, setup: Any, /) -> MemoryEstimate:
         """The bill. Raises RefusedError where the engine would not start."""
+
+    # --- programs
+
+    starts_for: tuple[
+        str, ...
+    ]  # the verbs that EdgeKit can start it for: run, serve, verify, calibrate
+
+    @property
+    def verified_flags(self) -> tuple[Flag, ...]:
+        """The flags that `verify` takes."""
+
+    def program(self) -> Program | None:
+        """How it is started on this machine; None where EdgeKit only prints the command."""

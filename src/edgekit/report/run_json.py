@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit.engines.chat import Written
-from edgekit.engines.llamacpp.verify.types import ComparedRow
+from edgekit.engines.comparison import ComparedRow
 from edgekit.report.check import Check
 from edgekit.report.check_json import check_json
 from edgekit.report.verify_json import row_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgekit.engines.chat import Written
-from edgekit.engines.llamacpp.verify.types import ComparedRow
+from edgekit.engines.comparison import ComparedRow
 from edgekit.engines.llamacpp.versions import answered_version, version_name
 from edgekit.report.check import Check
 from edgekit.report.headline import headline

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # only to name them: others use a row of this report
-    from edgekit.engines.llamacpp.verify.types import ComparedRow, Resident, Verification
+    from edgekit.engines.comparison import ComparedRow, Resident
+    from edgekit.engines.llamacpp.verify.types import Verification
 
 SCHEMA = 1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgekit.engines.llamacpp.verify.types import ComparedRow, Resident, Verification
+from edgekit.engines.comparison import ComparedRow, Resident
+from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.report.bill_text import percent
 from edgekit.report.lines import figures, printable
 from edgekit.report.screen import MOST_WIDTH, folded

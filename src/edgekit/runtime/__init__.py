@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.run.engine import Running, start
-    from edgekit.engines.llamacpp.run.types import Ended, Launch
+    from edgekit.engines.llamacpp.run.types import Launch
     from edgekit.engines.llamacpp.run.watch import Watch
+    from edgekit.engines.program import Ended
     from edgekit.engines.sampling import Sampler, Sampling
     from edgekit.runtime.stream.engine import StreamEngine, open_stream
     from edgekit.runtime.stream.generating import generate
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Ended": "edgekit.engines.llamacpp.run.types",
+    "Ended": "edgekit.engines.program",
     "Launch": "edgekit.engines.llamacpp.run.types",
     "Running": "edgekit.engines.llamacpp.run.engine",
     "Sampler": "edgekit.engines.sampling",

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edgekit.engines.budgets import devices_for
-from edgekit.engines.llamacpp.verify.types import ComparedRow, Verification
+from edgekit.engines.comparison import ComparedRow
+from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -21,7 +22,6 @@ from edgekit.machine.measured import Calibration, Difference, EngineMeasured, Pa
 from edgekit.machine.types import Machine
 from edgekit.units import format_bytes
 
-LLAMACPP = "llama.cpp"
 LEAST_VOCABULARY = 100_000  # with fewer tokens it holds less than it will with most models of today
 
 
@@ -49,13 +49,13 @@ def remember_load(found: Verification, machine: Machine) -> Remembered:
 
 
 def remember_rows(
-    label: str, rows: Iterable[ComparedRow], *, version: str
+    label: str, rows: Iterable[ComparedRow], *, engine: str, version: str
 ) -> tuple[Difference, ...]:
     """Those of a comparison that are out of bounds. Raises SourceError where they cannot be written.
 
-    `version` is the engine's, as it told it itself.
+    `version` is what the engine calls itself.
     """
-    differences = differences_of(label, rows, version)
+    differences = differences_of(label, rows, engine, version)
     if differences:
         change_calibration(lambda before: with_differences(before, differences))
     return differences
@@ -68,9 +68,9 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
     engine: EngineMeasured | None = None
     if beside is not None or pace is not None:
         through = found.answer.through
-        cards = devices_for(machine, LLAMACPP) if found.setup.has_device else ()
+        cards = devices_for(machine, found.estimate.engine) if found.setup.has_device else ()
         engine = EngineMeasured(
-            engine=LLAMACPP,
+            engine=found.estimate.engine,
             through=through,
             version=told_text(installed_version(through) or found.answer.version),
             host=host_key(machine),
@@ -83,7 +83,9 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
         )
     return Remembered(
         engine=engine,
-        differences=differences_of(found.label, found.rows, found.answer.version),
+        differences=differences_of(
+            found.label, found.rows, found.estimate.engine, found.answer.version
+        ),
         left_out=left_out,
     )
 
@@ -100,14 +102,16 @@ def _left_out(found: Verification) -> str:
     )
 
 
-def differences_of(label: str, rows: Iterable[ComparedRow], version: str) -> tuple[Difference, ...]:
+def differences_of(
+    label: str, rows: Iterable[ComparedRow], engine: str, version: str
+) -> tuple[Difference, ...]:
     return tuple(
         Difference(
             label=told_text(label),
             part=row.part,
             predicted_bytes=row.predicted_bytes,
             measured_bytes=row.measured.middle_bytes,
-            engine=LLAMACPP,
+            engine=engine,
             version=told_text(version),
             date=today(),
         )

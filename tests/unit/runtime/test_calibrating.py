@@ -19,10 +19,10 @@ from tests.unit.verify import small_model
 from edgekit import __version__
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.engines.llamacpp.verify.check import beside_bytes
-from edgekit.engines.llamacpp.verify.types import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.speed import GB, host_pace
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect
@@ -408,10 +408,10 @@ def test_a_difference_is_remembered() -> None:
         ComparedRow(part="weights", predicted_bytes=20 * MIB, measured=told, allowed_bytes=0),
         ComparedRow(part="compute", predicted_bytes=17 * MIB, measured=told, allowed_bytes=2 * MIB),
     ]
-    (one,) = remember_rows("a\x1b model", rows, version="0.6.0")
+    (one,) = remember_rows("a\x1b model", rows, engine="llama.cpp", version="0.6.0")
     assert (one.label, one.part, one.predicted_bytes, one.measured_bytes) == ("a model", "compute", 17 * MIB, 20 * MIB)  # fmt: skip
     assert read_calibration().calibration.differences == (one,)
-    assert remember_rows("a model", rows[:1], version="0.6.0") == ()
+    assert remember_rows("a model", rows[:1], engine="llama.cpp", version="0.6.0") == ()
 
 
 # -- what later estimates make of it ---------------------------------------------------------

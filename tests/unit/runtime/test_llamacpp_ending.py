@@ -22,9 +22,9 @@ from tests.runtime_engines import SERVER, ask, launch_of, small_model
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, Running, start
-from edgekit.engines.llamacpp.run.types import Ended
 from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, probes_of
 from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.program import Ended
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.cgroup import _Version
 from edgekit.machine.nvml_errors import told as words_of

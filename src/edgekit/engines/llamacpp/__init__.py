@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.engines.llamacpp.flags import FLAGS, TITLE
+from edgekit.engines.llamacpp.flags import COMPANIONS, FLAGS, TITLE
 from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.llamacpp.types import LlamaCppSetup
+    from edgekit.engines.program import Program
     from edgekit.model.types import Model
+
+# Flags about what is outside the engine's own buffers, or is not part of a dry run of one model.
+_UNVERIFIED = COMPANIONS | {
+    "cache_ram",
+    "cpu",  # as the engine here was built
+    "ctx_checkpoints",
+    "device_memory",
+    "rpc",  # neither way to ask llama.cpp is built with it
+    "llama_version",  # it is the engine's own
+}
 
 
 class LlamaCpp:
@@ -36,6 +47,16 @@ class LlamaCpp:
         from edgekit.engines.llamacpp.estimate import estimate
 
         return estimate(model, load, setup)
+
+    # --- programs
+
+    starts_for = ("run", "serve", "verify", "calibrate")
+    verified_flags = tuple(flag for flag in FLAGS if flag.key not in _UNVERIFIED)
+
+    def program(self) -> Program:
+        from edgekit.engines.llamacpp.run.program import PROGRAM
+
+        return PROGRAM
 
 
 ENGINE = LlamaCpp()

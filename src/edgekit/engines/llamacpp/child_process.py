@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from edgekit.engines.comparison import Resident
 from edgekit.engines.llamacpp.child import read_status
-from edgekit.engines.llamacpp.verify.types import Resident
 from edgekit.engines.process import ChildProcess, Message
 
 SCRIPT = Path(__file__).with_name("child.py")

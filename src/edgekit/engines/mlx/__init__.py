@@ -8,6 +8,7 @@ from edgekit.engines.mlx.flags import FLAGS, TITLE
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.flags import Flag
     from edgekit.engines.mlx.types import MlxSetup
     from edgekit.model.types import Model
 
@@ -35,6 +36,14 @@ class Mlx:
         from edgekit.engines.mlx.estimate import estimate
 
         return estimate(model, load, setup)
+
+    # --- programs
+
+    starts_for: tuple[str, ...] = ()
+    verified_flags: tuple[Flag, ...] = ()
+
+    def program(self) -> None:
+        """EdgeKit prints its command, and does not start it."""
 
 
 ENGINE = Mlx()

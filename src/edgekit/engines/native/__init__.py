@@ -8,7 +8,9 @@ from edgekit.engines.native.flags import FLAGS, TITLE
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.flags import Flag
     from edgekit.engines.native.setup import StreamSetup
+    from edgekit.engines.program import Program
     from edgekit.model.types import Model
 
 
@@ -35,6 +37,18 @@ class Native:
         from edgekit.engines.native.estimate import estimate
 
         return estimate(model, load, setup)
+
+    # --- programs
+
+    starts_for = ("run",)
+    verified_flags: tuple[Flag, ...] = ()
+
+    def program(self) -> Program:
+        from importlib import import_module
+
+        # By name: the engine's code is still above the engines (runtime/stream needs embed's kernels).
+        found: Program = import_module("edgekit.runtime.stream.program").PROGRAM
+        return found
 
 
 ENGINE = Native()

@@ -9,6 +9,7 @@ from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.flags import Flag
     from edgekit.engines.vllm.types import VllmSetup
     from edgekit.model.types import Model
 
@@ -36,6 +37,14 @@ class Vllm:
         from edgekit.engines.vllm.estimate import estimate
 
         return estimate(model, load, setup)
+
+    # --- programs
+
+    starts_for: tuple[str, ...] = ()
+    verified_flags: tuple[Flag, ...] = ()
+
+    def program(self) -> None:
+        """EdgeKit prints its command, and does not start it."""
 
 
 ENGINE = Vllm()

@@ -12,12 +12,13 @@ from pathlib import Path
 from edgekit import __version__
 from edgekit.bill.types import Load
 from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
-from edgekit.engines.llamacpp.verify.hollow import ending_in_order
 from edgekit.engines.llamacpp.verify.types import Paced, Pacing, Verification
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
+from edgekit.engines.process import ending_in_order
 from edgekit.errors import EdgekitError, EngineError, UsageError
 from edgekit.machine.calibration import today, told_text
 from edgekit.machine.measured import HostMeasured, Pace
@@ -29,7 +30,7 @@ from edgekit.plan.touched import one_token
 from edgekit.runtime.calibrating.busy import watched
 from edgekit.runtime.calibrating.made_up import LABEL, file_bytes, write_made_up
 from edgekit.runtime.calibrating.types import Bench, Run
-from edgekit.runtime.remembering import LLAMACPP, worth_keeping
+from edgekit.runtime.remembering import worth_keeping
 from edgekit.units import format_bytes
 
 CONTEXT_TOKENS = 1024
@@ -86,7 +87,7 @@ def _made_up(bench: Bench) -> Iterator[Opened]:
 
 def _run(bench: Bench, way: VerifyMethod, opened: Opened) -> Run:
     """On the cards that are here, where the engine finds them; else on the processor."""
-    cards = devices_for(bench.machine, LLAMACPP)
+    cards = devices_for(bench.machine, ENGINE.name)
     if not cards:
         return _on(bench, way, opened, ())
     try:
@@ -174,7 +175,7 @@ def _pace(machine: Machine, opened: Opened, load: Load, setup: LlamaCppSetup, pa
     model = opened.model
     bill = estimate(model, load, setup)
     filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)
-    expected = expected_speed(model, load, setup, bill, machine, LLAMACPP, filled=filled)
+    expected = expected_speed(model, load, setup, bill, machine, bill.engine, filled=filled)
     prefill = None if expected is None else expected.prefill
     read = one_token(model, load, setup, bill).pools
     return Pace(

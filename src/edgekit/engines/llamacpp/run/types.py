@@ -1,4 +1,4 @@
-"""Nouns of this room: how llama.cpp is started, and how it ended."""
+"""How llama.cpp is started."""
 
 from __future__ import annotations
 
@@ -73,13 +73,3 @@ class Launch:
 
 def _shards(path: Path) -> list[Path]:
     return [one for one in map(path.with_name, shard_names(path.name)) if one.exists()] or [path]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a process came to its end. Either an exit code or a signal."""
-
-    exit_code: int | None
-    signal: str | None  # "SIGKILL"
-    why: str
-    last_words: str

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from edgekit.engines.llamacpp.run.types import Ended, Launch
+from edgekit.engines.comparison import Resident
+from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.types import Backend
-from edgekit.engines.llamacpp.verify.types import Resident
+from edgekit.engines.program import Ended
 from edgekit.errors import NotFoundError, SourceError
 from edgekit.machine.cgroup import group_limits, memory_groups
 from edgekit.machine.monitor import CRITICAL_BYTES

@@ -9,16 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgekit.engines.comparison import Resident
 from edgekit.engines.llamacpp.child import read_status
 from edgekit.engines.llamacpp.child_process import NO_DEVICES, PASSIVE, resident_at, start_child
 from edgekit.engines.llamacpp.verify.engine_log import EngineLog
-from edgekit.engines.llamacpp.verify.types import (
-    ChildLimits,
-    EngineAnswer,
-    LoadQuestion,
-    Paced,
-    Resident,
-)
+from edgekit.engines.llamacpp.verify.types import ChildLimits, EngineAnswer, LoadQuestion, Paced
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import Message, signal_name
 from edgekit.errors import EngineError
@@ -32,7 +27,7 @@ _WEIGHTS_LOADED = "llama_context: constructing llama_context"
 
 
 @dataclass(slots=True)
-class _Run:
+class _ChildReport:
     """What one child process has reported so far."""
 
     log: EngineLog = field(default_factory=EngineLog)
@@ -84,7 +79,7 @@ def _best(found: Sequence[Mapping[str, float]]) -> Paced | None:
     )
 
 
-def _run(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> _Run:
+def _run(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> _ChildReport:
     request = way.request(question)
     for _ in range(1 if question.really else DRY_TRIES):
         child = _run_once(request, question, limits)
@@ -95,9 +90,11 @@ def _run(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> _Run
     raise EngineError(f"{_end_of(child, limits)}: {child.log.last_words()}")
 
 
-def _run_once(request: Mapping[str, Any], question: LoadQuestion, limits: ChildLimits) -> _Run:
+def _run_once(
+    request: Mapping[str, Any], question: LoadQuestion, limits: ChildLimits
+) -> _ChildReport:
     """A dry run is ended as soon as its log is complete: further on it would use memory it never got."""
-    child, to_the_end = _Run(), question.really
+    child, to_the_end = _ChildReport(), question.really
     complete, noting = threading.Event(), threading.Lock()  # two threads note memory
 
     def take(line: str) -> None:
@@ -144,12 +141,12 @@ def _run_once(request: Mapping[str, Any], question: LoadQuestion, limits: ChildL
     return child
 
 
-def _version(way: VerifyMethod, child: _Run) -> str:
+def _version(way: VerifyMethod, child: _ChildReport) -> str:
     told = way.told_version()
     return told if child.version is None else f"{told} (llama.cpp {child.version})"
 
 
-def _end_of(child: _Run, limits: ChildLimits) -> str:
+def _end_of(child: _ChildReport, limits: ChildLimits) -> str:
     if child.timed_out:
         return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
     code, allowed = child.exit_code or 0, limits.memory_bytes

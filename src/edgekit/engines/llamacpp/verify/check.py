@@ -8,21 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
+from edgekit.engines.comparison import NOTHING, ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.ask import ask_engine, load_for_real
 from edgekit.engines.llamacpp.verify.hollow import files_of, hollow_out, on_disk
 from edgekit.engines.llamacpp.verify.types import (
     COMPARED,
-    NOTHING,
     ChildLimits,
-    ComparedRow,
     EngineAnswer,
     LoadQuestion,
-    MeasuredBytes,
     Paced,
     Pacing,
-    Resident,
     Verification,
 )
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgekit.bill.types import Component
-from edgekit.engines.llamacpp.verify.types import NOTHING, STOP, MeasuredBytes
+from edgekit.engines.comparison import NOTHING, MeasuredBytes
+from edgekit.engines.llamacpp.verify.types import STOP
 from edgekit.errors import EngineError
 from edgekit.units import MIB
 

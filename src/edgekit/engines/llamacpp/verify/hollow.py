@@ -8,16 +8,14 @@ There is no vocabulary: its size is a key of the architecture.
 from __future__ import annotations
 
 import os
-import signal
 import struct
-import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from edgekit.engines.process import ending_in_order
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.formats.gguf import read_gguf
 from edgekit.formats.opened import read_shards
@@ -93,26 +91,6 @@ def on_disk(hollow: Sequence[HollowFile]) -> Iterator[Path]:
                 f"{error.strerror or error}; set TMPDIR to a folder with free space"
             ) from error
         yield path
-
-
-@contextmanager
-def ending_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end Python on the spot; as an exception they let it clean up, as Ctrl-C does."""
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    if threading.current_thread() is not threading.main_thread():
-        ours = []  # only the main thread may change what a signal does
-    for number in ours:
-        signal.signal(number, _end)
-    try:
-        yield
-    finally:
-        for number in ours:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _end(number: int, _: object) -> None:
-    sys.exit(128 + number)
 
 
 def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:

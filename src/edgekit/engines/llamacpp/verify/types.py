@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 
 # What both sides name. The engine keeps prompt caches and its driver's context to itself.
@@ -22,39 +23,6 @@ COMPARED = (
 # An adapter that is not there. After its dry run a server would go on to load what has no memory, and die of
 # it before its log is written; so it gives up instead.
 STOP = "no-adapter.gguf"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredBytes:
-    """Bytes as far as a rounded number tells them: somewhere from low to high, both included."""
-
-    low_bytes: int
-    high_bytes: int
-
-    @property
-    def middle_bytes(self) -> int:
-        return (self.low_bytes + self.high_bytes) // 2
-
-    @property
-    def resolution_bytes(self) -> int:
-        """How far the truth may be from the middle."""
-        return (self.high_bytes - self.low_bytes + 1) // 2
-
-    def off_by(self, size_bytes: int) -> int:
-        """Bytes by which `size_bytes` lies above (or below: negative) what was measured."""
-        return max(size_bytes - self.high_bytes, 0) + min(size_bytes - self.low_bytes, 0)
-
-    def meets(self, other: MeasuredBytes) -> bool:
-        return self.low_bytes <= other.high_bytes and other.low_bytes <= self.high_bytes
-
-    def __add__(self, other: MeasuredBytes) -> MeasuredBytes:
-        return MeasuredBytes(
-            low_bytes=self.low_bytes + other.low_bytes,
-            high_bytes=self.high_bytes + other.high_bytes,
-        )
-
-
-NOTHING = MeasuredBytes(low_bytes=0, high_bytes=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +66,6 @@ class ChildLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
-    """Memory a process really held at one moment, as the system counts it."""
-
-    when: str
-    resident_bytes: int
-    anonymous_bytes: int | None = None  # its own: caches, results, copied weights
-    file_bytes: int | None = None  # mapped from files: weights that can be dropped and read again
-    model_bytes: int | None = None  # ... of these the model's own
-    swapped_bytes: int = 0  # its own too, on the disk just then
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAnswer:
     """What the real engine told."""
 
@@ -119,28 +75,6 @@ class EngineAnswer:
     resolved: Mapping[str, str] = field(default_factory=dict)  # n_ctx, n_seq_max ... as it has them
     devices: tuple[str, ...] = ()  # GPUs it would use
     seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRow:
-    """One part of the bill beside the engine's."""
-
-    part: str
-    predicted_bytes: int
-    measured: MeasuredBytes
-    allowed_bytes: int  # beyond the resolution of what the engine told
-
-    @property
-    def difference_bytes(self) -> int:
-        return self.measured.off_by(self.predicted_bytes)
-
-    @property
-    def difference_share(self) -> float:
-        return self.difference_bytes / max(self.measured.middle_bytes, 1)
-
-    @property
-    def within(self) -> bool:
-        return abs(self.difference_bytes) <= self.allowed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,8 @@
-"""A catalog name given to `run` or `serve` -> the repositories that have its weights, and consent to a download."""
+"""A catalog name given to `run` or `serve` -> the repositories that have its weights."""
 
 from __future__ import annotations
 
-import argparse
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,15 +16,12 @@ from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.sources.finding import Found, find_weights
 from edgekit.sources.folders import is_here
 from edgekit.sources.types import Reach
-from edgekit.units import format_download
 
 if TYPE_CHECKING:
+    from edgekit.asking.checks import Asking
     from edgekit.catalog.types import Entry
-    from edgekit.cli.running import Confirm, RunRequest
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
-
-LLAMACPP = "llama.cpp"
 
 
 def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
@@ -43,35 +39,37 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     return None
 
 
-def open_published(entry: Entry, quant: str | None, order: RunRequest) -> tuple[RunRequest, Opened]:
-    """The model as it would be downloaded, and the order with the repositories that have it. Nothing is fetched yet.
+def open_published(
+    entry: Entry, quant: str | None, asking: Asking
+) -> tuple[tuple[str, ...], Opened]:
+    """The repositories that have the model, and the model as it would be downloaded. Nothing is fetched yet.
 
     Without a quantisation it is chosen for this machine. UsageError where no repository is known.
     """
     named = resolve_model(f"catalog:{entry.id}")
     known = repositories_of(entry.id, Form.GGUF)
-    mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, order), known)
+    mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, asking), known)
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
     if mix is None or not found:
         raise UsageError(_no_repository(entry.id, quant, known))
     from edgekit.engines.llamacpp.as_gguf import convert
 
-    model = named.opened(LLAMACPP)
+    (engine,) = asking.engines
+    model = named.opened(engine)
     opened = replace(model, model=convert(model.model, mix).model, mix=mix)
-    references = tuple(f"{one.name}:{one.tag(mix)}" for one in found)
-    return replace(order, published=references), opened
+    return tuple(f"{one.name}:{one.tag(mix)}" for one in found), opened
 
 
-def _chosen_mix(named: ResolvedModel, order: RunRequest) -> str:
+def _chosen_mix(named: ResolvedModel, asking: Asking) -> str:
     """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
     from edgekit.asking.checks import check_named
     from edgekit.report.check import Check
 
-    (found,) = check_named(named, order.asking(None), Reach(network=False))
+    (found,) = check_named(named, asking, Reach(network=False))
     if not isinstance(found, Check):
         raise found.error
     fits = found.result.can_load
-    return found.result.quantization if fits else named.as_file(order.engine).mix
+    return found.result.quantization if fits else named.as_file(found.result.engine).mix
 
 
 def _published_mix(mix: str, known: tuple[Repository, ...]) -> str | None:
@@ -95,43 +93,28 @@ def _no_repository(name: str, quant: str | None, known: tuple[Repository, ...]) 
 
 
 def find_published(
-    order: RunRequest, reach: Reach, confirm: Confirm | None, *, several: bool
+    name: str,
+    references: tuple[str, ...],
+    reach: Reach,
+    confirm: Callable[[Download], bool] | None,
+    *,
+    several: bool,
 ) -> Found:
     """The file of the first repository that has it: on this machine if possible, else downloaded."""
-    for reference in order.published:
+    for reference in references:
         try:
             return find_weights(reference, reach=replace(reach, network=False), several=several)
         except SourceError:
             continue
     missing: SourceError | None = None
-    for reference in order.published:
+    for reference in references:
         try:
             return find_weights(reference, reach=reach, confirm=confirm, several=several)
         except (NotFoundError, RemoteNotFoundError) as error:
             missing = error
             if not reach.network:
                 break
-    tried = ", ".join(order.published)
+    tried = ", ".join(references)
     raise NotFoundError(
-        f"{order.reference}: none of {tried} could be read ({missing}). Search {gguf_search(order.reference)}"
+        f"{name}: none of {tried} could be read ({missing}). Search {gguf_search(name)}"
     ) from missing
-
-
-def asking_first(
-    arguments: argparse.Namespace, name: str, confirm: Confirm | None
-) -> Confirm | None:
-    """`confirm` after the user agreed: with --yes or --download-up-to on the command line, else at the terminal."""
-    if confirm is None or arguments.yes or arguments.download_up_to is not None:
-        return confirm
-
-    def ask(download: Download) -> bool:
-        what = f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
-        if not (sys.stdin is not None and sys.stdin.isatty()):
-            raise UsageError(f"{name} is not on this machine. To download {what}, add --yes")
-        sys.stderr.write(f"Download {what}? [Y/n] ")
-        sys.stderr.flush()
-        if sys.stdin.readline().strip().lower() not in {"", "y", "yes"}:
-            raise UsageError("nothing was downloaded")
-        return confirm(download)
-
-    return ask

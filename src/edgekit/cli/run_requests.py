@@ -1,0 +1,159 @@
+"""What argparse found for `run` and `serve` -> the request; and how a refusal is printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekit.asking.words import engine_flags, read_max_use, read_reserve
+from edgekit.catalog.naming import split_quant
+from edgekit.cli.listening import read_plain
+from edgekit.cli.reach_options import screen_width
+from edgekit.cli.tiers import read_purpose
+from edgekit.cli.typed import words_of
+from edgekit.engines import engine_named
+from edgekit.engines.flags import read, read_number
+from edgekit.engines.program import RunOptions
+from edgekit.errors import UsageError
+from edgekit.plan.making import check_users
+from edgekit.published import catalog_name
+from edgekit.report.bars import glyphs_for
+from edgekit.report.check_text import check_text
+from edgekit.running import DoesNotFitError, RunRequest, program_for, startable
+from edgekit.sources.folders import is_here
+from edgekit.units import format_download, parse_size
+
+if TYPE_CHECKING:
+    from edgekit.running import Confirm
+    from edgekit.sources.download import Download
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StderrNotices:
+    """Lines about the work, on standard error."""
+
+    quiet: bool
+
+    def say(self, sentence: str) -> None:
+        if not self.quiet and sentence and sys.stderr is not None:
+            print(sentence, file=sys.stderr, flush=True)
+
+    def warn(self, sentence: str) -> None:
+        """Shown even with --quiet."""
+        if sys.stderr is not None:
+            print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
+
+
+def read_order(arguments: argparse.Namespace, verb: str) -> RunRequest:
+    """For `run` or `serve`. UsageError for what makes no sense, before anything is fetched."""
+    chosen, flags = engine_flags(words_of(arguments))
+    engines = tuple(engine.name for engine in startable(verb))
+    if len(chosen) > 1:
+        raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
+    engine = next(iter(chosen), engines[0])
+    program = program_for(verb, engine_named(engine))
+    users = read_number("--users", getattr(arguments, "users", None), least=1)
+    if users is not None:
+        check_users(users, engine)
+        flags[engine] = program.with_users(flags[engine], users)
+    if arguments.sinks is not None and not arguments.rolling:
+        raise UsageError("--sinks only works with a rolling context: add --rolling")
+    budget = getattr(arguments, "budget", None)  # run has one, serve does not
+    if budget is not None and not program.has_budget:
+        raise UsageError("--budget only works with the built-in engine: add --engine stream")
+    window_budget = arguments.window_budget
+    settled = program.settled(
+        RunOptions(
+            rolling=arguments.rolling,
+            sinks=arguments.sinks,
+            threads=arguments.threads,
+            alone=verb == "run",
+        )
+    )
+    own_threads = "threads" in settled  # a flag of the engine's own
+    return RunRequest(
+        reference=_at_quant(arguments.model, flags[engine].get("quant")),
+        engine=engine,
+        flags=flags,
+        sinks=read_number("--sinks", arguments.sinks) or 0,
+        rolling=arguments.rolling,
+        force=arguments.force,
+        min_context=read_number("--min-context", arguments.min_context),
+        window_budget_bytes=None
+        if window_budget is None
+        else read("--window-budget", parse_size, window_budget),
+        threads=None if own_threads else read_plain("--threads", arguments.threads, least=1),
+        max_use=read_max_use(arguments.max_use),
+        reserve_bytes=read_reserve(arguments.reserve),
+        budget_bytes=None if budget is None else read("--budget", parse_size, budget),
+        purpose=read_purpose(getattr(arguments, "latency", None)),
+        settled=settled,
+    )
+
+
+def _at_quant(reference: str, quant: str | None) -> str:
+    """The repository or the name at this quantisation. UsageError for a file, which is loaded as it is."""
+    if quant is None:
+        return reference
+    if is_here(reference):
+        raise UsageError(f"--quant {quant}: a file is loaded as it is; give a repository instead")
+    stated = split_quant(reference)[1]
+    if stated is not None and stated.upper() != quant.upper():
+        raise UsageError(f"{reference} and --quant {quant} name two quantisations: give one")
+    return reference if stated is not None else f"{reference}:{quant}"
+
+
+def download_limit(arguments: argparse.Namespace) -> Confirm | None:
+    """A repository that was named is downloaded, up to --download-up-to; for a catalog name the user is asked first."""
+    if arguments.no_download:
+        return None
+    limit = arguments.download_up_to
+    most = None if limit is None else read("--download-up-to", parse_size, limit)
+
+    def agreed(download: Download) -> bool:
+        return most is None or download.size_bytes <= most
+
+    known = catalog_name(arguments.model) is not None
+    return _asking_first(arguments, arguments.model, agreed) if known else agreed
+
+
+def _asking_first(
+    arguments: argparse.Namespace, name: str, confirm: Confirm | None
+) -> Confirm | None:
+    """`confirm` after the user agreed: with --yes or --download-up-to on the command line, else at the terminal."""
+    if confirm is None or arguments.yes or arguments.download_up_to is not None:
+        return confirm
+
+    def ask(download: Download) -> bool:
+        what = f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
+        if not (sys.stdin is not None and sys.stdin.isatty()):
+            raise UsageError(f"{name} is not on this machine. To download {what}, add --yes")
+        sys.stderr.write(f"Download {what}? [Y/n] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in {"", "y", "yes"}:
+            raise UsageError("nothing was downloaded")
+        return confirm(download)
+
+    return ask
+
+
+def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:
+    """The report of a verdict that is no: for programs on standard output, for people on standard error."""
+    if as_json:
+        import json
+
+        from edgekit.report.as_json import json_text
+        from edgekit.report.check_json import check_json
+
+        found = check_json(error.check)
+        told = json.dumps(found) + "\n" if in_one_line else json_text(found)
+        return told, error.exit_code
+    told = check_text(
+        error.check,
+        width=screen_width(),
+        glyphs=glyphs_for(getattr(sys.stderr, "encoding", None)),
+    )
+    sys.stderr.write(told)
+    return "", error.exit_code

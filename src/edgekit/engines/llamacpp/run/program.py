@@ -1,0 +1,169 @@
+"""llama.cpp for `run`, `serve` and `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.engines.chat import Prompt
+from edgekit.engines.flags import read_number
+from edgekit.engines.llamacpp import flags as own_flags
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.verify.types import Verification
+from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
+from edgekit.engines.llamacpp.versions import installed_version, version_name
+from edgekit.engines.program import RunOptions, StartRequest, Up, VerifyRequest
+from edgekit.errors import EngineError, MemoryPressureError, UsageError
+from edgekit.model.types import Model
+from edgekit.sources.types import ModelFiles
+
+# For one conversation: no slots for others, and no prompts of others cached.
+_ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
+_LIMITS = {"cache_ram": "cache_ram_mib", "ctx_checkpoints": "ctx_checkpoints"}
+_LAST_MOMENT_S = 2.0  # a server that is gone closes its connections before its end is known
+
+
+class LlamaCppProgram:
+    loads_shards = True
+    has_budget = False
+
+    def settled(self, options: RunOptions) -> dict[str, Any]:
+        """The bill is that of the llama.cpp that will be started, whichever version is named elsewhere."""
+        found = installed_version()
+        return {
+            **({} if found is None else {"llama_version": version_name(*found)}),
+            **({"ctx_shift": True} if options.rolling else {}),
+            **(_ALONE if options.alone else {}),
+        }
+
+    def with_users(self, flags: dict[str, Any], users: int) -> dict[str, Any]:
+        if "parallel" in flags or flags.get("unified"):
+            raise UsageError("--users N means -np N with a context for each user: give one of them")
+        context = read_number("-c", flags.get("context"))
+        if context == 0:
+            raise UsageError("--users needs a context for each user: -c N")
+        more = {} if context is None else {"context": str(context * users)}
+        return {**flags, **more, "parallel": str(users), "unified": False}
+
+    def limited(
+        self, setup: LlamaCppSetup, limits: Callable[[], Mapping[str, int]]
+    ) -> LlamaCppSetup:
+        changes: dict[str, Any] = {_LIMITS[flag]: number for flag, number in limits().items()}
+        return replace(setup, **changes)
+
+    def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppOpening:
+        return LlamaCppOpening()
+
+    def verifier(self, request: VerifyRequest) -> LlamaCppVerifier:
+        load, setup = own_flags.ask(request.values)
+        mode = setup.mode if "mode" in request.values else None
+        way = choose_way(mode, really=request.really)
+        return LlamaCppVerifier(request=request, load=load, setup=setup, way=way)
+
+
+PROGRAM = LlamaCppProgram()
+
+
+class LlamaCppOpening:
+    def tokens_in(self, _prompt: Prompt) -> None:
+        """Only the server can count them."""
+
+    @contextmanager
+    def start(self, request: StartRequest) -> Iterator[Up]:
+        """Watched until the end of the block, and gone after it."""
+        from edgekit.engines.llamacpp.run.client import Client, LlamaTalker
+        from edgekit.engines.llamacpp.run.comparison import compare_reported
+        from edgekit.engines.llamacpp.run.engine import start
+        from edgekit.engines.llamacpp.run.watch import Watch
+
+        running = start(_launch(request), tell=request.say, recheck=request.recheck)
+        with Watch(running, warn=request.warn) as watch:
+            try:
+                talker = LlamaTalker(
+                    client=Client(running.address, api_key=request.at.api_key),
+                    window_tokens=_window_tokens(request.load, running.resolved),
+                    sinks=request.sinks,
+                )
+                yield Up(
+                    talker=talker,
+                    version=running.version,
+                    rows=compare_reported(request.estimate, running),
+                    server=running,
+                    guard=watch,
+                )
+            except EngineError as error:
+                ended = running.wait(_LAST_MOMENT_S)
+                if ended is None:
+                    raise
+                kind = MemoryPressureError if watch.starved else EngineError
+                raise kind(watch.reason or f"{ended.why}: {ended.last_words}") from error
+            finally:
+                running.stop()
+
+
+def _launch(request: StartRequest) -> Any:
+    from edgekit.engines.llamacpp.run.types import Launch
+
+    weights, at = request.weights, request.at
+    # The drafter's cache is f16 unless it was given, whatever the model's cache is.
+    key, value = (cache_type(request.values.get(f"draft_type_{one}", "f16")) for one in "kv")
+    return Launch(
+        path=weights.model,
+        load=request.load,
+        setup=request.setup,
+        sinks=request.sinks,
+        rolling=request.rolling,
+        drafter=weights.drafter,
+        adapters=weights.adapters,
+        projector=weights.projector,
+        chat=at.chats,
+        drafter_load=replace(request.load, cache_k=key, cache_v=value),
+        host=at.host,
+        port=at.port,
+        api_key=at.api_key,
+        alias=at.alias or request.label,
+        threads=request.threads,
+        environment=request.environment,
+    )
+
+
+def _window_tokens(load: Load, resolved: Mapping[str, str]) -> int:
+    """Of one sequence, as the engine has it; never more than was planned."""
+    found = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
+    planned = load.context_tokens or 0
+    return min(int(found), planned) if found and found.isdigit() else planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppVerifier:
+    request: VerifyRequest
+    load: Load
+    setup: LlamaCppSetup
+    way: VerifyMethod
+
+    def generated(self, model: Model, label: str, mix: str | None) -> ModelFiles:
+        from edgekit.engines.llamacpp.as_gguf import convert
+        from edgekit.engines.llamacpp.verify.hollow import generated_files
+
+        made = model if mix is None else convert(model, mix).model
+        return generated_files(made.header, label=label)
+
+    def verify(self, files: ModelFiles) -> Verification:
+        from edgekit.engines.llamacpp.verify.check import verify_model
+
+        return verify_model(
+            files,
+            self.load,
+            self.setup,
+            way=self.way,
+            timeout_s=self.request.timeout_s,
+            really=self.request.really,
+        )
+
+    def asked(self, found: Verification) -> str:
+        return own_flags.told(self.load, found.estimate)

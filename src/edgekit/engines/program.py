@@ -1,0 +1,172 @@
+"""How an engine is started on this machine, for `run`, `serve` and `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.chat import Prompt, Talker
+    from edgekit.engines.comparison import ComparedRow, Resident
+    from edgekit.engines.spill import Purpose
+    from edgekit.model.types import Model
+    from edgekit.sources.types import ModelFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalWeights:
+    """Files on this machine: the model and its companions."""
+
+    model: Path
+    drafter: Path | None = None
+    adapters: tuple[Path, ...] = ()
+    projector: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    api_key: str | None = field(default=None, repr=False)
+    alias: str = ""  # the model's name for clients; "": its label
+    chats: bool = True  # False: the model's chat template is not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRequest:
+    """What an engine is started with once the verdict is yes."""
+
+    weights: LocalWeights
+    label: str
+    load: Load
+    setup: Any  # of the engine
+    estimate: MemoryEstimate = field(repr=False)
+    values: Mapping[str, Any] = field(repr=False)  # of the engine's flags
+    sinks: int = 0
+    rolling: bool = False
+    threads: int | None = None
+    purpose: Purpose
+    environment: Mapping[str, str] = field(default_factory=dict)
+    at: Address
+    recheck: Callable[[], None]  # raises where it no longer fits; called just before loading
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process came to its end. Either an exit code or a signal."""
+
+    exit_code: int | None
+    signal: str | None  # "SIGKILL"
+    why: str
+    last_words: str
+
+
+class Server(Protocol):
+    """An engine that serves HTTP."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def idle(self) -> Resident | None:
+        """The process with its libraries, before anything was loaded."""
+        ...
+
+    def wait(self) -> Ended | None: ...
+    def stop(self, why: str = "") -> Ended: ...
+
+
+class Guard(Protocol):
+    """Watches an engine at work, and stops it before memory runs out."""
+
+    @property
+    def reason(self) -> str:
+        """Why it stopped the engine; empty: it did not."""
+        ...
+
+    @property
+    def starved(self) -> bool:
+        """Whether it stopped the engine for lack of memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Up:
+    """An engine that is ready to answer."""
+
+    talker: Talker
+    version: str = ""
+    rows: tuple[ComparedRow, ...] = ()  # the bill next to what the engine reports, if it does
+    server: Server | None = None  # of one that serves
+    guard: Guard | None = None
+
+
+class Opening(Protocol):
+    """A model file, about to be loaded."""
+
+    def tokens_in(self, prompt: Prompt, /) -> int | None:
+        """Exactly; None where only the started engine can count them."""
+
+    def start(self, request: StartRequest, /) -> AbstractContextManager[Up]:
+        """Loaded and ready until the end of the block. An engine that dies meanwhile raises with the reason."""
+
+
+class Verifier(Protocol):
+    """The engine on this machine, ready to be compared with the prediction for one set of flags."""
+
+    def generated(self, model: Model, label: str, mix: str | None, /) -> ModelFiles:
+        """Files with a header for a model that is known without a file, quantised to `mix`."""
+
+    def verify(self, files: ModelFiles, /) -> Any:
+        """The prediction next to the engine's own figures."""
+
+    def asked(self, found: Any, /) -> str:
+        """The flags in words, for the heading of the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of `run` and `serve` that engines have flags of their own for, as they were typed."""
+
+    rolling: bool = False
+    sinks: str | None = None
+    threads: str | None = None
+    alone: bool = False  # for one conversation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    values: Mapping[str, Any]  # of the engine's flags
+    really: bool = False  # load the model too
+    timeout_s: float | None = None
+
+
+class Program(Protocol):
+    """Starts one engine."""
+
+    loads_shards: bool  # models in several files
+    has_budget: bool  # keeps its whole process inside a number of bytes
+
+    def settled(self, options: RunOptions, /) -> dict[str, Any]:
+        """The engine's flags that follow from these options."""
+
+    def with_users(self, flags: dict[str, Any], users: int, /) -> dict[str, Any]:
+        """The flags with a slot and a context for every user. Raises UsageError."""
+
+    def limited(self, setup: Any, limits: Callable[[], Mapping[str, int]], /) -> Any:
+        """The setup with these limits, by flag, on what grows after the start."""
+
+    def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Opening:
+        """What it opens is closed with `held`. Raises MissingExtraError where the engine is not installed."""
+
+    def verifier(self, request: VerifyRequest, /) -> Verifier:
+        """Raises EngineError where the engine is not on this machine, UsageError for one that cannot be verified."""
