@@ -26,10 +26,11 @@ from tests.recorded import engine_models, header_bytes, models, padded
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.speed import modelled_speed
 from edgekit.machine import detect
 from edgekit.machine.types import Machine
-from edgekit.plan.speed import expected_speed
 
 USUAL = ("llama-3.2-1b:Q8_0", "llama-3.2-1b:Q4_K_M", "qwen3-0.6b:Q8_0", "gemma-3-1b:Q8_0")
 TRIES, PROMPT, NEW, CONTEXT = 7, 128, 8, 1024
@@ -64,9 +65,7 @@ def _expected(name: str, quant: str, machine: Machine, read: float) -> Any:
     if machine.host is not None:
         machine = replace(machine, host=replace(machine.host, bandwidth_bytes_per_s=int(read)))
     bill = estimate(model, load, setup)
-    return expected_speed(
-        model, load, setup, bill, machine, "llama.cpp", filled=(PROMPT, PROMPT + NEW)
-    )
+    return modelled_speed(sequence_run(model, load, setup, bill, machine), (PROMPT, PROMPT + NEW))
 
 
 def _read_bytes_per_s(threads: int) -> float:

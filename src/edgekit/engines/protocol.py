@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from edgekit.bill.task import Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.bill.verdict import Speed
     from edgekit.engines.flags import Flag
     from edgekit.engines.program import Program
+    from edgekit.machine.types import Machine
     from edgekit.model.types import Model
 
 
@@ -47,3 +50,23 @@ class Engine(Protocol):
 
     def program(self) -> Program | None:
         """How it is started on this machine; None where EdgeKit only prints the command."""
+
+    # --- speed
+
+    def speed(
+        self,
+        task: Task,
+        placement: Placement,
+        bill: MemoryEstimate,
+        filled: tuple[int, int] | None = None,
+        /,
+    ) -> Speed | None:
+        """For one sequence, from the fewest to the most tokens in the context (None: from an empty to a full one).
+
+        None if unknown.
+        """
+
+    def fastest_tokens_per_s(
+        self, read_bytes: float, held_bytes: int, machine: Machine, /
+    ) -> float | None:
+        """A bound for models of `held_bytes` that read `read_bytes` per token. None if unknown."""

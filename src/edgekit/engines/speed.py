@@ -1,195 +1,482 @@
-"""A memory or a processor -> how fast engines are known to use it, as a range. TABLES of shares and rates.
+"""A bill on a machine -> expected tokens per second, as a range. Always modelled, however exact the bill is.
 
-Nobody publishes these: they are drawn around what was measured (docs/speed.md has the points and their sources), so
-that the slow end is below and the fast end above nearly all of them.
+A decoded token reads every active weight and the cache once, so its time is bytes over bandwidth, plus a fixed time per
+layer. A prompt token costs operations instead. Engines differ in a `SequenceRun`: engines/X/speed.py makes it.
+
+Nobody publishes the shares and rates in the tables here and there. They are drawn around measurements, so that the slow
+end is below and the fast end above nearly all of them: docs/speed.md has the points and their sources.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from edgekit.machine.types import Device, Machine, Vendor
+from edgekit.basis import Basis
+from edgekit.bill.task import Task
+from edgekit.bill.types import Component, Load
+from edgekit.bill.verdict import Speed, Weighed
+from edgekit.engines import engine_named
+from edgekit.engines.token_reads import PoolReads, TokenReads
+from edgekit.machine.types import Device, Machine, PoolKind
+from edgekit.model.types import LatentAttention, Model, ModelGeometry, Span, attention_of
+from edgekit.units import format_bytes
 
 Range = tuple[float, float]  # from slow to fast
 
 GB = 10**9
+MICRO = 1e-6
+USUAL_FILL_TOKENS = 4096  # in the context at the slow end: a long conversation
+DEFAULT_BATCH_TOKENS = 512  # of a prompt, computed together
+
+
+def expected_speed(
+    task: Task, weighed: Weighed, fill_tokens: int = USUAL_FILL_TOKENS
+) -> Speed | None:
+    """From an empty context at the fast end to `fill_tokens` at the slow end.
+
+    None if unknown: for a device of unknown bandwidth, and for weights that are only assumed.
+    """
+    bill, tokens = weighed.estimate, weighed.context_tokens
+    weights = (line for line in bill.lines if line.component is Component.WEIGHTS)
+    if any(line.basis is Basis.ASSUMED for line in weights):
+        return None
+    sized = replace(task, load=replace(task.load, context_tokens=tokens))
+    filled = (0, min(tokens, fill_tokens))
+    found = engine_named(task.engine).speed(sized, weighed.way, bill, filled)
+    if found is None or task.nodes == 1:
+        return found
+    because = f"{found.because}; the network between the machines is not included"
+    return replace(found, basis=Basis.ASSUMED, because=because)
+
+
+def steady_throughput(task: Task, weighed: Weighed) -> float | None:
+    """Expected tokens per second as one number: the geometric mean of the range, with an empty cache.
+
+    A more accurate cache is slower to read, and is chosen if there is more memory: so it must not count.
+    """
+    speed = expected_speed(task, weighed, 0)
+    return None if speed is None else speed.typical
+
+
+# -- how fast memories are read --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How an engine reads weights for one token.
+    """How kernels read weights for one token.
 
-    Both ends follow a bent line: up to `knee_bytes_per_s` kernels keep up with the memory, beyond it less and less.
+    Both ends follow a bent line: up to `knee_bytes_per_s` kernels keep up with the memory, above it less and less.
     """
 
     near_share: Range
-    far_share: Range  # of what lies beyond the knee
+    far_share: Range  # of the bandwidth above the knee
     knee_bytes_per_s: float
-    cache_share: float  # of the slow rate: attention reads a cache worse than weights are read
-    layer_s: Range  # of every layer besides: launches, norms, small kernels
-    token_s: Range  # of every token besides: sampling, the loop around
+    cache_share: float  # of the slow rate: attention reads a cache less efficiently than weights
+    layer_s: Range  # added per layer: launches, norms, small kernels
+    token_s: Range  # added per token: sampling, the loop around it
 
     def rates(self, bandwidth_bytes_per_s: float) -> Range:
-        """Bytes a second that are reached. Never less from more."""
+        """Bytes per second. Never less from more bandwidth."""
         near = min(bandwidth_bytes_per_s, self.knee_bytes_per_s)
         beyond = bandwidth_bytes_per_s - near
         slow, fast = (near * self.near_share[end] + beyond * self.far_share[end] for end in (0, 1))
         return slow, fast
 
 
-_MICRO = 1e-6
-# Measured: llama.cpp on an H200 and on sixteen cores beside it, on two cores; else see docs/speed.md.
-READING: dict[str, Reading] = {
-    "cuda": Reading(
-        near_share=(0.55, 0.92),
-        far_share=(0.3, 0.78),
-        knee_bytes_per_s=1000 * GB,
-        cache_share=0.35,
-        layer_s=(60 * _MICRO, 15 * _MICRO),
-        token_s=(500 * _MICRO, 50 * _MICRO),
-    ),
-    "metal": Reading(
-        near_share=(0.5, 0.95),
-        far_share=(0.3, 0.88),
-        knee_bytes_per_s=200 * GB,
-        cache_share=0.35,
-        layer_s=(80 * _MICRO, 10 * _MICRO),
-        token_s=(1000 * _MICRO, 50 * _MICRO),
-    ),
-    "vulkan": Reading(
-        near_share=(0.35, 0.92),
-        far_share=(0.2, 0.85),
-        knee_bytes_per_s=500 * GB,
-        cache_share=0.25,
-        layer_s=(120 * _MICRO, 15 * _MICRO),
-        token_s=(1500 * _MICRO, 50 * _MICRO),
-    ),
-    "cpu": Reading(
-        near_share=(0.35, 0.9),
-        far_share=(0.2, 0.8),
-        knee_bytes_per_s=100 * GB,
-        cache_share=0.15,
-        layer_s=(100 * _MICRO, 5 * _MICRO),
-        token_s=(500 * _MICRO, 20 * _MICRO),
-    ),
-}
-READING["mlx"] = READING["metal"]
-READING["vllm"] = Reading(
-    near_share=(0.5, 0.92),
-    far_share=(0.3, 0.85),
-    knee_bytes_per_s=1000 * GB,
-    cache_share=0.4,
-    layer_s=(60 * _MICRO, 15 * _MICRO),
-    token_s=(4000 * _MICRO, 300 * _MICRO),  # a scheduler in Python stands around every step
+CPU_READING = Reading(  # measured with llama.cpp on sixteen cores and on two
+    near_share=(0.35, 0.9),
+    far_share=(0.2, 0.8),
+    knee_bytes_per_s=100 * GB,
+    cache_share=0.15,
+    layer_s=(100 * MICRO, 5 * MICRO),
+    token_s=(500 * MICRO, 20 * MICRO),
 )
-# vLLM without CUDA graphs starts every kernel from Python.
-EAGER_LAYER_S: Range = (400 * _MICRO, 60 * _MICRO)
-CROSSING_S: Range = (250 * _MICRO, 15 * _MICRO)  # from one device to another and on
-REDUCING_S: Range = (60 * _MICRO, 8 * _MICRO)  # ranks add up what they have, twice in a layer
+METAL_READING = Reading(
+    near_share=(0.5, 0.95),
+    far_share=(0.3, 0.88),
+    knee_bytes_per_s=200 * GB,
+    cache_share=0.35,
+    layer_s=(80 * MICRO, 10 * MICRO),
+    token_s=(1000 * MICRO, 50 * MICRO),
+)
+CROSSING_S: Range = (250 * MICRO, 15 * MICRO)  # from one device to another
+REDUCING_S: Range = (60 * MICRO, 8 * MICRO)  # ranks add up their results, twice per layer
 
 # What one core multiplies of quantised weights: two of a Xeon 4.8 to 6.4 GB/s each, four of a 13900K 12.
 CORE_BYTES_PER_S: Range = (2.2 * GB, 16 * GB)
 # ... and in a prompt: 39 to 123 GFLOP/s of such cores.
 CORE_FLOPS: Range = (20 * GB, 250 * GB)
 UNKNOWN_CORES: Range = (4, 32)
+FEW_CORES = 24  # up to here, assume the memory of a desktop or a laptop
+# One channel of DDR4-2400 is 19 GB/s, two of DDR5-6400 are 102; a server has four of DDR4 to twelve of DDR5.
+DESKTOP_BYTES_PER_S: Range = (19 * GB, 105 * GB)
+SERVER_BYTES_PER_S: Range = (75 * GB, 600 * GB)
 # Weights on the host are sent to the device for every micro-batch of a prompt: PCIe 3 with 4 lanes to PCIe 5 with 16.
 LINK_BYTES_PER_S: Range = (3 * GB, 50 * GB)
-# What a layer costs a whole micro-batch besides, in that of one token.
+# What a layer adds to a whole micro-batch, as a multiple of what it adds to one token.
 PROMPT_KERNELS: Range = (10.0, 2.0)
-# Of the usual pace, where few tokens of a micro-batch meet in one expert.
-EXPERTS_PACE: Range = (0.25, 1.0)
+# Share of the usual speed with experts: few tokens of a micro-batch use the same one.
+EXPERTS_SHARE: Range = (0.25, 1.0)
 
-# Operations for every byte of bandwidth that engines reach with a prompt: llama.cpp, and vLLM (16 bits, tensor cores).
-_Work = tuple[Range, Range]
-_NVIDIA: tuple[tuple[tuple[int, int], _Work], ...] = (  # from this capability on
-    ((0, 0), ((3, 60), (3, 60))),  # P40: 35
-    ((7, 0), ((10, 80), (20, 130))),
-    ((7, 5), ((20, 110), (20, 160))),
-    ((8, 0), ((14, 55), (25, 160))),  # A100: 22 to 33
-    ((8, 6), ((35, 110), (35, 160))),  # RTX 3090: 65 to 71; RTX A6000: 51
-    ((8, 7), ((20, 150), (20, 200))),
-    ((8, 9), ((50, 190), (50, 300))),  # RTX 4090: 106 to 154; RTX 4000 Ada: 67
-    ((9, 0), ((15, 85), (30, 250))),  # H200: 27 to 54; H100 PCIe: 32 to 48
-    ((10, 0), ((12, 120), (30, 300))),
-    ((12, 0), ((45, 230), (50, 350))),
-    ((12, 1), ((60, 350), (60, 600))),  # DGX Spark: little bandwidth for what it computes
-)
-_APPLE: tuple[tuple[int, Range], ...] = (  # from this M on: the fifth has matrix units in its GPU
+# Operations per byte of bandwidth that engines reach with a prompt, from this M on: the fifth has matrix units.
+_APPLE: tuple[tuple[int, Range], ...] = (
     (0, (10, 45)),  # M1 Max: 15 to 19; M2 Ultra: 19 to 22; M3 Pro: 30
     (5, (25, 130)),  # M5 Max: 53 to 71
 )
-_OTHERS: dict[Vendor, Range] = {
-    Vendor.AMD: (6, 100),  # RX 5700 XT 10, RX 7900 XTX 50, Radeon 8060S 49 to 70
-    Vendor.INTEL: (5, 90),  # Arc B580 58
-}
+# The same by compute capability: rows are in rising order, and each holds until the next.
+Capabilities = tuple[tuple[tuple[int, int], Range], ...]
 
 
-def device_flops(device: Device, bandwidth_bytes_per_s: float, engine: str) -> Range | None:
-    """Operations a second with a prompt; None where nothing is known of such devices."""
-    work = _work(device, engine)
-    if work is None:
+def apple_flops_per_byte(device: Device) -> Range:
+    named = re.search(r"\bM(\d{1,2})\b", device.name)
+    number = int(named[1]) if named else 0
+    return next(flops for first, flops in reversed(_APPLE) if first <= number)
+
+
+def nvidia_flops_per_byte(device: Device, table: Capabilities) -> Range | None:
+    capability = device.capability
+    if capability is None:
         return None
-    return work[0] * bandwidth_bytes_per_s, work[1] * bandwidth_bytes_per_s
-
-
-def _work(device: Device, engine: str) -> Range | None:
-    if device.vendor is Vendor.APPLE:
-        named = re.search(r"\bM(\d{1,2})\b", device.name)
-        number = int(named[1]) if named else 0
-        return next(work for first, work in reversed(_APPLE) if first <= number)
-    if device.vendor is not Vendor.NVIDIA:
-        return _OTHERS.get(device.vendor)
-    if device.capability is None:
-        return None
-    both = next(work for first, work in reversed(_NVIDIA) if first <= device.capability)
-    return both[engine == "vllm"]
+    return next(flops for first, flops in reversed(table) if first <= capability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostPace:
-    """The processor and its memory."""
+class HostSpeed:
+    """The CPU and its memory."""
 
-    bandwidth: Range  # bytes a second
+    bandwidth: Range  # bytes per second
     cores: Range
-    told: str
+    text: str
     assumed: bool
 
     def rates(self) -> Range:
-        """Bytes of weights a second: as fast as the memory gives them and the cores take them."""
-        row = READING["cpu"]
+        """Bytes of weights per second, limited by the memory and by the cores."""
         return (
-            min(row.rates(self.bandwidth[0])[0], self.cores[0] * CORE_BYTES_PER_S[0]),
-            min(row.rates(self.bandwidth[1])[1], self.cores[1] * CORE_BYTES_PER_S[1]),
+            min(CPU_READING.rates(self.bandwidth[0])[0], self.cores[0] * CORE_BYTES_PER_S[0]),
+            min(CPU_READING.rates(self.bandwidth[1])[1], self.cores[1] * CORE_BYTES_PER_S[1]),
         )
 
     def flops(self) -> Range:
         return self.cores[0] * CORE_FLOPS[0], self.cores[1] * CORE_FLOPS[1]
 
 
-FEW_CORES = 24  # up to here a desktop's or a laptop's memory is meant
-# One channel of DDR4-2400 is 19 GB/s, two of DDR5-6400 are 102; a server has four of DDR4 to twelve of DDR5.
-DESKTOP_BYTES_PER_S: Range = (19 * GB, 105 * GB)
-SERVER_BYTES_PER_S: Range = (75 * GB, 600 * GB)
-
-
-def host_pace(machine: Machine) -> HostPace:
-    """What is known of the host's memory, else what such a machine may have."""
+def host_speed(machine: Machine) -> HostSpeed:
+    """From the known bandwidth of the RAM, else from what such a machine may have."""
     known = None if machine.host is None else machine.host.bandwidth_bytes_per_s
     cores: Range = UNKNOWN_CORES if not machine.cores else (machine.cores, machine.cores)
     if machine.host is not None and known is not None:
         because = machine.host.bandwidth_because
-        return HostPace(
+        text = f"{known / GB:,.0f} GB/s"
+        return HostSpeed(
             bandwidth=(known, known),
             cores=cores,
-            told=f"{_told(known)} ({because})" if because else _told(known),
+            text=f"{text} ({because})" if because else text,
             assumed=False,
         )
     server = cores[0] > FEW_CORES
     slow, fast = SERVER_BYTES_PER_S if server else DESKTOP_BYTES_PER_S
-    told = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s (assumed, typical of {'servers' if server else 'desktops'})"
-    return HostPace(bandwidth=(slow, fast), cores=cores, told=told, assumed=True)
+    text = f"{slow / GB:,.0f} to {fast / GB:,.0f} GB/s (assumed, typical of {'servers' if server else 'desktops'})"
+    return HostSpeed(bandwidth=(slow, fast), cores=cores, text=text, assumed=True)
 
 
-def _told(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / GB:,.0f} GB/s"
+# -- measurements ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRatio:
+    """Measured by modelled speed, of the same engine on the same machine; both at the middle of the range."""
+
+    decode: float = 1.0
+    prefill: float = 1.0
+    spread: float = 0.15  # how far off another model or length may still be
+    text: str = ""  # what was measured, and when
+
+
+def calibrate(modelled: Speed, decode: float, prefill: float | None = None) -> MeasuredRatio:
+    """From a speed that was modelled with `filled` at the measured length."""
+    ratio = 1.0
+    if prefill is not None and modelled.prefill is not None:
+        ratio = prefill / middle(modelled.prefill)
+    return MeasuredRatio(decode=decode / middle(modelled.decode), prefill=ratio)
+
+
+def middle(tokens_per_s: Range) -> float:
+    """The speed at the middle of the two times."""
+    slow, fast = tokens_per_s
+    return 2 / (1 / slow + 1 / fast)
+
+
+# -- the formula -----------------------------------------------------------------------------
+
+
+def largest_cards(cards: tuple[Device, ...], count: int) -> tuple[Device, ...]:
+    """`count` of them in their order: those with the most free memory."""
+    if count >= len(cards):
+        return cards
+    largest = sorted(range(len(cards)), key=lambda place: -cards[place].free_bytes)[:count]
+    return tuple(cards[place] for place in sorted(largest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRun:
+    """One sequence as an engine runs it on a machine: all that the formula knows about the engine."""
+
+    model: Model
+    load: Load
+    reads: TokenReads
+    machine: Machine
+    cards: tuple[Device, ...]  # in the order of the bill's pools
+    reading: Reading  # of a card
+    flops_per_byte: Callable[[Device], Range | None]  # with a prompt; None: unknown device
+    tensor_ranks: int = 1
+    pipeline_stages: int = 1  # one after another, each as slow as the fullest, which is billed
+    single_request: bool = False  # tell that the speed is that of a single request
+
+
+def modelled_speed(
+    run: SequenceRun,
+    filled: tuple[int, int] | None = None,
+    measured: MeasuredRatio | None = None,
+) -> Speed | None:
+    """From the most to the fewest tokens of `filled`: by default from a full to an empty context.
+
+    None if a device of unknown bandwidth is read: such a range would mean nothing.
+    """
+    places = _places(run)
+    if places is None:
+        return None
+    least, most = filled or (0, run.reads.context_tokens)
+    timing = _Timing(run=run, places=places)
+    prefill = timing.prefill_s(most)
+    ratio, spread = (1.0, 1.0), None
+    if measured is not None:
+        ratio, spread = (measured.decode, measured.prefill), measured.spread
+    assumed = any(place.assumed and place.reads.is_read for place in places)
+    because = timing.because(most)
+    return Speed(
+        decode=_speeds(timing.decode_s(most), timing.decode_s(least), ratio[0], spread),
+        prefill=None if prefill is None else _speeds(prefill, prefill, ratio[1], spread),
+        because=f"{because}; {measured.text}" if measured and measured.text else because,
+        basis=Basis.ASSUMED if assumed else Basis.MODELLED,
+    )
+
+
+def _speeds(longer_s: Range, shorter_s: Range, ratio: float, spread: float | None) -> Range:
+    """Seconds per token of a long and a short context, each slow and fast -> tokens per second. With a spread, around
+    the measured middle.
+    """
+    if spread is None:
+        return 1 / longer_s[0], 1 / shorter_s[1]
+    slow = ratio * middle((1 / longer_s[0], 1 / longer_s[1]))
+    fast = ratio * middle((1 / shorter_s[0], 1 / shorter_s[1]))
+    return slow * (1 - spread), fast * (1 + spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A pool, and how fast the machine reads and computes there."""
+
+    reads: PoolReads
+    rates: Range  # bytes per second
+    flops: Range | None
+    reading: Reading
+    text: str
+    assumed: bool = False
+    unified: bool = False
+
+    @property
+    def is_host(self) -> bool:
+        return self.reads.pool.kind is PoolKind.HOST
+
+    def flops_at(self, end: int) -> float:
+        return self.flops[end] if self.flops is not None else 1.0
+
+    def read_s(self, filled_tokens: int) -> Range:
+        weights = self.reads.weights_bytes + self.reads.state_bytes
+        cache = self.reads.cache_bytes(filled_tokens)
+        slow, fast = self.rates
+        return (weights + cache / self.reading.cache_share) / slow, (weights + cache) / fast
+
+
+def _places(run: SequenceRun) -> tuple[_Place, ...] | None:
+    host = host_speed(run.machine)
+    found = []
+    for reads in run.reads.pools:
+        place = _place(run, reads, host)
+        if place is not None:
+            found.append(place)
+        elif reads.is_read:
+            return None
+    return tuple(found)
+
+
+def _place(run: SequenceRun, reads: PoolReads, host: HostSpeed) -> _Place | None:
+    if reads.pool.kind is PoolKind.HOST:
+        return _Place(
+            reads=reads,
+            rates=host.rates(),
+            flops=host.flops(),
+            reading=CPU_READING,
+            text=f"RAM at {host.text}",
+            assumed=host.assumed,
+        )
+    if reads.pool.index >= len(run.cards):
+        return None
+    card = run.cards[reads.pool.index]
+    bandwidth = card.bandwidth_bytes_per_s
+    if bandwidth is None and card.unified and not host.assumed:
+        bandwidth = int(host.bandwidth[0])
+    if not bandwidth:
+        return None
+    flops = run.flops_per_byte(card)
+    return _Place(
+        reads=reads,
+        rates=run.reading.rates(bandwidth),
+        flops=None if flops is None else (flops[0] * bandwidth, flops[1] * bandwidth),
+        reading=run.reading,
+        text=f"{card.name} at {bandwidth / GB:,.0f} GB/s",
+        unified=card.unified,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timing:
+    """The run on its places. Times are seconds per token, slow and fast."""
+
+    run: SequenceRun
+    places: tuple[_Place, ...]
+
+    def decode_s(self, filled_tokens: int) -> Range:
+        run = self.run
+        stages = run.pipeline_stages
+        first = self.places[0].reading if self.places else CPU_READING
+        sums = 2 * len(run.reads.weights.layers) if run.tensor_ranks > 1 else 0
+        total = [0.0, 0.0]
+        for end in (0, 1):
+            total[end] += first.token_s[end] + run.reads.crossings * CROSSING_S[end]
+            for place in self.places:
+                total[end] += place.reads.layers * place.reading.layer_s[end] * stages
+            total[end] += sums * REDUCING_S[end]
+        slow, fast = total
+        for place in self.places:
+            more = place.read_s(filled_tokens)
+            slow, fast = slow + more[0] * stages, fast + more[1] * stages
+        return slow, fast
+
+    def prefill_s(self, prompt_tokens: int) -> Range | None:
+        """A prompt as long as the context at the slow end, a short one at the fast end."""
+        parameters = self.run.reads.weights.parameters
+        if not parameters or any(place.flops is None for place in self.places):
+            return None
+        # On average a prompt token attends to half of the prompt.
+        behind = _attention_flops(self.run.model.geometry, prompt_tokens // 2)
+        slow = self._prompt_s(2.0 * parameters + behind, 0)
+        fast = self._prompt_s(2.0 * parameters, 1)
+        # Cards may work on a prompt one behind the other.
+        ranks = self.run.tensor_ranks
+        return slow / ranks, fast / ranks / max(len(self._devices), 1)
+
+    def _prompt_s(self, flops: float, end: int) -> float:
+        whole = sum(place.reads.held_bytes for place in self.places) or 1
+        usual = EXPERTS_SHARE[end] if self.run.reads.weights.has_experts else 1.0
+        batch = self._batch_tokens
+        total = 0.0
+        for place in self.places:
+            launches = place.reads.layers * place.reading.layer_s[end] * PROMPT_KERNELS[end]
+            share = place.reads.held_bytes / whole
+            total += launches / batch + self._compute_s(place, flops * share, end) / usual
+        return total
+
+    def _compute_s(self, place: _Place, flops: float, end: int) -> float:
+        """Weights on the host are sent to a device, which is faster with a whole micro-batch."""
+        device = next(iter(self._devices), place)
+        seconds = flops / (device if place.is_host else place).flops_at(end)
+        if place.is_host and device is not place:
+            link = device.rates[end] if device.unified else LINK_BYTES_PER_S[end]
+            seconds += place.reads.held_bytes / link / self._batch_tokens
+        return seconds
+
+    @property
+    def _batch_tokens(self) -> int:
+        return self.run.load.microbatch_tokens or DEFAULT_BATCH_TOKENS
+
+    @property
+    def _devices(self) -> tuple[_Place, ...]:
+        return tuple(place for place in self.places if not place.is_host)
+
+    def because(self, most: int) -> str:
+        parts = []
+        for place in self.places:
+            if not place.reads.is_read:
+                continue
+            weights = int(place.reads.weights_bytes + place.reads.state_bytes)
+            cache = int(place.reads.cache_bytes(most))
+            more = f" and up to {format_bytes(cache)} of cache ({most:,} tokens)" if cache else ""
+            parts.append(f"{format_bytes(weights)} of weights{more} from {place.text}")
+        text = f"a token reads {'; '.join(parts)}"
+        if self.run.tensor_ranks > 1:
+            text += f", on each of {self.run.tensor_ranks} cards at once"
+        return f"{text}; for a single request" if self.run.single_request else text
+
+
+def _attention_flops(geometry: ModelGeometry, tokens: int) -> float:
+    """Of one token that attends to `tokens`: scores and values of every head."""
+    total = 0.0
+    for layer in geometry.layers:
+        attention = attention_of(layer.mixer)
+        if attention is None:
+            continue
+        span = attention.span_tokens if attention.span is not Span.ALL else tokens
+        width = attention.key_dim + attention.value_dim
+        if isinstance(attention, LatentAttention) and attention.absorbed:
+            width = 2 * attention.latent_dim + attention.rope_dim
+        total += 2.0 * attention.heads * width * min(tokens, span or tokens)
+    return total
+
+
+# -- a bound ---------------------------------------------------------------------------------
+
+
+def fastest_tokens_per_s(
+    read_bytes: float,
+    held_bytes: int,
+    machine: Machine,
+    engine: str,
+    cards: tuple[tuple[Device, Reading], ...] = (),
+    *,
+    ranks: int = 1,
+) -> float | None:
+    """No model that reads `read_bytes` per token is expected to be faster; None if nothing is known.
+
+    The geometric mean of sums is never below the sum of geometric means, so leaving out all but the reading is safe.
+    """
+    most = _largest_ratio(machine, engine)
+    host = math.sqrt(math.prod(host_speed(machine).rates()))
+    if not cards:
+        return most * host / read_bytes
+    rates = []
+    for card, reading in cards:
+        if card.bandwidth_bytes_per_s is None:
+            return None
+        rates.append(math.sqrt(math.prod(reading.rates(card.bandwidth_bytes_per_s or 1))))
+    on_cards = min(1.0, sum(card.free_bytes for card, _ in cards) / max(held_bytes, 1))
+    time_s = read_bytes * on_cards / (max(rates) * ranks)
+    if not any(card.unified for card, _ in cards):
+        time_s += read_bytes * (1 - on_cards) / host
+    return most / time_s
+
+
+def _largest_ratio(machine: Machine, engine: str) -> float:
+    """No speed is scaled by more than this."""
+    if machine.measured is None or machine.what_if:
+        return 1.0
+    paces = [one.pace for one in machine.measured.engines if one.engine == engine]
+    known = [
+        one.decode_tokens_per_s / one.expected_decode
+        for one in paces
+        if one is not None and one.expected_decode is not None
+    ]
+    return max((1.0, *known))

@@ -15,6 +15,7 @@ from edgekit.bill.task import CacheChoice, Placements, Task, Variant
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Status, Weighed
 from edgekit.engines.budgets import devices_for
+from edgekit.engines.speed import steady_throughput
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model
@@ -22,7 +23,6 @@ from edgekit.plan.caches import cache_choices, with_cache, with_setup
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import SHARED_OUT, ways_of, whole_ways
 from edgekit.units import GIB, format_bytes
 
@@ -345,7 +345,7 @@ def _is_easy(found: Candidate) -> bool:
     """Comfortable, and not slower than people read; an unknown speed does not count as slow."""
     if found.status is not Status.PASSED:
         return False
-    speed = None if found.question.embeds else steady_pace(found.question, found.weighed)
+    speed = None if found.question.embeds else steady_throughput(found.question, found.weighed)
     return speed is None or speed >= READING_TOKENS_PER_S
 
 

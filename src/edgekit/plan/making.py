@@ -9,13 +9,13 @@ from edgekit.bill.decisions import Decision, Lever, Tried
 from edgekit.bill.task import Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
+from edgekit.engines.speed import steady_throughput
 from edgekit.errors import UsageError
 from edgekit.model.types import Model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.drafting import propose_drafter
-from edgekit.plan.pace import steady_pace
 from edgekit.plan.placement import PLACED
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.sharing import decide_sequences
@@ -74,7 +74,7 @@ def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
         result=result,
         decisions=(),
         speed=result.speed,
-        steady_tokens_per_s=steady_pace(found.question, found.weighed),
+        steady_tokens_per_s=steady_throughput(found.question, found.weighed),
     )
 
 

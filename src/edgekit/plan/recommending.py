@@ -12,6 +12,7 @@ from edgekit.bill.task import GOOD_ACCURACY, Job, Start
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
+from edgekit.engines import engine_named
 from edgekit.engines.budgets import check_runs
 from edgekit.engines.entries import open_entry
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
@@ -20,7 +21,6 @@ from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.context import MINIMUM_TOKENS, job_window
 from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
-from edgekit.plan.pace import fastest_middle
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import is_minor, rank_of, root_of, version_of
 from edgekit.plan.room import room_bytes
@@ -317,7 +317,7 @@ class _Search:
         if not size or not whole or self._ask.task is ModelPurpose.EMBEDDING:
             return _best_order(entry)
         work = READ_SHARE * size * (entry.active_parameters or whole) / whole
-        most = fastest_middle(work, size, self._ask.machine, self._ask.engine)
+        most = engine_named(self._ask.engine).fastest_tokens_per_s(work, size, self._ask.machine)
         if most is None:
             return _best_order(entry)
         is_quick = round(most, 1) >= READING_TOKENS_PER_S

@@ -11,12 +11,12 @@ from edgekit.bill.task import Bill, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
+from edgekit.engines.speed import expected_speed, steady_throughput
 from edgekit.errors import RefusedError
 from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
 from edgekit.plan.context import recommended_context
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.pace import pace, steady_pace
 from edgekit.plan.placement import ways_of
 from edgekit.plan.split import pinned
 
@@ -68,7 +68,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         variant=found.variant,
         load=held.load(found.tokens),
         uses=weighed.uses,
-        speed=None if not found.step or is_rough else pace(question, weighed),
+        speed=None if not found.step or is_rough else expected_speed(question, weighed),
         estimate=weighed.estimate,
         reasons=reasons,
         window=found.because,
@@ -154,7 +154,7 @@ def _answer(result: Verdict) -> tuple[object, ...]:
 def _is_near_reading_speed(question: Task, result: Verdict) -> bool:
     """Whether a slightly different size of the weights could end or begin the spending of memory that is left."""
     fitting = Fitting(replace(question, load=result.load), result.way)
-    speed = steady_pace(question, fitting.price(result.context_tokens))
+    speed = steady_throughput(question, fitting.price(result.context_tokens))
     return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 

@@ -12,13 +12,13 @@ from tests.unit.plan.wishes import MOE, one_file, rated
 from edgekit.bill.task import Placement
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.speed import reads_per_token
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import finer_ways, ways_of
 from edgekit.plan.planned import Plan
-from edgekit.plan.touched import one_token
 from edgekit.report.commands import ready_commands
 from edgekit.report.headline import headline
 
@@ -115,7 +115,7 @@ def test_a_token_reads_only_the_experts_it_uses_of_a_divided_layer() -> None:
     for way in (with_experts_of(20), list(finer_ways(QUESTION.model, with_experts_of(20)))[2]):
         assert isinstance(way.setup, LlamaCppSetup)
         bill = Fitting(QUESTION, way).price(TOKENS).estimate
-        work = one_token(QUESTION.model, QUESTION.load, way.setup, bill)
+        work = reads_per_token(QUESTION.model, QUESTION.load, way.setup, bill)
         reads.append(sum(one.weights_bytes for one in work.pools if one.pool in {DEVICE, HOST}))
         assert bill.of(Component.WEIGHTS) > reads[-1]
     assert reads[1] == pytest.approx(reads[0], rel=0.001)

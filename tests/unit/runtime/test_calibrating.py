@@ -20,10 +20,11 @@ from edgekit import __version__
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
+from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.engines.llamacpp.verify.check import beside_bytes
-from edgekit.engines.speed import GB, host_pace
+from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect
 from edgekit.machine.calibration import (
@@ -38,7 +39,6 @@ from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured, 
 from edgekit.machine.types import HOST, Machine, System
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
-from edgekit.plan.pace import LEAST_READ_BYTES, fastest_middle, measured_pace
 from edgekit.plan.placement import measured_overhead
 from edgekit.planning import Wanted, plan_model
 from edgekit.resolver import resolve_model
@@ -517,15 +517,15 @@ def test_a_machine_that_is_wished_for_has_no_such_line(monkeypatch: pytest.Monke
     assert runtime_lines(before.estimate) == []
     wished = replace(with_calibration(monkeypatch), what_if=True)
     assert measured_overhead(wished) is None
-    assert measured_pace(wished, LlamaCppSetup(), "llama.cpp") is None
+    assert measured_ratio(wished, LlamaCppSetup()) is None
 
 
 def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, found = host_pace(HERE), host_pace(with_calibration(monkeypatch))
+    plain, found = host_speed(HERE), host_speed(with_calibration(monkeypatch))
     assert plain.assumed
     assert not found.assumed
     assert found.bandwidth == (60 * GB, 60 * GB)
-    assert found.told == f"60 GB/s (measured here on {DAY})"
+    assert found.text == f"60 GB/s (measured here on {DAY})"
     slow, fast = found.rates()
     assert slow == pytest.approx(8 * 2.2 * GB)
     assert fast == pytest.approx(0.9 * 60 * GB)
@@ -570,34 +570,33 @@ def test_what_says_nothing_any_more_is_not_used(
     monkeypatch: pytest.MonkeyPatch, stale: dict[str, Any]
 ) -> None:
     setup = LlamaCppSetup()
-    assert measured_pace(with_calibration(monkeypatch, edgekit=__version__), setup, "llama.cpp")
-    assert measured_pace(with_calibration(monkeypatch, **stale), setup, "llama.cpp") is None
+    assert measured_ratio(with_calibration(monkeypatch, edgekit=__version__), setup)
+    assert measured_ratio(with_calibration(monkeypatch, **stale), setup) is None
 
 
 def test_it_holds_for_the_place_it_was_measured_in(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = with_calibration(monkeypatch, decode_tokens_per_s=20.0)
-    assert measured_pace(machine, LlamaCppSetup(), "vllm") is None
     with_card = replace(machine, devices=cards(24).devices)
     from edgekit.engines.llamacpp.types import Backend
 
     on_card = LlamaCppSetup(backend=Backend.CUDA)
-    assert measured_pace(with_card, on_card, "llama.cpp") is None
+    assert measured_ratio(with_card, on_card) is None
     assert machine.measured is not None
     (row,) = machine.measured.engines
     rows = (row, replace(row, device="24 GiB card"))
     both = replace(with_card, measured=replace(machine.measured, engines=rows))
-    assert measured_pace(both, on_card, "llama.cpp") is not None
-    assert measured_pace(both, replace(on_card, n_gpu_layers=9), "llama.cpp") is None
-    assert measured_pace(both, replace(on_card, cpu_moe=True), "llama.cpp") is None
+    assert measured_ratio(both, on_card) is not None
+    assert measured_ratio(both, replace(on_card, n_gpu_layers=9)) is None
+    assert measured_ratio(both, replace(on_card, cpu_moe=True)) is None
 
 
 def test_nothing_is_passed_over_that_a_quick_machine_could_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is sorted out at a glance is slow also by what was measured."""
-    plain = fastest_middle(GIB, GIB, with_calibration(monkeypatch), "llama.cpp")
-    quick = fastest_middle(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=30.0), "llama.cpp")  # fmt: skip
-    slow = fastest_middle(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=1.0), "llama.cpp")  # fmt: skip
+    plain = fastest(GIB, GIB, with_calibration(monkeypatch))
+    quick = fastest(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=30.0))  # fmt: skip
+    slow = fastest(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=1.0))  # fmt: skip
     assert plain is not None
     assert quick == pytest.approx(3 * plain)
     assert slow == plain

@@ -8,9 +8,12 @@ from edgekit.engines.llamacpp.flags import COMPANIONS, FLAGS, TITLE
 from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.task import Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.bill.verdict import Speed
     from edgekit.engines.llamacpp.types import LlamaCppSetup
     from edgekit.engines.program import Program
+    from edgekit.machine.types import Machine
     from edgekit.model.types import Model
 
 # Flags about what is outside the engine's own buffers, or is not part of a dry run of one model.
@@ -57,6 +60,26 @@ class LlamaCpp:
         from edgekit.engines.llamacpp.run.program import PROGRAM
 
         return PROGRAM
+
+    # --- speed
+
+    def speed(
+        self,
+        task: Task,
+        placement: Placement,
+        bill: MemoryEstimate,
+        filled: tuple[int, int] | None = None,
+    ) -> Speed | None:
+        from edgekit.engines.llamacpp.speed import speed
+
+        return speed(task, placement, bill, filled)
+
+    def fastest_tokens_per_s(
+        self, read_bytes: float, held_bytes: int, machine: Machine
+    ) -> float | None:
+        from edgekit.engines.llamacpp.speed import fastest
+
+        return fastest(read_bytes, held_bytes, machine)
 
 
 ENGINE = LlamaCpp()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engines.flags import Flag
     from edgekit.engines.native.setup import StreamSetup
     from edgekit.engines.program import Program
+    from edgekit.machine.types import Machine
     from edgekit.model.types import Model
 
 
@@ -49,6 +50,18 @@ class Native:
         # By name: the engine's code is still above the engines (runtime/stream needs embed's kernels).
         found: Program = import_module("edgekit.runtime.stream.program").PROGRAM
         return found
+
+    # --- speed
+
+    def speed(self, *_: object) -> None:
+        """Unknown: it may have to read from a disk."""
+
+    def fastest_tokens_per_s(
+        self, read_bytes: float, held_bytes: int, machine: Machine
+    ) -> float | None:
+        from edgekit.engines.speed import fastest_tokens_per_s
+
+        return fastest_tokens_per_s(read_bytes, held_bytes, machine, self.name)
 
 
 ENGINE = Native()

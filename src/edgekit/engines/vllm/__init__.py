@@ -8,9 +8,12 @@ from edgekit.engines.vllm.flags import FLAGS, TITLE
 from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.task import Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.bill.verdict import Speed
     from edgekit.engines.flags import Flag
     from edgekit.engines.vllm.types import VllmSetup
+    from edgekit.machine.types import Machine
     from edgekit.model.types import Model
 
 
@@ -45,6 +48,26 @@ class Vllm:
 
     def program(self) -> None:
         """EdgeKit prints its command, and does not start it."""
+
+    # --- speed
+
+    def speed(
+        self,
+        task: Task,
+        placement: Placement,
+        bill: MemoryEstimate,
+        filled: tuple[int, int] | None = None,
+    ) -> Speed | None:
+        from edgekit.engines.vllm.speed import speed
+
+        return speed(task, placement, bill, filled)
+
+    def fastest_tokens_per_s(
+        self, read_bytes: float, held_bytes: int, machine: Machine
+    ) -> float | None:
+        from edgekit.engines.vllm.speed import fastest
+
+        return fastest(read_bytes, held_bytes, machine)
 
 
 ENGINE = Vllm()

@@ -14,19 +14,19 @@ from edgekit.bill.types import Load
 from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.types import Paced, Pacing, Verification
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import ending_in_order
+from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EdgekitError, EngineError, UsageError
 from edgekit.machine.calibration import today, told_text
 from edgekit.machine.measured import HostMeasured, Pace
 from edgekit.machine.types import Device, Machine
 from edgekit.model.open import Opened, open_model
 from edgekit.plan.placement import BACKENDS
-from edgekit.plan.speed import expected_speed, middle
-from edgekit.plan.touched import one_token
 from edgekit.runtime.calibrating.busy import watched
 from edgekit.runtime.calibrating.made_up import LABEL, file_bytes, write_made_up
 from edgekit.runtime.calibrating.types import Bench, Run
@@ -175,12 +175,12 @@ def _pace(machine: Machine, opened: Opened, load: Load, setup: LlamaCppSetup, pa
     model = opened.model
     bill = estimate(model, load, setup)
     filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)
-    expected = expected_speed(model, load, setup, bill, machine, bill.engine, filled=filled)
+    run = sequence_run(model, load, setup, bill, machine)
+    expected = modelled_speed(run, filled)
     prefill = None if expected is None else expected.prefill
-    read = one_token(model, load, setup, bill).pools
     return Pace(
         label=told_text(opened.label),
-        bytes_per_token=int(sum(pool.weights_bytes + pool.state_bytes for pool in read)),
+        bytes_per_token=int(sum(pool.weights_bytes + pool.state_bytes for pool in run.reads.pools)),
         prompt_tokens=paced.prompt_tokens,
         decode_tokens_per_s=round(paced.decode_tokens_per_s, 3),
         prefill_tokens_per_s=round(paced.prefill_tokens_per_s, 3),

@@ -1,4 +1,4 @@
-"""A model -> which of its weights work on one token, layer by layer: all, but of the experts only the chosen ones."""
+"""A model -> which of its weights one token uses, layer by layer: all of them, but only the chosen experts."""
 
 from __future__ import annotations
 
@@ -9,51 +9,53 @@ from dataclasses import dataclass, replace
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Tensor
-from edgekit.model.types import LatentAttention, Layer, Model, ModelGeometry, Span, attention_of
+from edgekit.model.types import Model, ModelGeometry, attention_of
 from edgekit.sources.types import Container
 
-MXFP4_SHARE = 4.25 / 16  # gpt-oss: experts at four bits and a scale for 32, the rest at sixteen
+MXFP4_SHARE = (
+    4.25 / 16
+)  # gpt-oss: experts have four bits and a scale per 32 weights, the rest sixteen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShare:
-    """Bytes of one layer, or of what stands outside them: those that every token needs, and all."""
+    """Bytes of one layer, or of everything outside the layers: all of them, and those that one token uses."""
 
-    working: float
+    active: float
     whole: float
-    experts: float = 0.0  # of the whole: routed ones
-    experts_working: float = 0.0
+    experts: float = 0.0  # routed experts, part of `whole`
+    experts_active: float = 0.0
 
     @property
     def ratio(self) -> float:
-        return self.working / self.whole if self.whole else 1.0
+        return self.active / self.whole if self.whole else 1.0
 
     @property
     def experts_ratio(self) -> float:
-        return self.experts_working / self.experts if self.experts else self.ratio
+        return self.experts_active / self.experts if self.experts else self.ratio
 
     @property
     def rest_ratio(self) -> float:
         rest = self.whole - self.experts
-        return (self.working - self.experts_working) / rest if rest > 0 else 1.0
+        return (self.active - self.experts_active) / rest if rest > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Working:
-    """Which weights work on one token."""
+class ActiveWeights:
+    """The weights that one token uses."""
 
-    layers: tuple[LayerShare, ...]  # those with weights of their own
-    outside: LayerShare  # of it the head; an embedding is looked up, towers stand by
-    parameters: int  # that multiply a token of a prompt: without the head
+    layers: tuple[LayerShare, ...]  # layers with weights of their own
+    outside: LayerShare  # active: the head; an embedding is looked up, towers are not used
+    parameters: int  # that a prompt token is multiplied with: without the head
     has_experts: bool
 
 
-def working_weights(model: Model) -> Working:
-    """Kept with the model: by its directory, else by its architecture, else by widths alone."""
-    return model.keep("working weights", lambda: _working(model))
+def active_weights(model: Model) -> ActiveWeights:
+    """From the tensors in the header, else from the architecture, else from widths alone. Cached with the model."""
+    return model.keep("active weights", lambda: _active(model))
 
 
-def _working(model: Model) -> Working:
+def _active(model: Model) -> ActiveWeights:
     try:
         expected = None if _is_plain(model) else _by_architecture(model)
     except UnknownArchitectureError:
@@ -61,12 +63,12 @@ def _working(model: Model) -> Working:
     if not model.header.tensors:
         return expected or _by_shape(model.geometry)
     found = _by_directory(model)
-    # Packed safetensors hold several weights in a number: their directory counts too few.
+    # Packed safetensors store several weights in one number, so their tensors have too few elements.
     return found if expected is None else replace(found, parameters=expected.parameters)
 
 
 def _is_plain(model: Model) -> bool:
-    """Whether the directory counts weights as they are."""
+    """Whether the elements of the tensors are the weights."""
     return bool(model.header.tensors) and model.header.container is Container.GGUF
 
 
@@ -75,7 +77,8 @@ class _Sums:
 
     def __init__(self, geometry: ModelGeometry) -> None:
         self.geometry = geometry
-        self.own = own_layers(geometry)
+        # Layers with weights of their own: later loops use the same weights again.
+        self.own = geometry.layers[: len(geometry.layers) // max(geometry.loops, 1)]
         self.plain: dict[int, float] = defaultdict(float)
         self.experts: dict[int, float] = defaultdict(float)
         self.outside = 0.0
@@ -94,11 +97,11 @@ class _Sums:
         found = self.own[layer].experts
         return 1.0 if found is None or not found.count else min(1.0, found.used / found.count)
 
-    def working(self) -> Working:
-        return Working(
+    def active(self) -> ActiveWeights:
+        return ActiveWeights(
             layers=tuple(self._share(layer) for layer in range(len(self.own))),
             outside=LayerShare(
-                working=max(0.0, self.outside - self.looked_up), whole=max(self.outside, 1.0)
+                active=max(0.0, self.outside - self.looked_up), whole=max(self.outside, 1.0)
             ),
             parameters=int(self.parameters),
             has_experts=any(self.experts.values()),
@@ -108,19 +111,14 @@ class _Sums:
         plain, experts = self.plain[layer], self.experts[layer]
         active = experts * self._used(layer)
         return LayerShare(
-            working=plain + active,
+            active=plain + active,
             whole=plain + experts,
             experts=experts,
-            experts_working=active,
+            experts_active=active,
         )
 
 
-def own_layers(geometry: ModelGeometry) -> tuple[Layer, ...]:
-    """Those with weights of their own: rounds after the first use the same."""
-    return geometry.layers[: len(geometry.layers) // max(geometry.loops, 1)]
-
-
-def _by_directory(model: Model) -> Working:
+def _by_directory(model: Model) -> ActiveWeights:
     from edgekit.model.roles import Role, block_of, roles_of
 
     tensors = model.header.tensors or ()
@@ -133,14 +131,14 @@ def _by_directory(model: Model) -> Working:
             continue
         layer = None if role is Role.TOWER else block_of(tensor.name)
         sums.add(layer, tensor.size_bytes, tensor.elements, experts=role is Role.EXPERTS)
-        stands_by = role is Role.TOWER or (role is Role.EMBEDDING and tensor.name != head)
-        if layer is None and stands_by:
+        is_idle = role is Role.TOWER or (role is Role.EMBEDDING and tensor.name != head)
+        if layer is None and is_idle:
             sums.looked_up += tensor.size_bytes
-    return sums.working()
+    return sums.active()
 
 
 def _head_name(tensors: Iterable[Tensor]) -> str:
-    """Of a tied model the token embedding is the head: not that of positions, nor that of every layer."""
+    """The token embedding, which is the head of a tied model: not the table of positions, nor that of every layer."""
     from edgekit.model.roles import Role, roles_of
 
     others = ("per_layer", "position", "wpe", "type")
@@ -156,7 +154,7 @@ def _head_name(tensors: Iterable[Tensor]) -> str:
     return max(found, key=lambda one: one.elements).name if found else ""
 
 
-def _by_architecture(model: Model) -> Working:
+def _by_architecture(model: Model) -> ActiveWeights:
     from edgekit.model.expected import expected_tensors
     from edgekit.model.tensor_roles import TensorKind, TensorRole
 
@@ -173,11 +171,11 @@ def _by_architecture(model: Model) -> Working:
         sums.add(tensor.layer, size, tensor.elements, experts=experts)
         if tensor.layer is None and tensor.role in tables:
             sums.looked_up += size
-    return sums.working()
+    return sums.active()
 
 
-def _by_shape(geometry: ModelGeometry) -> Working:
-    """By widths alone: close enough for shares of a layer."""
+def _by_shape(geometry: ModelGeometry) -> ActiveWeights:
+    """From widths alone: close enough for the shares of a layer."""
     sums = _Sums(geometry)
     hidden = geometry.hidden
     for place, layer in enumerate(sums.own):
@@ -194,19 +192,4 @@ def _by_shape(geometry: ModelGeometry) -> Working:
     table = hidden * (geometry.vocabulary or 0)
     sums.add(None, table if geometry.tied_embeddings else 2 * table, 0, experts=False)
     sums.looked_up = 0 if geometry.tied_embeddings else table
-    return sums.working()
-
-
-def attention_flops(geometry: ModelGeometry, tokens: int) -> float:
-    """Of one token that looks back on so many: scores and values of every head."""
-    total = 0.0
-    for layer in geometry.layers:
-        attention = attention_of(layer.mixer)
-        if attention is None:
-            continue
-        span = attention.span_tokens if attention.span is not Span.ALL else tokens
-        width = attention.key_dim + attention.value_dim
-        if isinstance(attention, LatentAttention) and attention.absorbed:
-            width = 2 * attention.latent_dim + attention.rope_dim
-        total += 2.0 * attention.heads * width * min(tokens, span or tokens)
-    return total
+    return sums.active()

@@ -1,24 +1,23 @@
-"""A model and its bill -> what one decoded token reads, pool by pool: working weights, cache, states."""
+"""A model and its bill -> the bytes that one decoded token reads from each pool: weights, cache and states."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.engines.active_weights import ActiveWeights, LayerShare, active_weights
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import Model, ModelGeometry, SharedCache, Span
-from edgekit.plan.working import LayerShare, Working, working_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRead:
-    """A line of a cache: it is read up to where it is filled."""
+    """Caches that are full after the same number of tokens. Only the filled part is read."""
 
     whole_bytes: float
-    whole_tokens: int  # so many tokens fill it
+    whole_tokens: int  # that fill it
 
     def at(self, filled_tokens: int) -> float:
         if filled_tokens >= self.whole_tokens:
@@ -27,15 +26,15 @@ class CacheRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touched:
-    """What one token reads of one pool."""
+class PoolReads:
+    """What one token reads from one pool."""
 
     pool: Pool
     weights_bytes: float
     state_bytes: float
     caches: tuple[CacheRead, ...]
-    layers: int  # that run there, in part or whole; the head counts as one
-    held_bytes: int  # weights that lie there, working or not
+    layers: int  # computed there, at least in part; the head counts as one
+    held_bytes: int  # all weights in this pool, used or not
 
     @property
     def is_read(self) -> bool:
@@ -46,25 +45,41 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceWork:
-    """What one sequence asks of a machine."""
+class TokenReads:
+    """What a decoded token of one sequence reads."""
 
-    pools: tuple[Touched, ...]
-    crossings: int  # of a token from one pool to another
+    pools: tuple[PoolReads, ...]
+    crossings: int  # how often the token moves from one pool to another
     context_tokens: int  # of one sequence
-    working: Working
+    weights: ActiveWeights
 
 
-def one_token(model: Model, load: Load, setup: Any, estimate: MemoryEstimate) -> SequenceWork:
-    """Sums over the bill; what the weights' directory says is kept with the model."""
-    own = _as_loaded(model, setup, estimate)
-    working = working_weights(own)
-    context = _context_tokens(model, load, estimate)
-    weights = _weights(own, estimate, working)
-    caches = _caches(own, load, estimate, context)
-    states = _states(load, estimate)
+# Bytes outside the layers by pool, and how much of them is active -> the bytes that a token reads.
+Outside = Callable[[Mapping[Pool, float], LayerShare], dict[Pool, float]]
+
+
+def even_share(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
+    """The same share of every pool."""
+    return {pool: size * outside.ratio for pool, size in sizes.items()}
+
+
+def token_reads(
+    model: Model,
+    load: Load,
+    bill: MemoryEstimate,
+    *,
+    loaded: Model | None = None,
+    outside: Outside = even_share,
+) -> TokenReads:
+    """Sums over the bill. `loaded` is the model that the engine loads, if it has to be converted first."""
+    own = loaded or model
+    active = active_weights(own)
+    context = _context_tokens(model, load, bill)
+    weights = _weights(own, bill, active, outside)
+    caches = _caches(own, load, bill, context)
+    states = _states(load, bill)
     pools = tuple(
-        Touched(
+        PoolReads(
             pool=pool,
             weights_bytes=weights.bytes_of[pool],
             state_bytes=states[pool],
@@ -72,24 +87,14 @@ def one_token(model: Model, load: Load, setup: Any, estimate: MemoryEstimate) ->
             layers=len(weights.layers_of[pool]),
             held_bytes=weights.held_of[pool],
         )
-        for pool in estimate.pools
+        for pool in bill.pools
     )
-    crossings = _crossings(weights.layers_of, len(working.layers) + 1)
-    return SequenceWork(pools=pools, crossings=crossings, context_tokens=context, working=working)
+    crossings = _crossings(weights.layers_of, len(active.layers) + 1)
+    return TokenReads(pools=pools, crossings=crossings, context_tokens=context, weights=active)
 
 
-def _as_loaded(model: Model, setup: Any, estimate: MemoryEstimate) -> Model:
-    """llama.cpp's is the GGUF, which may have to be made first."""
-    if estimate.engine != "llama.cpp":
-        return model
-    from edgekit.engines.llamacpp.as_gguf import converted
-
-    found = converted(model, getattr(setup, "mix", None))
-    return model if found is None else found.model
-
-
-def _context_tokens(model: Model, load: Load, estimate: MemoryEstimate) -> int:
-    facts = dict(estimate.facts)
+def _context_tokens(model: Model, load: Load, bill: MemoryEstimate) -> int:
+    facts = dict(bill.facts)
     for name in ("n_ctx_seq", "max_model_len"):
         found = facts.get(name)
         if isinstance(found, int):
@@ -104,35 +109,37 @@ class _Weights:
     held_of: Mapping[Pool, int]
 
 
-def _weights(model: Model, estimate: MemoryEstimate, working: Working) -> _Weights:
-    lines = [
-        line for line in estimate.lines if line.component is Component.WEIGHTS and not line.part
-    ]
+def _weights(
+    model: Model, bill: MemoryEstimate, active: ActiveWeights, outside: Outside
+) -> _Weights:
+    lines = [line for line in bill.lines if line.component is Component.WEIGHTS and not line.part]
     sums: dict[Pool, float] = defaultdict(float)
     layers: dict[Pool, set[int]] = defaultdict(set)
     held: dict[Pool, int] = defaultdict(int)
+    apart: dict[Pool, float] = defaultdict(float)  # outside the layers
     divided = _divided(lines)
     rounds = max(model.geometry.loops, 1)
     for line in lines:
         if line.layer is None:
+            apart[line.pool] += line.size_bytes
             continue
         held[line.pool] += line.size_bytes
-        if line.layer < len(working.layers):
-            share = working.layers[line.layer]
+        if line.layer < len(active.layers):
+            share = active.layers[line.layer]
             ratio = _ratio(share, line, apart=line.layer in divided)
             sums[line.pool] += line.size_bytes * ratio * rounds
             layers[line.pool].add(line.layer)
-    outside = _outside(lines, working, estimate)
-    for pool, size in outside.items():
+    read = outside(apart, active.outside)
+    for pool, size in read.items():
         sums[pool] += size
         held[pool] += int(size)
-    if outside:  # the head comes after the last layer
-        layers[max(outside, key=outside.__getitem__)].add(len(working.layers))
+    if read:  # the head comes after the last layer
+        layers[max(read, key=read.__getitem__)].add(len(active.layers))
     return _Weights(bytes_of=sums, layers_of=layers, held_of=held)
 
 
 def _divided(lines: Iterable[MemoryLine]) -> frozenset[int]:
-    """Layers that are on a device but for their experts, or some of them."""
+    """Layers on a device with at least some of their experts on the host."""
     places: dict[int, set[PoolKind]] = defaultdict(set)
     for line in lines:
         if line.layer is not None:
@@ -150,35 +157,17 @@ def _ratio(share: LayerShare, line: MemoryLine, *, apart: bool) -> float:
     return (rest * share.rest_ratio + experts * share.experts_ratio) / line.size_bytes
 
 
-def _outside(
-    lines: Iterable[MemoryLine], working: Working, estimate: MemoryEstimate
-) -> dict[Pool, float]:
-    sizes: dict[Pool, float] = defaultdict(float)
-    for line in lines:
-        if line.layer is None:
-            sizes[line.pool] += line.size_bytes
-    if estimate.engine != "llama.cpp":
-        return {pool: size * working.outside.ratio for pool, size in sizes.items()}
-    # llama.cpp leaves tables on the host and puts the head, and nothing else that is large, where the last layer is.
-    head = working.outside.working
-    devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
-    host = {pool: min(size, head) for pool, size in sizes.items() if pool not in devices}
-    if any(size >= head / 2 for size in devices.values()):
-        return {**devices, **dict.fromkeys(host, 0.0)}
-    return {**devices, **host}
-
-
 def _caches(
-    model: Model, load: Load, estimate: MemoryEstimate, context: int
+    model: Model, load: Load, bill: MemoryEstimate, context: int
 ) -> dict[Pool, list[CacheRead]]:
-    facts = dict(estimate.facts)
-    request = facts.get("request_bytes")  # vLLM's line is the whole pool
+    facts = dict(bill.facts)
+    request = facts.get("request_bytes")  # the line is a pool for all requests
     streams = facts.get("kv_streams", load.sequences)
     share = streams if isinstance(streams, int) and streams > 0 else 1
     readers = _readers(model.geometry)
     found: dict[Pool, list[CacheRead]] = defaultdict(list)
     kinds: dict[tuple[Pool, int], float] = defaultdict(float)
-    for line in estimate.lines:
+    for line in bill.lines:
         if line.component not in _GROWING or line.part:
             continue
         size = float(line.size_bytes) / share
@@ -195,7 +184,7 @@ _GROWING = frozenset({Component.KV_CACHE, Component.SLIDING_KV_CACHE})
 
 
 def _span(geometry: ModelGeometry, line: MemoryLine, context: int) -> int:
-    """After so many tokens the whole line is read."""
+    """The number of tokens after which the whole line is read."""
     if line.component is not Component.SLIDING_KV_CACHE or line.layer is None:
         return context
     if line.layer >= len(geometry.layers):
@@ -206,7 +195,7 @@ def _span(geometry: ModelGeometry, line: MemoryLine, context: int) -> int:
 
 
 def _readers(geometry: ModelGeometry) -> dict[int, int]:
-    """How many layers read the cache of a layer, where that is more than itself."""
+    """How many layers read the cache of a layer, if more than one."""
     found: dict[int, int] = {}
     for layer in geometry.layers:
         if isinstance(layer.mixer, SharedCache):
@@ -214,19 +203,19 @@ def _readers(geometry: ModelGeometry) -> dict[int, int]:
     return found
 
 
-def _states(load: Load, estimate: MemoryEstimate) -> dict[Pool, float]:
-    """Read and written, of one sequence."""
-    sequences = dict(estimate.facts).get("n_seq_max", load.sequences)
+def _states(load: Load, bill: MemoryEstimate) -> dict[Pool, float]:
+    """The states of one sequence, which are read and written."""
+    sequences = dict(bill.facts).get("n_seq_max", load.sequences)
     share = sequences if isinstance(sequences, int) and sequences > 0 else 1
     found: dict[Pool, float] = defaultdict(float)
-    for line in estimate.lines:
+    for line in bill.lines:
         if line.component is Component.STATE and not line.part:
             found[line.pool] += 2 * line.size_bytes / share
     return found
 
 
 def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
-    """How often a token changes its place: there and back where experts lie elsewhere."""
+    """How often a token moves to another pool: twice in a layer whose experts are in another one."""
     crossed, last = 0, None
     for layer in range(count):
         places = [pool for pool, layers in layers_of.items() if layer in layers]

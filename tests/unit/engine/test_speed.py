@@ -12,22 +12,36 @@ from tests.recorded import config_header, engine_models, rows
 from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
+from edgekit import __version__
 from edgekit.basis import Basis
+from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Speed
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.speed import READING, reads_per_token, sequence_run
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
-from edgekit.engines.mlx.estimate import estimate as mlx_estimate
 from edgekit.engines.mlx.types import MlxSetup, Packing, Quantize
-from edgekit.engines.speed import READING, host_pace
+from edgekit.engines.speed import (
+    CPU_READING,
+    METAL_READING,
+    MeasuredRatio,
+    Reading,
+    calibrate,
+    host_speed,
+    modelled_speed,
+)
+from edgekit.engines.token_reads import token_reads
 from edgekit.engines.vllm.estimate import estimate as vllm_estimate
+from edgekit.engines.vllm.speed import EAGER_READING
+from edgekit.engines.vllm.speed import READING as VLLM_READING
 from edgekit.engines.vllm.types import VllmSetup
+from edgekit.machine.calibration import device_key
+from edgekit.machine.measured import EngineMeasured, Measured, Pace
 from edgekit.machine.types import DEVICE, HOST, Machine
 from edgekit.machine.wishes import wished_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.speed import MeasuredRatio, calibrate, expected_speed
-from edgekit.plan.touched import one_token
 
 GB = 10**9
 
@@ -53,11 +67,17 @@ def llama_cpp(
     ends = (filled, filled) if isinstance(filled, int) else filled
     load = Load(context_tokens=max(1024, ends[1]))
     bill = estimate(model, load, setup)
-    speed = expected_speed(
-        model, load, setup, bill, machine, "llama.cpp", filled=ends, calibration=calibration
-    )
+    run = sequence_run(model, load, setup, bill, machine)
+    speed = modelled_speed(run, ends, calibration)
     assert speed is not None
     return speed
+
+
+def on_engine(task: Task, setup: Any, filled: tuple[int, int] | None = None) -> Speed | None:
+    engine = engine_named(task.engine)
+    bill = engine.estimate(task.model, task.load, setup)
+    placement = Placement(setup=setup, budgets=(), because="", cards=task.machine.devices)
+    return engine.speed(task, placement, bill, filled)
 
 
 CPU, CUDA, METAL = (
@@ -229,9 +249,9 @@ def test_two_cores(name: str, quant: str, mix: str | None, decode: float, prefil
 def test_mlx(bits: int, decode: float, prefill: float) -> None:
     model, load = of_config("qwen3-30b-a3b"), Load(context_tokens=2176)
     setup = MlxSetup(quantize=Quantize(packing=Packing(bits=bits, group_size=64)))
-    bill = mlx_estimate(model, load, setup)
     machine = wished_machine(devices=("M4 Max 64GB",))
-    speed = expected_speed(model, load, setup, bill, machine, "mlx", filled=(2048, 2176))
+    task = Task(model=model, engine="mlx", machine=machine, load=load)
+    speed = on_engine(task, setup, (2048, 2176))
     assert speed is not None
     assert speed.prefill is not None
     assert speed.decode[0] <= decode <= speed.decode[1]
@@ -243,7 +263,7 @@ def test_mlx(bits: int, decode: float, prefill: float) -> None:
 
 def work_of(model: Model, setup: LlamaCppSetup, context: int = 8192) -> Any:
     load = Load(context_tokens=context)
-    return one_token(model, load, setup, estimate(model, load, setup))
+    return reads_per_token(model, load, setup, estimate(model, load, setup))
 
 
 def tensor_bytes(model: Model, *without: str) -> int:
@@ -294,7 +314,7 @@ def test_a_cache_is_read_as_far_as_it_is_filled() -> None:
 def test_sequences_with_a_cache_of_their_own_read_only_that() -> None:
     model = recorded("llama-3.1-8b")
     load = Load(context_tokens=8192, sequences=4, unified=False)
-    work = one_token(model, load, CUDA, estimate(model, load, CUDA))
+    work = reads_per_token(model, load, CUDA, estimate(model, load, CUDA))
     device = next(one for one in work.pools if one.pool == DEVICE)
     assert work.context_tokens == 2048
     assert device.cache_bytes(2048) == 2048 * 32 * 2 * 8 * 128 * 2
@@ -319,7 +339,7 @@ def test_a_state_is_read_and_written_whatever_was_said() -> None:
 
 def test_packed_experts_are_light_beside_the_rest() -> None:
     model, load, setup = of_config("gpt-oss-20b"), Load(context_tokens=4096), VllmSetup()
-    (card,) = one_token(model, load, setup, vllm_estimate(model, load, setup)).pools
+    (card,) = token_reads(model, load, vllm_estimate(model, load, setup)).pools
     experts = 24 * 3 * 2880 * 2880 * 4  # of 32 in each layer 4
     rest = 24 * 2 * 2880 * (64 + 8) * 64 + 201_088 * 2880  # Q, K, V and out; the head
     assert card.weights_bytes == pytest.approx(experts * 17 / 32 + rest * 2, rel=0.05)
@@ -375,9 +395,9 @@ def test_a_fuller_context_is_never_faster(
 ) -> None:
     load = Load(context_tokens=16_384)
     bill = estimate(recorded(name), load, setup)
-    ask = (recorded(name), load, setup, bill, card(900), "llama.cpp")
-    less = expected_speed(*ask, filled=(filled, filled))
-    fuller = expected_speed(*ask, filled=(filled + more, filled + more))
+    run = sequence_run(recorded(name), load, setup, bill, card(900))
+    less = modelled_speed(run, (filled, filled))
+    fuller = modelled_speed(run, (filled + more, filled + more))
     assert less is not None
     assert fuller is not None
     assert no_slower(less, fuller)
@@ -399,15 +419,18 @@ def _using(model: Model, used: int) -> Model:
     return Model(header=model.header, geometry=replace(model.geometry, layers=layers))
 
 
-@pytest.mark.parametrize("name", sorted(READING))
+READINGS = (*READING.values(), CPU_READING, METAL_READING, VLLM_READING, EAGER_READING)
+
+
+@pytest.mark.parametrize("reading", READINGS)
 @law
 @given(less=st.floats(1, 1e13), more=st.floats(0, 1e13))
-def test_rates_rise_with_the_bandwidth(name: str, less: float, more: float) -> None:
-    slow, fast = READING[name].rates(less)
+def test_rates_rise_with_the_bandwidth(reading: Reading, less: float, more: float) -> None:
+    slow, fast = reading.rates(less)
     assert 0 < slow <= fast <= less
     assert all(
         after >= before
-        for after, before in zip(READING[name].rates(less + more), (slow, fast), strict=True)
+        for after, before in zip(reading.rates(less + more), (slow, fast), strict=True)
     )
 
 
@@ -425,25 +448,25 @@ def test_a_host_of_unknown_memory_is_assumed_and_says_so() -> None:
 
 def test_many_cores_are_those_of_a_server() -> None:
     machine = replace(cpu(512), cores=64)
-    assert host_pace(machine).bandwidth == (75 * GB, 600 * GB)
-    assert "servers" in host_pace(machine).told
+    assert host_speed(machine).bandwidth == (75 * GB, 600 * GB)
+    assert "servers" in host_speed(machine).text
 
 
 def test_few_cores_take_less_than_the_memory_gives() -> None:
     two, eight = (with_host(cpu(64), 200, cores=count) for count in (2, 8))
-    assert host_pace(two).rates()[1] == 2 * 16 * GB
-    assert host_pace(eight).rates()[1] == 8 * 16 * GB
-    assert host_pace(with_host(cpu(64), 200, cores=64)).rates()[1] == pytest.approx(170 * GB)
+    assert host_speed(two).rates()[1] == 2 * 16 * GB
+    assert host_speed(eight).rates()[1] == 8 * 16 * GB
+    assert host_speed(with_host(cpu(64), 200, cores=64)).rates()[1] == pytest.approx(170 * GB)
 
 
 def test_of_a_card_whose_bandwidth_nobody_knows_nothing_is_said() -> None:
     model, load = recorded("llama-3.1-8b"), Load(context_tokens=4096)
     bill = estimate(model, load, CUDA)
-    assert expected_speed(model, load, CUDA, bill, cards(24), "llama.cpp") is None
+    assert modelled_speed(sequence_run(model, load, CUDA, bill, cards(24))) is None
     on_host = part(n_gpu_layers=0)  # the card holds nothing: what it reads does not matter
     bill = estimate(model, load, on_host)
     machine = with_host(cards(24), 60, cores=8)
-    assert expected_speed(model, load, on_host, bill, machine, "llama.cpp") is not None
+    assert modelled_speed(sequence_run(model, load, on_host, bill, machine)) is not None
 
 
 def test_prompts_on_a_card_of_unknown_kind_are_not_told() -> None:
@@ -470,9 +493,9 @@ def test_all_layers_are_as_many_as_there_are() -> None:
 
 
 def vllm(machine: Machine, **flags: Any) -> Speed:
-    model, load, setup = of_config("llama-3.1-8b"), Load(context_tokens=8192), VllmSetup(**flags)
-    bill = vllm_estimate(model, load, setup)
-    speed = expected_speed(model, load, setup, bill, machine, "vllm")
+    model, load = of_config("llama-3.1-8b"), Load(context_tokens=8192)
+    task = Task(model=model, engine="vllm", machine=machine, load=load)
+    speed = on_engine(task, VllmSetup(**flags))
     assert speed is not None
     return speed
 
@@ -535,3 +558,35 @@ def test_a_calibration_keeps_what_the_fill_makes_of_it() -> None:
     )
     assert both.decode == pytest.approx((full.decode[0], empty.decode[1]))
     assert full.decode[0] < empty.decode[0]
+
+
+def test_only_llamacpp_is_scaled_to_what_was_measured() -> None:
+    machine = replace(wished_machine(devices=("H100 80GB",)), what_if=False)
+    pace = Pace(
+        label="another model",
+        bytes_per_token=2**30,
+        prompt_tokens=512,
+        decode_tokens_per_s=20.0,
+        prefill_tokens_per_s=100.0,
+        expected_decode=10.0,
+        expected_prefill=200.0,
+        bandwidth_bytes_per_s=None,
+        edgekit=__version__,
+        date="2026-11-16",
+    )
+    row = EngineMeasured(
+        engine="llama.cpp",
+        through="xllamacpp",
+        version="1",
+        host="",
+        device=device_key(machine, machine.devices),
+        date="2026-11-16",
+        pace=pace,
+    )
+    calibrated = replace(machine, measured=Measured(engines=(row,)))
+    assert vllm(calibrated) == vllm(machine)
+    model, load = recorded("llama-3.1-8b"), Load(context_tokens=8192)
+    task = Task(model=model, engine="llama.cpp", machine=calibrated, load=load)
+    speed = on_engine(task, CUDA)
+    assert speed is not None
+    assert "scaled to another model" in speed.because

@@ -1,0 +1,187 @@
+"""How fast llama.cpp is: tables by backend and device, what a token reads, and what was measured on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from edgekit import __version__
+from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.verdict import Speed
+from edgekit.engines.active_weights import LayerShare
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.llamacpp.as_gguf import converted
+from edgekit.engines.llamacpp.estimate import NAME
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
+from edgekit.engines.speed import (
+    CPU_READING,
+    GB,
+    METAL_READING,
+    MICRO,
+    Capabilities,
+    MeasuredRatio,
+    Range,
+    Reading,
+    SequenceRun,
+    apple_flops_per_byte,
+    fastest_tokens_per_s,
+    largest_cards,
+    modelled_speed,
+    nvidia_flops_per_byte,
+)
+from edgekit.engines.token_reads import TokenReads, token_reads
+from edgekit.machine.calibration import device_key
+from edgekit.machine.measured import Pace
+from edgekit.machine.types import Device, Machine, Pool, PoolKind, Vendor
+from edgekit.model.types import Model
+from edgekit.units import MIB
+
+# A token of a smaller model may read from the caches of the CPU.
+LEAST_READ_BYTES = 256 * MIB
+CARD_SPREAD = 0.15  # how far off another model is, compared with the one measured on the same card
+CORE_SPREAD = 0.3  # ... on the same CPU: the quantisation matters more
+BANDWIDTH_OFF = 0.1  # beyond this, the bandwidth is not the one that was modelled with
+
+# Measured on an H200; for others see docs/speed.md.
+READING: dict[Backend, Reading] = {
+    Backend.CUDA: Reading(
+        near_share=(0.55, 0.92),
+        far_share=(0.3, 0.78),
+        knee_bytes_per_s=1000 * GB,
+        cache_share=0.35,
+        layer_s=(60 * MICRO, 15 * MICRO),
+        token_s=(500 * MICRO, 50 * MICRO),
+    ),
+    Backend.METAL: METAL_READING,
+    Backend.VULKAN: Reading(
+        near_share=(0.35, 0.92),
+        far_share=(0.2, 0.85),
+        knee_bytes_per_s=500 * GB,
+        cache_share=0.25,
+        layer_s=(120 * MICRO, 15 * MICRO),
+        token_s=(1500 * MICRO, 50 * MICRO),
+    ),
+    Backend.CPU: CPU_READING,
+}
+_BACKENDS = {Vendor.NVIDIA: Backend.CUDA, Vendor.APPLE: Backend.METAL}  # of others: Vulkan
+# Operations per byte of bandwidth with a prompt.
+_NVIDIA: Capabilities = (
+    ((0, 0), (3, 60)),  # P40: 35
+    ((7, 0), (10, 80)),
+    ((7, 5), (20, 110)),
+    ((8, 0), (14, 55)),  # A100: 22 to 33
+    ((8, 6), (35, 110)),  # RTX 3090: 65 to 71; RTX A6000: 51
+    ((8, 7), (20, 150)),
+    ((8, 9), (50, 190)),  # RTX 4090: 106 to 154; RTX 4000 Ada: 67
+    ((9, 0), (15, 85)),  # H200: 27 to 54; H100 PCIe: 32 to 48
+    ((10, 0), (12, 120)),
+    ((12, 0), (45, 230)),
+    ((12, 1), (60, 350)),  # DGX Spark: little bandwidth for what it computes
+)
+_OTHERS: dict[Vendor, Range] = {
+    Vendor.AMD: (6, 100),  # RX 5700 XT 10, RX 7900 XTX 50, Radeon 8060S 49 to 70
+    Vendor.INTEL: (5, 90),  # Arc B580 58
+}
+
+
+def speed(
+    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None
+) -> Speed | None:
+    machine = replace(task.machine, devices=placement.cards)
+    run = sequence_run(task.model, task.load, placement.setup, bill, machine)
+    return modelled_speed(run, filled, measured_ratio(machine, placement.setup))
+
+
+def sequence_run(
+    model: Model, load: Load, setup: LlamaCppSetup, bill: MemoryEstimate, machine: Machine
+) -> SequenceRun:
+    """On the devices of the machine."""
+    cards = () if bill.backend == Backend.CPU.value else devices_for(machine, NAME)
+    return SequenceRun(
+        model=model,
+        load=load,
+        reads=reads_per_token(model, load, setup, bill),
+        machine=machine,
+        cards=largest_cards(cards, len(setup.devices) or 1),
+        reading=READING[Backend(bill.backend)],
+        flops_per_byte=_flops_per_byte,
+        single_request=(load.sequences or 1) > 1,
+    )
+
+
+def reads_per_token(
+    model: Model, load: Load, setup: LlamaCppSetup, bill: MemoryEstimate
+) -> TokenReads:
+    found = converted(model, setup.mix)
+    loaded = model if found is None else found.model
+    return token_reads(model, load, bill, loaded=loaded, outside=_outside)
+
+
+def _outside(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
+    """Tables stay on the host; the head, and nothing else that is large, is with the last layer."""
+    head = outside.active
+    devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
+    host = {pool: min(size, head) for pool, size in sizes.items() if pool not in devices}
+    if any(size >= head / 2 for size in devices.values()):
+        return {**devices, **dict.fromkeys(host, 0.0)}
+    return {**devices, **host}
+
+
+def _flops_per_byte(device: Device) -> Range | None:
+    if device.vendor is Vendor.APPLE:
+        return apple_flops_per_byte(device)
+    if device.vendor is Vendor.NVIDIA:
+        return nvidia_flops_per_byte(device, _NVIDIA)
+    return _OTHERS.get(device.vendor)
+
+
+def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
+    cards = tuple(
+        (card, READING[_BACKENDS.get(card.vendor, Backend.VULKAN)])
+        for card in devices_for(machine, NAME)
+    )
+    return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards)
+
+
+# -- measured on this machine ----------------------------------------------------------------
+
+
+def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | None:
+    """From a measurement of the same placement: all on its cards, or all on its CPU.
+
+    None if it says nothing about this one: a model that fits CPU caches, or another expectation since.
+    """
+    if machine.measured is None or machine.what_if:
+        return None
+    if setup.has_device and not _is_whole(setup):
+        return None
+    device = device_key(machine, machine.devices if setup.has_device else ())
+    found = machine.measured.engine(NAME, device)
+    if found is None or found.pace is None or not _still_holds(found.pace, machine):
+        return None
+    return MeasuredRatio(
+        decode=_ratio(found.pace.decode_tokens_per_s, found.pace.expected_decode),
+        prefill=_ratio(found.pace.prefill_tokens_per_s, found.pace.expected_prefill),
+        spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
+        text=f"scaled to {found.pace.label} as measured here with {found.through} {found.version} on {found.pace.date}",
+    )
+
+
+def _is_whole(setup: LlamaCppSetup) -> bool:
+    divided = setup.cpu_moe or setup.n_cpu_moe or not setup.offload_kqv
+    divided = bool(divided or setup.overrides or setup.servers)
+    return setup.n_gpu_layers == ALL_LAYERS and not divided
+
+
+def _still_holds(measured: Pace, machine: Machine) -> bool:
+    known = None if machine.host is None else machine.host.bandwidth_bytes_per_s
+    now, then = known or 0, measured.bandwidth_bytes_per_s or 0
+    if measured.expected_decode is None:
+        return False
+    is_same = abs(now - then) <= BANDWIDTH_OFF * then and measured.edgekit == __version__
+    return is_same and measured.bytes_per_token >= LEAST_READ_BYTES
+
+
+def _ratio(measured: float, expected: float | None) -> float:
+    return 1.0 if expected is None else measured / expected

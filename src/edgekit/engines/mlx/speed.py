@@ -1,0 +1,39 @@
+"""How fast MLX is."""
+
+from __future__ import annotations
+
+from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.verdict import Speed
+from edgekit.engines.budgets import devices_for
+from edgekit.engines.mlx.estimate import NAME
+from edgekit.engines.speed import (
+    METAL_READING,
+    SequenceRun,
+    apple_flops_per_byte,
+    fastest_tokens_per_s,
+    modelled_speed,
+)
+from edgekit.engines.token_reads import token_reads
+from edgekit.machine.types import Machine
+
+
+def speed(
+    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None
+) -> Speed | None:
+    run = SequenceRun(
+        model=task.model,
+        load=task.load,
+        reads=token_reads(task.model, task.load, bill),
+        machine=task.machine,
+        cards=placement.cards,
+        reading=METAL_READING,
+        flops_per_byte=apple_flops_per_byte,
+        single_request=(task.load.sequences or 1) > 1,
+    )
+    return modelled_speed(run, filled)
+
+
+def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
+    cards = tuple((card, METAL_READING) for card in devices_for(machine, NAME))
+    return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards)
