@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.engines.comparison import ComparedRow
-from edgekit.engines.llamacpp.rows import read_row
+from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.hollow import HollowFile

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.task import Job, Start, Task
@@ -367,17 +366,7 @@ def _takes(engine: str, options: Mapping[str, Any]) -> bool:
 
 
 def _read_options(engine: str, options: Mapping[str, Any]) -> tuple[Load, Any]:
-    """As rows of a batch are read; llama.cpp as llama-server would start it."""
-    rows, read = import_module(f"{type(engine_named(engine)).__module__}.rows"), RowOptions(options)
-    if engine != "llama.cpp":
-        load, setup = rows.read_row(read)
-    else:
-        from edgekit.engines.llamacpp.types import LlamaMode
-
-        load, setup = rows.read_row(read, read.get("backend"))
-        load, setup = (
-            replace(load, unified=read.get("kv_unified")),
-            replace(setup, mode=LlamaMode.SERVER),
-        )
+    read = RowOptions(options)
+    load, setup = engine_named(engine).read_keywords(read)
     read.require_known(engine)
     return load, setup

@@ -19,7 +19,7 @@ from edgekit.catalog import find_entry, near_ids, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
-from edgekit.engines import engine_for, engine_name, engine_named, quant_names
+from edgekit.engines import engine_for, engine_name, engine_named, engine_names
 from edgekit.engines.entries import opened
 from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
 from edgekit.engines.quant_names import read_quant, takes
@@ -210,7 +210,7 @@ class ResolvedModel(Resolved[Opened]):
         quant = self.quant
         if quant is None or takes(engine, quant):
             return engine
-        return next((one for one in quant_names.OPTIONS if takes(one, quant)), engine)
+        return next((one for one in engine_names() if takes(one, quant)), engine)
 
     def opened(self, engine: str) -> Opened:
         """Raises RefusedError where the entry has nothing that the engine loads."""

@@ -15,8 +15,8 @@ from tests.thoroughness import sampled_rows
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.graph.families.every import FAMILIES
-from edgekit.engines.llamacpp.rows import read_row
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model

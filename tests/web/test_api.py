@@ -30,12 +30,13 @@ from tests.web.test_jobs import OPEN, stuck_hub
 
 from edgekit import planning
 from edgekit.asking import bills
-from edgekit.asking.bills import CONTEXT, OPTIONS
+from edgekit.asking.bills import OPTIONS
 from edgekit.asking.checks import check_named
 from edgekit.asking.known import recommend_words
 from edgekit.asking.words import Words, asking_of, plan_words
 from edgekit.catalog import read_catalog
 from edgekit.cli import main
+from edgekit.engines.flags import CONTEXT
 from edgekit.errors import (
     CancelledError,
     NotFoundError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from edgekit.engines.flags import COMMON, Flag, read_flags, read_number, whole
+from edgekit.engines.flags import COMMON, CONTEXT, Flag, read_flags, read_number
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.mlx import flags as mlx_options
 from edgekit.engines.native import flags as stream_options
@@ -59,28 +59,6 @@ OPTIONS: dict[str, EngineOptions] = {
 PLANNED = ("llama.cpp", "vllm", "mlx")  # the built-in engine leaves a plan nothing to choose
 # What the machine says, not the caller, wherever a machine is asked about.
 OF_THE_MACHINE = frozenset({"cpu", "device_memory", "gpu", "gpu_memory"})
-# What the engines and the programs around them call it: one flag, whichever of them is known.
-CONTEXT_NAMES = (
-    "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
-)  # fmt: skip
-CONTEXT = Flag(
-    ("-c", "--ctx-size"),
-    "context",
-    "context in tokens: 8192, 32k (default: the native context); also --ctx, --max-model-len",
-    "N",
-    whole(),
-    aliases=CONTEXT_NAMES,
-)
-
-
-QUANT = Flag(
-    ("--quant",),
-    "quant",
-    "quantisation of the weights: Q4_K_M, Q8_0 (llama.cpp), 4bit (MLX), fp8 (vLLM)",
-    "NAME",
-)
-QUANT_KEYS = {"llama.cpp": "mix", "vllm": "quantization", "mlx": "quantize"}
-
 Price = Callable[["Load", Any], "MemoryEstimate"]
 Pricing = Callable[["Opened", str, Mapping[str, Any], "Reach"], Price]
 
@@ -125,11 +103,12 @@ def with_one_quant(
 
     So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
     """
+    from edgekit.engines import every_engine
     from edgekit.engines.quant_names import read_quant, takes
 
     given = {one: dict(keys) for one, keys in flags.items()}
     named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
-    for owner, key in QUANT_KEYS.items():
+    for owner, key in ((one.name, one.quant_key) for one in every_engine()):
         name = given.get(owner, {}).get(key)
         if name is None:
             continue
@@ -161,10 +140,11 @@ def with_quant(given: Mapping[str, Any], engine: str, quant: str | None) -> Mapp
     """The engine's flags with the quantisation among them. Raises UsageError where the engine lacks it."""
     if quant is None:
         return given
+    from edgekit.engines import engine_named
     from edgekit.engines.quant_names import read_quant
 
     value = read_quant(engine, quant)
-    key = QUANT_KEYS[engine]
+    key = engine_named(engine).quant_key
     if str(given.get(key, value)).upper() != value.upper():
         raise UsageError(f"{given[key]} and {quant} are two different quantisations: give one")
     return {**given, key: value}

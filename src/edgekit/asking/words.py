@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.asking.bills import (
-    CONTEXT,
     NOT_PLANNED,
     OPTIONS,
     Asked,
@@ -19,7 +18,7 @@ from edgekit.asking.bills import (
     with_one_quant,
     with_quant,
 )
-from edgekit.engines.flags import COMMON, read, read_flags, read_number, whole
+from edgekit.engines.flags import COMMON, CONTEXT, read, read_flags, read_number, whole
 from edgekit.errors import UsageError
 from edgekit.units import MIB, parse_size
 

@@ -10,13 +10,12 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
-from edgekit.engines import engine_name, engine_named
+from edgekit.engines import engine_name, engine_named, engine_names
 from edgekit.engines.quant_names import with_quant
-from edgekit.engines.row_options import CONTEXT_OPTIONS, RowOptions, did_you_mean, text
+from edgekit.engines.row_options import RowOptions, context_option, did_you_mean
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.report.bill_json import answer_json
@@ -60,14 +59,17 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
         raise UsageError("engine and backend must be names")
     wanted = None if asked is None else engine_name(asked)
     _check_keys(row, wanted)
-    asked_quant = text(row, "quant")
+    asked_quant = row.get("quant")
     if asked_quant is None and "quantization" not in options:
-        asked_quant = text(options, "quant")
-    engine, model, quant = models.of_row(row, wanted, asked_quant)
-    read = RowOptions(with_quant(engine, options, quant))
-    load, setup = _read_options(engine, read, backend)
-    read.require_known(engine)
-    answer = answer_json(engine_named(engine).estimate(model, load, setup))
+        asked_quant = options.get("quant")
+    if not isinstance(asked_quant, str | None):
+        raise UsageError(f"quant {asked_quant!r:.60} is not a string")
+    name, model, quant = models.of_row(row, wanted, asked_quant)
+    engine = engine_named(name)
+    read = RowOptions(with_quant(name, options, quant))
+    load, setup = engine.read_row(read, backend)
+    read.require_known(name)
+    answer = answer_json(engine.estimate(model, load, setup))
     return answer | ({"ignored": read.ignored} if read.ignored else {})
 
 
@@ -76,20 +78,12 @@ def _check_keys(row: Mapping[str, Any], engine: str | None) -> None:
     unknown = next((str(name)[:60] for name in row if name not in _KEYS), None)
     if unknown is None:
         return
-    wanted = engine or "llama.cpp"
+    wanted = engine or engine_names()[0]
     near = did_you_mean(unknown, _KEYS, wanted)
-    if CONTEXT_OPTIONS[wanted] in near:
-        near = f": the context is an option, {CONTEXT_OPTIONS[wanted]}"
+    if context_option(wanted) in near:
+        near = f": the context is an option, {context_option(wanted)}"
     keys = ", ".join(_KEYS)
     raise UsageError(f"a row has no key {unknown!r}{near or f' (known keys: {keys})'}")
-
-
-def _read_options(engine: str, options: Mapping[str, Any], backend: str | None) -> tuple[Any, Any]:
-    """A load and a setup; only llama.cpp runs on more than one backend."""
-    rows = import_module(f"{type(engine_named(engine)).__module__}.rows")
-    asked = (options, backend) if engine == "llama.cpp" else (options,)
-    load, setup = rows.read_row(*asked)
-    return load, setup
 
 
 def _row(line: bytes | None) -> Mapping[str, Any]:

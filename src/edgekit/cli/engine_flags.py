@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgekit.asking.bills import CONTEXT, OPTIONS, QUANT
-from edgekit.engines.flags import COMMON, Flag
+from edgekit.asking.bills import OPTIONS
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Flag
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
 

@@ -7,14 +7,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import CONTEXT
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags, given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
 from edgekit.cli.typed import words_of
-from edgekit.engines.flags import COMMON
+from edgekit.engines.flags import COMMON, CONTEXT
 from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -51,8 +51,7 @@ def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
 def _maker(
     arguments: argparse.Namespace, *, drafter: bool = True
 ) -> Callable[[TierMemory], TierWish]:
-    from edgekit.asking.bills import CONTEXT
-    from edgekit.engines.flags import read_flags
+    from edgekit.engines.flags import CONTEXT, read_flags
     from edgekit.engines.memo import TierWish
     from edgekit.engines.memo.types import MIN_CONTEXT
 

@@ -1,38 +1,77 @@
-"""TABLE rows of the engines' own flags: what was given -> values, and back into the engine's words.
+"""A row of an engine's table of flags, and what is read and written by it.
 
+The table is the only place that spells an engine's parameters: the command line, REST and Python fields, rows of a
+batch, printed commands, the parameters of the engine's own library and the controls of the page are all made from it.
 A flag that was not given leaves no trace, so that the engine's own default counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from edgekit.errors import UsageError
 from edgekit.units import parse_size, parse_tokens
 
 COMMON = ""  # the name under which flags of every engine stand
+LARGEST = 2**63 - 1
 
 Read = Callable[[str], Any]
 
 
-class Flag(NamedTuple):
-    """One flag. Without a metavar it is a switch."""
+class Meaning(NamedTuple):
+    """How a flag's value becomes the value of its field, and back."""
 
-    names: tuple[str, ...]  # the first is the one that is told
-    key: str
+    field_of: Callable[[Any], Any]
+    value_of: Callable[[Any], Any]
+
+
+class Parameter(NamedTuple):
+    """What the engine's own library calls it."""
+
+    name: str
+    enum: str = ""  # the C enum that its values are members of
+    opposite: bool = False  # true where the field is false
+
+
+class Control(NamedTuple):
+    """How the page shows it."""
+
+    label: str
+    choices: tuple[str, ...] = ()  # of a menu
+    default: str | float | None = None  # what the engine takes by itself
+    fact: str = ""  # the fact of an estimate that has what the engine took
+    need: str = ""  # what the model or the machine must have
+    kind: str = ""  # where the flag does not tell: "layers", "share"
+    is_wide: bool = False
+
+
+class Flag(NamedTuple):
+    """One flag. Without a metavar it is a switch; without names only rows of a batch have it."""
+
+    names: tuple[str, ...]  # the first is the one that is printed
+    key: str  # of REST and Python
     help: str
     metavar: str = ""
     read: Read = str
     value: Any = True  # what the switch means; for a flag that may stand alone, its text
     alone: bool = False  # may stand without a value
-    ours: bool = False  # EdgeKit's own: no part of the engine's command
+    ours: bool = False  # EdgeKit's own: not part of the engine's command
     aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
     engines: Callable[[Any], Any] | None = (
         None  # its value as the engine has it, where ours says more
     )
     repeats: bool = False  # given again it adds to what was given before, divided by a comma
     lender: str = ""  # an engine with a flag of this name: one flag, for whichever is chosen
+    field: str = (
+        ""  # the field of Load or of the engine's setup; by default the key, if there is one
+    )
+    meaning: Meaning | None = None  # where the field has another type than the value
+    row: Callable[[str, Any], Any] | None = None  # reads it in a row of a batch; None: rows lack it
+    option: str = ""  # its name there; by default the key
+    parameter: Parameter | None = None
+    group: str = ""  # what it is about: "weights", "cache", "placement" ...
+    control: Control | None = None
 
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +107,76 @@ def flag_words(
     return words
 
 
+def field_values(flags: Iterable[Flag], values: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The fields of a dataclass that the values set."""
+    from dataclasses import fields  # not above: --help must be instant
+
+    known = {field.name for field in fields(kind)}
+    found: dict[str, Any] = {}
+    for flag in flags:
+        name = flag.field or flag.key
+        if flag.key in values and name in known and name not in found:
+            value = values[flag.key]
+            found[name] = flag.meaning.field_of(value) if flag.meaning else value
+    return found
+
+
+def given_values(flags: Iterable[Flag], *described: Any) -> dict[str, Any]:
+    """And back: the fields of these dataclasses that differ from their defaults, as values of flags."""
+    found: dict[str, Any] = {}
+    for flag, value, default in fields_of(flags, *described):
+        if value != default:
+            found[flag.key] = flag.meaning.value_of(value) if flag.meaning else value
+    return found
+
+
+def fields_of(flags: Iterable[Flag], *described: Any) -> Iterator[tuple[Flag, Any, Any]]:
+    """Each flag that sets a field of these dataclasses, the field's value and its default."""
+    from dataclasses import fields
+
+    known = {field.name: (one, field.default) for one in described for field in fields(one)}
+    seen: set[str] = set()
+    for flag in flags:
+        name = flag.field or flag.key
+        if name in known and name not in seen:  # two switches of one key are its true and false
+            seen.add(name)
+            yield flag, getattr(known[name][0], name), known[name][1]
+
+
+def read_options(flags: Iterable[Flag], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a row of a batch, as JSON gives them. Raises UsageError that names the option."""
+    values: dict[str, Any] = {}
+    for flag in flags:
+        if flag.row is None:
+            continue
+        name = flag.option or flag.key
+        given = options.get(name)
+        if given is not None:
+            values[flag.key] = flag.row(name, given)
+    return values
+
+
+def number(name: str, value: Any) -> int:
+    """A whole number in a row."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
+        raise UsageError(f"{name} {value!r:.60} is not a whole number")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """A string in a row."""
+    if not isinstance(value, str):
+        raise UsageError(f"{name} {value!r:.60} is not a string")
+    return value
+
+
+def yes_no(name: str, value: Any) -> bool:
+    """True or false in a row."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} {value!r:.60} is neither true nor false")
+    return value
+
+
 def typed(values: Mapping[str, Any]) -> dict[str, str | bool]:
     """Values as they are typed: read again they are the same."""
     return {
@@ -93,17 +202,22 @@ def one_of(*choices: str) -> Read:
     return read
 
 
-def whole(least: int = 0, most: int = 2**31 - 1, *, example: str = "8 or 32k") -> Read:
-    """A whole number; 32k is 32768."""
+class Whole:
+    """Reads a whole number; 32k is 32768."""
 
-    def read(text: str) -> int:
-        size = parse_tokens(text.removeprefix("-"), example=example)
+    def __init__(self, least: int, most: int, example: str) -> None:
+        self.least, self.most, self.example = least, most, example
+
+    def __call__(self, text: str) -> int:
+        size = parse_tokens(text.removeprefix("-"), example=self.example)
         number = -size if text.startswith("-") else size
-        if not least <= number <= most:
-            raise UsageError(_out_of_range(text[:40], number, least, most))
+        if not self.least <= number <= self.most:
+            raise UsageError(_out_of_range(text[:40], number, self.least, self.most))
         return number
 
-    return read
+
+def whole(least: int = 0, most: int = 2**31 - 1, *, example: str = "8 or 32k") -> Whole:
+    return Whole(least, most, example)
 
 
 def _out_of_range(text: str, number: int, least: int, most: int) -> str:
@@ -167,3 +281,25 @@ def size(text: str) -> int:
 def sizes(text: str) -> tuple[int, ...]:
     """'24G,24G' -> bytes of each."""
     return tuple(parse_size(word) for word in text.split(","))
+
+
+# What the engines and the programs around them call it: one flag, whichever of them is known.
+CONTEXT_NAMES = (
+    "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
+)  # fmt: skip
+CONTEXT = Flag(
+    ("-c", "--ctx-size"),
+    "context",
+    "context in tokens: 8192, 32k (default: the native context); also --ctx, --max-model-len",
+    "N",
+    whole(),
+    aliases=CONTEXT_NAMES,
+    field="context_tokens",
+    row=number,
+)
+QUANT = Flag(
+    ("--quant",),
+    "quant",
+    "quantisation of the weights: Q4_K_M, Q8_0 (llama.cpp), 4bit (MLX), fp8 (vLLM)",
+    "NAME",
+)

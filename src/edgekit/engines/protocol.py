@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from edgekit.bill.task import Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
@@ -26,6 +28,40 @@ class Engine(Protocol):
 
     @property
     def flags(self) -> tuple[Flag, ...]: ...
+
+    @property
+    def table(self) -> tuple[Flag, ...]:
+        """The flags, the context first, and what only rows of a batch can say."""
+
+    @property
+    def unused_options(self) -> frozenset[str]:
+        """Options of a row that the engine has and that no bill depends on."""
+
+    quant_key: str  # of the flag that says how weights are quantised; "" where there is none
+
+    def read_quant(self, name: str, /) -> str | None:
+        """The quantisation of `--quant NAME` in the engine's own words; None where it has no such."""
+
+    def quant_names(self) -> tuple[str, ...]:
+        """To show to somebody who typed another."""
+
+    def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Any]:
+        """What values of its flags ask for. Raises UsageError."""
+
+    def values(self, load: Load, setup: Any, /) -> dict[str, Any]:
+        """And back: read again, they give the same bill. Files loaded with the model are not among them."""
+
+    def placement(self, setup: Any, /) -> dict[str, Any]:
+        """Where a plan has put the model, as values of flags."""
+
+    def read_row(self, options: Mapping[str, Any], backend: str | None, /) -> tuple[Load, Any]:
+        """A row of a batch, in the engine's own parameters. Raises UsageError."""
+
+    def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Any]:
+        """Keywords of the Python API, named as in a row, for the engine as people start it. Raises UsageError."""
+
+    def describe(self, load: Load, estimate: MemoryEstimate, /) -> str:
+        """What was asked for, in words, as the engine resolved it."""
 
     # --- the bill
 

@@ -1,39 +1,19 @@
-"""Options of a row, as JSON gives them -> numbers, words and flags, or an error that names the option."""
+"""Options of a row of a batch, as JSON gives them: which were read, and which the engine does not have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from edgekit.engines import engine_named, every_engine
 from edgekit.errors import UsageError
 from edgekit.sources.naming import close_names
 
-LARGEST = 2**63 - 1
-# Options that an engine has and that change nothing: without a share in memory, or unused next to another.
-_UNUSED: Mapping[str, frozenset[str]] = {
-    "llama.cpp": frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"}),
-    "vllm": frozenset({"available_kv_bytes"}),
-    "mlx": frozenset(
-        {"batch_size", "bits", "context_tokens", "group_size", "max_tokens", "mode", "quant"}
-    ),
-}
-# What the engines call the length of the context; people try them all.
-CONTEXT_OPTIONS: Mapping[str, str] = {
-    "llama.cpp": "n_ctx",
-    "vllm": "max_model_len",
-    "mlx": "prompt_tokens",
-    "stream": "context_tokens",
-}
+if TYPE_CHECKING:
+    from edgekit.engines.protocol import Engine
+
 _CONTEXT_WORDS = frozenset(
-    {
-        "context",
-        "context_length",
-        "context_size",
-        "ctx",
-        "ctx_size",
-        "num_ctx",
-        *CONTEXT_OPTIONS.values(),
-    }
+    {"context", "context_length", "context_size", "ctx", "ctx_size", "num_ctx"}
 )
 
 
@@ -60,7 +40,8 @@ class RowOptions(Mapping[str, Any]):
 
     def require_known(self, engine: str) -> None:
         """After all was read: UsageError that names an option which the engine does not have, and the nearest."""
-        unknown = [name for name in self.ignored if name not in _UNUSED.get(engine, ())]
+        unused = engine_named(engine).unused_options
+        unknown = [name for name in self.ignored if name not in unused]
         if unknown:
             name = str(unknown[0])[:60]
             raise UsageError(
@@ -68,33 +49,19 @@ class RowOptions(Mapping[str, Any]):
             )
 
 
+def option_of(engine: Engine, key: str) -> str:
+    """What a row of a batch calls the flag with this key."""
+    return next((flag.option or key for flag in engine.table if flag.key == key), key)
+
+
+def context_option(engine: str) -> str:
+    return option_of(engine_named(engine), "context")
+
+
 def did_you_mean(name: str, known: Iterable[str], engine: str) -> str:
     """': did you mean n_ctx?'; empty where nothing is near."""
     near = close_names(name, sorted(known), limit=1)
-    if name.lower() in _CONTEXT_WORDS:
-        near = (CONTEXT_OPTIONS[engine],)
+    people_write = _CONTEXT_WORDS | {context_option(one.name) for one in every_engine()}
+    if name.lower() in people_write:
+        near = (context_option(engine),)
     return f": did you mean {near[0]}?" if near else ""
-
-
-def whole(options: Mapping[str, Any], name: str) -> int | None:
-    """A whole number, or None where it is not given."""
-    value = options.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
-        raise UsageError(f"{name} {value!r:.60} is not a whole number")
-    return value
-
-
-def text(options: Mapping[str, Any], name: str) -> str | None:
-    value = options.get(name)
-    if value is not None and not isinstance(value, str):
-        raise UsageError(f"{name} {value!r:.60} is not a string")
-    return value
-
-
-def flag(options: Mapping[str, Any], name: str) -> bool | None:
-    value = options.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UsageError(f"{name} {value!r:.60} is neither true nor false")
-    return value

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import CONTEXT, OPTIONS, Asked, bill_of
+from edgekit.asking.bills import OPTIONS, Asked, bill_of
 from edgekit.asking.checks import Asking, asked_question, for_model, start_commands
 from edgekit.asking.words import Words, asking_of
 from edgekit.bill.task import CacheChoice, Placement, Task, Variant
 from edgekit.bill.verdict import Status, Verdict, Weighed
-from edgekit.engines.flags import flag_words, read_flags, typed
+from edgekit.engines.flags import CONTEXT, flag_words, read_flags, typed
 from edgekit.engines.llamacpp.flags import this_cpu
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.machine.devices import find_device

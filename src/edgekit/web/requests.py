@@ -21,9 +21,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, PLANNED, QUANT
+from edgekit.asking.bills import OF_THE_MACHINE, OPTIONS, PLANNED
 from edgekit.asking.words import Words
-from edgekit.engines.flags import COMMON, Flag
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Flag
 
 MAX_WORD_CHARS = 4096
 MAX_DEVICES = 8

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from edgekit.asking.bills import CONTEXT, CONTEXT_NAMES
 from edgekit.cli import main
-from edgekit.engines.flags import whole
+from edgekit.engines.flags import CONTEXT, CONTEXT_NAMES, whole
 from edgekit.errors import UsageError
 
 SAMPLE = "sample:qwen3-30b-a3b"

@@ -237,8 +237,11 @@ def test_help_imports_nothing_heavy() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(told.stdout.split())
     assert loaded.isdisjoint(
-        {"json", "dataclasses", "pathlib", "shlex", "edgekit.engines", "edgekit.bill", "edgekit.report"}
+        {"json", "dataclasses", "pathlib", "shlex", "edgekit.bill", "edgekit.report", "edgekit.sources"}
     )  # fmt: skip
+    of_engines = {name for name in loaded if name.startswith("edgekit.engines.")}
+    packages = {f"edgekit.engines.{name}" for name in ("llamacpp", "vllm", "mlx", "native")}
+    assert of_engines - packages == {f"{name}.flags" for name in (*packages, "edgekit.engines")}
 
 
 def test_help_names_the_flags_of_every_engine() -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.cli import main
-from edgekit.engines.quant_names import quant_names, read_quant, takes, with_quant
+from edgekit.engines import engine_named
+from edgekit.engines.quant_names import read_quant, takes, with_quant
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
 from edgekit.resolver import resolve_model
@@ -58,7 +59,7 @@ def test_read_quant(engine: str, name: str, own: str) -> None:
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "mlx", "vllm"])
 def test_read_quant_takes_every_name_that_it_lists(engine: str) -> None:
-    assert all(takes(engine, name) for name in quant_names(engine))
+    assert all(takes(engine, name) for name in engine_named(engine).quant_names())
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from edgekit.asking.words import Words, machine_of
 from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
-from edgekit.engines.llamacpp.rows import read_row
 from edgekit.engines.llamacpp.types import default_setup
 from edgekit.engines.llamacpp.versions import (
     NEWEST,

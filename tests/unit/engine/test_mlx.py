@@ -11,8 +11,9 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.mlx.estimate import estimate
+from edgekit.engines.mlx.flags import read_row
 from edgekit.engines.mlx.models import TABLE, mlx_model
-from edgekit.engines.mlx.rows import read_quantize, read_row
+from edgekit.engines.mlx.quant_names import read_quantize
 from edgekit.engines.mlx.rules import TABLE as RULES
 from edgekit.engines.mlx.types import (
     AS_STORED,

@@ -317,8 +317,8 @@ def test_words_of_llama_fit_params() -> None:
         1:
     ]
     assert " ".join(words) == (
-        "-m m.gguf --fit-print on --verbose -c 4096 -fa on --swa-full -b 1024 -ub 256 -np 2 "
-        "-ctk q8_0 -ctv q8_0 --no-repack -ngl 20 --n-cpu-moe 3 -ts 3,1"
+        "-m m.gguf --fit-print on --verbose -c 4096 -b 1024 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -np 2 "
+        "--swa-full -ngl 20 -ncmoe 3 -ts 3,1 -nr"
     )
 
 

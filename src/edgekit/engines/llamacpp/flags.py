@@ -1,35 +1,48 @@
-"""llama.cpp's flags -> a load and a setup, and the command that starts it so."""
+"""llama.cpp's flags: the table of all that can be said to it -> a load and a setup, and back.
 
-# ruff: noqa: E501 - a table: one row, one line
+`TABLE` is the only file that spells llama.cpp's parameters: to add a flag, add a row and, where memory depends on it, a field
+of LlamaCppSetup.
+"""
+
+# ruff: noqa: E501 - a table: one row, one or two lines
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.flags import Flag, flag_words, names, one_of, shares, sizes, whole
+from edgekit.engines import flags as common
+from edgekit.engines.flags import (
+    Control,
+    Flag,
+    Meaning,
+    Parameter,
+    field_values,
+    fields_of,
+    flag_words,
+    given_values,
+    names,
+    number,
+    one_of,
+    read_options,
+    shares,
+    sizes,
+    text,
+    whole,
+    yes_no,
+)
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.cache_types import CacheType
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.llamacpp.types import Cpu, DeviceSlot, LlamaCppSetup
+    from edgekit.engines.llamacpp.types import Cpu, DeviceSlot, LlamaCppSetup, Override
     from edgekit.engines.model_words import GgufSource
     from edgekit.model.open import Opened
 
 TITLE = "llama.cpp"
-_ON_A_GPU = (
-    "n_gpu_layers", "cpu_moe", "n_cpu_moe", "tensor_split", "offload_kqv", "device_memory",
-    "split_mode", "main_gpu", "override_tensor", "rpc",
-)  # fmt: skip
 ENOUGH_LAYERS = 99  # what people write for all
 DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
-COMPANIONS = frozenset(
-    {"mmproj", "lora", "draft_model", "mix"}
-)  # loaded beside the model, or in its stead
-# Flags that the command of an answer repeats as they were typed: load and setup do not say them, or not all of it.
-BESIDE_THE_SETUP = frozenset({
-    "mmproj", "lora", "draft_model", "draft_type_k", "draft_type_v", "draft_gpu_layers",
-    "draft_device", "draft_max", "spec_type", "ctx_shift", "repack", "cache_ram", "ctx_checkpoints",
-})  # fmt: skip
+MAX_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
 _FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
 
@@ -98,73 +111,307 @@ def _cache_type(text: str) -> str:
         ) from error
 
 
-FLAGS: tuple[Flag, ...] = (
-    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1)),
-    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole()),
-    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type),
-    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type),
-    Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True),
-    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1)),
-    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache"),
-    Flag(("-no-kvu", "--no-kv-unified"), "unified", "give each sequence its own KV cache", value=False),
-    Flag(("--swa-full",), "swa_full", "keep the whole context in sliding-window layers too"),
-    Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue"),
-    Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers),
-    Flag(("-ot", "--override-tensor"), "override_tensor", "put tensors whose names match a pattern into a buffer: exps=CPU (repeatable)", "PATTERN=BUFFER", _overrides, repeats=True),
-    Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM"),
-    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6)),
-    Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares),
-    Flag(("-sm", "--split-mode"), "split_mode", "how several GPUs share the model: layer (default), tensor, row (before July 2026) or none", "MODE", one_of("none", "layer", "row", "tensor")),
-    Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15)),
-    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, engines=_endpoints),
-    Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False),
-    Flag(("--no-mmap",), "mmap", "load the weights into memory instead of mapping the file", value=False),
-    Flag(("--repack",), "repack", "count the repacked copy of the weights that CPU builds keep"),
-    Flag(("-nr", "--no-repack"), "repack", "do not repack weights (default)", value=False),
-    Flag(("--embeddings", "--embedding"), "embeddings", "return embeddings instead of text"),
-    Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", whole()),
-    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", whole()),
-    Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE"),
-    Flag(("--no-mmproj",), "no_mmproj", "do not load a projector (default unless --mmproj is given)", ours=True),
-    Flag(("--lora",), "lora", "LoRA adapters, separated by commas: a.gguf,b.gguf", "FILES", names),
-    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding: qwen3-0.6b", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf")),
-    Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type),
-    Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type),
-    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is supported", "all", _all_layers),
-    Flag(("-devd", "--device-draft"), "draft_device", "device of the draft model: only none (the CPU) is supported", "none", one_of("none")),
-    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens that the draft model proposes at a time (default 3)", "N", whole(most=1024)),
-    Flag(("--spec-type",), "spec_type", "draft-simple (default with -md) or draft-mtp (the model's own prediction layers)", "NAME", one_of("none", "draft-simple", "draft-mtp")),
-    Flag(("--mode",), "mode", "estimate for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True),
-    Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True),
-    Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, ours=True),
-    Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True),
-    Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True),
-    Flag(("--cpu",), "cpu", "CPU that --repack is for: x86 or arm (default: this machine's)", "NAME", one_of("x86", "arm"), ours=True),
-    Flag(("--device-memory",), "device_memory", "free memory of each GPU, which decides the split: 24G,24G", "SIZES", sizes, ours=True),
-)  # fmt: skip
+# How a value of a flag becomes the value of its field, and back.
 
 
-def ask(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
-    """What is asked of llama.cpp."""
-    return _load(values), _setup(values)
+def _enum(name: str) -> Meaning:
+    def field_of(value: str) -> Any:
+        from edgekit.engines.llamacpp import types
+
+        return getattr(types, name)(value)
+
+    return Meaning(field_of, lambda member: member.value)
 
 
-def _load(values: Mapping[str, Any]) -> Load:
+def _cache_field(name: str) -> CacheType:
     from edgekit.bill.cache_types import cache_type
+
+    return cache_type(name)
+
+
+def _override_field(entries: tuple[str, ...]) -> tuple[Override, ...]:
+    from edgekit.engines.llamacpp.devices import read_overrides
+
+    return read_overrides(",".join(entries)) if entries else ()
+
+
+def _layers_field(layers: str | int) -> int:
+    from edgekit.engines.llamacpp.types import ALL_LAYERS
+
+    return ALL_LAYERS if isinstance(layers, str) else layers
+
+
+def _layers_value(count: int) -> str | int:
+    from edgekit.engines.llamacpp.types import ALL_LAYERS
+
+    return "all" if count == ALL_LAYERS else count
+
+
+_CACHE = Meaning(_cache_field, lambda kind: kind.name)
+_WHEN = Meaning(_FLASH.__getitem__, {True: "on", False: "off", None: "auto"}.__getitem__)
+_LAYERS = Meaning(_layers_field, _layers_value)
+_OVERRIDES = Meaning(_override_field, lambda found: tuple(f"{one.pattern}={one.buffer}" for one in found))  # fmt: skip
+
+
+# How a row of a batch has it, where that is more than a number, a string, true or false.
+
+
+def _row_flash(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if not isinstance(value, str) or value not in {"on", "off", "auto"}:
+        raise UsageError(f"{name} {value!r} is not on, off or auto")
+    return value
+
+
+def _row_layers(name: str, value: Any) -> str | int:
+    count = number(name, value)
+    return "all" if count < 0 else count
+
+
+def _row_entries(name: str, value: Any) -> tuple[str, ...]:
+    given = text(name, value)
+    return tuple(given.split(",")) if given else ()
+
+
+def _row_shares(name: str, value: Any) -> tuple[float, ...]:
+    given = value or ()
+    if not isinstance(given, list | tuple) or len(given) > MAX_DEVICES:
+        raise UsageError(f"{name} {given!r:.60} is not a list of up to {MAX_DEVICES} shares")
+    for share in given:
+        plain = isinstance(share, int | float) and not isinstance(share, bool)
+        if not plain or not 0 <= share <= common.LARGEST:
+            raise UsageError(f"{name}: {share!r:.60} is not a share")
+    return tuple(float(share) for share in given)
+
+
+def _row_split_mode(name: str, value: Any) -> str:
+    known = ("none", "layer", "row", "tensor")
+    mode = text(name, value) or "layer"
+    if mode.lower() not in known:
+        raise UsageError(f"{name} {mode[:40]!r} is not one of {', '.join(known)}")
+    return mode.lower()
+
+
+_CACHE_NAMES = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", "f32")
+_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
+
+CONTEXT = common.CONTEXT._replace(option="n_ctx", parameter=Parameter("n_ctx"), group="context")
+FLAGS: tuple[Flag, ...] = (
+    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1), group="context",
+         field="batch_tokens", row=number, option="n_batch", parameter=Parameter("n_batch"), control=Control("Batch size", fact="n_batch")),
+    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole(), group="context",
+         field="microbatch_tokens", row=number, option="n_ubatch", parameter=Parameter("n_ubatch"), control=Control("Micro-batch size", fact="n_ubatch")),
+    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
+         field="cache_k", meaning=_CACHE, row=text, parameter=Parameter("cache_type_k", "ggml_type"), control=Control("KV cache (K)", _CACHE_NAMES, "f16")),
+    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
+         field="cache_v", meaning=_CACHE, row=text, parameter=Parameter("cache_type_v", "ggml_type"), control=Control("KV cache (V)", _CACHE_NAMES, "f16")),
+    Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True, group="context",
+         field="flash_attention", meaning=_WHEN, row=_row_flash, parameter=Parameter("flash_attn_type", "llama_flash_attn_type"), control=Control("Flash attention", ("on", "off"), "auto", fact="flash_attn")),
+    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1), group="context",
+         field="sequences", row=number, option="n_seq_max", parameter=Parameter("n_parallel"), control=Control("Parallel requests", fact="n_seq_max")),
+    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache",
+         row=yes_no, option="kv_unified", parameter=Parameter("kv_unified")),
+    Flag(("-no-kvu", "--no-kv-unified"), "unified", "give each sequence its own KV cache", value=False),
+    Flag(("--swa-full",), "swa_full", "keep the whole context in sliding-window layers too", group="context",
+         field="full_window", row=yes_no, parameter=Parameter("swa_full")),
+    Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue", group="server"),
+    Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers, group="placement",
+         meaning=_LAYERS, row=_row_layers, parameter=Parameter("n_gpu_layers"), control=Control("Layers on the GPU", kind="layers", need="gpu")),
+    Flag(("-ot", "--override-tensor"), "override_tensor", "put tensors whose names match a pattern into a buffer: exps=CPU (repeatable)", "PATTERN=BUFFER", _overrides, repeats=True, group="placement",
+         field="overrides", meaning=_OVERRIDES, row=_row_entries, parameter=Parameter("tensor_buft_overrides")),
+    Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM", group="placement",
+         row=yes_no, control=Control("All experts on the CPU", need="experts")),
+    Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6), group="placement",
+         row=number, control=Control("Layers with experts on the CPU", kind="layers", need="experts")),
+    Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares, group="placement",
+         row=_row_shares, parameter=Parameter("tensor_split")),
+    Flag(("-sm", "--split-mode"), "split_mode", "how several GPUs share the model: layer (default), tensor, row (before July 2026) or none", "MODE", one_of("none", "layer", "row", "tensor"), group="devices",
+         meaning=_enum("SplitMode"), row=_row_split_mode, parameter=Parameter("split_mode", "llama_split_mode")),
+    Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15), group="devices",
+         row=number, parameter=Parameter("main_gpu")),
+    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, engines=_endpoints, group="devices",
+         row=_row_entries),
+    Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False, group="placement",
+         row=yes_no, parameter=Parameter("no_kv_offload", opposite=True)),
+    Flag(("--no-mmap",), "mmap", "load the weights into memory instead of mapping the file", value=False,
+         field="use_mmap", row=yes_no, option="use_mmap", parameter=Parameter("load_mode", "llama_load_mode")),
+    Flag(("--repack",), "repack", "count the repacked copy of the weights that CPU builds keep", group="server",
+         parameter=Parameter("no_extra_bufts", opposite=True)),
+    Flag(("-nr", "--no-repack"), "repack", "do not repack weights (default)", value=False, group="server"),
+    Flag(("--embeddings", "--embedding"), "embeddings", "return embeddings instead of text",
+         row=yes_no, parameter=Parameter("embedding")),
+    Flag(("-cram", "--cache-ram"), "cache_ram", "size of llama-server's prompt cache in MiB (default 8192)", "MIB", whole(), group="server",
+         field="cache_ram_mib"),
+    Flag(("-ctxcp", "--ctx-checkpoints"), "ctx_checkpoints", "context checkpoints that llama-server keeps per slot (default 32)", "N", whole(), group="server"),
+    Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE", group="companion"),
+    Flag(("--no-mmproj",), "no_mmproj", "do not load a projector (default unless --mmproj is given)", ours=True),
+    Flag(("--lora",), "lora", "LoRA adapters, separated by commas: a.gguf,b.gguf", "FILES", names, group="companion"),
+    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding: qwen3-0.6b", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf"), group="companion"),
+    Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type, group="drafter"),
+    Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type, group="drafter"),
+    Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is supported", "all", _all_layers, group="drafter"),
+    Flag(("-devd", "--device-draft"), "draft_device", "device of the draft model: only none (the CPU) is supported", "none", one_of("none"), group="drafter"),
+    Flag(("--spec-draft-n-max", "--draft-max"), "draft_max", "tokens that the draft model proposes at a time (default 3)", "N", whole(most=1024), group="drafter"),
+    Flag(("--spec-type",), "spec_type", "draft-simple (default with -md) or draft-mtp (the model's own prediction layers)", "NAME", one_of("none", "draft-simple", "draft-mtp"), group="drafter"),
+    Flag(("--mode",), "mode", "estimate for llama-server (server, default) or llama-cli (library)", "MODE", one_of("server", "library"), ours=True,
+         meaning=_enum("LlamaMode")),
+    Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True, group="backend",
+         meaning=_enum("Backend")),
+    Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, ours=True),
+    Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True, group="weights",
+         row=text, control=Control("Quantization", _MIXES, "Q4_K_M", need="mixable", is_wide=True)),
+    Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True,
+         row=text),
+    Flag(("--cpu",), "cpu", "CPU that --repack is for: x86 or arm (default: this machine's)", "NAME", one_of("x86", "arm"), ours=True,
+         meaning=_enum("Cpu")),
+    Flag(("--device-memory",), "device_memory", "free memory of each GPU, which decides the split: 24G,24G", "SIZES", sizes, ours=True, group="placement"),
+)  # fmt: skip
+# What only rows of a batch can say: there is no flag for it.
+ROW_ONLY = (
+    Flag((), "output_rows", "", "N", row=number, option="n_outputs_max"),
+    Flag((), "load_mtp", "", row=yes_no, parameter=Parameter("load_mtp")),
+)
+TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+UNUSED_OPTIONS = frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"})
+
+
+def _keys(*groups: str) -> frozenset[str]:
+    return frozenset(flag.key for flag in FLAGS if flag.group in groups)
+
+
+_ON_A_GPU = _keys("placement", "devices")
+COMPANIONS = _keys("companion", "weights")  # loaded with the model, or in its stead
+# Flags that the command of an answer repeats as they were typed: load and setup do not say them, or not all of it.
+BESIDE_THE_SETUP = _keys("companion", "drafter", "server")
+
+
+def setup(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
+    """What the flags ask of llama.cpp. Raises UsageError."""
     from edgekit.bill.types import Load
 
-    key, value = values.get("type_k"), values.get("type_v")
-    return Load(
-        context_tokens=values.get("context"),
-        sequences=values.get("parallel"),
-        batch_tokens=values.get("batch"),
-        microbatch_tokens=values.get("ubatch"),
-        cache_k=None if key is None else cache_type(key),
-        cache_v=None if value is None else cache_type(value),
-        flash_attention=_FLASH[values.get("flash_attn", "auto")],
-        unified=values.get("unified"),
-        full_window=values.get("swa_full", False),
+    return Load(**field_values(TABLE, values, Load)), _setup(values)
+
+
+def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
+    from edgekit.engines.llamacpp.types import LlamaCppSetup
+    from edgekit.engines.llamacpp.versions import default_version, read_version
+
+    version = values.get("llama_version")
+    drafts = "draft_model" in values or values.get("spec_type") == "draft-mtp"
+    implied = {
+        "mode": "server",
+        "backend": _implied_backend(values),
+        "cpu": this_cpu().value,
+        "load_mtp": values.get("spec_type") == "draft-mtp",
+        **({"draft_max": DRAFT_MAX} if drafts else {}),
+    }
+    given = {**implied, **values}
+    if not drafts:
+        given.pop("draft_max", None)
+    wanted = field_values(TABLE, given, LlamaCppSetup) | {
+        "devices": _devices(values),
+        "servers": _given_servers(values),
+    }
+    billed = default_version() if version is None else read_version(version)
+    return LlamaCppSetup(**wanted, **billed._asdict())
+
+
+def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
+    """And back: read again, they give this load and setup."""
+    from edgekit.engines.llamacpp.versions import default_version
+
+    found = given_values(TABLE, load, setup)
+    if setup.servers:
+        found["rpc"] = tuple(_server_entries(setup))
+    own = [one for one in setup.devices if not one.rpc]
+    if any(one.free_bytes is not None for one in own):
+        before = own[0].number or 0  # with -sm none: cards that are left alone
+        found["device_memory"] = (*[own[0].free_bytes] * before, *(one.free_bytes for one in own))
+    if found.pop("load_mtp", False):
+        found["spec_type"] = "draft-mtp"
+    implied = {
+        "mode": "server",
+        "cpu": this_cpu().value,
+        # next to servers a GPU is counted only where it is asked for
+        "backend": None if setup.servers and own else _implied_backend({**found, "backend": None}),
+    }
+    stated = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
+    found = {key: value for key, value in found.items() if key not in stated}
+    found |= {key: value for key, value in stated.items() if value != implied[key]}
+    if (setup.rules, setup.version) != default_version():
+        found["llama_version"] = setup.version_name
+    return found
+
+
+def _implied_backend(values: Mapping[str, Any]) -> str:
+    return values.get("backend") or ("cuda" if _ON_A_GPU & values.keys() else "cpu")
+
+
+def _server_entries(setup: LlamaCppSetup) -> Iterator[str]:
+    """HOST:PORT=FREE+FREE of each server: its devices follow each other."""
+    memory: dict[str, list[str]] = {}
+    for one in setup.servers:
+        endpoint = one.rpc.partition("[")[2].removesuffix("]")
+        memory.setdefault(endpoint, []).append(str(one.free_bytes))
+    return (f"{endpoint}={'+'.join(sizes)}" for endpoint, sizes in memory.items())
+
+
+def read_row(options: Mapping[str, Any], backend: str | None) -> tuple[Load, LlamaCppSetup]:
+    """A row of a batch, in llama.cpp's own parameters: as a program that uses the library. Raises UsageError."""
+    return setup({"mode": "library", "unified": False, **_read_options(options, backend)})
+
+
+def read_keywords(options: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
+    """The same for llama-server. Raises UsageError."""
+    return setup(_read_options(options, options.get("backend")))
+
+
+def _read_options(options: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
+    from edgekit.engines.llamacpp.types import Backend
+
+    given = read_options(TABLE, options)
+    asked = any(
+        options.get(flag.option or flag.key)
+        for flag in FLAGS
+        if flag.key in _ON_A_GPU
+        and flag.row is not None
+        and flag.key not in {"main_gpu", "offload_kqv"}
     )
+    wanted = str(backend or ("cuda" if asked else "cpu")).lower()
+    known = [one.value for one in Backend]
+    if wanted not in known:
+        raise UsageError(f"backend {backend!r} is not one of {', '.join(known)}")
+    least = 0 if given.get("rpc") else 1
+    if "n_devices" in options:
+        count = number("n_devices", options["n_devices"] or 0) or least
+        if not least <= count <= MAX_DEVICES:
+            raise UsageError(f"n_devices {count} is not between {least} and {MAX_DEVICES}")
+        given["devices"] = count
+    elif not least:
+        given["devices"] = 0
+    return {"cpu": "x86", **given, "backend": wanted}
+
+
+QUANT_KEY = "mix"
+
+
+def read_quant(name: str) -> str | None:
+    """The quantisation of `--quant NAME` as llama-quantize calls it: q4_k -> Q4_K_M."""
+    import re
+
+    from edgekit.engines.llamacpp.quantize.table import BY_NAME
+    from edgekit.sources.naming import SHORT_MIXES
+
+    upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
+    mix = SHORT_MIXES.get(upper, upper)
+    return mix if mix in BY_NAME else None
+
+
+def quant_names() -> tuple[str, ...]:
+    from edgekit.engines.llamacpp.quantize.table import BY_NAME
+
+    return tuple(BY_NAME)
 
 
 def this_cpu() -> Cpu:
@@ -175,72 +422,17 @@ def this_cpu() -> Cpu:
     return Cpu.ARM if is_arm() else Cpu.X86
 
 
-def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
-    from edgekit.engines.llamacpp.devices import read_overrides
-    from edgekit.engines.llamacpp.types import (
-        ALL_LAYERS,
-        Backend,
-        Cpu,
-        LlamaCppSetup,
-        LlamaMode,
-        SplitMode,
-    )
-    from edgekit.engines.llamacpp.versions import default_version, read_version
-
-    wanted = values.get("backend") or ("cuda" if any(k in values for k in _ON_A_GPU) else "cpu")
-    layers = values.get("n_gpu_layers", "all")
-    asked = values.get("llama_version")
-    version = default_version() if asked is None else read_version(asked)
-    plain = {
-        name: values[key]
-        for key, name in (("cache_ram", "cache_ram_mib"), ("ctx_checkpoints", "ctx_checkpoints"))
-        if key in values
-    }
-    return LlamaCppSetup(
-        mode=LlamaMode(values.get("mode", "server")),
-        backend=Backend(wanted),
-        n_gpu_layers=ALL_LAYERS if layers == "all" else layers,
-        n_cpu_moe=values.get("n_cpu_moe", 0),
-        cpu_moe=values.get("cpu_moe", False),
-        devices=_devices(values),
-        tensor_split=values.get("tensor_split", ()),
-        split_mode=SplitMode(values.get("split_mode", "layer")),
-        main_gpu=values.get("main_gpu", 0),
-        servers=_given_servers(values),
-        overrides=read_overrides(",".join(values["override_tensor"]))
-        if "override_tensor" in values
-        else (),
-        offload_kqv=values.get("offload_kqv", True),
-        use_mmap=values.get("mmap", True),
-        repack=values.get("repack", False),
-        cpu=Cpu(values["cpu"]) if "cpu" in values else this_cpu(),
-        embeddings=values.get("embeddings", False),
-        load_mtp=values.get("spec_type") == "draft-mtp",
-        ctx_shift=values.get("ctx_shift", False),
-        draft_max=_draft_max(values),
-        mix=values.get("mix"),
-        **plain,
-        **version._asdict(),
-    )
-
-
-def _draft_max(values: Mapping[str, Any]) -> int:
-    drafts = "draft_model" in values or values.get("spec_type") == "draft-mtp"
-    number: int = values.get("draft_max", DRAFT_MAX) if drafts else 0
-    return number
-
-
 def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
     from edgekit.engines.llamacpp.devices import read_servers
 
-    return read_servers(",".join(values["rpc"])) if "rpc" in values else ()
+    return read_servers(",".join(values["rpc"])) if values.get("rpc") else ()
 
 
 def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
     from edgekit.engines.llamacpp.types import DeviceSlot, SplitMode, used_devices
 
     memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
-    servers = _given_servers(values)
+    servers, count = _given_servers(values), values.get("devices")
     if memory and split and len(memory) + len(servers) != len(split):
         raise UsageError(
             f"--device-memory has {len(memory)} GPUs and --rpc {len(servers)} devices, "
@@ -249,38 +441,31 @@ def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
     own = tuple(DeviceSlot(free_bytes=free) for free in memory)
     if not own:
         least = 0 if servers and values.get("backend", "cpu") == "cpu" else 1
+        least = least if count is None else count
         own = (DeviceSlot(),) * max(least, len(split) - len(servers))
     mode, main = SplitMode(values.get("split_mode", "layer")), values.get("main_gpu", 0)
-    if mode is SplitMode.NONE and main >= len(servers) and not (memory or split):
+    if mode is SplitMode.NONE and main >= len(servers) and not (memory or split or count):
         return (
             DeviceSlot(number=main - len(servers)),
         )  # how many GPUs there are is not known here
     return used_devices((*servers, *own), mode, main)
 
 
-def settled(setup: LlamaCppSetup) -> dict[str, Any]:
-    """What a plan has chosen, as values of flags."""
-    from edgekit.engines.llamacpp.types import ALL_LAYERS
-
+def placement(setup: LlamaCppSetup) -> dict[str, Any]:
+    """Where a plan has put the model, as values of flags."""
     if not setup.has_device:
         return {}
-    found: dict[str, Any] = {
-        "n_gpu_layers": "all" if setup.n_gpu_layers == ALL_LAYERS else setup.n_gpu_layers
+    given = {
+        flag.key: flag.meaning.value_of(value) if flag.meaning else value
+        for flag, value, default in fields_of(FLAGS, setup)
+        if flag.group == "placement" and (value != default or flag.key == "n_gpu_layers")
     }
     if setup.cpu_moe:
-        found["cpu_moe"] = True
-    elif setup.n_cpu_moe:
-        found["n_cpu_moe"] = setup.n_cpu_moe
-    if setup.overrides:
-        found["override_tensor"] = tuple(f"{one.pattern}={one.buffer}" for one in setup.overrides)
-    if setup.tensor_split:
-        found["tensor_split"] = setup.tensor_split
-    if not setup.offload_kqv:
-        found["offload_kqv"] = False
-    return found
+        given.pop("n_cpu_moe", None)
+    return given
 
 
-def told(load: Load, estimate: MemoryEstimate) -> str:
+def describe(load: Load, estimate: MemoryEstimate) -> str:
     """What was asked for, as llama.cpp resolved it."""
     facts = dict(estimate.facts)
     count, shared = facts["n_seq_max"], facts["kv_streams"] == 1
@@ -324,3 +509,7 @@ def model_source(values: Mapping[str, Any], opened: Opened) -> GgufSource:
     is_stored = files is not None and files.container is Container.GGUF
     mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
     return gguf_source(files, mix, opened.label, projector="mmproj" in values)
+
+
+# Names that asking/ still uses.
+ask, settled, told = setup, placement, describe

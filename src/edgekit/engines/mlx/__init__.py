@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.engines.mlx.flags import FLAGS, TITLE
+from edgekit.engines.mlx import flags
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from collections.abc import Mapping
+    from typing import Any
+
     from edgekit.bill.task import Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
@@ -20,10 +23,44 @@ class Mlx:
     """The engine. Its rules are imported when they are first needed."""
 
     name = "mlx"
-    title = TITLE
+    title = flags.TITLE
     aliases = ("mlx-lm", "mlx_lm")
     loads_gguf = False
-    flags = FLAGS
+
+    # --- flags
+
+    quant_key = flags.QUANT_KEY
+    unused_options = flags.UNUSED_OPTIONS
+    table = flags.TABLE
+    flags = flags.FLAGS
+
+    def read_quant(self, name: str) -> str | None:
+        from edgekit.engines.mlx.quant_names import read_quant
+
+        return read_quant(name)
+
+    def quant_names(self) -> tuple[str, ...]:
+        from edgekit.engines.mlx.quant_names import NAMES
+
+        return NAMES
+
+    def setup(self, values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+        return flags.setup(values)
+
+    def values(self, load: Load, setup: MlxSetup) -> dict[str, Any]:
+        return flags.values(load, setup)
+
+    def placement(self, setup: MlxSetup) -> dict[str, Any]:
+        return flags.placement(setup)
+
+    def read_row(self, options: Mapping[str, Any], _backend: str | None) -> tuple[Load, MlxSetup]:
+        return flags.read_row(options)
+
+    def read_keywords(self, options: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+        return flags.read_row(options)
+
+    def describe(self, load: Load, estimate: MemoryEstimate) -> str:
+        return flags.describe(load, estimate)
 
     # --- the bill
 

@@ -1,4 +1,4 @@
-"""mlx-lm's flags -> a load and a setup, and the command that starts it so."""
+"""mlx-lm's flags: the table of all that can be said to it -> a load and a setup, and back."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -6,40 +6,121 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.flags import Flag, flag_words, whole
+from edgekit.engines import flags as common
+from edgekit.engines.flags import (
+    Control,
+    Flag,
+    Meaning,
+    field_values,
+    flag_words,
+    given_values,
+    number,
+    read_options,
+    whole,
+)
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.mlx.types import MlxSetup, Quantize
+    from edgekit.engines.mlx.types import AsStored, MlxSetup, Quantize
     from edgekit.model.open import Opened
 
 TITLE = "MLX"
+
+
+def _quantize_field(named: str | Quantize | AsStored) -> Quantize | AsStored | None:
+    from edgekit.engines.mlx.quant_names import read_quantize
+
+    return (read_quantize(named) if named else None) if isinstance(named, str) else named
+
+
+def _quantize_value(wanted: Quantize | AsStored) -> str:
+    from edgekit.engines.mlx.quant_names import quantize_name
+
+    return quantize_name(wanted)
+
+
+_QUANTIZE = Meaning(_quantize_field, _quantize_value)
+_WEIGHTS = ("bf16", "q8", "q6", "q5", "q4", "q3", "q2", "mxfp4")
+_KV_BITS = ("8", "6", "5", "4", "3", "2")
+
+CONTEXT = common.CONTEXT._replace(option="prompt_tokens")
 FLAGS: tuple[Flag, ...] = (
-    Flag(("--kv-bits",), "kv_bits", "bits per number in the KV cache: 8, 4 ... (default 16, not quantised)", "N", whole(1, 16)),
-    Flag(("--kv-group-size",), "kv_group_size", "numbers of the KV cache that share a scale (default 64)", "N", whole(1, 4096)),
-    Flag(("--quantized-kv-start",), "quantized_kv_start", "token from which the KV cache is quantised (default 5000)", "N", whole()),
-    Flag(("--max-kv-size",), "max_kv_size", "size of a rotating KV cache in tokens", "N", whole(1)),
-    Flag(("--prefill-step-size",), "prefill_step_size", "prompt tokens computed at once (default 2048)", "N", whole(1)),
-    Flag(("--max-tokens",), "max_tokens", "tokens to generate (the rest of -c is the prompt)", "N", whole()),
-    Flag(("--quantize",), "quantize", "same as --quant, for MLX: 4bit, q8_g32, mxfp4 ...", "NAME", ours=True),
+    Flag(("--kv-bits",), "kv_bits", "bits per number in the KV cache: 8, 4 ... (default 16, not quantised)", "N", whole(1, 16), group="cache",
+         row=number, control=Control("KV cache bits", _KV_BITS, "16")),
+    Flag(("--kv-group-size",), "kv_group_size", "numbers of the KV cache that share a scale (default 64)", "N", whole(1, 4096), group="cache",
+         row=number, control=Control("KV cache group size", ("32", "64", "128"), "64")),
+    Flag(("--quantized-kv-start",), "quantized_kv_start", "token from which the KV cache is quantised (default 5000)", "N", whole(), group="cache",
+         row=number, control=Control("Quantize KV cache from token", default=5000)),
+    Flag(("--max-kv-size",), "max_kv_size", "size of a rotating KV cache in tokens", "N", whole(1), row=number),
+    Flag(("--prefill-step-size",), "prefill_step_size", "prompt tokens computed at once (default 2048)", "N", whole(1),
+         row=number, control=Control("Prefill step (tokens)", fact="chunk_tokens")),
+    Flag(("--max-tokens",), "max_tokens", "tokens to generate (the rest of -c is the prompt)", "N", whole(),
+         row=number, option="new_tokens", control=Control("Max new tokens", fact="new_tokens")),
+    Flag(("--quantize",), "quantize", "same as --quant, for MLX: 4bit, q8_g32, mxfp4 ...", "NAME", ours=True, group="weights",
+         meaning=_QUANTIZE, option="quantization", control=Control("Quantization", _WEIGHTS, "as stored, else 4-bit", need="mixable", is_wide=True)),
 )  # fmt: skip
+ROW_ONLY = (Flag((), "sequences", "", "N", row=number),)
+TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+UNUSED_OPTIONS = frozenset(
+    {"batch_size", "bits", "context_tokens", "group_size", "max_tokens", "mode", "quant"}
+)
+QUANT_KEY = "quantize"
 
 
-def ask(values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
-    """What is asked of mlx-lm: its flags are the names of the options of a row."""
-    from edgekit.engines.mlx.rows import read_row
+def setup(values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+    """What the flags ask of mlx-lm. Raises UsageError."""
+    from edgekit.bill.types import Load
+    from edgekit.engines.mlx.types import MlxSetup
 
-    plain = {key: value for key, value in values.items() if key not in {"context", "quantize"}}
-    context, quantize = values.get("context") or None, values.get("quantize")
-    return read_row({**plain, "context_tokens": context, "quantization": quantize})
+    load = field_values(TABLE, values, Load)
+    load["context_tokens"] = values.get("context") or None
+    return Load(**load), MlxSetup(**field_values(TABLE, values, MlxSetup))
 
 
-def settled(_setup: MlxSetup) -> dict[str, Any]:
-    """A plan has nothing to choose: one memory, one device."""
+def values(load: Load, setup: MlxSetup) -> dict[str, Any]:
+    """And back: read again, they give this load and setup."""
+    return given_values(TABLE, load, setup)
+
+
+def read_row(options: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+    """A row of a batch, in the names of mlx-lm's own flags and of recorded rows. Raises UsageError."""
+    from dataclasses import replace
+
+    given = read_options(TABLE, options)
+    for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
+        if key not in given and options.get(other) is not None:
+            given[key] = number(other, options[other])
+    if "context" in given:  # a prompt, to which the new tokens are added
+        given["context"] += given.get("max_tokens", 0)
+    elif options.get("context_tokens") is not None:
+        given["context"] = number("context_tokens", options["context_tokens"])
+    if (quantize := _row_quantize(options)) is not None:
+        given["quantize"] = quantize
+    load, wanted = setup(given)
+    return replace(load, context_tokens=given.get("context")), wanted
+
+
+def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
+    from edgekit.engines.mlx.quant_names import read_quantize
+
+    named = options.get("quantization") or options.get("quant")
+    bits, group = (
+        None if options.get(name) is None else number(name, options[name])
+        for name in ("bits", "group_size")
+    )
+    if named is None:
+        if bits is None and group is None and options.get("mode") is None:
+            return None
+        named = options.get("mode") or "affine"
+    return read_quantize(str(named), bits=bits, group_size=group)
+
+
+def placement(_setup: MlxSetup) -> dict[str, Any]:
+    """A plan has nothing to place: there is one memory and one device."""
     return {}
 
 
-def told(load: Load, estimate: MemoryEstimate) -> str:
+def describe(load: Load, estimate: MemoryEstimate) -> str:
     """What was asked for, as mlx-lm resolved it."""
     facts: dict[str, Any] = dict(estimate.facts)
     several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
@@ -81,7 +162,7 @@ def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Open
 def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
     """How the weights are packed in the bill; None where that is how they are stored."""
     from edgekit.engines.mlx.estimate import NOT_QUANTISED
-    from edgekit.engines.mlx.rows import read_quantize
+    from edgekit.engines.mlx.quant_names import read_quantize
     from edgekit.engines.mlx.types import PLAIN, Quantize
 
     wanted = values.get("quantize")
@@ -96,3 +177,7 @@ def _published(packed: Quantize | None, opened: Opened) -> str | None:
 
     own = opened.files is not None and not opened.files.origin.is_remote
     return None if packed is None or own else published_mlx(opened.label, packed)
+
+
+# Names that asking/ still uses.
+ask, settled, told = setup, placement, describe

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.engines.native.flags import FLAGS, TITLE
+from edgekit.engines.native import flags
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from collections.abc import Mapping
+    from typing import Any
+
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.flags import Flag
     from edgekit.engines.native.setup import StreamSetup
@@ -19,10 +22,42 @@ class Native:
     """The engine. Its rules are imported when they are first needed."""
 
     name = "stream"
-    title = TITLE
+    title = flags.TITLE
     aliases = ("edgekit", "built-in", "builtin", "streaming")
     loads_gguf = True
-    flags = FLAGS
+
+    # --- flags
+
+    quant_key = flags.QUANT_KEY
+    unused_options = flags.UNUSED_OPTIONS
+    table = flags.TABLE
+    flags = flags.FLAGS
+
+    def read_quant(self, name: str) -> str | None:
+        return flags.read_quant(name)
+
+    def quant_names(self) -> tuple[str, ...]:
+        return ()
+
+    def setup(self, values: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
+        return flags.setup(values)
+
+    def values(self, load: Load, setup: StreamSetup) -> dict[str, Any]:
+        return flags.values(load, setup)
+
+    def placement(self, setup: StreamSetup) -> dict[str, Any]:
+        return flags.placement(setup)
+
+    def read_row(
+        self, options: Mapping[str, Any], _backend: str | None
+    ) -> tuple[Load, StreamSetup]:
+        return flags.read_row(options)
+
+    def read_keywords(self, options: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
+        return flags.read_row(options)
+
+    def describe(self, load: Load, estimate: MemoryEstimate) -> str:
+        return flags.describe(load, estimate)
 
     # --- the bill
 

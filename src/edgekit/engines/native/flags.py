@@ -1,4 +1,4 @@
-"""The built-in engine's flags -> a load and a setup, and the command that starts it so."""
+"""The built-in engine's flags: the table of all that can be said to it -> a load and a setup, and back."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -6,10 +6,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.flags import Flag, flag_words, one_of, whole
+from edgekit.engines import flags as common
+from edgekit.engines.flags import (
+    LARGEST,
+    Control,
+    Flag,
+    Meaning,
+    field_values,
+    flag_words,
+    given_values,
+    number,
+    one_of,
+    read_options,
+    text,
+    whole,
+    yes_no,
+)
+from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.cache_types import CacheType
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.native.setup import StreamSetup
     from edgekit.model.open import Opened
@@ -23,34 +40,90 @@ def _keep(text: str) -> str | int:
     return text.lower() if text.lower() in {ALL, NONE} else parse_size(text)
 
 
+def _row_keep(name: str, value: Any) -> str | int:
+    """A number of bytes, a size such as "2G", "all" or "none"."""
+    if isinstance(value, str):
+        return value if value in {ALL, NONE} else parse_size(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+        raise UsageError(f"{name} {value!r:.60} is not a size such as 2G, all or none")
+    return value
+
+
+def _cache_field(name: str) -> CacheType:
+    from edgekit.bill.cache_types import cache_type
+
+    return cache_type(name)
+
+
+_CACHE = Meaning(_cache_field, lambda kind: kind.name)
+_KEPT = Meaning(
+    lambda kept: {ALL: None, NONE: 0}.get(kept, kept),
+    lambda kept_bytes: ALL if kept_bytes is None else kept_bytes or NONE,
+)
+_SHOWN = ("f16", "q8_0", "f32")
+CONTEXT = common.CONTEXT._replace(option="context_tokens")
 FLAGS: tuple[Flag, ...] = (
-    Flag(("--keep",), "keep", "weights to keep in memory: 2G, all or none (default: as many as fit; none in estimate)", "SIZE", _keep),
-    Flag(("--rolling",), "rolling", "drop the oldest tokens of a full context and continue"),
-    Flag(("--sinks",), "sinks", "first tokens that a rolling context never drops", "N", whole()),
-    Flag(("--chunk",), "chunk", "prompt tokens computed together (default 64)", "N", whole(1)),
-    Flag(("--resident",), "resident_tokens", "tokens of a context past 64k to keep in memory; the rest goes to disk", "N", whole(512)),
-    Flag(("--threads",), "threads", "CPU threads (default: one per core, up to 8)", "N", whole(1, 1024)),
-    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
-    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp"),
+    Flag(("--keep",), "keep", "weights to keep in memory: 2G, all or none (default: as many as fit; none in estimate)", "SIZE", _keep, field="keep_bytes",
+         meaning=_KEPT, row=_row_keep, control=Control("Weights kept in memory", (ALL, NONE), "as much as fits", is_wide=True)),
+    Flag(("--rolling",), "rolling", "drop the oldest tokens of a full context and continue", row=yes_no, control=Control("Rolling window")),
+    Flag(("--sinks",), "sinks", "first tokens that a rolling context never drops", "N", whole(), row=number),
+    Flag(("--chunk",), "chunk", "prompt tokens computed together (default 64)", "N", whole(1), field="microbatch_tokens",
+         row=number, option="chunk_tokens", control=Control("Prefill chunk (tokens)", fact="chunk_tokens")),
+    Flag(("--resident",), "resident_tokens", "tokens of a context past 64k to keep in memory; the rest goes to disk", "N", whole(512), row=number),
+    Flag(("--threads",), "threads", "CPU threads (default: one per core, up to 8)", "N", whole(1, 1024), row=number, control=Control("Threads", fact="threads")),
+    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp", group="cache",
+         field="cache_k", meaning=_CACHE, row=text, control=Control("KV cache (K)", _SHOWN, "f16")),
+    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp", group="cache",
+         field="cache_v", meaning=_CACHE, row=text, control=Control("KV cache (V)", _SHOWN, "f16")),
 )  # fmt: skip
+# What only rows of a batch can say: there is no flag for it.
+ROW_ONLY = (
+    Flag((), "sequences", "", "N", row=number),
+    Flag((), "full_window", "", row=yes_no),
+)
+TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+UNUSED_OPTIONS: frozenset[str] = frozenset()
+QUANT_KEY = ""
 
 
-def ask(values: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
-    """What is asked of the built-in engine: as the options of a row."""
-    from edgekit.engines.native.rows import read_row
+def setup(values: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
+    """What the flags ask of the built-in engine. Raises UsageError."""
+    from edgekit.bill.types import Load
+    from edgekit.engines.native.setup import StreamSetup
 
-    named = {"context": "context_tokens", "chunk": "chunk_tokens"}
-    plain = {named.get(key, key): value for key, value in values.items() if key != "context"}
-    return read_row({**plain, "context_tokens": values.get("context") or None})
-
-
-def settled(setup: StreamSetup) -> dict[str, Any]:
-    """What was chosen for the machine: how many weights stay, and who computes."""
-    kept = ALL if setup.keep_bytes is None else setup.keep_bytes or NONE
-    return {"keep": kept, **({} if setup.threads is None else {"threads": setup.threads})}
+    load = field_values(TABLE, values, Load)
+    load["context_tokens"] = values.get("context") or None
+    return Load(**load), StreamSetup(**field_values(TABLE, values, StreamSetup))
 
 
-def told(_load: Load, estimate: MemoryEstimate) -> str:
+def values(load: Load, setup: StreamSetup) -> dict[str, Any]:
+    """And back: read again, they give this load and setup."""
+    return given_values(TABLE, load, setup)
+
+
+def read_row(options: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
+    """A row of a batch. Raises UsageError."""
+    from dataclasses import replace
+
+    given = read_options(TABLE, options)
+    load, wanted = setup(given)
+    return replace(load, context_tokens=given.get("context")), wanted
+
+
+def read_quant(name: str) -> str:
+    raise UsageError(
+        f"--quant {name[:40]}: the built-in engine runs a GGUF file as it is; name a file or a repository "
+        "with that quantisation"
+    )
+
+
+def placement(setup: StreamSetup) -> dict[str, Any]:
+    """What was chosen for the machine: how many weights stay in memory, and the number of threads."""
+    given = {"keep": _KEPT.value_of(setup.keep_bytes), "threads": setup.threads}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def describe(_load: Load, estimate: MemoryEstimate) -> str:
     """What was asked for, as the engine resolved it."""
     facts: dict[str, Any] = dict(estimate.facts)
     kinds = dict.fromkeys((facts["cache_k"], facts["cache_v"]))
@@ -91,3 +164,7 @@ def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened)
         ),
         *flag_words(FLAGS, values),
     ]
+
+
+# Names that asking/ still uses.
+ask, settled, told = setup, placement, describe

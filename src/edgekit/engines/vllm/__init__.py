@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.engines.vllm.flags import FLAGS, TITLE
-from edgekit.sources.types import Container
+from edgekit.engines.vllm import flags
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from collections.abc import Mapping
+    from typing import Any
+
     from edgekit.bill.task import Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
@@ -21,14 +23,46 @@ class Vllm:
     """The engine. Its rules are imported when they are first needed."""
 
     name = "vllm"
-    title = TITLE
+    title = flags.TITLE
     aliases = ()
     loads_gguf = False
-    flags = FLAGS
+
+    # --- flags
+
+    quant_key = flags.QUANT_KEY
+    unused_options = flags.UNUSED_OPTIONS
+    table = flags.TABLE
+    flags = flags.FLAGS
+
+    def read_quant(self, name: str) -> str | None:
+        return flags.read_quant(name)
+
+    def quant_names(self) -> tuple[str, ...]:
+        return flags.quant_names()
+
+    def setup(self, values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
+        return flags.setup(values)
+
+    def values(self, load: Load, setup: VllmSetup) -> dict[str, Any]:
+        return flags.values(load, setup)
+
+    def placement(self, setup: VllmSetup) -> dict[str, Any]:
+        return flags.placement(setup)
+
+    def read_row(self, options: Mapping[str, Any], _backend: str | None) -> tuple[Load, VllmSetup]:
+        return flags.read_row(options)
+
+    def read_keywords(self, options: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
+        return flags.read_row(options)
+
+    def describe(self, load: Load, estimate: MemoryEstimate) -> str:
+        return flags.describe(load, estimate)
 
     # --- the bill
 
     def is_made_for(self, model: Model) -> bool:
+        from edgekit.sources.types import Container
+
         return model.header.container is not Container.GGUF and not model.header.mlx
 
     def version(self, _setup: VllmSetup | None) -> str:

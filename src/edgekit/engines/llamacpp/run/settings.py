@@ -10,11 +10,7 @@ import threading
 from typing import Any
 
 from edgekit.engines.llamacpp.run.types import Launch
-from edgekit.engines.llamacpp.verify.binding import (
-    context_parameters,
-    enum_parameters,
-    placement_parameters,
-)
+from edgekit.engines.llamacpp.verify.binding import enum_parameters, parameters
 from edgekit.errors import UsageError
 
 _TELLS_BUFFERS = 4  # the verbosity from which on llama.cpp tells its buffers while it loads
@@ -38,13 +34,8 @@ def make_settings(launch: Launch) -> dict[str, Any]:
         "stop_at": None,
         "needs_device": launch.setup.has_device and launch.setup.n_gpu_layers > 0,
         "threads": launch.threads,
-        "parameters": _server(launch)
-        | context_parameters(launch.load, launch.setup)
-        | placement_parameters(launch.setup)
-        | _session(launch),
-        "enums": enum_parameters(
-            launch.load, mapped=launch.setup.use_mmap, split_mode=launch.setup.split_mode
-        ),
+        "parameters": _server(launch) | parameters(launch.load, launch.setup) | _session(launch),
+        "enums": enum_parameters(launch.load, launch.setup),
         "drafter": _drafter(launch),
         "adapters": [str(path) for path in launch.adapters],
         "projector": None if launch.projector is None else str(launch.projector),
@@ -101,7 +92,6 @@ def _session(launch: Launch) -> dict[str, Any]:
         "ctx_shift": launch.rolls,
         "cache_ram_mib": setup.cache_ram_mib,
         "n_ctx_checkpoints": setup.ctx_checkpoints,
-        "load_mtp": setup.load_mtp,
         "no_mmproj": launch.projector is None,
         "mmproj_use_gpu": setup.has_device,
         "fit_params": False,
@@ -115,7 +105,7 @@ def _drafter(launch: Launch) -> dict[str, Any] | None:
     if not launch.is_drafted:
         return None
     load = launch.drafter_load or launch.load
-    caches = {} if launch.drafter is None else enum_parameters(load, mapped=setup.use_mmap)
+    caches = {} if launch.drafter is None else enum_parameters(load, setup)
     told: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
     if setup.draft_max:
         told["n_max"] = setup.draft_max

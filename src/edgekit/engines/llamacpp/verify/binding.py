@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, SplitMode
+from edgekit.engines.flags import fields_of
+from edgekit.engines.llamacpp.flags import TABLE
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.types import STOP, LoadQuestion
 from edgekit.errors import UsageError
 
@@ -43,13 +45,8 @@ def request(question: LoadQuestion) -> dict[str, Any]:
         "model": str(question.path),
         "stop_at": None if question.really else str(question.path.with_name(STOP)),
         "embeddings": setup.embeddings,
-        "parameters": _server()
-        | context_parameters(load, setup)
-        | placement_parameters(setup)
-        | _run(question),
-        "enums": enum_parameters(
-            load, mapped=question.really and setup.use_mmap, split_mode=setup.split_mode
-        ),
+        "parameters": _server() | parameters(load, setup) | _run(question),
+        "enums": enum_parameters(load, replace(setup, use_mmap=question.really and setup.use_mmap)),
         "pacing": None if question.pacing is None else asdict(question.pacing),
     }
 
@@ -66,43 +63,39 @@ def _server() -> dict[str, Any]:
     }
 
 
-def context_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
-    asked = {
-        "n_ctx": load.context_tokens or 0,
-        "n_batch": load.batch_tokens,
-        "n_ubatch": load.microbatch_tokens,
-        "n_parallel": load.sequences or _AUTO,
-        "kv_unified": load.unified,
-        "swa_full": load.full_window,
-        "embedding": setup.embeddings,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
-
-
-def placement_parameters(setup: LlamaCppSetup) -> dict[str, Any]:
-    moved = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
-    if not setup.has_device:
-        given = {"tensor_buft_overrides": ",".join(moved)} if moved else {}
-        return {"n_gpu_layers": 0, "no_extra_bufts": not setup.repack, **given}
-    blocks = range(setup.n_cpu_moe)
-    if setup.servers:
+def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
+    """Xllamacpp's public parameters that are not enums, as the table of flags names them."""
+    if setup.has_device and setup.servers:
         raise UsageError(
             "xllamacpp is built without RPC: start llama-server with the command that check prints"
         )
-    experts = [_EXPERTS] if setup.cpu_moe else [rf"blk\.{block}{_EXPERTS}" for block in blocks]
-    overrides = [*moved, *experts]  # the first that matches decides
-    placed: dict[str, Any] = {
-        "n_gpu_layers": setup.n_gpu_layers,
-        "no_kv_offload": not setup.offload_kqv,
-        "no_extra_bufts": not setup.repack,
+    written = {  # other than they are in load and setup; None: left to llama.cpp
+        "context": load.context_tokens or 0,
+        "parallel": load.sequences or _AUTO,
+        "n_gpu_layers": setup.n_gpu_layers if setup.has_device else 0,
+        "override_tensor": ",".join(_overrides(setup)) or None,
+        "tensor_split": list(setup.tensor_split)
+        if setup.has_device and setup.tensor_split
+        else None,
+        "main_gpu": setup.main_gpu if setup.has_device and setup.main_gpu else None,
+        "offload_kqv": setup.offload_kqv if setup.has_device else None,
     }
-    if overrides:
-        placed["tensor_buft_overrides"] = ",".join(overrides)
-    if setup.main_gpu:
-        placed["main_gpu"] = setup.main_gpu
-    if setup.tensor_split:
-        placed["tensor_split"] = list(setup.tensor_split)
-    return placed
+    told: dict[str, Any] = {}
+    for flag, value, _ in fields_of(TABLE, load, setup):
+        wanted = written.get(flag.key, value)
+        if flag.parameter is not None and not flag.parameter.enum and wanted is not None:
+            told[flag.parameter.name] = not wanted if flag.parameter.opposite else wanted
+    return told
+
+
+def _overrides(setup: LlamaCppSetup) -> list[str]:
+    """The first that matches decides: what was given comes before the experts."""
+    given = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
+    if not setup.has_device:
+        return given
+    if setup.cpu_moe:
+        return [*given, _EXPERTS]
+    return [*given, *(rf"blk\.{block}{_EXPERTS}" for block in range(setup.n_cpu_moe))]
 
 
 def _run(question: LoadQuestion) -> dict[str, Any]:
@@ -110,27 +103,28 @@ def _run(question: LoadQuestion) -> dict[str, Any]:
     run: dict[str, Any] = {
         "no_alloc": not question.really,
         "fit_params": not question.really,
-        "load_mtp": question.setup.load_mtp,
     }
     if question.pacing is not None:  # what is kept of prompts would count as the engine's own
         run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
     return run
 
 
-def enum_parameters(
-    load: Load, *, mapped: bool, split_mode: SplitMode = SplitMode.LAYER
-) -> dict[str, tuple[str, str]]:
-    flash = {None: "AUTO", True: "ENABLED", False: "DISABLED"}
-    enums = {
-        "load_mode": ("llama_load_mode", f"LLAMA_LOAD_MODE_{'MMAP' if mapped else 'NONE'}"),
-        "flash_attn_type": (
-            "llama_flash_attn_type",
-            f"LLAMA_FLASH_ATTN_TYPE_{flash[load.flash_attention]}",
-        ),
+def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, str]]:
+    """Those that are enums: the enum, and the name of its member."""
+    members: dict[str, dict[Any, str]] = {
+        "flash_attn": {None: "AUTO", True: "ENABLED", False: "DISABLED"},
+        "mmap": {True: "MMAP", False: "NONE"},
     }
-    if split_mode is not SplitMode.LAYER:
-        enums["split_mode"] = ("llama_split_mode", f"LLAMA_SPLIT_MODE_{split_mode.name}")
-    for name, kind in (("cache_type_k", load.cache_k), ("cache_type_v", load.cache_v)):
-        if kind is not None:
-            enums[name] = ("ggml_type", f"GGML_TYPE_{kind.name.upper()}")
-    return enums
+    found: dict[str, tuple[str, str]] = {}
+    for flag, value, default in fields_of(TABLE, load, setup):
+        if flag.parameter is None or not flag.parameter.enum:
+            continue
+        name, enum, _ = flag.parameter
+        if flag.key in members:
+            member = members[flag.key][value]
+        elif value != default:
+            member = value.name.upper()
+        else:
+            continue
+        found[name] = (enum, f"{enum.upper()}_{member}")
+    return found

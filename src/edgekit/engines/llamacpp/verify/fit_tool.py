@@ -8,7 +8,9 @@ import subprocess
 from typing import Any
 
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, SplitMode
+from edgekit.engines.flags import flag_words, given_values
+from edgekit.engines.llamacpp.flags import TABLE
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.types import LoadQuestion
 from edgekit.errors import UsageError
 
@@ -42,7 +44,7 @@ def request(question: LoadQuestion) -> dict[str, Any]:
     _require_askable(question)
     command = [shutil.which(NAME) or NAME, "-m", str(question.path)]
     command += ["--fit-print", "on", "--verbose"]
-    command += _context(question.load) + _placement(question.setup)
+    command += _words(question.load, question.setup)
     return {"way": NAME, "command": command}
 
 
@@ -62,33 +64,21 @@ def _require_askable(question: LoadQuestion) -> None:
             )
 
 
-def _context(load: Load) -> list[str]:
-    flash = {None: "auto", True: "on", False: "off"}[load.flash_attention]
-    words = ["-c", str(load.context_tokens or 0), "-fa", flash]
-    words += ["--swa-full"] if load.full_window else []
-    for flag, value in (
-        ("-b", load.batch_tokens),
-        ("-ub", load.microbatch_tokens),
-        ("-np", load.sequences),
-        ("-ctk", load.cache_k and load.cache_k.name),
-        ("-ctv", load.cache_v and load.cache_v.name),
-    ):
-        words += [] if value is None else [flag, str(value)]
-    return words
-
-
-def _placement(setup: LlamaCppSetup) -> list[str]:
-    words = [] if setup.repack else ["--no-repack"]
-    if not setup.has_device:
-        return [*words, "--device", "none"]
-    words += ["-ngl", str(setup.n_gpu_layers)]
-    words += [] if setup.split_mode is SplitMode.LAYER else ["-sm", setup.split_mode.value]
-    words += ["-mg", str(setup.main_gpu)] if setup.main_gpu else []
-    for one in setup.overrides:
-        words += ["-ot", f"{one.pattern}={one.buffer}"]
-    words += ["--cpu-moe"] if setup.cpu_moe else []
-    words += ["--n-cpu-moe", str(setup.n_cpu_moe)] if setup.n_cpu_moe else []
-    words += [] if setup.offload_kqv else ["--no-kv-offload"]
-    if setup.tensor_split:
-        words += ["-ts", ",".join(f"{share:g}" for share in setup.tensor_split)]
-    return words
+def _words(load: Load, setup: LlamaCppSetup) -> list[str]:
+    """As the table of flags has them; llama.cpp would fit what is not said to the memory it finds."""
+    groups = {"context", "cache", "placement", "devices"}
+    known = {flag.key for flag in TABLE if flag.group in groups} - {"rpc", "device_memory"}
+    of_devices = {flag.key for flag in TABLE if flag.group in {"placement", "devices"}}
+    given = given_values(TABLE, load, setup)
+    told = {key: value for key, value in given.items() if key in known}
+    told = {
+        "context": 0,
+        "flash_attn": "auto",
+        "n_gpu_layers": "all",
+        **told,
+        "repack": setup.repack,
+    }
+    if setup.has_device:
+        return flag_words(TABLE, told)
+    on_cpu = {key: value for key, value in told.items() if key not in of_devices}
+    return [*flag_words(TABLE, on_cpu), "--device", "none"]

@@ -1,29 +1,21 @@
-"""Options as mlx-lm's own flags and the recorded rows name them -> a load and a setup."""
+"""Names of quantisations <-> what mlx_lm.convert would be told."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from edgekit.bill.types import Load
 from edgekit.engines.mlx.packing import DEFAULTS, GROUP_SIZES, WEIGHT_BITS
 from edgekit.engines.mlx.stated import MXFP4
 from edgekit.engines.mlx.types import (
     AS_STORED,
-    DEFAULT_KV_GROUP,
-    DEFAULT_PREFILL_STEP,
-    DEFAULT_QUANTIZED_KV_START,
     PLAIN,
     AsStored,
     BitsRecipe,
-    MlxSetup,
     Packing,
     PackingMode,
     Quantize,
 )
-from edgekit.engines.row_options import whole
 from edgekit.errors import UsageError
 
 _PLAIN = frozenset({"bf16", "fp16", "f16", "none"})
@@ -32,46 +24,9 @@ _MODES = {mode.value: mode for mode in PackingMode}
 _RECIPES = {recipe.value: recipe for recipe in BitsRecipe}
 _AFFINE = re.compile(r"q(\d)(?:_g(\d{1,4}))?")  # q4_g64
 _PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gpt-oss on the hub
+_BITS = re.compile(r"(?:q|int)?([2-8])[-_ ]?(?:bits?)?", re.IGNORECASE)
+NAMES = ("8bit", "6bit", "5bit", "4bit", "3bit", "2bit", "mxfp4", "nvfp4", "mxfp8", "bf16")
 _NATIVE = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
-
-
-def read_row(options: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
-    prompt, new = whole(options, "prompt_tokens"), whole(options, "new_tokens")
-    if new is None:
-        new = whole(options, "max_tokens") or 0
-    context = whole(options, "context_tokens") if prompt is None else prompt + new
-    sequences = whole(options, "sequences")
-    if sequences is None:
-        sequences = whole(options, "batch_size")
-    load = Load(context_tokens=context, sequences=sequences)
-    return load, _setup(options, new)
-
-
-def _setup(options: Mapping[str, Any], new: int) -> MlxSetup:
-    group = whole(options, "kv_group_size")
-    start = whole(options, "quantized_kv_start")
-    step = whole(options, "prefill_step_size")
-    return MlxSetup(
-        max_tokens=new,
-        max_kv_size=whole(options, "max_kv_size"),
-        kv_bits=whole(options, "kv_bits"),
-        kv_group_size=DEFAULT_KV_GROUP if group is None else group,
-        quantized_kv_start=DEFAULT_QUANTIZED_KV_START if start is None else start,
-        prefill_step_size=DEFAULT_PREFILL_STEP if step is None else step,
-        quantize=_quantize(options),
-    )
-
-
-def _quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
-    named = options.get("quantization") or options.get("quant")
-    if named is None:
-        bits, group = whole(options, "bits"), whole(options, "group_size")
-        if bits is None and group is None and options.get("mode") is None:
-            return None
-        named = str(options.get("mode") or PackingMode.AFFINE.value)
-    return read_quantize(
-        str(named), bits=whole(options, "bits"), group_size=whole(options, "group_size")
-    )
 
 
 def read_quantize(
@@ -111,3 +66,31 @@ def _mode(mode: PackingMode, bits: int | None, group_size: int | None) -> Packin
             f"MLX does not support {wide} bits in groups of {group} with mode {mode.value}"
         )
     return Packing(bits=wide, group_size=group, mode=mode)
+
+
+def quantize_name(wanted: Quantize | AsStored) -> str:
+    """And back: the shortest name that `read_quantize` reads as this."""
+    if isinstance(wanted, AsStored):
+        return "stored"
+    packing = wanted.packing
+    if not wanted.rest:
+        return "bf16" if wanted.experts is None else "mxfp4_experts"
+    if wanted.recipe is not None:
+        return str(wanted.recipe.value)
+    if packing.mode is not PackingMode.AFFINE:
+        return str(packing.mode.value)
+    group = (
+        "" if packing.group_size == DEFAULTS[PackingMode.AFFINE][0] else f"_g{packing.group_size}"
+    )
+    return f"{'' if wanted.experts is None else 'mxfp4-'}q{packing.bits}{group}"
+
+
+def read_quant(name: str) -> str | None:
+    """The quantisation of `--quant NAME` as --quantize has it: 4bit -> q4. None where MLX has no such."""
+    bits = _BITS.fullmatch(name)
+    own = f"q{bits[1]}" if bits else name
+    try:
+        read_quantize(own)
+    except UsageError:
+        return None
+    return own

@@ -1,0 +1,132 @@
+"""The tables of flags: one row says how a flag is typed, read, printed and handed to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.bill.types import Load
+from edgekit.engines import engine_named, every_engine
+from edgekit.engines.flags import flag_words, read_flags
+from edgekit.engines.protocol import Engine
+from edgekit.errors import UsageError
+
+# Values as they are typed, of every kind that a reader of the tables takes.
+TYPED: dict[str, dict[str, tuple[str, ...]]] = {
+    "llama.cpp": {
+        "context": ("4096", "32k"),
+        "batch": ("1024",),
+        "ubatch": ("0", "256"),
+        "type_k": ("q8_0", "f16"),
+        "type_v": ("q4_0",),
+        "flash_attn": ("on", "off", "auto"),
+        "parallel": ("1", "8"),
+        "n_gpu_layers": ("all", "0", "20"),
+        "override_tensor": ("exps=CPU", r"blk\.1=CPU,blk\.2=CUDA0"),
+        "n_cpu_moe": ("3",),
+        "tensor_split": ("3,1", "1,0,2"),
+        "split_mode": ("none", "layer", "tensor"),
+        "main_gpu": ("0", "1"),
+        "rpc": ("10.0.0.5:50052=24G", "10.0.0.5:50052=24G+8G,10.0.0.6:1=3G"),
+        "cache_ram": ("0", "512"),
+        "ctx_checkpoints": ("4",),
+        "spec_type": ("draft-mtp", "none"),
+        "mode": ("server", "library"),
+        "backend": ("cpu", "cuda", "metal", "vulkan"),
+        "mix": ("Q4_K_M",),
+        "llama_version": ("b9294", "0.6", "2026.9"),
+        "cpu": ("x86", "arm"),
+        "device_memory": ("24G", "24G,8G"),
+    },
+    "vllm": {
+        "context": ("4096",),
+        "tensor_parallel_size": ("1", "2"),
+        "pipeline_parallel_size": ("2",),
+        "kv_cache_dtype": ("auto", "fp8"),
+        "gpu_memory_utilization": ("0.5", "0.92"),
+        "kv_cache_memory_bytes": ("20G",),
+        "max_num_seqs": ("4",),
+        "block_size": ("32",),
+        "dtype": ("float16",),
+        "quantization": ("fp8",),
+        "gpu": ("RTX 4090", "H100"),
+        "gpu_memory": ("80G",),
+    },
+    "mlx": {
+        "context": ("4096",),
+        "kv_bits": ("4",),
+        "kv_group_size": ("32",),
+        "quantized_kv_start": ("0", "5000"),
+        "max_tokens": ("0", "64"),
+        "quantize": ("q4", "q8_g32", "mxfp4", "nvfp4", "mixed_3_6", "mxfp4-q8_g32", "bf16", "stored"),
+    },
+    "stream": {
+        "context": ("4096",),
+        "keep": ("2G", "all", "none"),
+        "sinks": ("0", "4"),
+        "chunk": ("32",),
+        "threads": ("2",),
+        "type_k": ("q8_0", "f32"),
+    },
+}  # fmt: skip
+
+
+@st.composite
+def asked(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
+    words = TYPED[engine.name]
+    keys = draw(st.lists(st.sampled_from(sorted(words)), unique=True, max_size=8))
+    switches = [flag for flag in engine.flags if not flag.metavar]
+    turned = draw(st.lists(st.sampled_from(switches), max_size=3)) if switches else []
+    typed = {key: draw(st.sampled_from(words[key])) for key in keys}
+    return read_flags(engine.table, typed | {flag.key: flag.value for flag in turned})
+
+
+@pytest.mark.parametrize("name", list(TYPED))
+@given(data=st.data())
+def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.DataObject) -> None:
+    engine = engine_named(name)
+    values = data.draw(asked(engine))
+    try:
+        load, setup = engine.setup(values)
+    except UsageError:
+        return  # flags that contradict each other
+    assert engine.setup(engine.values(load, setup)) == (load, setup)
+
+
+@pytest.mark.parametrize("engine", every_engine(), ids=lambda engine: engine.name)
+def test_every_field_in_a_table_is_one_of_load_or_setup(engine: Engine) -> None:
+    load, setup = engine.setup({})
+    known = {field.name for one in (load, setup) for field in fields(one)}
+    assert {flag.field for flag in engine.table if flag.field} <= known
+
+
+@pytest.mark.parametrize("engine", every_engine(), ids=lambda engine: engine.name)
+def test_every_key_has_one_field_one_option_and_one_reader(engine: Engine) -> None:
+    """Two switches of one key are its true and its false: the first has the columns."""
+    for key in {flag.key for flag in engine.table}:
+        same = [flag for flag in engine.table if flag.key == key]
+        assert sum(bool(flag.row) for flag in same) <= 1
+        assert sum(flag.parameter is not None for flag in same) <= 1
+        assert sum(flag.control is not None for flag in same) <= 1
+
+
+def test_a_flag_is_read_and_printed_by_its_row() -> None:
+    """One row for -ncmoe: argv, REST, a row of a batch, the setup and the command."""
+    engine = engine_named("llama.cpp")
+    typed = read_flags(engine.flags, {"n_cpu_moe": "3"})
+    load, setup = engine.setup(typed)
+    of_row = engine.read_row({"n_cpu_moe": 3}, None)[1]
+    assert setup.n_cpu_moe == of_row.n_cpu_moe == 3
+    assert engine.values(load, setup) == {"n_cpu_moe": 3}
+    assert flag_words(engine.flags, typed) == ["-ncmoe", "3"]
+
+
+def test_null_in_a_row_is_not_given() -> None:
+    for engine in every_engine():
+        nothing = {flag.option or flag.key: None for flag in engine.table if flag.row}
+        assert engine.read_row(nothing, None) == engine.read_row({}, None)
+    assert engine_named("vllm").read_row({}, None)[0] == Load()
