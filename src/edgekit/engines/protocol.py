@@ -37,6 +37,7 @@ class Engine(Protocol):
     def unused_options(self) -> frozenset[str]:
         """Options of a row that the engine has and that no bill depends on."""
 
+    pins_placement: bool  # a check may place the model elsewhere than a plan did: links say where
     quant_key: str  # of the flag that says how weights are quantised; "" where there is none
 
     def read_quant(self, name: str, /) -> str | None:

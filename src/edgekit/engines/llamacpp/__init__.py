@@ -40,6 +40,7 @@ class LlamaCpp:
 
     # --- flags
 
+    pins_placement = True
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE

@@ -326,8 +326,10 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         found["rpc"] = tuple(_server_entries(setup))
     own = [one for one in setup.devices if not one.rpc]
     if any(one.free_bytes is not None for one in own):
-        before = own[0].number or 0  # with -sm none: cards that are left alone
-        found["device_memory"] = (*[own[0].free_bytes] * before, *(one.free_bytes for one in own))
+        memory = [one.free_bytes for one in own]
+        if own[0].number is not None:  # -sm none: the other cards are not known any more
+            memory *= max(own[0].number + 1, len(setup.tensor_split) - len(setup.servers))
+        found["device_memory"] = tuple(memory)
     if found.pop("load_mtp", False):
         found["spec_type"] = "draft-mtp"
     implied = {

@@ -29,6 +29,7 @@ class Mlx:
 
     # --- flags
 
+    pins_placement = False
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE

@@ -28,6 +28,7 @@ class Native:
 
     # --- flags
 
+    pins_placement = False
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE
