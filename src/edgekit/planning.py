@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from edgekit.bill.task import Job, Start
 from edgekit.bill.types import Load
 from edgekit.catalog.types import Catalog, Entry
+from edgekit.engines import engine_named
 from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.machine.types import Machine
-from edgekit.plan.caches import embedding_start
 from edgekit.plan.drafting import catalog_drafters, own_drafter
 from edgekit.plan.making import check_wish, find_plan, make_plan, question_of
 from edgekit.plan.planned import Drafter, Plan, Wish
@@ -75,7 +75,7 @@ def wish_of(named: ResolvedModel, wanted: Wanted) -> Wish:
         engine=engine,
         machine=wanted.machine,
         load=wanted.load,
-        start=embedding_start(wanted.start, engine) if embeds else wanted.start,
+        start=engine_named(engine).embedding_start(wanted.start) if embeds else wanted.start,
         users=wanted.users,
         job=wanted.job,
         min_context=wanted.min_context,

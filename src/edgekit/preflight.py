@@ -27,9 +27,8 @@ from edgekit.errors import (
 from edgekit.formats.types import Depth
 from edgekit.model.metadata import ModelMetadata, read_metadata
 from edgekit.model.open import Opened, open_model
-from edgekit.plan.caches import embedding_start
-from edgekit.plan.choice import reads_at_once
-from edgekit.plan.making import for_users
+from edgekit.plan.tasks import reads_at_once
+from edgekit.plan.users import for_users
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.resolver import AUTO, ResolvedModel, automatic, choose_file, resolve_model
 
@@ -341,7 +340,7 @@ def _question(
     load = replace(load, **{name: value for name, value in own.items() if value is not None})
     start = Start(setup=setup, settled=frozenset(options))
     if embeds:
-        start = embedding_start(start, engine)
+        start = engine_named(engine).embedding_start(start)
     return Task(
         model=opened.model,
         engine=engine,
@@ -350,7 +349,7 @@ def _question(
         start=start,
         job=asked.job,
         min_context=asked.min_context,
-        in_one_batch=reads_at_once(opened.model, engine, start.setup),
+        in_one_batch=reads_at_once(opened.model, start.setup),
         window_budget_bytes=asked.window_budget_bytes,
         max_use=asked.max_use,
         reserve_bytes=asked.reserve,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from edgekit.catalog import find_entry
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.engines.model_words import gguf_search
+from edgekit.engines.variants import accuracy_of
 from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.plan.variants import accuracy_of
 from edgekit.resolver import ResolvedModel, resolve_model
 from edgekit.sources.finding import Found, find_weights
 from edgekit.sources.folders import is_here

@@ -19,10 +19,26 @@ from edgekit.catalog import find_entry, near_ids, read_catalog
 from edgekit.catalog.naming import is_base, names_instruct, ollama_latest, split_quant
 from edgekit.catalog.repositories import original_repository
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
-from edgekit.engines import engine_for, engine_name, engine_named, engine_names
+from edgekit.engines import (
+    default_engine,
+    engine_for,
+    engine_name,
+    engine_named,
+    engine_names,
+    engine_on,
+)
 from edgekit.engines.entries import opened
 from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
+from edgekit.engines.llamacpp.variants import at_mixes
+from edgekit.engines.llamacpp.variants import variants as mixes_of
 from edgekit.engines.quant_names import read_quant, takes
+from edgekit.engines.variants import (
+    AS_NAMED,
+    accuracy_of,
+    as_named,
+    stored_accuracy,
+    usual_variant,
+)
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -39,15 +55,7 @@ from edgekit.formats.types import Depth
 from edgekit.model.inspect import Inspection, inspect_header, inspect_model
 from edgekit.model.open import Opened, open_model, open_or_download
 from edgekit.plan.assumed import AssumedChoice, assumed_choice
-from edgekit.plan.choice import AS_NAMED, Choice, as_named, choose
-from edgekit.plan.placement import engine_on
-from edgekit.plan.variants import (
-    accuracy_of,
-    at_mixes,
-    stored_accuracy,
-    usual_variant,
-    variants_of,
-)
+from edgekit.plan.choice import Choice, choose
 from edgekit.sources import hub_model_of, locate, path_of
 from edgekit.sources.folders import is_here
 from edgekit.sources.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
@@ -58,7 +66,7 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
 
 CATALOG = "catalog:"
-LLAMACPP, STREAM, AUTO = "llama.cpp", "stream", "auto"
+LLAMACPP, AUTO = "llama.cpp", "auto"
 
 Read = TypeVar("Read")
 
@@ -230,7 +238,7 @@ class ResolvedModel(Resolved[Opened]):
             return model
         if model.model.header.container is not Container.GGUF:
             return replace(model, mix=self.quant or default_mix(model.model))
-        usual = usual_variant(variants_of(model.model, LLAMACPP, settled=False))
+        usual = usual_variant(mixes_of(model.model))
         mix = self.quant or usual.name
         return replace(model, model=convert(model.model, mix).model, mix=mix)
 
@@ -239,12 +247,13 @@ class ResolvedModel(Resolved[Opened]):
         files = model.files
         if {"mix", "quantize", "quantization"} & start.settled:
             return as_named(model.model, self._quantisation(start.setup))
-        if engine == STREAM:
+        chosen = engine_named(engine)
+        if chosen.streams_weights:
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
-        if files is None or files.container is not Container.GGUF or engine != LLAMACPP:
+        if files is None or files.container is not Container.GGUF or not chosen.loads_gguf:
             known = self.entry.id if self.entry is not None and files is None else ""
-            return variants_of(model.model, engine, settled=False, label=known)
+            return chosen.variants(model.model, known)
         title, last = files.label.rpartition(":")[2], self.name.rpartition("/")[2]
         tag = stored_quant(files)
         own = as_named(model.model, tag, files.reference)
@@ -382,9 +391,10 @@ def automatic(
     Raises what `ask` raises: a mistake in the question is one for every engine.
     """
     engine = named.engine(AUTO, machine)
-    if engine == LLAMACPP:
+    other_engine = default_engine().name
+    if engine == other_engine:
         return ask(engine), ""
-    note = f"checked for llama.cpp, because {engine} cannot run it here: "
+    note = f"checked for {other_engine}, because {engine} cannot run it here: "
     try:
         first = ask(engine)
     except (RefusedError, HardwareError) as error:
@@ -400,7 +410,7 @@ def automatic(
 def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]) -> Answer | None:
     """llama.cpp's answer; None where it does not fit either, or llama.cpp does not take the question."""
     try:
-        found = ask(LLAMACPP)
+        found = ask(default_engine().name)
     except CancelledError:
         raise
     except EdgekitError:

@@ -14,12 +14,12 @@ from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.bill.task import Job
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named, every_engine
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.program import Address, LocalWeights, StartRequest, VerifyRequest
 from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
 from edgekit.machine.types import Machine, MemoryLimit
-from edgekit.plan.growth import growth_limits
 from edgekit.plan.visible_cards import visible_cards
 from edgekit.published import catalog_name, find_published, open_published
 from edgekit.report.headline import headline

@@ -21,10 +21,10 @@ from edgekit.machine.types import Machine
 from edgekit.machine.wishes import wished_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.choice import at
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import ways_of
+from edgekit.plan.placement import placements_of
+from edgekit.plan.tasks import with_weights
 from edgekit.plan.verdict import judge
 
 # Dense, grouped, sliding, latent, hybrid, recurrent, experts, encoder: a few of each class.
@@ -151,7 +151,7 @@ def chosen(question: Task, result: Verdict) -> Fitting:
     """With the weights, the cache and the placement of the answer."""
     assert result.variant is not None
     load = replace(question.load, cache_k=result.load.cache_k, cache_v=result.load.cache_v)
-    return Fitting(replace(at(question, result.variant), load=load), result.way)
+    return Fitting(replace(with_weights(question, result.variant), load=load), result.way)
 
 
 def fits(fitting: Fitting, tokens: int) -> bool:
@@ -180,7 +180,7 @@ def test_every_step_and_every_rung_on_one_machine() -> None:
         engine="llama.cpp",
         machine=wished_machine(vram="4G", ram="12G"),
     )
-    ways = ways_of(question)
+    ways = placements_of(question)
     rungs = [Fitting(question, way) for way in ways]
     longest = max(rung.longest for rung in rungs)
     assert Ladder(question, ways).longest == longest > rungs[0].longest

@@ -18,12 +18,12 @@ from tests.unit.plan.machines import cards, cpu, mac
 from edgekit.bill.task import Variant
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry
+from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.plan.making import find_plan
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.variants import variants_of
 
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
 
@@ -58,7 +58,7 @@ def with_rates(machine: Machine) -> Machine:
 def variants(name: str) -> tuple[Variant, ...]:
     """Opened once: what the engine works out for one machine serves the next."""
     model = open_entry(find_entry(name), "llama.cpp")
-    return variants_of(model, "llama.cpp", settled=False)
+    return engine_named("llama.cpp").variants(model)
 
 
 def wish(entry: Entry, machine: Machine) -> Wish:
@@ -110,7 +110,7 @@ def test_other_engines_and_several_users(
     for machine in LADDERS[ladder]:
         asked = Wish(
             label=name,
-            variants=variants_of(model, engine, settled=False),
+            variants=engine_named(engine).variants(model),
             engine=engine,
             machine=with_rates(machine),
             users=users,

@@ -25,10 +25,10 @@ from edgekit.engines.flags import COMMON, CONTEXT, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
-from edgekit.plan.variants import at_mixes
 from edgekit.report.commands import ready_commands
 from edgekit.sources.types import ModelFiles
 

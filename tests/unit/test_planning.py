@@ -17,9 +17,9 @@ from edgekit.bill.task import Start
 from edgekit.bill.types import Load
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
+from edgekit.engines.llamacpp.types import default_setup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
-from edgekit.plan.caches import plain_setup
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
 from edgekit.planning import Wanted, plan_model, recommended, wish_of
 from edgekit.resolver import ResolvedModel, resolve_model
@@ -145,7 +145,7 @@ def test_a_known_model_comes_in_every_quantisation() -> None:
 
 
 def test_a_settled_quantisation_is_the_only_one() -> None:
-    setup = replace(plain_setup("llama.cpp"), mix="Q6_K")
+    setup = replace(default_setup(), mix="Q6_K")
     start = Start(setup=setup, settled=frozenset({"mix"}))
     wanted = Wanted(machine=cpu(32), load=Load(context_tokens=4096), start=start, drafter=False)
     wish = wish_of(resolve_model("qwen3-8b"), wanted)

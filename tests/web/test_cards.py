@@ -23,10 +23,10 @@ from edgekit.asking.words import Words, machine_of
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.cli import main
+from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import smallest_bytes
-from edgekit.plan.room import room_bytes
 from edgekit.web.card_making import Card, CardOrder, Maker, in_order
 from edgekit.web.card_worker import Begin, Made, work
 from edgekit.web.cards import KEPT_MACHINES, MOST_FOLLOWED, MOST_STARTS, Cards, Deck
@@ -161,7 +161,7 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
     machine = machine_of(Words(devices=("RTX 4090",), ram="64G"))
     found = in_order(read_catalog().entries, machine, "llama.cpp")
-    card, every = machine.devices[0].free_bytes, room_bytes(machine, "llama.cpp")
+    card, every = machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine)
     places = [sum(smallest_bytes(entry) > room for room in (card, every)) for entry in found]
     assert places == sorted(places)
     assert set(places) == {0, 1, 2}

@@ -207,6 +207,7 @@ def assume_bill(name: str, asked: Asked) -> Bill:
     from edgekit.bill.assumed import assumed_estimate, from_name
     from edgekit.bill.types import Load
     from edgekit.catalog import read_catalog
+    from edgekit.engines import engine_named
     from edgekit.plan.assumed import assumed_choice
     from edgekit.report.bill import Bill
 
@@ -227,7 +228,12 @@ def assume_bill(name: str, asked: Asked) -> Bill:
         asked="rule of thumb from the name alone; no file was read",
         command="",
         notes=() if choice is None else (choice.note,),
-        estimate=assumed_estimate(model if choice is None else choice.assumed, load, engine=engine),
+        estimate=assumed_estimate(
+            model if choice is None else choice.assumed,
+            load,
+            engine=engine,
+            wired=engine_named(engine).wires_memory,
+        ),
     )
 
 
@@ -259,7 +265,7 @@ def values_for_users(
     if users is None:
         return dict(values)
     from edgekit.bill.types import Load
-    from edgekit.plan.making import for_users
+    from edgekit.plan.users import for_users
 
     load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
     if engine != "llama.cpp":

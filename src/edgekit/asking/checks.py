@@ -19,19 +19,17 @@ from edgekit.bill.task import Job, Start, Task, Variant
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
-from edgekit.engines.budgets import devices_for
 from edgekit.engines.flags import flag_words, typed
 from edgekit.engines.llamacpp.flags import BESIDE_THE_SETUP, COMPANIONS
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.model_words import PLACEHOLDER_DRAFT, draft_words
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
 from edgekit.formats.types import Depth
 from edgekit.machine.types import HOST, Machine
 from edgekit.model.open import Opened
 from edgekit.plan.assumed import AssumedChoice
-from edgekit.plan.caches import embedding_start
 from edgekit.plan.changes import changes
-from edgekit.plan.choice import reads_at_once
-from edgekit.plan.growth import growth_limits
+from edgekit.plan.tasks import reads_at_once
 from edgekit.plan.verdict import judge
 from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill
@@ -183,7 +181,7 @@ def for_model(asking: Asking, named: ResolvedModel, engine: str) -> Asking:
     Raises UsageError for a quantisation that the engine lacks, RefusedError where it returns no embeddings.
     """
     given = dict(with_quant(asking.flags.get(engine, {}), engine, named.quant))
-    if named.embeds and embedding_start(Start(), engine).settled:
+    if named.embeds and engine_named(engine).embedding_start(Start()).settled:
         given.setdefault("embeddings", True)
     return replace(asking, flags={**asking.flags, engine: given})
 
@@ -235,7 +233,7 @@ def asked_question(
         bill=pricing(opened, engine, values, reach) if COMPANIONS & values.keys() else None,
         job=asking.job,
         min_context=asking.min_context,
-        in_one_batch=reads_at_once(opened.model, engine, setup),
+        in_one_batch=reads_at_once(opened.model, setup),
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=asking.window_budget_bytes,
         max_use=asking.max_use,
@@ -343,7 +341,7 @@ def _chosen(result: Verdict) -> dict[str, Any]:
 
 def _left_alone(result: Verdict) -> dict[str, Any]:
     """That the devices of a machine which has some are not used has to be said."""
-    has_devices = result.engine == LLAMACPP and bool(devices_for(result.machine, LLAMACPP))
+    has_devices = result.engine == LLAMACPP and bool(engine_named(LLAMACPP).devices(result.machine))
     return {"backend": "cpu"} if has_devices and not result.way.cards else {}
 
 

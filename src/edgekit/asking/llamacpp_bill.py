@@ -16,7 +16,7 @@ from edgekit.errors import UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.model.open import Opened
-from edgekit.plan.choice import reads_at_once
+from edgekit.plan.tasks import reads_at_once
 from edgekit.resolver import resolve_model
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
@@ -77,7 +77,7 @@ class LoadedBeside:
 def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) -> tuple[str, ...]:
     """An embedding of a text that is longer than a micro-batch is refused by the server."""
     at_once: int = facts["n_ubatch"]
-    if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, "llama.cpp", setup):
+    if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, setup):
         return ()
     return (
         f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)",

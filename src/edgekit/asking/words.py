@@ -237,15 +237,14 @@ def wanted_of(words: Words, named: ResolvedModel, engine: str, machine: Machine)
 
 def ask_of(words: Words, machine: Machine | None = None) -> Ask:
     """What `recommend` is asked. Raises UsageError."""
-    from edgekit.engines import engine_name
+    from edgekit.engines import engine_name, engine_named
     from edgekit.plan.making import check_planned
-    from edgekit.plan.placement import check_limits
     from edgekit.plan.recommending import Ask
 
     engine = engine_name(words.engine or LLAMACPP)
     check_planned(engine)
     max_use, reserve_bytes = read_max_use(words.max_use), read_reserve(words.reserve)
-    check_limits(engine, reserve_bytes, max_use)
+    engine_named(engine).check_limits(reserve_bytes, max_use)
     return Ask(
         machine=machine or machine_of(words),
         task=task_of(words.task),

@@ -79,9 +79,17 @@ def from_config(
 
 
 def assumed_estimate(
-    model: AssumedModel, load: Load, *, engine: str = "llama.cpp", backend: str = ""
+    model: AssumedModel,
+    load: Load,
+    *,
+    engine: str = "llama.cpp",
+    backend: str = "",
+    wired: bool = False,
 ) -> MemoryEstimate:
-    """Weights, cache where the geometry is known, overhead. Its basis is ASSUMED throughout."""
+    """Weights, cache where the geometry is known, overhead. Its basis is ASSUMED throughout.
+
+    `wired`: the engine wires its graph in memory, as MLX does.
+    """
     if not 0 < model.parameters <= MAX_PARAMETERS:
         raise UsageError(f"invalid parameter count: {model.parameters:,}")
     cache = _cache_lines(model.geometry, load) if model.geometry is not None else ()
@@ -89,7 +97,7 @@ def assumed_estimate(
     return MemoryEstimate(
         engine=engine,
         backend=backend,
-        lines=(_weights(model), *cache, _overhead(model, mlx=engine == "mlx")),
+        lines=(_weights(model), *cache, _overhead(model, wired=wired)),
         facts=(("parameters", model.parameters), ("bits_per_weight", model.bits_per_weight)),
         notes=notes,
     )
@@ -109,13 +117,13 @@ def _weights(model: AssumedModel) -> MemoryLine:
     return _line(Component.WEIGHTS, -(-size.numerator // size.denominator), told)
 
 
-def _overhead(model: AssumedModel, *, mlx: bool) -> MemoryLine:
+def _overhead(model: AssumedModel, *, wired: bool) -> MemoryLine:
     """Scratch buffers, runtime, driver: a tier by size."""
     tier = next((gib for below, gib in _TIERS if model.parameters < below), _LARGEST_TIER)
     told = f"{format_count(model.parameters)} parameters: {float(tier):g} GiB"
     if model.has_experts:
         tier, told = _EXPERTS_TIER, "MoE models of any size: 3 GiB"
-    if mlx:
+    if wired:
         tier, told = tier * _WIRING_FACTOR, told + " x 1.15 for wiring"
     size = tier * GIB
     return _line(Component.RUNTIME, -(-size.numerator // size.denominator), told)

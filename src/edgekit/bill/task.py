@@ -29,11 +29,16 @@ class Placement:
 
     setup: Any = field(repr=False)
     budgets: tuple[Budget, ...]
-    because: str  # where the model lies, in words
+    because: str  # where the model is, in words
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be divided otherwise among several cards
-    whole: bool = False  # nothing of it that could lie on a device lies elsewhere
+    whole: bool = False  # everything that can be on a device is on one
+    all_layers: bool = False  # every layer is on a device, though experts may not be
+    by_number: bool = False  # the card is named by its number among all of the machine's
     by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
+    is_short_command: bool = (
+        False  # among placements by tensor: takes one pattern, not one for each layer
+    )
 
 
 Placements = tuple[Placement, ...]
@@ -47,6 +52,7 @@ class Variant:
     model: Model = field(repr=False)
     accuracy: int  # in hundredths of a bit per weight
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
+    flags: Mapping[str, str] = field(default_factory=dict)  # the same, as a request has it
     reference: str = ""  # what to ask for; "": it has to be made, or found
 
     @property
@@ -57,18 +63,15 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheChoice:
-    """One way to keep the cache. `place` 0 is the engine's own, 1 the next smaller one."""
+    """One type of cache. `place` 0 is the engine's default, 1 the next smaller one."""
 
     name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
     place: int
     flags: str  # how the engine is told
     asked: bool = False  # the caller settled it
+    is_eight_bit: bool = False
     load: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_eight_bit(self) -> bool:
-        return self.name in {"q8_0", "8 bit", "fp8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.flags import read, read_number
 from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
-from edgekit.plan.making import check_users
+from edgekit.plan.users import check_users
 from edgekit.published import catalog_name
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check_text import check_text

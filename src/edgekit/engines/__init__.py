@@ -9,10 +9,11 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from edgekit.errors import UsageError
+from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engines.protocol import Engine
+    from edgekit.machine.types import Machine
     from edgekit.model.types import Model
 
 # In order of preference.
@@ -57,6 +58,23 @@ def engine_named(name: str) -> Engine:
     return found
 
 
+def default_engine() -> Engine:
+    """The first choice: it runs on every machine, quantises, and divides a model between GPU and RAM."""
+    return every_engine()[0]
+
+
 def engine_for(model: Model) -> str:
     """The engine that a model's files are made for."""
     return next(one.name for one in every_engine() if one.is_made_for(model))
+
+
+def engine_on(model: Model, machine: Machine) -> str:
+    """The engine for a model's files on this machine; where none of them runs there, the default after a conversion."""
+    for one in every_engine():
+        if one.is_made_for(model):
+            try:
+                one.check_runs(machine)
+            except HardwareError:
+                continue
+            return one.name
+    return default_engine().name

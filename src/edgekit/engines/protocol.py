@@ -5,19 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from edgekit.bill.task import Placement, Task
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.bill.verdict import Speed
+    from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
+    from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
+    from edgekit.bill.verdict import Speed, Usage
     from edgekit.engines.flags import Flag
     from edgekit.engines.program import Program
-    from edgekit.machine.types import Machine
+    from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model.types import Model
 
 
+class Floor(Protocol):
+    """Parts of a bill that are much cheaper to work out than the whole of it. Never more than the bill has."""
+
+    def held_bytes(self, model: Model, load: Load, setup: Any, /) -> Mapping[Pool, int]:
+        """Weights, caches and states."""
+
+    def cache_bytes(self, model: Model, load: Load, setup: Any, /) -> int: ...
+
+    def load_facts(self, model: Model, load: Load, setup: Any, /) -> Iterable[tuple[str, object]]:
+        """What the engine makes of the load. Raises RefusedError like the bill."""
+
+
 class Engine(Protocol):
-    """`ENGINE` of the package of an engine."""
+    """`ENGINE` of the package of an engine, which derives from this class.
+
+    Methods with a body are optional: the body is right for an engine that has nothing of the kind.
+    """
 
     name: str  # as users type it, and as JSON has it
     title: str  # as a heading has it
@@ -67,7 +82,7 @@ class Engine(Protocol):
     # --- the bill
 
     def is_made_for(self, model: Model, /) -> bool:
-        """Whether the model's files are in the format that people make for this engine."""
+        """Whether the engine loads the model's files as they are. The first engine of the list that does is chosen."""
 
     def version(self, setup: Any, /) -> str:
         """Of the engine whose rules a bill for this setup follows."""
@@ -107,3 +122,122 @@ class Engine(Protocol):
         self, read_bytes: float, held_bytes: int, machine: Machine, /
     ) -> float | None:
         """A bound for models of `held_bytes` that read `read_bytes` per token. None if unknown."""
+
+    @property
+    def floor(self) -> Floor | None:
+        """None: the engine's whole bill is cheap."""
+        return None
+
+    def config_probes(self) -> Iterator[tuple[Load, Any]]:
+        """Loads and setups whose bills read different parts of a config.json. None: the engine reads no config."""
+        yield from ()
+
+    # --- the machine
+
+    def devices(self, _machine: Machine, /) -> tuple[Device, ...]:
+        """Those that it would use together. None where it only uses the CPU."""
+        return ()
+
+    def check_runs(self, _machine: Machine, /) -> None:
+        """Raises HardwareError where the machine has nothing that the engine runs on."""
+        return
+
+    def budgets(self, machine: Machine, /) -> tuple[Budget, ...]:
+        """What it may use, before a model is known. Raises HardwareError where that cannot be told."""
+
+    def capacity_bytes(self, machine: Machine, /) -> int:
+        """The most that weights may take, in all memories together."""
+
+    def check_limits(self, _reserve_bytes: int | None, _max_use: float | None, /) -> None:
+        """Raises UsageError for --reserve or --max-use where the engine has no such thing."""
+        return
+
+    # --- placements
+
+    has_ranks: bool = False  # divides every layer among cards, and a model among machines
+    streams_weights: bool = False  # reads them from the file: memory far below their size will do
+
+    @property
+    def placed(self) -> frozenset[str]:
+        """Fields of the setup that say where the model goes."""
+        return frozenset()
+
+    def default_setup(self) -> Any: ...
+
+    def placements(self, task: Task, /) -> Iterator[Placement]:
+        """Whole ones first; of the others each takes no more of the devices than the one before it."""
+
+    def finer_placements(self, _model: Model, _placement: Placement, /) -> Iterator[Placement]:
+        """Between this placement and the one before it."""
+        yield from ()
+
+    def rebalance(
+        self, _model: Model, _placement: Placement, _estimate: MemoryEstimate, /
+    ) -> Placement | None:
+        """Layers divided among the cards so that the fullest is as empty as can be; None: there is no better split.
+
+        `estimate` is the bill of this placement. Only called where `may_resplit`.
+        """
+        return None
+
+    def neighbours(
+        self, _model: Model, _placement: Placement, _uses: Sequence[Usage], /
+    ) -> Iterator[Placement]:
+        """One layer moved off the fullest card."""
+        yield from ()
+
+    def pinned(self, _model: Model, placement: Placement, /) -> Placement:
+        """With the split that it is billed with given as a flag: it could differ by the time the engine starts."""
+        return placement
+
+    # --- the cache
+
+    cache_flags: str  # that set its type
+    cache_fields: tuple[str, ...] = ()  # of the setup that these flags set; others are in the load
+
+    def cache_choices(
+        self, task: Task, placement: Placement | None = None, /
+    ) -> tuple[CacheChoice, ...]:
+        """The most accurate first; only the one that was given. `placement`: where it is known."""
+
+    def cache_name(self, load: Load, setup: Any, /) -> str:
+        """The cache of this load and setup, by the name that choices have."""
+
+    # --- the weights
+
+    wires_memory: bool = False  # a rule of thumb adds 15 % to its overhead
+    has_rule_of_thumb: bool = False  # its memory can be guessed from a model's name
+
+    def variants(self, model: Model, label: str = "", /) -> tuple[Variant, ...]:
+        """Quantisations to choose among, the most accurate first. `label`: the model's name in the catalog."""
+
+    def smaller_weights(
+        self, _task: Task, _capacity_bytes: int, /
+    ) -> Iterator[tuple[Variant, str]]:
+        """Smaller quantisations than what was judged, the largest first, each with the words that ask for it."""
+        yield from ()
+
+    def download_bytes(self, model: Model, setup: Any, estimate: MemoryEstimate, /) -> int | None:
+        """What has to be downloaded to run it; None where that is unknown."""
+
+    def divided(self, line: MemoryLine, _model: Model, _setup: Any, /) -> Iterable[MemoryLine]:
+        """A line of a rule of thumb, divided among the pools as the setup places the model."""
+        return (line,)
+
+    # --- users and uses
+
+    can_plan: bool = True  # plan and recommend have something to choose
+    most_users: int
+    default_users: str  # how it serves requests if the number of users is not given
+    drafts: bool = False  # a drafter can be proposed next to a model
+
+    def load_for_users(self, load: Load, users: int, native_tokens: int, /) -> Load:
+        """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
+
+    def embedding_start(self, start: Start, /) -> Start:
+        """Started to return embeddings. Raises RefusedError where the engine returns none."""
+        return start
+
+    def with_drafter(self, task: Task, _drafter: Model | None, _mix: str | None, /) -> Task:
+        """The task with a drafter next to the model; None: the model's own prediction layers."""
+        return task

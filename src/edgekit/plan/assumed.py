@@ -12,19 +12,16 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.bill.assumed import AssumedModel, assumed_estimate
 from edgekit.bill.task import Bill
-from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import CACHES, Load, MemoryEstimate
 from edgekit.catalog.types import Entry, ModelPurpose
+from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.engines.llamacpp.placement import place
 from edgekit.errors import EdgekitError, RefusedError
-from edgekit.machine.types import HOST, Pool
 from edgekit.model.types import Attention, Model
 from edgekit.units import format_count
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
 COMPARED_TOKENS = 32_768
-ENGINES = frozenset({"llama.cpp", "mlx"})
-LLAMACPP = "llama.cpp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +53,17 @@ class AssumedChoice:
 
     def bill(self, engine: str) -> Bill:
         """What any load costs. RefusedError for an engine without a rule of thumb."""
-        if engine not in ENGINES:
+        rules = engine_named(engine)
+        if not rules.has_rule_of_thumb:
             raise RefusedError(f"a name alone is not enough for {engine}: give a repository")
 
         def priced(load: Load, setup: Any) -> MemoryEstimate:
-            backend = setup.backend.value if engine == LLAMACPP else ""
-            whole = assumed_estimate(self.assumed, load, engine=engine, backend=backend)
-            if engine != LLAMACPP:
-                return replace(whole, notes=(*whole.notes, self.note))
+            backend = setup.backend.value if hasattr(setup, "backend") else ""
+            whole = assumed_estimate(
+                self.assumed, load, engine=engine, backend=backend, wired=rules.wires_memory
+            )
             lines = tuple(
-                part for line in whole.lines for part in _placed(line, self.stand_in, setup)
+                part for line in whole.lines for part in rules.divided(line, self.stand_in, setup)
             )
             return replace(whole, lines=lines, notes=(*whole.notes, self.note))
 
@@ -109,7 +107,7 @@ def _size(entry: Entry) -> int:
 
 def _opened(entry: Entry) -> Model | None:
     try:
-        return open_entry(entry, LLAMACPP)
+        return open_entry(entry, default_engine().name)
     except EdgekitError:
         return None
 
@@ -117,22 +115,3 @@ def _opened(entry: Entry) -> Model | None:
 def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
     load = Load(context_tokens=COMPARED_TOKENS)
     return assumed_estimate(replace(assumed, geometry=model.geometry), load).of(*CACHES)
-
-
-def _placed(line: MemoryLine, model: Model, setup: Any) -> Iterable[MemoryLine]:
-    """The line divided as llama.cpp divides blocks: every block is taken to be as large as the next."""
-    placement = place(model, setup)
-    blocks = range(len(placement.blocks))
-    pools: list[Pool] = [placement.output]
-    if line.component in CACHES:
-        pools = [placement.cache_pool(block) for block in blocks]
-    elif line.component is Component.WEIGHTS:
-        pools = [*placement.blocks, placement.output]
-    elif setup.has_device:  # buffers and the driver are on the device, wherever the layers are
-        pools = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
-    left = line.size_bytes
-    for place_, pool in enumerate(counted := sorted(set(pools), key=lambda one: one.label)):
-        share = line.size_bytes * pools.count(pool) // len(pools)
-        size = left if place_ == len(counted) - 1 else share
-        left -= size
-        yield replace(line, size_bytes=size, pool=pool)

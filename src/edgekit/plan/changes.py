@@ -16,48 +16,40 @@ from edgekit.bill.verdict import (
     Usage,
     Verdict,
 )
-from edgekit.engines import engine_named
-from edgekit.engines.budgets import devices_for
+from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.errors import EdgekitError
 from edgekit.machine.gpu_limit import raised_limit
 from edgekit.machine.types import HOST, HostMemory, Machine, together_bytes
-from edgekit.model.types import Model
-from edgekit.plan.caches import cache_choices, plain_setup, with_cache, with_setup
-from edgekit.plan.choice import READING_TOKENS_PER_S, at, choose
+from edgekit.plan.choice import READING_TOKENS_PER_S, choose
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.placement import PLACED, ways_of
+from edgekit.plan.placement import placements_of
+from edgekit.plan.tasks import cache_choices, with_cache, with_setup, with_weights
 from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
 
-MLX_BITS = (3,)  # unquantised repositories are judged at 4 already
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still of use
 LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not offered for speed
 FASTER = 1.5  # times, for a shorter context to be offered
 WORTHWHILE = 1.25  # a context so much longer is worth a smaller cache
 BEYOND_ANY_HOST_BYTES = 2**50
-# Per engine: the flag that sets the cache type, and the fields of the setup that it settles.
-_CACHE_FIELDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "mlx": ("--kv-bits", ("kv_bits", "quantized_kv_start")),
-    "vllm": ("--kv-cache-dtype", ("kv_cache_dtype",)),
-}
 
 
-def changes(question: Task, result: Verdict) -> tuple[Change, ...]:
+def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
     """Each on its own, those that cost least first. What an engine refuses is left out."""
     if is_too_short(result):
         return ()
     makers = _TO_FIT if result.failed else _TO_STRETCH
-    return tuple(change for make in makers for change in make(question, result))
+    return tuple(change for make in makers for change in make(task, result))
 
 
-def _own_cache(question: Task, result: Verdict) -> Iterator[Change]:
+def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
     """The engine's own cache, where the one that was asked for is what needs too much."""
     if not result.cache_asked:
         return
-    flag, names = _CACHE_FIELDS.get(question.engine, ("-ctk and -ctv", ()))
-    plain = plain_setup(question.engine)
-    asked = with_setup(question, **{name: getattr(plain, name) for name in names})
-    load = replace(question.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
+    engine = engine_named(task.engine)
+    names, default = engine.cache_fields, engine.default_setup()
+    asked = with_setup(task, **{name: getattr(default, name) for name in names})
+    load = replace(task.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
     start = replace(asked.start, settled=asked.start.settled - {*names})
     asked = replace(asked, load=load, start=start, job=None)
     found = _judged(asked)
@@ -65,27 +57,27 @@ def _own_cache(question: Task, result: Verdict) -> Iterator[Change]:
         yield Change(
             kind=ChangeKind.CACHE,
             value=found.cache,
-            told=f"without {flag}: fits at {_each(found)}{_changed(found, result, asked)}",
+            told=f"without {engine.cache_flags}: fits at {_each(found)}{_changed(found, result, asked)}",
             max_context=found.max_context,
             result=found,
         )
 
 
-def _context(question: Task, result: Verdict) -> Iterator[Change]:
+def _context(task: Task, result: Verdict) -> Iterator[Change]:
     """The longest context that fits, where the one that was judged does not; with other weights, a short one."""
     streams = result.streams
     tried = (
         [result.max_context] if result.max_context else [one * streams for one in SHORTER_TOKENS]
     )
     for tokens in (one for one in tried if one < result.context_tokens):
-        load = replace(question.load, context_tokens=tokens)
-        found = _judged(replace(question, load=load, job=None))
+        load = replace(task.load, context_tokens=tokens)
+        found = _judged(replace(task, load=load, job=None))
         if found is not None:
             each = tokens // streams  # -c is the context of one user
             yield Change(
                 kind=ChangeKind.CONTEXT,
                 value=f"{each}",
-                told=f"-c {each}: fits{_changed(found, result, question)}",
+                told=f"-c {each}: fits{_changed(found, result, task)}",
                 flags={"context": f"{each}"},
                 max_context=tokens,
                 result=found,
@@ -93,25 +85,24 @@ def _context(question: Task, result: Verdict) -> Iterator[Change]:
             return
 
 
-def _changed(found: Verdict, result: Verdict, question: Task) -> str:
+def _changed(found: Verdict, result: Verdict, task: Task) -> str:
     """What else than the context is not as it would be with more memory."""
-    own, *others = cache_choices(question)
+    own, *others = cache_choices(task)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
     cache = "" if found.cache == own.name else f" with {words} cache"
     weights = "" if found.quantization == result.quantization else f" at {found.quantization}"
-    is_whole = found.way.whole or found.engine in {"mlx", "vllm"}
-    return f"{weights}{cache}" if is_whole else f"{weights}{cache}, {found.way.because}"
+    return f"{weights}{cache}" if found.way.whole else f"{weights}{cache}, {found.way.because}"
 
 
-def _cache(question: Task, result: Verdict) -> Iterator[Change]:
+def _cache(task: Task, result: Verdict) -> Iterator[Change]:
     """A smaller cache that holds a clearly longer context."""
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
-    for choice in cache_choices(question)[1:]:
+    for choice in cache_choices(task)[1:]:
         if choice.name == result.cache:
             continue
-        found = _judged(with_cache(_with_weights(question, result), choice))
+        found = _judged(with_cache(_with_chosen_weights(task, result), choice))
         if found is None or found.max_context < result.max_context * WORTHWHILE:
             continue
         yield Change(
@@ -126,9 +117,9 @@ def _cache(question: Task, result: Verdict) -> Iterator[Change]:
         return
 
 
-def _with_weights(question: Task, result: Verdict) -> Task:
-    """The question about the weights that were chosen, whatever memory a change leaves for better ones."""
-    return question if result.variant is None else replace(question, variants=(result.variant,))
+def _with_chosen_weights(task: Task, result: Verdict) -> Task:
+    """The task about the weights that were chosen, whatever memory a change leaves for better ones."""
+    return task if result.variant is None else replace(task, variants=(result.variant,))
 
 
 def _cache_flags(choice: CacheChoice) -> dict[str, str]:
@@ -138,14 +129,14 @@ def _cache_flags(choice: CacheChoice) -> dict[str, str]:
     }
 
 
-def _limit(question: Task, result: Verdict) -> Iterator[Change]:
+def _limit(task: Task, result: Verdict) -> Iterator[Change]:
     """What the system lets the GPU use of a unified memory can be raised, so that it fits, runs on the GPU or holds a
     longer context. An answer never counts on it: it has to be set first.
     """
-    raised = raised_limit(question.machine)
+    raised = raised_limit(task.machine)
     if not result.failed and result.way.whole:
-        question = _with_weights(question, result)
-    found = None if raised is None else _judged(replace(question, machine=raised.machine))
+        task = _with_chosen_weights(task, result)
+    found = None if raised is None else _judged(replace(task, machine=raised.machine))
     if raised is None or found is None:
         return
     moves = found.way.whole and not result.way.whole
@@ -172,17 +163,17 @@ def _gpu_words(found: Verdict) -> str:
     return f"runs {where} at {found.context_tokens // found.streams:,} tokens{speed}"
 
 
-def _to_the_gpu(question: Task, result: Verdict) -> Iterator[Change]:
+def _to_the_gpu(task: Task, result: Verdict) -> Iterator[Change]:
     """A context below the minimum that keeps all of the model on the GPU. Of a slow model also one that makes it
     clearly faster, and weights of fewer bits that are all on the GPU.
     """
-    if result.way.whole or not result.way.cards or question.engine != "llama.cpp":
+    if result.way.whole or not result.way.cards:
         return
     speed = result.speed
     is_slow = speed is not None and speed.typical < READING_TOKENS_PER_S
     for tokens in () if result.asked else SHORTER_TOKENS:
-        load = replace(question.load, context_tokens=tokens * result.streams)
-        found = _judged(replace(question, load=load))
+        load = replace(task.load, context_tokens=tokens * result.streams)
+        found = _judged(replace(task, load=load))
         if found is None or not (found.way.whole or (is_slow and _is_faster(found, speed))):
             continue
         yield Change(
@@ -193,15 +184,15 @@ def _to_the_gpu(question: Task, result: Verdict) -> Iterator[Change]:
             result=found,
         )
         break
-    low = [one for one in question.variants if not one.is_good and one.accuracy >= LEAST_ACCURACY]
+    low = [one for one in task.variants if not one.is_good and one.accuracy >= LEAST_ACCURACY]
     for one in low if is_slow else ():
-        found = _judged(replace(at(question, one), variants=(one,)))
+        found = _judged(replace(with_weights(task, one), variants=(one,)))
         if found is not None and found.way.whole:
             yield Change(
                 kind=ChangeKind.WEIGHTS,
                 value=one.name,
                 told=f"--quant {one.name} (less accurate): {_gpu_words(found)}",
-                flags=_weights_flags(one),
+                flags=dict(one.flags),
                 max_context=found.max_context,
                 result=found,
             )
@@ -214,92 +205,47 @@ def _is_faster(found: Verdict, than: Speed | None) -> bool:
     return found.speed.typical >= FASTER * than.typical
 
 
-def _weights(question: Task, result: Verdict) -> Iterator[Change]:
+def _weights(task: Task, result: Verdict) -> Iterator[Change]:
     """The most accurate quantisation that makes it fit."""
-    for value, told, flags, changed in _smaller_weights(question, result):
+    for variant, told, changed in _smaller_weights(task, result):
         found = _judged(changed)
         if found is not None and found.can_load:
             size = format_bytes(found.estimate.weights_bytes)
             yield Change(
                 kind=ChangeKind.WEIGHTS,
-                value=value,
+                value=variant.name,
                 told=f"{told} ({size}): fits, up to {found.max_context // found.streams:,} tokens",
-                flags=flags,
+                flags=dict(variant.flags),
                 max_context=found.max_context,
                 result=found,
             )
             return
 
 
-def _smaller_weights(
-    question: Task, result: Verdict
-) -> Iterator[tuple[str, str, dict[str, str], Task]]:
-    """The name, the sentence, the flags and the question, for each."""
-    low = [one for one in question.variants if not one.is_good]
-    if low:
-        for one in low:
-            asked = replace(at(question, one), variants=(one,))
-            yield one.name, f"--quant {one.name.replace(' ', '')}", _weights_flags(one), asked
-    elif (
-        question.engine == "llama.cpp"
-        and not question.variants
-        and "mix" not in question.start.settled
-    ):
-        for mix in _smaller_mixes(question.model, _room(result)):
-            here = ", which the repository has" if mix in question.alternatives else ""
-            yield mix, f"--quant {mix}{here}", {"mix": mix}, with_setup(question, mix=mix)
-    elif question.engine == "mlx" and "quantize" not in question.start.settled:
-        yield from _smaller_bits(question)
+def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str, Task]]:
+    """Each with the words that ask for it, and the task."""
+    low = [one for one in task.variants if not one.is_good]
+    for one in low:
+        asked = replace(with_weights(task, one), variants=(one,))
+        yield one, f"--quant {one.name.replace(' ', '')}", asked
+    if not low:
+        usable = together_bytes(use.budget for use in result.uses)
+        rest = result.estimate.total_bytes - result.estimate.weights_bytes
+        for one, words in engine_named(task.engine).smaller_weights(task, usable - rest):
+            yield one, words, with_weights(task, one)
 
 
-def _weights_flags(variant: Variant) -> dict[str, str]:
-    packed = variant.changes.get("quantize")
-    return {"mix": variant.name} if packed is None else {"quantize": f"q{packed.packing.bits}"}
-
-
-def _room(result: Verdict) -> int:
-    """What weights may take at most, in all memories together."""
-    free = together_bytes(use.budget for use in result.uses)
-    return free - (result.estimate.total_bytes - result.estimate.weights_bytes)
-
-
-def _smaller_mixes(model: Model, room_bytes: int) -> Iterator[str]:
-    """Those that weigh clearly less than the file does, and have a chance."""
-    from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES, mixed_model
-
-    now = model.header.tensor_bytes if model.header.keys else None
-    for mix in USUAL_MIXES[1:]:  # F16 is no quantisation
-        try:
-            size = mixed_model(model, mix).tensor_bytes
-        except EdgekitError:
-            continue
-        if size <= room_bytes and (now is None or size * 100 <= now * 97):
-            yield mix
-
-
-def _smaller_bits(question: Task) -> Iterator[tuple[str, str, dict[str, str], Task]]:
-    from edgekit.engines.mlx.types import Packing, Quantize
-    from edgekit.engines.mlx.weights import quantization_of
-
-    if quantization_of(question.model) is not None:
-        return  # packed already: another repository would be needed
-    for bits in MLX_BITS:
-        packing = Quantize(packing=Packing(bits=bits, group_size=64))
-        told = f"mlx_lm.convert -q --q-bits {bits}"
-        flags = {"quantize": f"q{bits}"}
-        yield f"{bits} bit", told, flags, with_setup(question, quantize=packing)
-
-
-def _placement(question: Task, _: Verdict) -> Iterator[Change]:
+def _placement(task: Task, _: Verdict) -> Iterator[Change]:
     """A wished-for card whose host was not said: how much memory beside it would do."""
-    machine = question.machine
-    if machine.host is not None or question.engine != "llama.cpp":
+    machine = task.machine
+    if machine.host is not None:
         return
     host = HostMemory(total_bytes=BEYOND_ANY_HOST_BYTES, free_bytes=BEYOND_ANY_HOST_BYTES)
-    found = _judged(replace(question, machine=replace(machine, host=host)))
-    if found is None or not found.can_load:
+    found = _judged(replace(task, machine=replace(machine, host=host)))
+    uses = () if found is None else found.uses
+    host_use = next((use for use in uses if HOST in use.budget.pools), None)
+    if found is None or host_use is None:
         return
-    host_use = next(use for use in found.uses if HOST in use.budget.pools)
     needed = _free_for(host_use)
     yield Change(
         kind=ChangeKind.PLACEMENT,
@@ -330,16 +276,16 @@ def _free_bytes(use: Usage) -> int:
     return math.ceil(usable) + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
-def _memory(question: Task, result: Verdict) -> Iterator[Change]:
-    """Where the host is what lacks: how much of it there would have to be, or which limit is in the way."""
-    use, host = result.tightest, question.machine.host
+def _memory(task: Task, result: Verdict) -> Iterator[Change]:
+    """Where the host is what lacks: how much of it there would have to be, or which limit is in the placement."""
+    use, host = result.tightest, task.machine.host
     unified = any(len(one.budget.pools) > 1 for one in result.uses)
     lacks_there = (
         HOST in use.budget.pools and not unified
     )  # a larger Mac also keeps more for itself
-    if host is None or not lacks_there or not engine_named(question.engine).loads_gguf:
+    if host is None or not lacks_there or not engine_named(task.engine).loads_gguf:
         return
-    needed = _free_for(min((use, *_other_uses(question, result)), key=_free_bytes))
+    needed = _free_for(min((use, *_other_uses(task, result)), key=_free_bytes))
     limit = host.tightest
     told = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
     if limit is not None:
@@ -347,78 +293,86 @@ def _memory(question: Task, result: Verdict) -> Iterator[Change]:
     yield Change(kind=ChangeKind.MEMORY, value=needed, told=told, flags=_ram(needed))
 
 
-def _other_uses(question: Task, result: Verdict) -> Iterator[Usage]:
-    """What the built-in engine takes with fewer weights in memory, down to none: the least that would do."""
-    if question.engine == "stream":
-        for way in ways_of(question):
-            fitting = Fitting(question, way)
+def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
+    """What an engine that streams weights takes with fewer of them in memory, down to none."""
+    if engine_named(task.engine).streams_weights:
+        for placement in placements_of(task):
+            fitting = Fitting(task, placement)
             in_steps = (
                 -(-result.context_tokens // fitting.step) * fitting.step
             )  # as a context is searched for
             yield fitting.price(in_steps).uses[0]
 
 
-def _engine(question: Task, _: Verdict) -> Iterator[Change]:
-    """llama.cpp quantises, and divides a model between the GPU and the host. Its users share what is counted here."""
-    if engine_named(question.engine).loads_gguf or (question.load.sequences or 1) > 1:
+def _engine(task: Task, _: Verdict) -> Iterator[Change]:
+    """The default engine quantises, and divides a model between the GPU and the RAM. Its users share what is counted
+    here.
+    """
+    if engine_named(task.engine).loads_gguf or (task.load.sequences or 1) > 1:
         return
-    asked = replace(question, engine="llama.cpp", start=Start(), bill=None, variants=())
+    other = default_engine().name
+    asked = replace(task, engine=other, start=Start(), bill=None, variants=())
     found = _judged(asked)
     if found is not None and found.can_load:
         yield Change(
             kind=ChangeKind.ENGINE,
-            value="llama.cpp",
-            told=f"--engine llama.cpp: fits as a Q4_K_M GGUF, {found.way.because}, up to "
+            value=other,
+            told=f"--engine {other}: fits as a Q4_K_M GGUF, {found.way.because}, up to "
             f"{found.max_context:,} tokens",
-            flags={"engine": "llama.cpp"},
+            flags={"engine": other},
             max_context=found.max_context,
             result=found,
         )
 
 
-def _built_in(question: Task, _: Verdict) -> Iterator[Change]:
-    """Our own engine reads weights from the file for every token, so that a memory far below their size does."""
-    if question.engine != "llama.cpp" or (question.load.sequences or 1) > 1:
+def _streaming(task: Task, _: Verdict) -> Iterator[Change]:
+    """An engine that reads weights from the file for every token: a memory far below their size will do."""
+    engine = engine_named(task.engine)
+    other = next((one.name for one in every_engine() if one.streams_weights), None)
+    if not engine.loads_gguf or engine.streams_weights or other is None:
         return
-    load = Load(context_tokens=question.load.context_tokens)
-    asked = replace(question, engine="stream", load=load, start=Start(), bill=None, variants=())
+    if (task.load.sequences or 1) > 1:
+        return
+    load = Load(context_tokens=task.load.context_tokens)
+    asked = replace(task, engine=other, load=load, start=Start(), bill=None, variants=())
     found = _judged(asked)
     if found is not None and found.can_load:
         yield Change(
             kind=ChangeKind.ENGINE,
-            value="stream",
-            told=f"--engine stream: fits, but slow ({found.way.because}); up to "
+            value=other,
+            told=f"--engine {other}: fits, but slow ({found.way.because}); up to "
             f"{found.max_context:,} tokens",
-            flags={"engine": "stream"},
+            flags={"engine": other},
             max_context=found.max_context,
             result=found,
         )
 
 
-def _device(question: Task, result: Verdict) -> Iterator[Change]:
+def _device(task: Task, result: Verdict) -> Iterator[Change]:
     """The smallest card, and the smallest Mac, that hold all of it."""
     from edgekit.machine.devices import DeviceKind, usual_devices
     from edgekit.machine.types import Vendor
     from edgekit.machine.wishes import machine_of
 
     tokens = result.context_tokens
-    if question.start.settled & PLACED or question.engine == "stream":
+    engine = engine_named(task.engine)
+    if task.start.settled & engine.placed or engine.streams_weights:
         return
     for kind, vendor in ((DeviceKind.GPU, Vendor.NVIDIA), (DeviceKind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
         machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
-        held = _smallest(machines, lambda one: _holds(question, one, tokens))
+        held = _smallest(machines, lambda one: _holds(task, one, tokens))
         if held is not None:
             what = "GPU" if kind is DeviceKind.GPU else "Mac"
             told = f"{held.name}: the smallest current {what} that holds the whole model at {_each(result)}"
             yield _of_device(held.name, told)
 
 
-def _more_cards(question: Task, result: Verdict) -> Iterator[Change]:
+def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
     """As many of the same card as hold it: engines share a model among 2, 4 or 8."""
-    machine = question.machine
-    cards = devices_for(machine, question.engine)
-    if question.start.settled & PLACED:
+    machine, engine = task.machine, engine_named(task.engine)
+    cards = engine.devices(machine)
+    if task.start.settled & engine.placed:
         return  # what was settled for these cards may mean nothing on others
     alike = {(card.name, card.free_bytes) for card in cards}
     if len(alike) != 1 or cards[0].unified:
@@ -429,7 +383,7 @@ def _more_cards(question: Task, result: Verdict) -> Iterator[Change]:
         if room < result.estimate.weights_bytes:
             continue
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
-        if _holds(question, several, tokens):
+        if _holds(task, several, tokens):
             name = f"{count}x {cards[0].name}"
             told = f"{name}: enough for the whole model at {_each(result)}"
             yield _of_device(name, told)
@@ -458,20 +412,20 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
     return machines[high] if high < len(machines) else None
 
 
-def _holds(question: Task, machine: Machine, tokens: int) -> bool:
+def _holds(task: Task, machine: Machine, tokens: int) -> bool:
     """Whether that machine holds the model whole with its first weights."""
-    load = replace(question.load, context_tokens=tokens)
+    load = replace(task.load, context_tokens=tokens)
     try:
-        found = choose(replace(question, machine=machine, load=load, job=None))
+        found = choose(replace(task, machine=machine, load=load, job=None))
     except EdgekitError:
         return False
     return found.fits and found.candidate.step < 5
 
 
-def _judged(question: Task) -> Verdict | None:
+def _judged(task: Task) -> Verdict | None:
     """None also for what does not load: that costs less to find out than how long a context would."""
     try:
-        found = choose(question)
+        found = choose(task)
         return result_of(found) if found.fits else None
     except EdgekitError:
         return None
@@ -486,7 +440,7 @@ _TO_FIT: tuple[Maker, ...] = (
     _placement,
     _memory,
     _engine,
-    _built_in,
+    _streaming,
     _more_cards,
     _device,
 )

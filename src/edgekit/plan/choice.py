@@ -1,4 +1,4 @@
-"""A question -> the weights, context, cache and placement to run with: comfort before extremes (SPEC A4).
+"""A task -> the weights, context, cache and placement to run with: comfort before extremes (SPEC A4).
 
 docs/plan.md has the same rules as a table, each with its reason. Every command, the Python API and the page choose
 here, so that they cannot disagree.
@@ -9,32 +9,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from edgekit.bill.task import CacheChoice, Placements, Task, Variant
+from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Status, Weighed
-from edgekit.engines.budgets import devices_for
+from edgekit.engines import engine_named
 from edgekit.engines.speed import steady_throughput
+from edgekit.engines.variants import USUAL_ACCURACY, as_named
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
-from edgekit.model.types import Model
-from edgekit.plan.caches import cache_choices, with_cache, with_setup
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import SHARED_OUT, ways_of, whole_ways
+from edgekit.plan.placement import can_divide, placements_of, whole_placements
+from edgekit.plan.tasks import cache_choices, with_cache, with_weights
 from edgekit.units import GIB, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
-USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
 EMBEDDING_ACCURACY = 850  # Q8_0
 MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured loss of more is in the noise
 # Never chosen unasked: below IQ4_XS by their tensors, or older than the K-quants.
 UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # a longer context is a round number
-NOTHING = 0  # the step of a question that has no answer
-AS_NAMED = "as stored"
+NOTHING = 0  # the step of a task that has no answer
 ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
 
 
@@ -77,8 +74,8 @@ class Candidate:
     because: str  # of the context
 
     @property
-    def question(self) -> Task:
-        return self.ladder.question
+    def task(self) -> Task:
+        return self.ladder.task
 
     @property
     def weighed(self) -> Weighed:
@@ -89,7 +86,7 @@ class Candidate:
         """Never comfortable where much of the model is in RAM whose size is unknown."""
         if not self.step:
             return Status.FAILED
-        unchecked = self.question.machine.host is None and unchecked_bytes(self.weighed.estimate)
+        unchecked = self.task.machine.host is None and unchecked_bytes(self.weighed.estimate)
         status = self.weighed.status
         return Status.WARNING if unchecked and status is Status.PASSED else status
 
@@ -117,17 +114,18 @@ def unchecked_bytes(estimate: MemoryEstimate) -> int:
     return size if size > ALWAYS_IN_RAM_BYTES else 0
 
 
-def choose(question: Task) -> Choice:
+def choose(task: Task) -> Choice:
     """Raises HardwareError where the engine cannot run there, RefusedError where it would not run the model."""
-    return _Search(question).found()
+    return _Search(task).found()
 
 
 class _Search:
-    """The list of SPEC A4 for one question; placements are worked out once for each weights and cache."""
+    """The list of SPEC A4 for one task; placements are worked out once for each weights and cache."""
 
-    def __init__(self, question: Task) -> None:
-        self.question = question
-        self.variants = question.variants or as_named(question.model)
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.variants = task.variants or as_named(task.model)
+        self._streams_weights = engine_named(task.engine).streams_weights
         self.attempts: list[Attempt] = []
         self._ladders: dict[tuple[str, str, bool], Ladder] = {}
 
@@ -148,7 +146,7 @@ class _Search:
         """Those to begin with (about 4.8 bits, 8 of an embedding model, or what was named); fewer bits; more bits."""
         good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
         good = good or list(self.variants)
-        most = EMBEDDING_ACCURACY if self.question.embeds else USUAL_ACCURACY
+        most = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
         usual = [one for one in good if one.accuracy <= most] or good[-1:]
         first = usual[0]
         if most == USUAL_ACCURACY:
@@ -169,7 +167,7 @@ class _Search:
                     if found := self._try(row, variant, tokens, cache):
                         return found
         own, eight, smaller = self._caches(first)
-        divides = self._may_use_host()
+        divides = can_divide(self.task)
         short_cache = eight[0] if eight else own
         for tokens, cache in ((long, own), (short, short_cache)) if divides else ():
             if found := self._try(6, first, tokens, cache, on_host=True):
@@ -178,30 +176,14 @@ class _Search:
             for on_host in (False, True) if divides else (False,):
                 if found := self._try(7, first, short, cache, on_host=on_host):
                     return found
-        if self.question.engine == "stream":
-            return self._shortest(first, own)
-        return None
-
-    def _may_use_host(self) -> bool:
-        """Whether a part of the model may leave the devices (of the built-in engine: the memory)."""
-        question = self.question
-        if question.engine == "stream":
-            return "keep" not in question.start.settled
-        if question.engine == "llama.cpp":
-            has_devices = bool(devices_for(question.machine, question.engine))
-            return (
-                has_devices
-                and question.machine.host is not None
-                and not question.start.settled & SHARED_OUT
-            )
-        return False
+        return self._shortest(first, own) if self._streams_weights else None
 
     def _caches(
         self, variant: Variant
     ) -> tuple[CacheChoice, Sequence[CacheChoice], Sequence[CacheChoice]]:
         """The engine's own or the one asked for, the 8-bit one where there is one, smaller ones."""
-        own, *others = cache_choices(at(self.question, variant))
-        if self.question.own_cache_only:
+        own, *others = cache_choices(with_weights(self.task, variant))
+        if self.task.own_cache_only:
             return own, (), ()
         eight = [one for one in others if one.is_eight_bit][:1]
         return own, eight, [one for one in others if one not in eight]
@@ -212,9 +194,9 @@ class _Search:
     def _ladder(self, variant: Variant, cache: CacheChoice, *, on_host: bool) -> Ladder:
         key = (variant.name, cache.name, on_host)
         if key not in self._ladders:
-            question = with_cache(at(self.question, variant), cache)
-            ways = ways_of(question) if on_host else whole(question)
-            self._ladders[key] = Ladder(question, ways)
+            task = with_cache(with_weights(self.task, variant), cache)
+            placements = placements_of(task) if on_host else whole_placements(task)
+            self._ladders[key] = Ladder(task, placements)
         return self._ladders[key]
 
     def _try(
@@ -249,7 +231,7 @@ class _Search:
         and faster than people read. Weights that had to lose bits get none back. Where a part of the model is in RAM
         nothing is left: a larger card takes more of that part, not a longer context.
         """
-        if found.step > 5 and found.held.way.cards:
+        if found.step > 5 and found.held.placement.cards:
             return found
         for variant in better if found.step < 5 and _is_easy(found) else ():
             other = self._try(found.step, variant, found.tokens, found.choice)
@@ -257,11 +239,7 @@ class _Search:
                 found = other
                 break
         top = found.held
-        if (
-            top.asked is not None
-            or self.question.window_budget_bytes is not None
-            or found.question.embeds
-        ):
+        if top.asked is not None or self.task.window_budget_bytes is not None or found.task.embeds:
             return found
         if not _is_easy(found):
             return found
@@ -275,7 +253,7 @@ class _Search:
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
         """What does not fit, with the figures of step 4: the short context with an 8-bit cache."""
         own, eight, _ = self._caches(variant)
-        streams = self.question.engine == "stream"  # it needs no weights in memory
+        streams = self._streams_weights  # it needs no weights in memory
         ladder = self._ladder(variant, own, on_host=streams)
         if streams and ladder.top.asked is None:
             tokens = ladder.top.minimum
@@ -305,26 +283,6 @@ class _Search:
         return self._try(7, variant, tokens, cache, on_host=True)
 
 
-def at(question: Task, variant: Variant) -> Task:
-    """The question about these weights."""
-    asked = replace(question, model=variant.model)
-    return with_setup(asked, **variant.changes) if variant.changes else asked
-
-
-def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[Variant, ...]:
-    """Nothing to choose: the file or repository that was named."""
-    return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
-
-
-def whole(question: Task) -> Placements:
-    """Placements with all of the model where the engine computes: on the devices, or on a CPU without any.
-
-    Where the user settled a placement that leaves something elsewhere, that one.
-    """
-    divides = question.engine in {"llama.cpp", "stream"}
-    return (whole_ways(question) if divides else ()) or ways_of(question)
-
-
 def holder(ladder: Ladder, tokens: int) -> Fitting | None:
     """The first placement that holds the context; None also where the engine refuses it."""
     try:
@@ -333,29 +291,21 @@ def holder(ladder: Ladder, tokens: int) -> Fitting | None:
         return None
 
 
-def reads_at_once(model: Model, engine: str, setup: Any) -> bool:
-    """An input is not cut in pieces for an embedding, unless only its last token counts (server-context.cpp @ b21e4de:
-    can_split).
-    """
-    embeds = engine == "llama.cpp" and setup is not None and setup.embeddings
-    return embeds and (not model.geometry.causal or model.geometry.pooling != "last")
-
-
 def _is_easy(found: Candidate) -> bool:
     """Comfortable, and not slower than people read; an unknown speed does not count as slow."""
     if found.status is not Status.PASSED:
         return False
-    speed = None if found.question.embeds else steady_throughput(found.question, found.weighed)
+    speed = None if found.task.embeds else steady_throughput(found.task, found.weighed)
     return speed is None or speed >= READING_TOKENS_PER_S
 
 
 def _because(top: Fitting, tokens: int) -> str:
     if top.asked is not None:
         return top.asked_because
-    if tokens == top.minimum and top.question.min_context is not None:
+    if tokens == top.minimum and top.task.min_context is not None:
         return "the shortest that --min-context allows"
-    if top.question.window_budget_bytes is not None and tokens == top.windows[0]:
-        return f"the longest whose cache fits in {format_bytes(top.question.window_budget_bytes)} (--window-budget)"
+    if top.task.window_budget_bytes is not None and tokens == top.windows[0]:
+        return f"the longest whose cache fits in {format_bytes(top.task.window_budget_bytes)} (--window-budget)"
     if tokens == top.most and top.states_its_window:
         return "the model's full context"
     if tokens == top.most:

@@ -14,6 +14,7 @@ STREAM_MINIMUM_TOKENS = 512  # the built-in engine is for memories far below the
 UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not state its context length
 JOB_MARGIN_TOKENS = 64
 RECOMMENDED_PERCENT = 80
+MAX_TOKENS = 2**31 - 1  # engines count tokens in 32 bits
 LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two
 
 

@@ -1,4 +1,4 @@
-"""A plan -> memory against context for each way to keep the cache, everything else as it was planned."""
+"""A plan -> memory against context for each placement to keep the cache, everything else as it was planned."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from edgekit.bill.task import Bill, CacheChoice, Placement, Start, Task
 from edgekit.bill.verdict import Usage
+from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import Budget
-from edgekit.plan.caches import cache_choices, with_cache
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
+from edgekit.plan.tasks import with_cache
 
 POINTS = 32  # of a curve; between them a bill is as good as straight
 
@@ -37,7 +38,7 @@ class Curve:
 def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
     """One for each cache type the engine has for the model. `bill` counts what is loaded beside it, if anything."""
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
-    question = Task(
+    task = Task(
         model=plan.variant.model,
         engine=plan.wish.engine,
         machine=plan.wish.machine,
@@ -46,54 +47,44 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
         bill=bill,
         nodes=plan.wish.nodes,
     )
-    return curves(question, plan.result.way)
+    return curves(task, plan.result.way)
 
 
-def curves(question: Task, way: Placement, *, points: int = POINTS) -> tuple[Curve, ...]:
-    """The way stays as it is: what lies where, and the budgets. Caches that the engine refuses are left out."""
+def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[Curve, ...]:
+    """The placement stays as it is: what lies where, and the budgets. Caches that the engine refuses are left out."""
     if points < 2:
         raise UsageError(f"a curve of {points} points")
-    fittings = list(_fittings(question, way))
+    fittings = list(_fittings(task, placement))
     if not fittings:
         return ()
     place = _deciding([fitting for _, fitting in fittings])
     return tuple(_curve(choice.name, fitting, place, points) for choice, fitting in fittings)
 
 
-def _fittings(question: Task, way: Placement) -> Iterator[tuple[CacheChoice, Fitting]]:
-    """Each with the whole setup said: what the plan chose for its own cache is not carried over."""
-    start = Start() if way.cards else Start(setup=way.setup, settled=frozenset({"backend"}))
-    bare = replace(question.load, cache_k=None, cache_v=None)
-    plain = replace(question, start=start, load=bare)
-    for base, choice in _choices(question, plain):
-        own = {} if choice.asked else _engine_caches(question.engine)
-        setup = replace(way.setup, **{**own, **choice.setup})
+def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, Fitting]]:
+    """Each with its whole setup: what the plan chose for its own cache is not carried over."""
+    engine = engine_named(task.engine)
+    default = engine.default_setup()
+    own = {name: getattr(default, name) for name in engine.cache_fields}
+    bare = replace(task.load, cache_k=None, cache_v=None)
+    plain = replace(task, start=Start(), load=bare)
+    choices = [(plain, choice) for choice in engine.cache_choices(plain, placement)]
+    usual = {choice.name for _, choice in choices}
+    # and the one that was asked for, where it is none of these
+    choices += [
+        (task, choice)
+        for choice in engine.cache_choices(task, placement)
+        if choice.asked and choice.name not in usual
+    ]
+    for base, choice in choices:
+        setup = replace(placement.setup, **{**({} if choice.asked else own), **choice.setup})
         asked = replace(with_cache(base, choice), start=Start(setup=setup))
-        fitting = Fitting(asked, replace(way, setup=setup, may_resplit=False))
+        fitting = Fitting(asked, replace(placement, setup=setup, may_resplit=False))
         try:
             fitting.price(fitting.least)
         except RefusedError:
             continue
         yield choice, fitting
-
-
-def _choices(question: Task, plain: Task) -> Iterator[tuple[Task, CacheChoice]]:
-    """The usual ones, and the one that was asked for where it is none of them."""
-    usual = cache_choices(plain)
-    yield from ((plain, choice) for choice in usual)
-    names = {choice.name for choice in usual}
-    for choice in cache_choices(question):
-        if choice.asked and choice.name not in names:
-            yield question, choice
-
-
-def _engine_caches(engine: str) -> dict[str, object]:
-    """The engine's own cache; llama.cpp's is part of the load."""
-    own: dict[str, dict[str, object]] = {
-        "vllm": {"kv_cache_dtype": "auto"},
-        "mlx": {"kv_bits": None},
-    }
-    return own.get(engine, {})
 
 
 def _deciding(fittings: Sequence[Fitting]) -> int:
@@ -112,11 +103,11 @@ def _fullest(uses: Sequence[Usage]) -> int:
 
 
 def _curve(name: str, fitting: Fitting, place: int, count: int) -> Curve:
-    budget = fitting.way.budgets[place]
+    budget = fitting.placement.budgets[place]
     return Curve(
         cache=name,
         points=tuple(_points(fitting, place, count)),
-        memory=_told(fitting.way.budgets, place),
+        memory=_told(fitting.placement.budgets, place),
         budget_bytes=budget.available_bytes,
         longest=fitting.longest,
         native=fitting.most,

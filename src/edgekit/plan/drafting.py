@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from edgekit.bill.decisions import Decision, Lever, Tried
 from edgekit.bill.task import Task
-from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.catalog.types import Entry, ModelPurpose
+from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.companions import with_drafter
 from edgekit.errors import EdgekitError
 from edgekit.model.types import Model
-from edgekit.plan.caches import with_setup
-from edgekit.plan.choice import Candidate, whole
+from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
+from edgekit.plan.placement import whole_placements
 from edgekit.plan.planned import Drafter, Wish
 from edgekit.units import format_bytes
 
-DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
 TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time
 OWN_BLOCKS = "its own prediction layers"
 DRAFTER_MIX = "Q4_K_M"
@@ -41,12 +36,12 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
 
 def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decision | None]:
     """The first draft model that fits as well and leaves the verdict as it is. It is proposed, not part of the plan."""
-    if wish.engine != "llama.cpp" or not wish.drafters or wish.users is not None:
+    if not engine_named(wish.engine).drafts or not wish.drafters or wish.users is not None:
         return None, None  # with several users the batch is full already
     tried: list[Tried] = []
-    for drafter in wish.drafters if found.held.way.whole else ():
-        asked = with_drafter_beside(found.question, drafter)
-        other, outcome = _held(found, Ladder(asked, whole(asked)))
+    for drafter in wish.drafters if found.held.placement.whole else ():
+        asked = with_drafter_beside(found.task, drafter)
+        other, outcome = _held(found, Ladder(asked, whole_placements(asked)))
         if other is not None and other.weighed.status is not found.weighed.status:
             other, outcome = None, f"{outcome}: too tight"
         tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
@@ -61,22 +56,10 @@ def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decis
     return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
 
 
-def with_drafter_beside(question: Task, drafter: Drafter) -> Task:
-    """The question, asked of both together."""
-    asked = with_setup(question, draft_max=DRAFT_TOKENS, load_mtp=drafter.model is None)
-    if drafter.model is not None:
-        asked = replace(
-            asked, bill=_bill(question.model, drafter.model, drafter.changes.get("mix"))
-        )
-    return asked
-
-
-def _bill(model: Model, drafter: Model, mix: str | None) -> Callable[[Load, Any], MemoryEstimate]:
-    def bill(load: Load, setup: Any) -> MemoryEstimate:
-        main = llamacpp.estimate(model, load, setup)
-        return with_drafter(main, drafter, load, setup, mix=mix)  # its cache is kept the same way
-
-    return bill
+def with_drafter_beside(task: Task, drafter: Drafter) -> Task:
+    """The task for both together."""
+    mix = drafter.changes.get("mix")
+    return engine_named(task.engine).with_drafter(task, drafter.model, mix)
 
 
 def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
@@ -115,7 +98,7 @@ def _speaks_alike(entry: Entry, other: Entry) -> bool:
 def _drafter(entry: Entry) -> Iterator[Drafter]:
     """None of an entry that cannot be opened: a user's own may be damaged."""
     try:
-        model = open_entry(entry, "llama.cpp")
+        model = open_entry(entry, default_engine().name)
     except EdgekitError:
         return
     yield Drafter(

@@ -1,10 +1,10 @@
-"""A question and one placement of the model -> the bill of every context, and whether it fits."""
+"""A task and one placement of the model -> the bill of every context, and whether it fits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 from edgekit.bill.task import Bill, Placement, Task
@@ -12,12 +12,13 @@ from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.bill.usage import covered_bytes, for_bill
 from edgekit.bill.verdict import ASSUMED_FULL_PERCENT, Status, Usage, Weighed, fullness
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.context import MAX_TOKENS
+from edgekit.engines.protocol import Floor
 from edgekit.errors import CancelledError, RefusedError, UsageError
 from edgekit.machine.types import HOST, Budget, Pool, gpu_budgets
 from edgekit.plan.context import (
     DEFAULT_TOKENS,
     EMBEDDING_TOKENS,
+    MAX_TOKENS,
     MINIMUM_TOKENS,
     STREAM_MINIMUM_TOKENS,
     UNKNOWN_NATIVE_TOKENS,
@@ -25,7 +26,6 @@ from edgekit.plan.context import (
     job_window,
     longest,
 )
-from edgekit.plan.split import neighbours, pinned, resplit
 from edgekit.units import format_bytes
 
 TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division
@@ -35,36 +35,38 @@ CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its cach
 
 
 class Fitting:
-    """One question and one way to start: every context has a price, worked out once."""
+    """One task and one placement to start: every context has a price, worked out once."""
 
-    def __init__(self, question: Task, way: Placement) -> None:
-        _check_numbers(question)
-        self.question, self.way = question, way
-        self._bill = question.bill or _own_bill(question)
+    def __init__(self, task: Task, placement: Placement) -> None:
+        _check_numbers(task)
+        self.task, self.placement = task, placement
+        self.engine = engine_named(task.engine)
+        self._bill: Bill = task.bill or partial(self.engine.estimate, task.model)
+        # of the engine's own bill alone
+        self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, Weighed] = {}
         self._division: Placement | None = None
 
     def price(self, tokens: int) -> Weighed:
         if tokens not in self._prices:
-            self._prices[tokens] = self._divided(self._weighed(tokens, self.way))
+            self._prices[tokens] = self._divided(self._weighed(tokens, self.placement))
         return self._prices[tokens]
 
     def _divided(self, found: Weighed) -> Weighed:
         """Among several cards: as the engine divides its layers, or as they have room for them."""
         is_easy = found.status is Status.PASSED
-        if is_easy or not self.way.may_resplit or self._devices(found) > 1:
+        if is_easy or not self.placement.may_resplit or self._devices(found) > 1:
             return found  # what is too much for all of them together no division mends
         if self._division is not None:  # what another length was divided like often does
             found = self._better(found, [self._division])
-        idle = 0 if found.way.setup.load_mtp else self.question.model.geometry.mtp_layers
-        for _ in range(TIMES_DIVIDED if self.way.whole and not found.fits else 1):
+        for _ in range(TIMES_DIVIDED if self.placement.whole and not found.fits else 1):
             other = None
             if found.status is not Status.PASSED:
-                other = resplit(found.way, found.estimate, idle)
+                other = self.engine.rebalance(self.task.model, found.way, found.estimate)
             if other is None:
                 break
             found = self._better(found, [other])
-        found = self._moved(found) if self.way.whole else found
+        found = self._moved(found) if self.placement.whole else found
         self._division = found.way if found.fits else self._division
         return found
 
@@ -73,18 +75,18 @@ class Fitting:
         for _ in range(MOST_MOVES):
             if found.fits or found.fullness >= NEARLY:
                 break
-            said = pinned(found.way, self.question.model)  # also where the engine divides by itself
-            other = self._better(found, neighbours(said, found.uses))
+            moved = self.engine.neighbours(self.task.model, found.way, found.uses)
+            other = self._better(found, moved)
             if other is found:
                 break
             found = other
         return found
 
-    def _better(self, found: Weighed, ways: Iterable[Placement]) -> Weighed:
+    def _better(self, found: Weighed, placements: Iterable[Placement]) -> Weighed:
         """The first that fits, else the one whose fullest memory is least full."""
         best = found
-        for way in ways:
-            other = self._weighed(found.context_tokens, way)
+        for placement in placements:
+            other = self._weighed(found.context_tokens, placement)
             if other.fullness < best.fullness:
                 best = other
             if best.fits:
@@ -93,25 +95,27 @@ class Fitting:
 
     def load(self, tokens: int) -> Load:
         """What is asked of the engine for a context of that length."""
-        return self.question.load_of(tokens)
+        return self.task.load_of(tokens)
 
-    def _weighed(self, tokens: int, way: Placement) -> Weighed:
-        cancelled = self.question.cancelled
+    def _weighed(self, tokens: int, placement: Placement) -> Weighed:
+        cancelled = self.task.cancelled
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
-        estimate = self._bill(self.load(tokens), way.setup)
-        refused = dict(estimate.facts).get("refused")  # vLLM's pool, where its size was settled
+        estimate = self._bill(self.load(tokens), placement.setup)
+        refused = dict(estimate.facts).get(
+            "refused"
+        )  # by its pool, where the size of that was given
         return Weighed(
             context_tokens=tokens,
             estimate=estimate,
-            uses=tuple(self._use(budget, estimate) for budget in way.budgets),
-            way=way,
-            refused=f"vLLM does not start: {refused}" if refused else "",
+            uses=tuple(self._use(budget, estimate) for budget in placement.budgets),
+            way=placement,
+            refused=f"{self.engine.title} does not start: {refused}" if refused else "",
         )
 
     def _use(self, budget: Budget, estimate: MemoryEstimate) -> Usage:
         bound, assumed = estimate.bounds_in(budget.pools)
-        mapped = getattr(self.way.setup, "use_mmap", True)
+        mapped = getattr(self.placement.setup, "use_mmap", True)
         covered = covered_bytes(budget, estimate)
         return Usage(
             budget=for_bill(budget, estimate, mapped_weights=mapped),
@@ -119,7 +123,7 @@ class Fitting:
             bound_bytes=bound + covered,
             covered_bytes=covered,
             assumed=assumed,
-            max_use=self.question.max_use,
+            max_use=self.task.max_use,
         )
 
     def is_comfortable(self, tokens: int) -> bool:
@@ -134,35 +138,35 @@ class Fitting:
             return False
 
     def _is_beyond(self, tokens: int) -> bool:
-        """Whether weights and caches are too much already: llama.cpp tells them long before its bill is made."""
-        if tokens in self._prices or not self._is_plain:
+        """Whether weights and caches alone are too much: a floor costs much less than the bill."""
+        if tokens in self._prices or self._floor is None:
             return False
-        held, most = self._held(tokens), self.question.max_use or 1.0
+        held, most = self._held(self._floor, tokens), self.task.max_use or 1.0
         return any(
             sum(size for pool, size in held.items() if pool in pools) > available * most
             for pools, available in self._limits
         )
 
     def held_bytes(self, tokens: int) -> int:
-        """Weights, caches and states, wherever they lie."""
-        if not self._is_plain:
+        """Weights, caches and states, in all pools."""
+        if self._floor is None:
             return self.price(tokens).estimate.of(Component.WEIGHTS, *CACHES)
-        return sum(self._held(tokens).values())
+        return sum(self._held(self._floor, tokens).values())
 
     def held_share(self, tokens: int) -> float:
-        """What weights and caches take of all devices together, of the fullest where their division is given. Where
-        only the bill tells them: the whole of it.
+        """What weights and caches take of all devices together, of the fullest where their division is given. Of an
+        engine without a floor: what the whole bill takes.
         """
-        if not self._is_plain:
+        if self._floor is None:
             return self.devices_share(tokens)
-        held = self._held(tokens)
+        held = self._held(self._floor, tokens)
         needed = [
             (sum(held.get(pool, 0) for pool in budget.pools), budget.available_bytes)
-            for budget in gpu_budgets(self.way.budgets)
+            for budget in gpu_budgets(self.placement.budgets)
         ]
-        if self.way.may_resplit:
+        if self.placement.may_resplit:
             needed = [(sum(required for required, _ in needed), sum(size for _, size in needed))]
-        most = self.question.max_use or 1.0
+        most = self.task.max_use or 1.0
         shares = (
             required / (usable * most) if usable else math.inf
             for required, usable in needed
@@ -170,24 +174,17 @@ class Fitting:
         )
         return max(shares, default=0.0)
 
-    def _held(self, tokens: int) -> dict[Pool, int]:
-        from edgekit.engines.llamacpp.estimate import held_bytes
-
-        return held_bytes(self.question.model, self.load(tokens), self.way.setup)
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether it is llama.cpp's own bill of the model alone."""
-        return self.question.bill is None and self.question.engine == "llama.cpp"
+    def _held(self, floor: Floor, tokens: int) -> Mapping[Pool, int]:
+        return floor.held_bytes(self.task.model, self.load(tokens), self.placement.setup)
 
     @cached_property
     def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
         """Pools, and what is available in them. Layers that may be divided otherwise count against all cards."""
-        cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.way.budgets)]
-        if self.way.may_resplit:
+        cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.placement.budgets)]
+        if self.placement.may_resplit:
             pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
             cards = [(pools, sum(size for _, size in cards))]
-        with_ram = (one for one in self.way.budgets if HOST in one.pools)
+        with_ram = (one for one in self.placement.budgets if HOST in one.pools)
         return (*cards, *((one.pools, one.unreserved_bytes) for one in with_ram))
 
     def devices_share(self, tokens: int) -> float:
@@ -196,13 +193,13 @@ class Fitting:
 
     def _devices(self, weighed: Weighed) -> float:
         uses = [self._use(one, weighed.estimate) for one in gpu_budgets(weighed.way.budgets)]
-        if self.way.may_resplit:
+        if self.placement.may_resplit:
             return fullness(uses)
         return max((use.fullness for use in uses), default=0.0)
 
     @cached_property
     def native(self) -> int:
-        geometry = self.question.model.geometry
+        geometry = self.task.model.geometry
         stated = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
         return min(stated, MAX_TOKENS)
 
@@ -215,11 +212,10 @@ class Fitting:
             return self._facts(min(self.native, MINIMUM_TOKENS))
 
     def _facts(self, tokens: int) -> dict[str, Any]:
-        if not self._is_plain:
+        if self._floor is None:
             return dict(self.price(tokens).estimate.facts)
-        from edgekit.engines.llamacpp.estimate import load_facts
-
-        return dict(load_facts(self.question.model, self.load(tokens), self.way.setup))
+        load = self.load(tokens)
+        return dict(self._floor.load_facts(self.task.model, load, self.placement.setup))
 
     @cached_property
     def streams(self) -> int:
@@ -242,9 +238,9 @@ class Fitting:
 
         A user who asks for more than 16K wants it of every model. The built-in engine is content with less.
         """
-        wanted = self.question.min_context
-        usual = EMBEDDING_TOKENS if self.question.embeds else MINIMUM_TOKENS
-        if self.question.engine == "stream":
+        wanted = self.task.min_context
+        usual = EMBEDDING_TOKENS if self.task.embeds else MINIMUM_TOKENS
+        if self.engine.streams_weights:
             usual = STREAM_MINIMUM_TOKENS
         least = usual if wanted is None else wanted
         whole = least * self.streams
@@ -255,16 +251,16 @@ class Fitting:
         """Contexts to try, the longest first (SPEC A4): the one that was asked for, else 32K and 16K."""
         if self.asked is not None:
             return (self.asked,)
-        budget = self.question.window_budget_bytes
+        budget = self.task.window_budget_bytes
         if budget is not None:
             held = budget_window(self._cache_bytes, budget, step=self.step, most=self.most)
-            is_set = self.question.min_context is not None
+            is_set = self.task.min_context is not None
             least = self.minimum if is_set else min(max(held, self.least), self.minimum)
             return tuple(dict.fromkeys((max(held, least), least)))
-        usual = (EMBEDDING_TOKENS,) if self.question.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
+        usual = (EMBEDDING_TOKENS,) if self.task.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
         tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
-        if longer and self.question.engine == "stream":
+        if longer and self.engine.streams_weights:
             return tuple(dict.fromkeys(longer))  # shorter ones take what the memory leaves
         return tuple(dict.fromkeys((*longer, self.minimum)))
 
@@ -280,7 +276,7 @@ class Fitting:
     @cached_property
     def asked(self) -> int | None:
         """The context that was asked for: by its length, by 0 for the native one, or by a job."""
-        tokens, job = self.question.load.context_tokens, self.question.job
+        tokens, job = self.task.load.context_tokens, self.task.job
         if job is not None and tokens is not None:
             raise UsageError("give a context or a job, not both: the job sets the context")
         if job is not None:
@@ -291,25 +287,23 @@ class Fitting:
 
     @property
     def asked_because(self) -> str:
-        job = self.question.job
+        job = self.task.job
         return "as requested" if job is None else job_window(job, self.native)[1]
 
     @property
     def states_its_window(self) -> bool:
-        geometry = self.question.model.geometry
+        geometry = self.task.model.geometry
         return bool(geometry.native_context or geometry.trained_context)
 
     def _cache_bytes(self, tokens: int) -> int:
-        """llama.cpp tells its caches alone, a hundred times quicker than the whole bill."""
-        if not self._is_plain:
+        """A floor is a hundred times quicker than the whole bill."""
+        if self._floor is None:
             return self.price(tokens).estimate.kv_cache_bytes
-        from edgekit.engines.llamacpp.estimate import cache_bytes
-
-        return cache_bytes(self.question.model, self.load(tokens), self.way.setup)
+        return self._floor.cache_bytes(self.task.model, self.load(tokens), self.placement.setup)
 
     def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
         """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 for none."""
-        blocked = [budget.blocked for budget in self.way.budgets if budget.blocked]
+        blocked = [budget.blocked for budget in self.placement.budgets if budget.blocked]
         yield from blocked
         if weighed.refused:
             yield weighed.refused
@@ -324,18 +318,16 @@ class Fitting:
                 yield f"no context fits: weights and overhead alone need {format_bytes(bare.required_bytes)}"
 
 
-def _check_numbers(question: Task) -> None:
+def _check_numbers(task: Task) -> None:
     for flag, number in (
-        ("--min-context", question.min_context),
-        ("--window-budget", question.window_budget_bytes),
-        ("--reserve", question.reserve_bytes),
+        ("--min-context", task.min_context),
+        ("--window-budget", task.window_budget_bytes),
+        ("--reserve", task.reserve_bytes),
     ):
         if number is not None and number < 0:
             raise UsageError(f"{flag} must not be negative (got {number})")
-    if question.max_use is not None and not 0 < question.max_use <= 1:
-        raise UsageError(
-            f"--max-use must be above 0 % and at most 100 % (got {question.max_use:.0%})"
-        )
+    if task.max_use is not None and not 0 < task.max_use <= 1:
+        raise UsageError(f"--max-use must be above 0 % and at most 100 % (got {task.max_use:.0%})")
 
 
 def _needed(use: Usage) -> str:
@@ -354,8 +346,3 @@ def _needed(use: Usage) -> str:
         f"{told}; with its margin of error (up to {format_bytes(use.bound_bytes)} more) it exceeds the "
         f"{format_bytes(use.budget.free_bytes)} that is free"
     )
-
-
-def _own_bill(question: Task) -> Bill:
-    engine = engine_named(question.engine)
-    return lambda load, setup: engine.estimate(question.model, load, setup)

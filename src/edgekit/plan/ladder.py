@@ -1,21 +1,18 @@
-"""The ways to start an engine -> the first of them that holds a context, and the longest that any holds."""
+"""The placements of a model -> the first of them that holds a context, and the longest that any holds."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from functools import cached_property, partial
 from itertools import takewhile
-from typing import Any
 
 from edgekit.bill.task import Placements, Task
-from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.errors import RefusedError
 from edgekit.machine.types import gpu_budgets, together_bytes
 from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.placement import finer_ways
 
-SHORT = 8  # so few ways are tried one by one
+SHORT = 8  # up to this many placements are tried one by one
 # Several cards that hold something together need not hold it each: whole layers move from one to the next.
 LOOK_FURTHER = 12
 WORTH_A_PATTERN = 0.003  # of the devices' memory: for less a simpler command is better
@@ -27,14 +24,14 @@ NEARLY_HELD = (
 class Ladder:
     """Every rung takes less of the devices, and as a rule more of the host, than the one before it."""
 
-    def __init__(self, question: Task, ways: Placements) -> None:
-        self.question, self._ways = question, ways
+    def __init__(self, task: Task, placements: Placements) -> None:
+        self.task, self._placements = task, placements
         self._rungs: dict[int, Fitting] = {}
         self._held: dict[int, int] = {}  # tokens -> the first rung they hold, taken together
 
     def rung(self, place: int) -> Fitting:
         if place not in self._rungs:
-            self._rungs[place] = Fitting(self.question, self._ways[place])
+            self._rungs[place] = Fitting(self.task, self._placements[place])
         return self._rungs[place]
 
     @property
@@ -43,28 +40,28 @@ class Ladder:
 
     @cached_property
     def _wholes(self) -> int:
-        """So many ways at the top have all of it on devices; at least the first is tried on its own."""
-        leading = sum(1 for _ in takewhile(lambda way: way.whole, self._ways))
-        return min(max(leading, 1), len(self._ways))
+        """How many placements at the top are whole. Each is tried on its own, at least the first."""
+        leading = sum(1 for _ in takewhile(lambda placement: placement.whole, self._placements))
+        return min(max(leading, 1), len(self._placements))
 
     @cached_property
     def _seam(self) -> int:
-        """The last way with every layer on the devices. The next, with the head on the host, may need more there."""
-        setups = (way.setup for way in self._ways)
-        return sum(1 for _ in takewhile(_has_all_layers, setups)) - 1
+        """The last placement with every layer on the devices. The next, with the head in RAM, may need more there."""
+        return sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
 
     @property
     def last(self) -> int:
-        return len(self._ways) - 1
+        return len(self._placements) - 1
 
     def holder(self, tokens: int) -> Fitting | None:
-        """The way with most on the devices that holds so many tokens; None where none does."""
+        """The placement with most on the devices that holds a context of this length; None where none does."""
         rung = self._first_holder(tokens)
-        return rung if rung is None or rung.way.whole else self._finer(rung, tokens)
+        return rung if rung is None or rung.placement.whole else self._finer(rung, tokens)
 
     def _finer(self, rung: Fitting, tokens: int) -> Fitting:
-        """The best of the ways between this and the one before it; itself where they are not worth it."""
-        finer = [Fitting(self.question, way) for way in finer_ways(self.question.model, rung.way)]
+        """The best of the placements between this and the one before it; itself where they are not worth it."""
+        between = rung.engine.finer_placements(self.task.model, rung.placement)
+        finer = [Fitting(self.task, placement) for placement in between]
         if not finer or self.last == 0:
             return rung
         held = rung.held_share(tokens)
@@ -72,7 +69,7 @@ class Ladder:
         shares = {one: one.held_share(tokens) for one in finer}
         better = [one for one in finer if held + WORTH_A_PATTERN <= shares[one] <= most]
         better.sort(
-            key=lambda one: shares[one] + WORTH_A_PATTERN * bool(one.way.setup.n_cpu_moe),
+            key=lambda one: shares[one] + WORTH_A_PATTERN * one.placement.is_short_command,
             reverse=True,
         )
         return next((one for one in better if one.fits(tokens)), rung)
@@ -81,13 +78,13 @@ class Ladder:
         for place in range(self._wholes):
             if self.rung(place).fits(tokens):
                 return self.rung(place)
-        if self.last < SHORT:
+        if self.last < SHORT or self._wholes > self.last:
             rungs = (self.rung(place) for place in range(self._wholes, self.last + 1))
             return next((one for one in rungs if one.fits(tokens)), None)
         if self._is_hopeless(tokens):
             return None
         first = self._first_held(tokens)
-        several = len(gpu_budgets(self.top.way.budgets)) > 1
+        several = len(gpu_budgets(self.top.placement.budgets)) > 1
         further = LOOK_FURTHER if several or not first else 0
         seam = [self._seam] if self._wholes <= self._seam < first else []
         near = [*seam, *range(first, min(first + further, self.last) + 1), self.last]
@@ -101,22 +98,26 @@ class Ladder:
 
     @cached_property
     def longest(self) -> int:
-        """Of all ways."""
-        if self.top.longest == self.top.most or not self.last:
-            return self.top.longest
-        if self.last < SHORT:
-            rungs = (self.rung(place) for place in range(self.last + 1))
-            return max((one.longest for one in rungs if _is_run(one)), default=0)
+        """Of all placements."""
         step, most = self.top.step, self.top.most
-        return max(
-            *(self.rung(place).longest for place in range(self._wholes)),
-            longest(lambda tokens: self._first_holder(tokens) is not None, step=step, most=most),
+        is_short = self.last < SHORT
+        found = self.top.longest
+        for place in range(1, self.last + 1 if is_short else self._wholes):
+            if found == most:
+                break
+            if _is_run(self.rung(place)):
+                found = max(found, self.rung(place).longest)
+        if found == most or is_short or self._wholes > self.last:
+            return found
+        anywhere = longest(
+            lambda tokens: self._first_holder(tokens) is not None, step=step, most=most
         )
+        return max(found, anywhere)
 
     def _is_hopeless(self, tokens: int) -> bool:
         """Weights and caches alone are more than all memories together may hold: no rung mends that."""
         needed = self.rung(self.last).held_bytes(tokens)  # on the processor nothing is held twice
-        return needed > together_bytes(self.top.way.budgets)
+        return needed > together_bytes(self.top.placement.budgets)
 
     def _first_held(self, tokens: int) -> int:
         """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
@@ -154,10 +155,6 @@ class Ladder:
         """Whether the devices together have too little room."""
         rung = self.rung(place)
         return rung.held_share(tokens) > 1 or rung.devices_share(tokens) > 1
-
-
-def _has_all_layers(setup: Any) -> bool:
-    return bool(getattr(setup, "n_gpu_layers", 0) == ALL_LAYERS)
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:

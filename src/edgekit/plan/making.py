@@ -6,25 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edgekit.bill.decisions import Decision, Lever, Tried
-from edgekit.bill.task import Task
-from edgekit.bill.types import Load
+from edgekit.bill.task import Placements, Task
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
+from edgekit.engines import engine_named
 from edgekit.engines.speed import steady_throughput
 from edgekit.errors import UsageError
-from edgekit.model.types import Model
 from edgekit.plan.changes import changes
-from edgekit.plan.choice import Attempt, Candidate, Choice, choose, reads_at_once, whole
-from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
+from edgekit.plan.choice import Attempt, Candidate, Choice, choose
 from edgekit.plan.drafting import propose_drafter
-from edgekit.plan.placement import PLACED
+from edgekit.plan.placement import whole_placements
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.sharing import decide_sequences
+from edgekit.plan.tasks import reads_at_once
+from edgekit.plan.users import check_users, decide_sequences, for_users
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
 
 MOST_NODES = 64
-MOST_SEQUENCES = 256  # llama.h @ 0c1e570: LLAMA_MAX_SEQ
-MOST_REQUESTS = 65_536
 
 
 def make_plan(
@@ -40,10 +37,10 @@ def make_plan(
     RefusedError where it takes no such model.
     """
     check_wish(wish)
-    question = question_of(wish)
-    choice = choice or choose(question)
+    task = question_of(wish)
+    choice = choice or choose(task)
     if not choice.fits:
-        return _nothing_fits(wish, question, choice, helpful=helpful)
+        return _nothing_fits(wish, task, choice, helpful=helpful)
     found = pinned_candidate(choice.candidate)
     plan = planned(wish, found, thorough=thorough)
     decisions = list(_decisions(choice, found, plan.result))
@@ -51,7 +48,7 @@ def make_plan(
     if thorough:
         drafter, draft = propose_drafter(wish, found)
         decisions += [draft] if draft is not None else []
-        helps = changes(replace(question, model=found.variant.model), plan.result)
+        helps = changes(replace(task, model=found.variant.model), plan.result)
         decisions += _further(wish, found, helps)
         plan = replace(plan, changes=helps)
     return replace(plan, decisions=tuple(decisions), drafter=drafter)
@@ -74,7 +71,7 @@ def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
         result=result,
         decisions=(),
         speed=result.speed,
-        steady_tokens_per_s=steady_throughput(found.question, found.weighed),
+        steady_tokens_per_s=steady_throughput(found.task, found.weighed),
     )
 
 
@@ -93,43 +90,17 @@ def question_of(wish: Wish) -> Task:
         reserve_bytes=wish.reserve_bytes,
         own_cache_only=wish.prefer_accurate_cache,
         nodes=wish.nodes,
-        in_one_batch=reads_at_once(model, wish.engine, wish.start.setup),
+        in_one_batch=reads_at_once(model, wish.start.setup),
         cancelled=wish.cancelled,
     )
 
 
-def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
-    """The load with a context of their own for each user: llama.cpp counts them together, the others apart.
-
-    Raises UsageError for more users than the engine serves at once.
-    """
-    if users is None:
-        return load
-    check_users(users, engine)
-    load = replace(load, sequences=users)
-    if engine != "llama.cpp":
-        return load
-    geometry, tokens = model.geometry, load.context_tokens
-    if tokens == 0:  # the whole native window
-        tokens = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
-    return replace(load, unified=False, context_tokens=None if tokens is None else tokens * users)
-
-
-def check_users(users: int | None, engine: str) -> None:
-    """Raises UsageError for more than an engine serves at once."""
-    if engine == "stream" and users is not None and users > 1:
-        raise UsageError("--users: the built-in engine serves one user at a time")
-    most = MOST_SEQUENCES if engine == "llama.cpp" else MOST_REQUESTS
-    if users is not None and not 1 <= users <= most:
-        raise UsageError(f"--users must be 1 to {most:,} for {engine} (got {users:,})")
-
-
 def check_planned(engine: str) -> None:
     """Raises UsageError for an engine that leaves a plan nothing to choose."""
-    if engine == "stream":
+    if not engine_named(engine).can_plan:
         raise UsageError(
-            "plan and recommend do not support the built-in engine: use edgekit check MODEL --engine stream,"
-            " or edgekit run MODEL --engine stream"
+            f"plan and recommend do not support the built-in engine: use edgekit check MODEL --engine {engine},"
+            f" or edgekit run MODEL --engine {engine}"
         )
 
 
@@ -140,7 +111,7 @@ def check_wish(wish: Wish) -> None:
     if not 1 <= wish.nodes <= MOST_NODES:
         raise UsageError(f"--nodes must be 1 to {MOST_NODES} (got {wish.nodes:,})")
     check_users(wish.users, wish.engine)
-    if wish.nodes > 1 and wish.engine != "vllm":
+    if wish.nodes > 1 and not engine_named(wish.engine).has_ranks:
         raise UsageError(f"--nodes only works with vLLM, not with {wish.engine}")
 
 
@@ -154,7 +125,8 @@ def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[De
     use = result.tightest
     usable = format_bytes(use.budget.available_bytes)
     share = f"{format_bytes(use.required_bytes)} of {usable} usable ({use.budget.name})"
-    placed = "as requested" if found.question.start.settled & PLACED else "the whole model fits"
+    is_placed = found.task.start.settled & engine_named(result.engine).placed
+    placed = "as requested" if is_placed else "the whole model fits"
     if not result.way.whole and result.way.cards and found.step > 5:
         placed = "the whole model does not fit on the GPU"
     yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{placed}: {share}")
@@ -168,8 +140,8 @@ def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[De
 
 
 def _weights_because(choice: Choice, found: Candidate) -> str:
-    if len(found.question.variants) < 2:
-        if {"mix", "quantize", "quantization"} & found.question.start.settled:
+    if len(found.task.variants) < 2:
+        if {"mix", "quantize", "quantization"} & found.task.start.settled:
             return "as requested"
         return "the form it was released in" if found.variant.changes else "the file you named"
     if found.step == 5:
@@ -194,9 +166,9 @@ def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
 
 def _cache_because(found: Candidate) -> str:
     if found.choice.asked:
-        keys, values = found.question.load.cache_k, found.question.load.cache_v
+        keys, values = found.task.load.cache_k, found.task.load.cache_v
         unequal = keys is not None and values is not None and keys.name != values.name
-        if unequal and found.held.way.cards:
+        if unequal and found.held.placement.cards:
             return (
                 "as requested; release builds compute attention on the CPU if the two types differ"
             )
@@ -207,14 +179,16 @@ def _cache_because(found: Candidate) -> str:
 
 
 def _further(wish: Wish, found: Candidate, helps: Sequence[Change]) -> Iterator[Decision]:
-    several = wish.engine == "vllm"  # more requests may take more cards
-    yield decide_sequences(wish, found, whole(found.question) if several else (found.held.way,))
+    placements: Placements = (found.held.placement,)
+    if engine_named(wish.engine).has_ranks:  # more requests may take more cards
+        placements = whole_placements(found.task)
+    yield decide_sequences(wish, found, placements)
     for change in helps:
         if change.kind is ChangeKind.MEMORY:
             yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
 
 
-def _nothing_fits(wish: Wish, question: Task, choice: Choice, *, helpful: bool) -> Plan:
+def _nothing_fits(wish: Wish, task: Task, choice: Choice, *, helpful: bool) -> Plan:
     """The verdict with the figures of SPEC A4's step 4, and what would help."""
     found = choice.candidate
     result = result_for(found, max_context=None if helpful else 0)
@@ -224,7 +198,7 @@ def _nothing_fits(wish: Wish, question: Task, choice: Choice, *, helpful: bool) 
         because="nothing fits",
         tried=tuple(_tried(choice.attempts, found)) if helpful else (),
     )
-    helps = changes(question, result) if helpful else ()
+    helps = changes(task, result) if helpful else ()
     return Plan(
         wish=wish,
         variant=found.variant,

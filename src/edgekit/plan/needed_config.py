@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edgekit.bill.types import Load
-from edgekit.engines import engine_named, engine_names
+from edgekit.engines import every_engine
 from edgekit.errors import EdgekitError
 from edgekit.model.open import open_config
 from edgekit.model.types import Model
@@ -67,35 +66,13 @@ def needed_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The same model to every engine, under every option that was tried. EdgekitError where it is none."""
     watched = _Watched(config)
     model = open_config(watched).model
-    for engine in engine_names():
-        for load, setup in _askings(engine):
+    for engine in every_engine():
+        for load, setup in engine.config_probes():
             with contextlib.suppress(EdgekitError):
-                engine_named(engine).estimate(_fresh(model), load, setup)
+                engine.estimate(_fresh(model), load, setup)
     return watched.kept()
 
 
 def _fresh(model: Model) -> Model:
     """With nothing kept: what was answered before is not read again."""
     return Model(header=model.header, geometry=model.geometry)
-
-
-def _askings(engine: str) -> Iterator[tuple[Load, Any]]:
-    """Options that look at different parts of a config."""
-    load = Load(context_tokens=1_024)
-    if engine == "llama.cpp":
-        from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
-
-        yield load, LlamaCppSetup(mix="Q4_K_M")
-        yield load, LlamaCppSetup(mix="Q8_0", backend=Backend.CUDA, load_mtp=True)
-    elif engine == "vllm":
-        from edgekit.engines.vllm.types import VllmSetup
-
-        yield load, VllmSetup()
-        yield load, VllmSetup(tensor_parallel_size=2, quantization="fp8")
-        yield load, VllmSetup(kv_cache_dtype="fp8", pipeline_parallel_size=2)
-    elif engine == "mlx":  # the built-in one reads no config
-        from edgekit.engines.mlx.types import AS_STORED, MlxSetup
-
-        yield load, MlxSetup()
-        yield load, MlxSetup(quantize=AS_STORED)
-        yield load, MlxSetup(kv_bits=8, quantized_kv_start=0)

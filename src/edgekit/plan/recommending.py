@@ -13,18 +13,16 @@ from edgekit.bill.types import Load
 from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
-from edgekit.engines.budgets import check_runs
 from edgekit.engines.entries import open_entry
+from edgekit.engines.variants import accuracy_of
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
 from edgekit.machine.types import HOST, Machine
-from edgekit.plan.caches import embedding_start
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.context import MINIMUM_TOKENS, job_window
-from edgekit.plan.making import check_planned, check_users, find_plan, make_plan
+from edgekit.plan.making import check_planned, find_plan, make_plan
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import is_minor, rank_of, root_of, version_of
-from edgekit.plan.room import room_bytes
-from edgekit.plan.variants import accuracy_of, variants_of
+from edgekit.plan.users import check_users
 
 SHOWN = 5
 
@@ -160,7 +158,7 @@ def recommend(
     Of one family the first few. Slow ones come last. Raises HardwareError where the engine has nothing to run on.
     """
     check_planned(ask.engine)
-    check_runs(ask.machine, ask.engine)
+    engine_named(ask.engine).check_runs(ask.machine)
     check_users(ask.users, ask.engine)
     search = _Search(ask, most, of_a_family, tell)
     ranked = ranked_for(ask.task, entries)
@@ -194,7 +192,8 @@ class _Search:
         self._ask, self._most, self._of_a_family = ask, most, of_a_family
         self._tell = tell
         default = ask.reserve_bytes is None  # with another reserve only the bill decides
-        self._room_bytes = room_bytes(ask.machine, ask.engine) if default else sys.maxsize
+        engine = engine_named(ask.engine)
+        self._capacity_bytes = engine.capacity_bytes(ask.machine) if default else sys.maxsize
         self.passed_over: Counter[str] = Counter()
 
     def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
@@ -307,7 +306,7 @@ class _Search:
             return "with an unknown context length"
         if ask.task is not ModelPurpose.EMBEDDING and (entry.native_context or 0) < least:
             return "with too short a context"
-        if smallest_bytes(entry) > self._room_bytes:
+        if smallest_bytes(entry) > self._capacity_bytes:
             return TOO_LARGE
         return ""
 
@@ -341,15 +340,15 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
 
 def wish_for(entry: Entry, ask: Ask) -> Wish:
     """Raises EdgekitError where the entry has nothing that the engine loads."""
-    model = open_entry(entry, ask.engine)
+    engine, model = engine_named(ask.engine), open_entry(entry, ask.engine)
     embeds = ModelPurpose.EMBEDDING in entry.kinds
     return Wish(
         label=entry.id,
-        variants=variants_of(model, ask.engine, settled=False, label=entry.id),
+        variants=engine.variants(model, entry.id),
         engine=ask.engine,
         machine=ask.machine,
         load=Load(context_tokens=ask.context_tokens),
-        start=embedding_start(Start(), ask.engine) if embeds else Start(),
+        start=engine.embedding_start(Start()) if embeds else Start(),
         users=ask.users,
         job=ask.job,
         min_context=ask.min_context,

@@ -1,4 +1,4 @@
-"""A question -> the verdict: whether the model fits, with which weights, context, cache and placement."""
+"""A task -> the verdict: whether the model fits, with which weights, context, cache and placement."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
 from edgekit.plan.context import recommended_context
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import ways_of
-from edgekit.plan.split import pinned
+from edgekit.plan.placement import placements_of
 
-_ALWAYS_WHOLE = frozenset({"vllm", "mlx"})  # they leave nothing on the host
 # Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
-def judge(question: Task) -> Verdict:
+def judge(task: Task) -> Verdict:
     """The verdict on what SPEC A4 chooses.
 
     Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
     """
-    return result_of(choose(question))
+    return result_of(choose(task))
 
 
 def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
@@ -40,7 +38,7 @@ def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
 
 
 def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
-    weighed, question, held = found.weighed, found.question, found.held
+    weighed, task, held = found.weighed, found.task, found.held
     reasons: tuple[str, ...] = ()
     if found.step:
         most = max_context
@@ -49,11 +47,11 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
     else:
         most = _longest_anywhere(found) if max_context is None else max_context
         reasons = tuple(_reasons(found, most))
-    geometry = question.model.geometry
+    geometry = task.model.geometry
     # Of a bare name only sizes are assumed: its layers are those of another model.
-    is_rough = question.bill is not None and weighed.estimate.basis is Basis.ASSUMED
+    is_rough = task.bill is not None and weighed.estimate.basis is Basis.ASSUMED
     return Verdict(
-        engine=question.engine,
+        engine=task.engine,
         status=found.status,
         context_tokens=found.tokens,
         asked=held.asked is not None,
@@ -68,12 +66,12 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         variant=found.variant,
         load=held.load(found.tokens),
         uses=weighed.uses,
-        speed=None if not found.step or is_rough else expected_speed(question, weighed),
+        speed=None if not found.step or is_rough else expected_speed(task, weighed),
         estimate=weighed.estimate,
         reasons=reasons,
         window=found.because,
         way=weighed.way,
-        machine=question.machine,
+        machine=task.machine,
     )
 
 
@@ -94,17 +92,16 @@ def weights_name(setup: Any, name: str) -> str:
 
 def pinned_candidate(found: Candidate) -> Candidate:
     """Layers divided among cards as they are billed: the engine would divide them by what is free when it starts."""
-    way = found.weighed.way
-    if not found.held.way.may_resplit:
+    if not found.held.placement.may_resplit:
         return found
-    divided = way if way.setup.tensor_split else pinned(way, found.question.model)
-    return found.on(Ladder(found.question, (divided,))) or found
+    divided = found.held.engine.pinned(found.task.model, found.weighed.way)
+    return found.on(Ladder(found.task, (divided,))) or found
 
 
 def _longest_anywhere(found: Candidate) -> int:
     """The longest context that these weights and this cache hold in any placement."""
     try:
-        return Ladder(found.question, ways_of(found.question)).longest
+        return Ladder(found.task, placements_of(found.task)).longest
     except RefusedError:
         return 0
 
@@ -119,24 +116,23 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
     return list(top.reasons(found.weighed, longest_tokens))
 
 
-def is_decided(question: Task, result: Verdict, *, loads_only: bool = False) -> bool:
+def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
     """Whether the answer to a bill without the tensor directory is the answer.
 
     That is so where it is the same with every line at its lower and at its upper bound, and all of the model fits
     comfortably or no context fits at all. In between the directory decides. `loads_only`: only `can_load` matters.
     """
-    if question.bill is not None or result.estimate.basis is Basis.ASSUMED:
+    if task.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False
     if loads_only:
-        bound = replace(question, bill=_at_bound(question, 1 if result.can_load else -1))
+        bound = replace(task, bill=_at_bound(task, 1 if result.can_load else -1))
         return choose(bound).fits == result.can_load
     if result.can_load:
         is_read = result.variant is None or not result.variant.changes
-        is_whole = result.way.whole or question.engine in _ALWAYS_WHOLE
-        is_easy = result.passed and result.step == 1 and is_read and is_whole
-        if not is_easy or _is_near_reading_speed(question, result):
+        is_easy = result.passed and result.step == 1 and is_read and result.way.whole
+        if not is_easy or _is_near_reading_speed(task, result):
             return False
-    bounds = (replace(question, bill=_at_bound(question, sign)) for sign in (1, -1))
+    bounds = (replace(task, bill=_at_bound(task, sign)) for sign in (1, -1))
     return all(_answer(judge(bound)) == _answer(result) for bound in bounds)
 
 
@@ -151,16 +147,16 @@ def _answer(result: Verdict) -> tuple[object, ...]:
     )
 
 
-def _is_near_reading_speed(question: Task, result: Verdict) -> bool:
+def _is_near_reading_speed(task: Task, result: Verdict) -> bool:
     """Whether a slightly different size of the weights could end or begin the spending of memory that is left."""
-    fitting = Fitting(replace(question, load=result.load), result.way)
-    speed = steady_throughput(question, fitting.price(result.context_tokens))
+    fitting = Fitting(replace(task, load=result.load), result.way)
+    speed = steady_throughput(task, fitting.price(result.context_tokens))
     return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 
-def _at_bound(question: Task, sign: int) -> Bill:
+def _at_bound(task: Task, sign: int) -> Bill:
     """The engine's bill with every line as far off as it may be."""
-    engine = engine_named(question.engine)
+    engine = engine_named(task.engine)
 
     def moved(line: MemoryLine) -> MemoryLine:
         least = LEAST_COMPUTE_BOUND if line.component is Component.COMPUTE else LEAST_BOUND
@@ -168,7 +164,7 @@ def _at_bound(question: Task, sign: int) -> Bill:
         return replace(line, size_bytes=max(0, math.ceil(line.size_bytes * (1 + sign * within))))
 
     def bill(load: Load, setup: Any) -> MemoryEstimate:
-        estimate = engine.estimate(question.model, load, setup)
+        estimate = engine.estimate(task.model, load, setup)
         return replace(estimate, lines=tuple(map(moved, estimate.lines)))
 
     return bill

@@ -76,9 +76,16 @@ def change_lines(
     """The first few things that would change the answer."""
 
     def order(change: Change) -> tuple[bool, bool, int]:
-        """Dropping a cache flag first, then what brings all of the model to the GPU: it is many times faster."""
+        """Dropping a cache flag first, then what puts all of the model on the GPU, also with another engine."""
         drops = result.failed and result.cache_asked and change.kind is ChangeKind.CACHE
-        brings = change.result is not None and change.result.way.whole and not result.way.whole
+        placement = None if change.result is None else change.result.way
+        brings = (
+            placement is not None
+            and placement.whole
+            and (
+                not result.way.whole or (change.kind is ChangeKind.ENGINE and bool(placement.cards))
+            )
+        )
         return not drops, not brings, _FIRST.index(change.kind)
 
     by_use = sorted(changes, key=order)

@@ -10,8 +10,8 @@ from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import ModelPurpose
+from edgekit.engines.variants import AS_NAMED
 from edgekit.machine.types import Device, Machine
-from edgekit.plan.choice import AS_NAMED
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion

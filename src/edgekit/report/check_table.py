@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from edgekit.bill.verdict import Status, Verdict
+from edgekit.engines.variants import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.parameters import count_parameters
-from edgekit.plan.choice import AS_NAMED
 from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.bill.verdict import Verdict
-from edgekit.plan.growth import growing_lines, growth_limits, left_on_host
+from edgekit.engines.llamacpp.growth import growing_lines, growth_limits, left_on_host
 from edgekit.units import format_bytes
 
 _FLAGS = {"cache_ram": "--cache-ram", "ctx_checkpoints": "--ctx-checkpoints"}

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgekit.engines.budgets import (
-    check_runs,
-    devices_for,
-    llamacpp_budgets,
-    mlx_budgets,
-    stream_budgets,
-    vllm_budgets,
-    vllm_share,
-)
+from edgekit.engines import every_engine
+from edgekit.engines.protocol import Engine
 from edgekit.errors import HardwareError
 from edgekit.machine.types import HOST, Budget, Device, Machine
 from edgekit.units import format_bytes
@@ -30,37 +22,17 @@ class Usable:
 
 
 def usable_by_engines(machine: Machine) -> tuple[Usable, ...]:
-    return tuple(_usable(engine, machine) for engine in _BUDGETS)
+    return tuple(_usable(engine, machine) for engine in every_engine())
 
 
-def _usable(engine: str, machine: Machine) -> Usable:
+def _usable(engine: Engine, machine: Machine) -> Usable:
     try:
-        check_runs(machine, engine)
-        devices = devices_for(machine, engine)
-        return Usable(engine=engine, devices=devices, budgets=_BUDGETS[engine](machine, devices))
+        engine.check_runs(machine)
+        return Usable(
+            engine=engine.name, devices=engine.devices(machine), budgets=engine.budgets(machine)
+        )
     except HardwareError as error:
-        return Usable(engine=engine, error=error)
-
-
-def _llamacpp(machine: Machine, devices: tuple[Device, ...]) -> tuple[Budget, ...]:
-    budgets = llamacpp_budgets(machine, devices)
-    if not budgets:
-        raise HardwareError("RAM unknown: add --ram 32G")
-    return budgets
-
-
-def _vllm(_: Machine, devices: tuple[Device, ...]) -> tuple[Budget, ...]:
-    from edgekit.engines.vllm.types import DEFAULT_UTILIZATION  # the whole engine comes with it
-
-    return vllm_budgets(devices, vllm_share(devices, DEFAULT_UTILIZATION))
-
-
-_BUDGETS: dict[str, Callable[[Machine, tuple[Device, ...]], tuple[Budget, ...]]] = {
-    "llama.cpp": _llamacpp,
-    "vllm": _vllm,
-    "mlx": mlx_budgets,
-    "stream": lambda machine, _: stream_budgets(machine),
-}
+        return Usable(engine=engine.name, error=error)
 
 
 def reserve_words(budget: Budget, limit: str = "") -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from edgekit.engines.budgets import devices_for
 from edgekit.engines.comparison import ComparedRow
+from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.machine.calibration import (
     change_calibration,
@@ -68,7 +68,7 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
     engine: EngineMeasured | None = None
     if beside is not None or pace is not None:
         through = found.answer.through
-        cards = devices_for(machine, found.estimate.engine) if found.setup.has_device else ()
+        cards = devices(machine) if found.setup.has_device else ()
         engine = EngineMeasured(
             engine=found.estimate.engine,
             through=through,

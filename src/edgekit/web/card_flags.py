@@ -9,11 +9,10 @@ from edgekit.bill.task import Placement, Task
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
 from edgekit.machine.types import Device
-from edgekit.plan.choice import at
 from edgekit.plan.making import question_of
-from edgekit.plan.placement import first_way
+from edgekit.plan.placement import first_placement
 from edgekit.plan.planned import Plan
-from edgekit.plan.split import pinned
+from edgekit.plan.tasks import with_weights
 
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:
@@ -28,8 +27,8 @@ def plan_flags(plan: Plan) -> dict[str, str | bool]:
 
 def _placed(plan: Plan) -> dict[str, Any]:
     """Where the layers go, if that is not where a check puts them by itself."""
-    question = replace(at(question_of(plan.wish), plan.variant), load=plan.load)
-    first = first_way(question)
+    question = replace(with_weights(question_of(plan.wish), plan.variant), load=plan.load)
+    first = first_placement(question)
     placed = _where(plan.result.way, question, first.cards)
     return {} if placed == _where(first, question, first.cards) else placed
 
@@ -38,7 +37,8 @@ def _where(way: Placement, question: Task, every: tuple[Device, ...]) -> dict[st
     """As flags; of several cards with the division, in which unused cards get nothing."""
     if not way.cards:
         return {"backend": "cpu"}
-    found = engine_named(question.engine).placement(pinned(way, question.model).setup)
+    engine = engine_named(question.engine)
+    found = engine.placement(engine.pinned(question.model, way).setup)
     if len(every) > 1:
         shares = dict(zip(way.cards, found.get("tensor_split", (1.0,)), strict=True))
         found["tensor_split"] = tuple(shares.get(card, 0.0) for card in every)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgekit.catalog.types import Catalog, Entry
-from edgekit.engines.budgets import check_runs, devices_for
+from edgekit.engines import engine_named
 from edgekit.engines.entries import opened
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
@@ -20,7 +20,6 @@ from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import Suggestion, smallest_bytes
-from edgekit.plan.room import room_bytes
 from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
@@ -73,7 +72,7 @@ class Maker:
 
     def _card(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Card:
         try:
-            check_runs(order.machine, order.engine)
+            engine_named(order.engine).check_runs(order.machine)
             plan = self._plan(entry, catalog, order)
             return {**_about(entry, order.engine), **_planned(entry, plan)}
         except EdgekitError as error:
@@ -130,10 +129,10 @@ def in_order(entries: Iterable[Entry], machine: Machine, engine: str) -> list[En
     Each of them by rank: the best first.
     """
     try:
-        all_bytes = room_bytes(machine, engine)
+        all_bytes = engine_named(engine).capacity_bytes(machine)
     except EdgekitError:  # the memory is not known
         all_bytes = 0
-    devices = devices_for(machine, engine)
+    devices = engine_named(engine).devices(machine)
     own_bytes = sum(one.free_bytes for one in devices)
     rooms = (min(own_bytes, all_bytes) if devices else all_bytes, all_bytes)
 

@@ -12,18 +12,19 @@ from edgekit.asking.checks import Asking, asked_question, for_model, start_comma
 from edgekit.asking.words import Words, asking_of
 from edgekit.bill.task import CacheChoice, Placement, Task, Variant
 from edgekit.bill.verdict import Status, Verdict, Weighed
+from edgekit.engines import engine_named
 from edgekit.engines.flags import CONTEXT, flag_words, read_flags, typed
 from edgekit.engines.llamacpp.flags import this_cpu
+from edgekit.engines.variants import AS_NAMED, as_named
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.machine.devices import find_device
 from edgekit.machine.types import Device
 from edgekit.model.open import Opened
-from edgekit.plan.caches import cache_name
-from edgekit.plan.choice import AS_NAMED, NOTHING, Candidate, as_named
+from edgekit.plan.choice import NOTHING, Candidate
 from edgekit.plan.curve import curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import first_way
+from edgekit.plan.placement import first_placement
 from edgekit.plan.verdict import result_for
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_words import VERDICTS
@@ -53,7 +54,7 @@ class _Load:
 
     @property
     def question(self) -> Task:
-        return self.fitting.question
+        return self.fitting.task
 
     @property
     def weighed(self) -> Weighed:
@@ -68,7 +69,7 @@ class _Load:
         if is_too_short:
             unasked = replace(self.question.load, context_tokens=None)
             held = Fitting(replace(self.question, load=unasked), weighed.way)
-        cache = cache_name(self.question.engine, self.question.load, weighed.way.setup)
+        cache = engine_named(self.question.engine).cache_name(self.question.load, weighed.way.setup)
         settled = Candidate(
             step=NOTHING if is_too_short else 1,
             variant=self.variant,
@@ -112,10 +113,10 @@ def curve_answer(
     opened = named.as_file(engine)
     question, _ = asked_question(opened, engine, for_model(asking, named, engine), reach)
     if engine == "vllm":  # the weights that hold the shortest context there is
-        least = Fitting(question, first_way(question)).windows[-1]
+        least = Fitting(question, first_placement(question)).windows[-1]
         shortest = replace(question, load=replace(question.load, context_tokens=least))
         question = replace(question, model=_settled(named, opened, shortest).variant.model)
-    found = curves(question, first_way(question), points=points or POINTS)
+    found = curves(question, first_placement(question), points=points or POINTS)
     return {
         "schema": SCHEMA,
         "curves": [
@@ -167,17 +168,17 @@ def _load(opened: Opened, variant: Variant, question: Task) -> _Load:
     return _Load(
         opened=replace(opened, model=variant.model),
         variant=variant,
-        fitting=Fitting(asked, first_way(asked)),
+        fitting=Fitting(asked, first_placement(asked)),
     )
 
 
 def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked, and all that the machine adds to it."""
-    engine, way = fitting.question.engine, weighed.way
+    engine, way = fitting.task.engine, weighed.way
     load = fitting.load(weighed.context_tokens)
     batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
     return {
-        **(batch if fitting.question.in_one_batch else {}),
+        **(batch if fitting.task.in_one_batch else {}),
         **values,
         "context": weighed.context_tokens,
         **OPTIONS[engine].settled(way.setup),

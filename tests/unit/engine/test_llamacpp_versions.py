@@ -13,6 +13,7 @@ from tests.recorded import DATA, engine_models, gguf_files, header_bytes
 from edgekit.asking.words import Words, machine_of
 from edgekit.bill.types import Component
 from edgekit.cli import main
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
@@ -36,7 +37,6 @@ from edgekit.formats import read_header
 from edgekit.kept import key_of
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.caches import plain_setup
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_default_version_is_that_of_the_installed_wheel(
     every_door = (
         read_row({}, None)[1],
         default_setup(),
-        plain_setup("llama.cpp"),
+        engine_named("llama.cpp").default_setup(),
     )
     assert {setup.rules for setup in every_door} == {rules}
 

@@ -9,13 +9,10 @@ from tests.unit.plan.machines import cards, cpu, host, mac
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.usage import covered_bytes, for_bill
-from edgekit.engines.budgets import (
-    check_runs,
-    devices_for,
-    llamacpp_budgets,
-    mlx_budgets,
-    vllm_budgets,
-)
+from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.budget import budgets as llamacpp_budgets
+from edgekit.engines.mlx.placements import budgets as mlx_budgets
+from edgekit.engines.vllm.budget import budgets as vllm_budgets
 from edgekit.errors import HardwareError
 from edgekit.machine.types import (
     DEVICE,
@@ -208,7 +205,7 @@ def test_mlx_leaves_three_gib_up_to_sixteen_and_a_fifth_beyond(
     gib: int, reserve_bytes: int
 ) -> None:
     machine = mac(gib)
-    (budget,) = mlx_budgets(machine, machine.devices)
+    (budget,) = mlx_budgets(machine)
     assert budget.reserve_bytes == reserve_bytes
     assert budget.available_bytes == gib * GIB - reserve_bytes
 
@@ -217,7 +214,7 @@ def test_the_reserve_of_mlx_is_of_all_memory_not_of_what_is_free() -> None:
     machine = mac(64)
     assert machine.host is not None
     busy = replace(machine, host=replace(machine.host, free_bytes=40 * GIB))
-    (budget,) = mlx_budgets(busy, busy.devices)
+    (budget,) = mlx_budgets(busy)
     assert budget.available_bytes == 40 * GIB - 64 * GIB * 20 // 100
 
 
@@ -266,12 +263,12 @@ def test_of_unequal_cards_the_tightest_decides_for_vllm() -> None:
 @pytest.mark.parametrize("engine", ["vllm", "mlx"])
 def test_an_engine_without_its_hardware_says_so(engine: str) -> None:
     with pytest.raises(HardwareError, match="--device"):
-        check_runs(cpu(64), engine)
-    check_runs(cpu(64), "llama.cpp")
+        engine_named(engine).check_runs(cpu(64))
+    engine_named("llama.cpp").check_runs(cpu(64))
 
 
 def test_cards_of_two_makers_are_not_used_together() -> None:
     machine = cards(24, 12)
     amd = replace(machine.devices[1], vendor=Vendor.AMD)
     mixed = replace(machine, devices=(amd, machine.devices[0]))
-    assert devices_for(mixed, "llama.cpp") == (machine.devices[0],)
+    assert engine_named("llama.cpp").devices(mixed) == (machine.devices[0],)

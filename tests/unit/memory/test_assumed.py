@@ -12,6 +12,7 @@ from edgekit.bill.assumed import AssumedModel, assumed_estimate, from_config, fr
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.names import read_name
 from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines import engine_named
 from edgekit.errors import UsageError
 from edgekit.model import read_geometry
 from edgekit.units import GIB
@@ -114,8 +115,8 @@ def of_size(parameters: int, *, experts: bool = False) -> AssumedModel:
     )
 
 
-def overhead(model: AssumedModel, engine: str = "llama.cpp") -> int:
-    return assumed_estimate(model, Load(), engine=engine).of(Component.RUNTIME)
+def overhead(model: AssumedModel, *, wired: bool = False) -> int:
+    return assumed_estimate(model, Load(), wired=wired).of(Component.RUNTIME)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,8 @@ def overhead(model: AssumedModel, engine: str = "llama.cpp") -> int:
 def test_overhead_goes_by_size(parameters: int, *, experts: bool, tenths: int) -> None:
     model = of_size(parameters, experts=experts)
     assert overhead(model) == -(-tenths * GIB // 10)
-    assert overhead(model, "vllm") == overhead(model)
-    assert overhead(model, "mlx") == -(-tenths * 115 * GIB // 1000)
+    assert overhead(model) == overhead(model, wired=engine_named("vllm").wires_memory)
+    assert overhead(model, wired=engine_named("mlx").wires_memory) == -(-tenths * 115 * GIB // 1000)
 
 
 def test_weights_are_parameters_times_bits_and_more_for_experts() -> None:

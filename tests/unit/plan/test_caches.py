@@ -12,11 +12,13 @@ from tests.unit.plan.wishes import LLAMA, gguf, of_config
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load
+from edgekit.engines import engine_named
+from edgekit.engines.cache_pairs import pair_name
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, default_setup
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine
-from edgekit.plan.caches import cache_choices, pair_name, plain_setup, with_cache, with_setup
+from edgekit.plan.tasks import cache_choices, with_cache, with_setup
 
 Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
 
@@ -150,9 +152,9 @@ def test_other_fields_of_a_setup_stay() -> None:
 
 
 def test_an_engine_starts_plainly() -> None:
-    assert plain_setup("llama.cpp") == default_setup()
-    assert plain_setup("vllm") == VllmSetup()
-    assert plain_setup("mlx") == MlxSetup()
+    assert engine_named("llama.cpp").default_setup() == default_setup()
+    assert engine_named("vllm").default_setup() == VllmSetup()
+    assert engine_named("mlx").default_setup() == MlxSetup()
 
 
 def test_a_pair_of_one_kind_has_one_name() -> None:

@@ -16,12 +16,12 @@ from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.catalog import find_entry
+from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.machine.types import HostMemory
 from edgekit.machine.wishes import wished_machine
 from edgekit.plan.changes import changes
 from edgekit.plan.making import question_of
-from edgekit.plan.variants import variants_of
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
 
@@ -210,7 +210,7 @@ def test_a_smaller_cache_is_offered_with_the_weights_that_were_chosen() -> None:
 def test_a_short_context_is_offered_with_other_weights() -> None:
     """16 bits never fit 8 GiB; 4 bits do, with 4K."""
     model = open_entry(find_entry("qwen3-8b"), "vllm")
-    variants = variants_of(model, "vllm", settled=False, label="qwen3-8b")
+    variants = engine_named("vllm").variants(model, "qwen3-8b")
     question = ask(model, cards(8, ram=None), "vllm", variants=variants)
     (change,) = (
         one for one in changes(question, judge(question)) if one.kind is ChangeKind.CONTEXT

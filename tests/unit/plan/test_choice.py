@@ -14,16 +14,17 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Status, Verdict
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, default_setup
+from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
-from edgekit.plan.caches import cache_choices, embedding_start
-from edgekit.plan.choice import choose, reads_at_once
+from edgekit.plan.choice import choose
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.planned import Wish
-from edgekit.plan.variants import at_mixes
+from edgekit.plan.tasks import cache_choices, reads_at_once
 from edgekit.plan.verdict import judge
 from edgekit.report.headline import headline
 from edgekit.units import GIB
@@ -181,13 +182,13 @@ def test_choose_for_users_gives_each_a_context() -> None:
 
 def test_choose_for_embeddings_takes_8k_at_most_and_8_bits() -> None:
     wish = any_mix(LLAMA, rated(cards(24)))
-    start = embedding_start(Start(), "llama.cpp")
+    start = engine_named("llama.cpp").embedding_start(Start())
     _, weights, tokens, _ = chosen(replace(wish, start=start))
     assert (weights, tokens) == ("Q8_0", 8192)
 
 
 def test_choose_for_embeddings_loses_bits_before_it_leaves_the_card() -> None:
-    start = embedding_start(Start(), "llama.cpp")
+    start = engine_named("llama.cpp").embedding_start(Start())
     result = judged(replace(any_mix(LLAMA, rated(cards(12))), start=start))
     assert (result.step, result.quantization, result.context_tokens) == (5, "Q6_K", 8192)
     assert headline(result).startswith("Embeds on your 12 GiB card at Q6_K, just: ")
@@ -253,8 +254,8 @@ def test_reserve_replaces_the_engines_own() -> None:
 
 def test_reads_at_once_of_a_mean_over_all_tokens() -> None:
     setup = replace(default_setup(), embeddings=True)
-    assert reads_at_once(gguf("all-minilm-l6-v2", "F16"), "llama.cpp", setup)
-    assert not reads_at_once(gguf(LLAMA), "llama.cpp", default_setup())
+    assert reads_at_once(gguf("all-minilm-l6-v2", "F16"), setup)
+    assert not reads_at_once(gguf(LLAMA), default_setup())
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,20 @@ from tests.unit.plan.wishes import MOE, one_file, rated
 from edgekit.bill.task import Placement
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.placements import finer_placements
 from edgekit.engines.llamacpp.speed import reads_per_token
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.making import make_plan, question_of
-from edgekit.plan.placement import finer_ways, ways_of
+from edgekit.plan.placement import placements_of
 from edgekit.plan.planned import Plan
 from edgekit.report.commands import ready_commands
 from edgekit.report.headline import headline
 
 TOKENS = 32_768
 QUESTION = question_of(one_file(MOE, cards(12), TOKENS))
-WAYS = ways_of(QUESTION)
+WAYS = placements_of(QUESTION)
 
 
 def with_experts_of(count: int) -> Placement:
@@ -37,7 +38,7 @@ def patterns(way: Placement) -> str:
 
 
 def test_finer_ways_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
-    found = {patterns(way): way for way in finer_ways(QUESTION.model, with_experts_of(20))}
+    found = {patterns(way): way for way in finer_placements(QUESTION.model, with_experts_of(20))}
     last = "blk.(29|3[0-9]|4[0-7]).ffn_(gate|up|gate_up|down)_exps"
     assert list(found) == [
         last,
@@ -57,7 +58,7 @@ def test_finer_ways_leave_parts_of_one_layer_and_whole_others_on_the_host() -> N
 
 
 def test_finer_ways_of_one_layer_and_of_all_experts() -> None:
-    first = [patterns(way) for way in finer_ways(QUESTION.model, with_experts_of(1))]
+    first = [patterns(way) for way in finer_placements(QUESTION.model, with_experts_of(1))]
     assert first == [
         "blk.47.ffn_down_exps",
         "blk.0.ffn_down_exps",
@@ -65,10 +66,10 @@ def test_finer_ways_of_one_layer_and_of_all_experts() -> None:
         "blk.0.ffn_gate_exps,blk.0.ffn_down_exps",
     ]
     none = next(way for way in WAYS if way.setup.cpu_moe)
-    every = list(finer_ways(QUESTION.model, none))
+    every = list(finer_placements(QUESTION.model, none))
     assert {way.setup.n_cpu_moe for way in every} == {0, 47}
     assert not any(way.setup.cpu_moe for way in every)
-    assert list(finer_ways(QUESTION.model, WAYS[0])) == []
+    assert list(finer_placements(QUESTION.model, WAYS[0])) == []
 
 
 def test_finer_ways_take_more_of_the_device_than_their_way_and_less_than_the_one_before() -> None:
@@ -76,7 +77,7 @@ def test_finer_ways_take_more_of_the_device_than_their_way_and_less_than_the_one
     before, after = (Fitting(QUESTION, with_experts_of(count)) for count in (19, 20))
     finer = [
         Fitting(QUESTION, way)
-        for way in finer_ways(QUESTION.model, after.way)
+        for way in finer_placements(QUESTION.model, after.placement)
         if way.setup.n_cpu_moe
     ]
     shares = [one.held_share(TOKENS) for one in (before, *finer, after)]
@@ -112,7 +113,10 @@ def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
 def test_a_token_reads_only_the_experts_it_uses_of_a_divided_layer() -> None:
     """Eight of 128, wherever they are."""
     reads = []
-    for way in (with_experts_of(20), list(finer_ways(QUESTION.model, with_experts_of(20)))[2]):
+    for way in (
+        with_experts_of(20),
+        list(finer_placements(QUESTION.model, with_experts_of(20)))[2],
+    ):
         assert isinstance(way.setup, LlamaCppSetup)
         bill = Fitting(QUESTION, way).price(TOKENS).estimate
         work = reads_per_token(QUESTION.model, QUESTION.load, way.setup, bill)

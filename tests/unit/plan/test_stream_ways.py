@@ -20,21 +20,18 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import ChangeKind, Status
-from edgekit.embed.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
-from edgekit.engines.budgets import (
-    STREAM_PROCESS_BYTES,
-    STREAM_THREAD_BYTES,
-    devices_for,
-    stream_budgets,
-)
+from edgekit.engines import engine_named
 from edgekit.engines.native.estimate import matrix_bytes
+from edgekit.engines.native.placements import PROCESS_BYTES, THREAD_BYTES
+from edgekit.engines.native.placements import budgets as stream_budgets
 from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
 from edgekit.formats.types import ArrayFact
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
 from edgekit.plan.making import check_planned
-from edgekit.plan.placement import ways_of
+from edgekit.plan.placement import placements_of
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
@@ -57,8 +54,9 @@ def question(machine: Machine, name: str = SEVEN_B, **more: Any) -> Task:
 def test_the_host_alone_and_only_what_the_process_is() -> None:
     (budget,) = stream_budgets(cards(24, ram=8), vocabulary_bytes=100 * MIB, threads=4)
     assert budget.pools == {HOST}
-    assert budget.reserve_bytes == STREAM_PROCESS_BYTES + 4 * STREAM_THREAD_BYTES + 100 * MIB
-    assert devices_for(cards(24), "stream") == devices_for(mac(36), "stream") == ()
+    assert budget.reserve_bytes == PROCESS_BYTES + 4 * THREAD_BYTES + 100 * MIB
+    stream = engine_named("stream")
+    assert stream.devices(cards(24)) == stream.devices(mac(36)) == ()
 
 
 def test_a_host_that_is_not_known() -> None:
@@ -82,7 +80,7 @@ def test_python_and_its_libraries_are_within_what_is_set_aside() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOADED], capture_output=True, check=True, timeout=PATIENCE_S
     )
-    assert int(done.stdout) * 1024 < STREAM_PROCESS_BYTES
+    assert int(done.stdout) * 1024 < PROCESS_BYTES
 
 
 class Header:
@@ -123,7 +121,7 @@ def test_a_list_whose_end_was_not_seen_is_not_free() -> None:
 
 
 def test_all_weights_first_then_fewer_then_none() -> None:
-    ways = ways_of(question(cpu(64)))
+    ways = placements_of(question(cpu(64)))
     whole = matrix_bytes(engine_models()[SEVEN_B, "Q4_K_M"])
     kept = [way.setup.keep_bytes for way in ways]
     assert kept[0] is None
@@ -134,22 +132,22 @@ def test_all_weights_first_then_fewer_then_none() -> None:
 
 def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
     start = Start(setup=StreamSetup(keep_bytes=GIB), settled=frozenset({"keep"}))
-    (way,) = ways_of(question(cpu(64), start=start))
+    (way,) = placements_of(question(cpu(64), start=start))
     assert way.setup.keep_bytes == GIB
 
 
 def test_threads_are_settled_with_the_way() -> None:
-    assert ways_of(question(small(GIB, cores=4)))[0].setup.threads == 4
-    assert ways_of(question(small(GIB, cores=64)))[0].setup.threads == 8
+    assert placements_of(question(small(GIB, cores=4)))[0].setup.threads == 4
+    assert placements_of(question(small(GIB, cores=64)))[0].setup.threads == 8
     start = Start(setup=StreamSetup(threads=3), settled=frozenset({"threads"}))
-    assert ways_of(question(small(GIB), start=start))[0].setup.threads == 3
+    assert placements_of(question(small(GIB), start=start))[0].setup.threads == 3
 
 
 @pytest.mark.parametrize(("memory", "quarters"), [(16 * GIB, 4), (9 * GIB // 2, 3), (GIB, 0)])
 def test_as_many_weights_stay_as_there_is_room_for(memory: int, quarters: int) -> None:
     result = judge(question(small(memory), load=Load(context_tokens=4096)))
     assert result.can_load
-    assert result.way == ways_of(question(small(memory)))[4 - quarters]
+    assert result.way == placements_of(question(small(memory)))[4 - quarters]
 
 
 # --- the window

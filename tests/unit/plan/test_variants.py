@@ -8,18 +8,14 @@ from hypothesis import strategies as st
 from tests.recorded import config_header
 from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
+from edgekit.engines.llamacpp.variants import at_mixes
+from edgekit.engines.mlx.variants import at_bits
+from edgekit.engines.variants import accuracy_of, as_named, stored_accuracy
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.choice import as_named
-from edgekit.plan.variants import (
-    accuracy_of,
-    at_bits,
-    at_mixes,
-    stored_accuracy,
-    variants_of,
-)
 
 
 def test_the_usual_mixes_from_the_most_accurate_on() -> None:
@@ -106,21 +102,18 @@ def packed() -> Model:
 
 
 @pytest.mark.parametrize(
-    ("engine", "settled", "names"),
+    ("engine", "names"),
     [
-        ("llama.cpp", False, ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]),
-        ("llama.cpp", True, ["as stored"]),
-        ("vllm", False, ["as stored"]),
-        ("mlx", False, ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]),
-        ("mlx", True, ["as stored"]),
+        ("llama.cpp", ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]),
+        ("vllm", ["as stored"]),
+        ("mlx", ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]),
+        ("stream", ["as stored"]),
     ],
 )  # fmt: skip
-def test_what_each_engine_can_make_of_a_repository(
-    engine: str, names: list[str], *, settled: bool
-) -> None:
-    found = variants_of(of_config("qwen3-8b"), engine, settled=settled)
+def test_what_each_engine_can_make_of_a_repository(engine: str, names: list[str]) -> None:
+    found = engine_named(engine).variants(of_config("qwen3-8b"))
     assert [one.name for one in found] == names
 
 
 def test_what_mlx_packed_already_stays() -> None:
-    assert [one.name for one in variants_of(packed(), "mlx", settled=False)] == ["as stored"]
+    assert [one.name for one in engine_named("mlx").variants(packed())] == ["as stored"]

@@ -14,6 +14,7 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Status, Usage
+from edgekit.engines import engine_on
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import HardwareError
@@ -21,7 +22,6 @@ from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
 from edgekit.machine.wishes import wished_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.placement import engine_on
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 

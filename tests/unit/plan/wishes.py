@@ -8,15 +8,16 @@ from typing import Any
 from tests.recorded import config_header, engine_models, rows
 
 from edgekit.bill.types import Load
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.variants import as_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.choice import as_named
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.variants import at_mixes, variants_of
 
 LLAMA, GEMMA, MOE, LATENT = "llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v2-lite"
 
@@ -54,7 +55,7 @@ def from_config(
 ) -> Wish:
     return Wish(
         label=name,
-        variants=variants_of(of_config(name), engine, settled=False),
+        variants=engine_named(engine).variants(of_config(name)),
         engine=engine,
         machine=machine,
         load=Load(context_tokens=context),

@@ -11,11 +11,12 @@ from tests.unit.report.verdicts import QWEN
 
 from edgekit.bill.task import Start, Task, Variant
 from edgekit.bill.types import Load
+from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.caches import cache_choices, plain_setup
 from edgekit.plan.planned import Drafter, Plan, Wish
+from edgekit.plan.tasks import cache_choices
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
@@ -61,7 +62,9 @@ def planned(
     **setup: Any,
 ) -> Plan:
     """As a planner would make it: the verdict for a load, and how it came about left out."""
-    start = Start(setup=replace(plain_setup(engine), **setup), settled=frozenset(settled))
+    start = Start(
+        setup=replace(engine_named(engine).default_setup(), **setup), settled=frozenset(settled)
+    )
     load = load or Load(context_tokens=32_768)
     asked = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
     result = judge(asked)

@@ -20,12 +20,12 @@ from edgekit.basis import Basis
 from edgekit.bill.decisions import Decision, Lever, Tried
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Speed
+from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.machine import this_or_wished
 from edgekit.machine.types import System
 from edgekit.model.open import open_model
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.variants import at_mixes
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII, BLOCKS

@@ -20,6 +20,7 @@ from edgekit import __version__
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
+from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
@@ -39,7 +40,6 @@ from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured, 
 from edgekit.machine.types import HOST, Machine, System
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
-from edgekit.plan.placement import measured_overhead
 from edgekit.planning import Wanted, plan_model
 from edgekit.resolver import resolve_model
 from edgekit.runtime.calibrating import calibrate

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from edgekit.embed.tokenizer.cost import TokenizerCost, tokenizer_cost_bytes
 from edgekit.embed.tokenizer.text import TextTokenizer, cut_by
-from edgekit.embed.tokenizer.types import Method, Vocabulary
+from edgekit.embed.tokenizer.types import Vocabulary
 from edgekit.embed.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.tokenizer.cost import TokenizerCost, tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.families import Method
 
 __all__ = [
     "TextTokenizer",

@@ -9,7 +9,6 @@ MERGES = 1_572_864  # Gemma 4 has 514,906
 TOKEN_BYTES = 4 * KIB  # 1,024 in gpt-neox and Command-R: 512 spaces, two bytes each
 STRINGS_BYTES = 64 * MIB  # all tokens, or all merges: 5.6 MB in Gemma 4
 CHARSMAP_BYTES = 4 * MIB  # 237,539 in XLM-R's
-SPLITS_PER_TOKEN = 3  # ways to make a token of two others: 1.9 on average in Llama 2, 2.0 in Gemma
 UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
 SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.tokenizer import kept
-from edgekit.embed.tokenizer.limits import SPLITS_PER_TOKEN
 from edgekit.embed.tokenizer.types import SPACE, PreTokenizer, Strings, TokenKind, Vocabulary
+from edgekit.engines.native.tokenizer.families import SPLITS_PER_TOKEN
 from edgekit.errors import EdgekitError, HeaderLimitError, SourceError
 from edgekit.formats.quoting import quoted
 

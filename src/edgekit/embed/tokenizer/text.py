@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from edgekit.embed.tokenizer.specials import Specials
-from edgekit.embed.tokenizer.types import SPACE, Method, Vocabulary
+from edgekit.embed.tokenizer.types import SPACE, Vocabulary
 from edgekit.embed.tokenizer.windows import cut_places, windows
+from edgekit.engines.native.tokenizer.families import Method
 from edgekit.errors import TextError
 
 if TYPE_CHECKING:

@@ -7,21 +7,11 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from edgekit.engines.native.tokenizer.families import TokenizerFamily
 from edgekit.errors import HeaderError
 from edgekit.formats.quoting import quoted
 
 SPACE = "▁"  # what sentencepiece writes for a space
-
-
-class Method(enum.Enum):
-    """How a text is cut into the tokens of a vocabulary."""
-
-    WORDPIECE = "WordPiece"  # words, each from the left, the longest piece first
-    BPE = "BPE"  # words, each by its merges, the lowest first
-    SPM = (
-        "BPE by scores"  # the whole text, each time the pair that makes the token of highest score
-    )
-    UNIGRAM = "Unigram"  # the whole text, the tokens of the highest sum of scores
 
 
 class TokenKind(enum.IntEnum):
@@ -34,21 +24,6 @@ class TokenKind(enum.IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFamily:
-    """What `tokenizer.ggml.model` says, and what is assumed where the file is silent."""
-
-    model: str
-    method: Method
-    bos: int | None = None
-    eos: int | None = None
-    unknown: int | None = None
-    separator: int | None = None
-    add_bos: bool = False
-    add_eos: bool = False
-    space_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING
 
 from edgekit.embed.tokenizer import limits
 from edgekit.embed.tokenizer.arrays import Taker, read_numbers, read_strings, walk_strings
-from edgekit.embed.tokenizer.families import family_of
 from edgekit.embed.tokenizer.pretokenizers import pre_tokenizer_of
 from edgekit.embed.tokenizer.types import (
-    Method,
     PreTokenizer,
     Strings,
-    TokenizerFamily,
     TokenKind,
     TokenPlaces,
     Vocabulary,
 )
+from edgekit.engines.native.tokenizer.families import Method, TokenizerFamily, family_of
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
 from edgekit.formats.quoting import quoted
 
@@ -207,7 +205,7 @@ def _pre_tokenizer(family: TokenizerFamily, keys: _Keys) -> PreTokenizer | None:
     if (family.model == "whitespace") is not (name == "whitespace"):
         raise UnknownTokenizerError(
             f"{keys.walked.name}: unsupported combination of pre-tokenizer {quoted(name)} "
-            f"and vocabulary {quoted(family.model)} (embed/tokenizer/families.py)"
+            f"and vocabulary {quoted(family.model)} (engines/native/tokenizer/families.py)"
         )
     return row
 

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 
 from edgekit.embed.tokenizer.limits import STRETCH_CHARACTERS, WINDOW_CHARACTERS
-from edgekit.embed.tokenizer.types import SPACE, Method, Vocabulary
+from edgekit.embed.tokenizer.types import SPACE, Vocabulary
+from edgekit.engines.native.tokenizer.families import Method
 from edgekit.errors import TextError
 
 # Han and kana, and the marks that end a part of a sentence with them.

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp import flags
+from edgekit.engines.protocol import Engine
+from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from edgekit.bill.task import Placement, Task
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.bill.verdict import Speed
+    from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
+    from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
+    from edgekit.bill.verdict import Speed, Usage
     from edgekit.engines.llamacpp.types import LlamaCppSetup
     from edgekit.engines.program import Program
-    from edgekit.machine.types import Machine
+    from edgekit.engines.protocol import Floor
+    from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.types import Model
 
 # Flags about what is outside the engine's own buffers, or is not part of a dry run of one model.
@@ -30,7 +33,7 @@ _UNVERIFIED = flags.COMPANIONS | {
 _VERIFIED = tuple(flag for flag in flags.FLAGS if flag.key not in _UNVERIFIED)
 
 
-class LlamaCpp:
+class LlamaCpp(Engine):
     """The engine. Its rules are imported when they are first needed."""
 
     name = "llama.cpp"
@@ -75,7 +78,6 @@ class LlamaCpp:
     # --- the bill
 
     def is_made_for(self, model: Model) -> bool:
-        from edgekit.sources.types import Container
 
         return model.header.container is Container.GGUF
 
@@ -118,6 +120,154 @@ class LlamaCpp:
         from edgekit.engines.llamacpp.speed import fastest
 
         return fastest(read_bytes, held_bytes, machine)
+
+    @property
+    def floor(self) -> Floor:
+        from edgekit.engines.llamacpp import estimate
+
+        return estimate
+
+    def config_probes(self) -> Iterator[tuple[Load, LlamaCppSetup]]:
+        from edgekit.bill.types import Load
+        from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
+
+        load = Load(context_tokens=1_024)
+        yield load, LlamaCppSetup(mix="Q4_K_M")
+        yield load, LlamaCppSetup(mix="Q8_0", backend=Backend.CUDA, load_mtp=True)
+
+    # --- the machine
+
+    def devices(self, machine: Machine) -> tuple[Device, ...]:
+        from edgekit.engines.llamacpp.budget import devices
+
+        return devices(machine)
+
+    def budgets(self, machine: Machine) -> tuple[Budget, ...]:
+        from edgekit.engines.budgets import known_ram
+        from edgekit.engines.llamacpp.budget import budgets, devices
+
+        cards = devices(machine)
+        if not cards:
+            known_ram(machine)
+        return budgets(machine, cards)
+
+    def capacity_bytes(self, machine: Machine) -> int:
+        from edgekit.engines.llamacpp.budget import budgets, devices
+        from edgekit.machine.types import together_bytes
+
+        return together_bytes(budgets(machine, devices(machine)))
+
+    # --- placements
+
+    @property
+    def placed(self) -> frozenset[str]:
+        from edgekit.engines.llamacpp.placements import PLACED
+
+        return PLACED
+
+    def default_setup(self) -> LlamaCppSetup:
+        from edgekit.engines.llamacpp.types import default_setup
+
+        return default_setup()
+
+    def placements(self, task: Task) -> Iterator[Placement]:
+        from edgekit.engines.llamacpp.placements import placements
+
+        return placements(task)
+
+    def finer_placements(self, model: Model, placement: Placement) -> Iterator[Placement]:
+        from edgekit.engines.llamacpp.placements import finer_placements
+
+        return finer_placements(model, placement)
+
+    def rebalance(
+        self, model: Model, placement: Placement, estimate: MemoryEstimate
+    ) -> Placement | None:
+        from edgekit.engines.llamacpp.split import resplit
+
+        return resplit(model, placement, estimate)
+
+    def neighbours(
+        self, model: Model, placement: Placement, uses: Sequence[Usage]
+    ) -> Iterator[Placement]:
+        from edgekit.engines.llamacpp.split import neighbours, pinned
+
+        return neighbours(pinned(model, placement), uses)
+
+    def pinned(self, model: Model, placement: Placement) -> Placement:
+        from edgekit.engines.llamacpp.split import pinned
+
+        return pinned(model, placement)
+
+    # --- the cache
+
+    cache_flags = "-ctk and -ctv"
+
+    def cache_choices(
+        self, task: Task, placement: Placement | None = None
+    ) -> tuple[CacheChoice, ...]:
+        from edgekit.engines.llamacpp.cache_choices import cache_choices
+
+        return cache_choices(task, placement)
+
+    def cache_name(self, load: Load, _setup: LlamaCppSetup) -> str:
+        from edgekit.engines.cache_pairs import cache_name
+
+        return cache_name(load)
+
+    # --- the weights
+
+    has_rule_of_thumb = True
+
+    def variants(self, model: Model, _label: str = "") -> tuple[Variant, ...]:
+        from edgekit.engines.llamacpp.variants import variants
+
+        return variants(model)
+
+    def smaller_weights(self, task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
+        from edgekit.engines.llamacpp.variants import smaller_weights
+
+        return smaller_weights(task, capacity_bytes)
+
+    def download_bytes(
+        self, model: Model, setup: LlamaCppSetup, _estimate: MemoryEstimate
+    ) -> int | None:
+        from edgekit.engines.llamacpp.variants import download_bytes
+
+        return download_bytes(model, setup)
+
+    def divided(self, line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterable[MemoryLine]:
+        from edgekit.engines.llamacpp.rule_of_thumb import divided
+
+        return divided(line, model, setup)
+
+    # --- users and uses
+
+    most_users = 256  # llama.h @ 0c1e570: LLAMA_MAX_SEQ
+    default_users = "llama-server's 4 slots share one context"
+    drafts = True
+
+    def load_for_users(self, load: Load, users: int, native_tokens: int) -> Load:
+        """-c is the context of all sequences together."""
+        from dataclasses import replace
+
+        tokens = native_tokens if load.context_tokens == 0 else load.context_tokens
+        together = None if tokens is None else tokens * users
+        return replace(load, sequences=users, unified=False, context_tokens=together)
+
+    def embedding_start(self, start: Start) -> Start:
+        from dataclasses import replace
+
+        if "embeddings" in start.settled:
+            return start
+        setup = start.setup if start.setup is not None else self.default_setup()
+        settled = start.settled | {"embeddings"}
+        return replace(start, setup=replace(setup, embeddings=True), settled=settled)
+
+    def with_drafter(self, task: Task, drafter: Model | None, mix: str | None) -> Task:
+        from edgekit.engines.llamacpp.companions import task_with_drafter
+
+        return task_with_drafter(task, drafter, mix)
 
 
 ENGINE = LlamaCpp()

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.bill.task import Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, default_setup
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import HOST, Pool, PoolKind
@@ -22,6 +23,22 @@ FLOAT_BYTES = 4
 PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
 PROJECTOR_WITHIN = 1.0
 ADAPTER_WITHIN = 1.0
+DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
+
+
+def task_with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
+    """The task with a drafter next to the model; None: the model's own prediction layers."""
+    setup = task.start.setup or default_setup()
+    setup = replace(setup, draft_max=DRAFT_TOKENS, load_mtp=drafter is None)
+    start = replace(task.start, setup=setup)
+    if drafter is None:
+        return replace(task, start=start)
+
+    def bill(load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+        main = llamacpp.estimate(task.model, load, setup)
+        return with_drafter(main, drafter, load, setup, mix=mix)  # its cache has the same type
+
+    return replace(task, start=start, bill=bill)
 
 
 def with_drafter(

@@ -10,8 +10,8 @@ from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.bill.verdict import Speed
 from edgekit.engines.active_weights import LayerShare
-from edgekit.engines.budgets import devices_for
 from edgekit.engines.llamacpp.as_gguf import converted
+from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import NAME
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.speed import (
@@ -97,7 +97,7 @@ def sequence_run(
     model: Model, load: Load, setup: LlamaCppSetup, bill: MemoryEstimate, machine: Machine
 ) -> SequenceRun:
     """On the devices of the machine."""
-    cards = () if bill.backend == Backend.CPU.value else devices_for(machine, NAME)
+    cards = () if bill.backend == Backend.CPU.value else devices(machine)
     return SequenceRun(
         model=model,
         load=load,
@@ -138,8 +138,7 @@ def _flops_per_byte(device: Device) -> Range | None:
 
 def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
     cards = tuple(
-        (card, READING[_BACKENDS.get(card.vendor, Backend.VULKAN)])
-        for card in devices_for(machine, NAME)
+        (card, READING[_BACKENDS.get(card.vendor, Backend.VULKAN)]) for card in devices(machine)
     )
     return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards)
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgekit.engines.mlx import flags
+from edgekit.engines.protocol import Engine
+from edgekit.errors import RefusedError
+from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from edgekit.bill.task import Placement, Task
+    from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
     from edgekit.engines.flags import Flag
     from edgekit.engines.mlx.types import MlxSetup
-    from edgekit.machine.types import Machine
+    from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.types import Model
 
 
-class Mlx:
+class Mlx(Engine):
     """The engine. Its rules are imported when they are first needed."""
 
     name = "mlx"
@@ -66,7 +69,7 @@ class Mlx:
     # --- the bill
 
     def is_made_for(self, model: Model) -> bool:
-        return model.header.mlx
+        return model.header.container is not Container.GGUF
 
     def version(self, _setup: MlxSetup | None) -> str:
         from edgekit.engines.mlx.estimate import VERSION
@@ -105,6 +108,97 @@ class Mlx:
         from edgekit.engines.mlx.speed import fastest
 
         return fastest(read_bytes, held_bytes, machine)
+
+    def config_probes(self) -> Iterator[tuple[Load, MlxSetup]]:
+        from edgekit.bill.types import Load
+        from edgekit.engines.mlx.types import AS_STORED, MlxSetup
+
+        load = Load(context_tokens=1_024)
+        yield load, MlxSetup()
+        yield load, MlxSetup(quantize=AS_STORED)
+        yield load, MlxSetup(kv_bits=8, quantized_kv_start=0)
+
+    # --- the machine
+
+    def devices(self, machine: Machine) -> tuple[Device, ...]:
+        from edgekit.engines.mlx.placements import devices
+
+        return devices(machine)
+
+    def check_runs(self, machine: Machine) -> None:
+        from edgekit.engines.mlx.placements import check_runs
+
+        check_runs(machine)
+
+    def budgets(self, machine: Machine) -> tuple[Budget, ...]:
+        from edgekit.engines.mlx.placements import budgets
+
+        return budgets(machine)
+
+    def capacity_bytes(self, machine: Machine) -> int:
+        from edgekit.machine.types import together_bytes
+
+        return together_bytes(self.budgets(machine))
+
+    # --- placements
+
+    def default_setup(self) -> MlxSetup:
+        from edgekit.engines.mlx.types import MlxSetup
+
+        return MlxSetup()
+
+    def placements(self, task: Task) -> Iterator[Placement]:
+        from edgekit.engines.mlx.placements import placements
+
+        return placements(task)
+
+    # --- the cache
+
+    cache_flags = "--kv-bits"
+    cache_fields = ("kv_bits", "quantized_kv_start")
+
+    def cache_choices(
+        self, task: Task, _placement: Placement | None = None
+    ) -> tuple[CacheChoice, ...]:
+        from edgekit.engines.mlx.cache_choices import cache_choices
+
+        return tuple(cache_choices(task))
+
+    def cache_name(self, _load: Load, setup: MlxSetup) -> str:
+        return f"{setup.kv_bits or 16} bit"
+
+    # --- the weights
+
+    wires_memory = True
+    has_rule_of_thumb = True
+
+    def variants(self, model: Model, _label: str = "") -> tuple[Variant, ...]:
+        from edgekit.engines.mlx.variants import variants
+
+        return variants(model)
+
+    def smaller_weights(self, task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
+        from edgekit.engines.mlx.variants import smaller_weights
+
+        return smaller_weights(task)
+
+    def download_bytes(self, model: Model, setup: MlxSetup, estimate: MemoryEstimate) -> int | None:
+        """The repository that was read, or the weights as they would be packed."""
+        own = model.header.file_bytes or model.header.tensor_bytes
+        return own if own and setup.quantize is None else estimate.weights_bytes or None
+
+    # --- users and uses
+
+    most_users = 65_536
+    default_users = "one request at a time"
+
+    def load_for_users(self, load: Load, users: int, _native_tokens: int) -> Load:
+        from dataclasses import replace
+
+        return replace(load, sequences=users)
+
+    def embedding_start(self, _start: Start) -> Start:
+        raise RefusedError("mlx-lm does not return embeddings; llama.cpp and vLLM do")
 
 
 ENGINE = Mlx()

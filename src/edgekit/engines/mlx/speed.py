@@ -5,8 +5,8 @@ from __future__ import annotations
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Speed
-from edgekit.engines.budgets import devices_for
 from edgekit.engines.mlx.estimate import NAME
+from edgekit.engines.mlx.placements import devices
 from edgekit.engines.speed import (
     METAL_READING,
     SequenceRun,
@@ -35,5 +35,5 @@ def speed(
 
 
 def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
-    cards = tuple((card, METAL_READING) for card in devices_for(machine, NAME))
+    cards = tuple((card, METAL_READING) for card in devices(machine))
     return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgekit.engines.native import flags
+from edgekit.engines.protocol import Engine
+from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from edgekit.bill.task import CacheChoice, Placement, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.flags import Flag
     from edgekit.engines.native.setup import StreamSetup
     from edgekit.engines.program import Program
-    from edgekit.machine.types import Machine
+    from edgekit.machine.types import Budget, Machine
     from edgekit.model.types import Model
 
 
-class Native:
+class Native(Engine):
     """The engine. Its rules are imported when they are first needed."""
 
     name = "stream"
@@ -63,7 +66,7 @@ class Native:
     # --- the bill
 
     def is_made_for(self, _model: Model) -> bool:
-        return False
+        return False  # never chosen unless it is asked for
 
     def version(self, _setup: StreamSetup | None) -> str:
         from edgekit.engines.native.estimate import VERSION
@@ -98,6 +101,77 @@ class Native:
         from edgekit.engines.speed import fastest_tokens_per_s
 
         return fastest_tokens_per_s(read_bytes, held_bytes, machine, self.name)
+
+    # --- the machine
+
+    def budgets(self, machine: Machine) -> tuple[Budget, ...]:
+        from edgekit.engines.native.placements import budgets
+
+        return budgets(machine)
+
+    def capacity_bytes(self, machine: Machine) -> int:
+        from edgekit.machine.types import together_bytes
+
+        return together_bytes(self.budgets(machine))
+
+    def check_limits(self, reserve_bytes: int | None, _max_use: float | None) -> None:
+        if reserve_bytes is not None:
+            raise UsageError(
+                "--reserve does not apply to the built-in engine, whose estimate covers the whole process"
+            )
+
+    # --- placements
+
+    streams_weights = True
+
+    def default_setup(self) -> StreamSetup:
+        from edgekit.engines.native.setup import StreamSetup
+
+        return StreamSetup()
+
+    def placements(self, task: Task) -> Iterator[Placement]:
+        from edgekit.engines.native.placements import placements
+
+        return placements(task)
+
+    # --- the cache
+
+    cache_flags = "-ctk and -ctv"
+
+    def cache_choices(
+        self, task: Task, _placement: Placement | None = None
+    ) -> tuple[CacheChoice, ...]:
+        from edgekit.engines.native.cache_choices import cache_choices
+
+        return cache_choices(task.load)
+
+    def cache_name(self, load: Load, _setup: StreamSetup) -> str:
+        from edgekit.engines.cache_pairs import cache_name
+
+        return cache_name(load)
+
+    # --- the weights
+
+    def variants(self, model: Model, _label: str = "") -> tuple[Variant, ...]:
+        from edgekit.engines.variants import as_named
+
+        return as_named(model)
+
+    def download_bytes(
+        self, model: Model, _setup: StreamSetup, _estimate: MemoryEstimate
+    ) -> int | None:
+        return model.header.file_bytes or model.header.tensor_bytes
+
+    # --- users and uses
+
+    can_plan = False
+    most_users = 1
+    default_users = "one request at a time"
+
+    def load_for_users(self, load: Load, users: int, _native_tokens: int) -> Load:
+        from dataclasses import replace
+
+        return replace(load, sequences=users)
 
 
 ENGINE = Native()

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edgekit.engines.protocol import Engine
 from edgekit.engines.vllm import flags
+from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from edgekit.bill.task import Placement, Task
+    from edgekit.bill.task import CacheChoice, Placement, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
     from edgekit.engines.flags import Flag
     from edgekit.engines.vllm.types import VllmSetup
-    from edgekit.machine.types import Machine
+    from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.types import Model
 
 
-class Vllm:
+class Vllm(Engine):
     """The engine. Its rules are imported when they are first needed."""
 
     name = "vllm"
@@ -62,7 +64,6 @@ class Vllm:
     # --- the bill
 
     def is_made_for(self, model: Model) -> bool:
-        from edgekit.sources.types import Container
 
         return model.header.container is not Container.GGUF and not model.header.mlx
 
@@ -103,6 +104,101 @@ class Vllm:
         from edgekit.engines.vllm.speed import fastest
 
         return fastest(read_bytes, held_bytes, machine)
+
+    def config_probes(self) -> Iterator[tuple[Load, VllmSetup]]:
+        from edgekit.bill.types import Load
+        from edgekit.engines.vllm.types import VllmSetup
+
+        load = Load(context_tokens=1_024)
+        yield load, VllmSetup()
+        yield load, VllmSetup(tensor_parallel_size=2, quantization="fp8")
+        yield load, VllmSetup(kv_cache_dtype="fp8", pipeline_parallel_size=2)
+
+    # --- the machine
+
+    def devices(self, machine: Machine) -> tuple[Device, ...]:
+        from edgekit.engines.vllm.budget import devices
+
+        return devices(machine)
+
+    def check_runs(self, machine: Machine) -> None:
+        from edgekit.engines.vllm.budget import check_runs
+
+        check_runs(machine)
+
+    def budgets(self, machine: Machine) -> tuple[Budget, ...]:
+        from edgekit.engines.vllm.budget import budgets, devices, startable_share
+        from edgekit.engines.vllm.types import DEFAULT_UTILIZATION
+
+        cards = devices(machine)
+        return budgets(cards, startable_share(cards, DEFAULT_UTILIZATION))
+
+    def capacity_bytes(self, machine: Machine) -> int:
+        return sum(card.free_bytes for card in self.devices(machine))
+
+    def check_limits(self, reserve_bytes: int | None, max_use: float | None) -> None:
+        from edgekit.engines.vllm.budget import check_limits
+
+        check_limits(reserve_bytes, max_use)
+
+    # --- placements
+
+    has_ranks = True
+
+    @property
+    def placed(self) -> frozenset[str]:
+        from edgekit.engines.vllm.placements import PLACED
+
+        return PLACED
+
+    def default_setup(self) -> VllmSetup:
+        from edgekit.engines.vllm.types import VllmSetup
+
+        return VllmSetup()
+
+    def placements(self, task: Task) -> Iterator[Placement]:
+        from edgekit.engines.vllm.placements import placements
+
+        return placements(task)
+
+    # --- the cache
+
+    cache_flags = "--kv-cache-dtype"
+    cache_fields = ("kv_cache_dtype",)
+
+    def cache_choices(
+        self, task: Task, _placement: Placement | None = None
+    ) -> tuple[CacheChoice, ...]:
+        from edgekit.engines.vllm.cache_choices import cache_choices
+
+        return tuple(cache_choices(task))
+
+    def cache_name(self, _load: Load, setup: VllmSetup) -> str:
+        return setup.kv_cache_dtype
+
+    # --- the weights
+
+    def variants(self, model: Model, label: str = "") -> tuple[Variant, ...]:
+        from edgekit.engines.vllm.variants import variants
+
+        return variants(model, label)
+
+    def download_bytes(
+        self, model: Model, setup: VllmSetup, _estimate: MemoryEstimate
+    ) -> int | None:
+        from edgekit.engines.vllm.variants import download_bytes
+
+        return download_bytes(model, setup)
+
+    # --- users and uses
+
+    most_users = 65_536
+    default_users = "one request at a time"
+
+    def load_for_users(self, load: Load, users: int, _native_tokens: int) -> Load:
+        from dataclasses import replace
+
+        return replace(load, sequences=users)
 
 
 ENGINE = Vllm()

@@ -1,141 +1,100 @@
-"""What a card holds beside weights and the pool, modelled, and what is left for the pool.
-
-vLLM measures these with a dummy step of max_num_batched_tokens (gpu_worker.py determine_available_memory @ 0.32.0):
-available = ceil(total x utilisation) - all that is held - the highest transient - CUDA graphs. Nothing here was
-measured on a GPU: the terms are read off the source, so every line is MODELLED and says how far off it may be.
-"""
+"""What vLLM may use of its cards: the same share of each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from edgekit.basis import Basis
-from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.vllm.caches import attention_of
-from edgekit.engines.vllm.models import section_of
-from edgekit.engines.vllm.types import CUDA_CONTEXT_BYTES, DTYPE_BYTES, ResolvedVllm, VllmSetup
-from edgekit.machine.types import DEVICE
-from edgekit.model.types import LatentAttention, Layer, Model, Recurrent
-from edgekit.units import MIB
+from edgekit.engines.budgets import devices_of
+from edgekit.errors import HardwareError, UsageError
+from edgekit.machine.types import DEVICE, Budget, Device, Machine, Vendor
+from edgekit.units import GIB, format_bytes
 
-# Of a logit: as computed, and as f32; the step that vLLM measures does not sort (gpu/sample/sampler.py).
-SAMPLER_BYTES = 2 + 4
-GRAPH_BYTES = MIB  # cudagraph_utils.py counts at least so much for each graph of a whole step
-GRAPH_PIECE_BYTES = MIB // 4  # of each layer's piece
-CAPTURE_SIZES = 51  # config/vllm.py: 1, 2, 4, every 8th to 256, every 16th to 512
-LARGEST_CAPTURE = 512
+# What is gone before vLLM looks at what is free: a CUDA context (527 MiB on an H200), and among several cards NCCL's
+# buffers (users log 1.5 GiB and more).
+CONTEXT_BYTES = 6 * GIB // 10
+NCCL_BYTES = 3 * GIB // 2
+# Without compilation vLLM takes more than its share in the end: up to 223 MiB in 32 starts on an H200.
+BEYOND_SHARE_BYTES = GIB // 4
+LEAST_SHARE = 0.2  # with less of a card vLLM is not worth starting
 
 
-def held_lines(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
-) -> tuple[MemoryLine, ...]:
-    """Everything but weights and pool."""
-    made = [_rope_line(model, resolved), _activation_line(model, setup, resolved, layers)]
-    if not setup.enforce_eager:
-        made.append(_graph_line(model, setup, resolved, layers))
-    made.append(
-        _line(Component.RUNTIME, CUDA_CONTEXT_BYTES, 0.5, "CUDA context and libraries: 0.5 GiB")
+def devices(machine: Machine) -> tuple[Device, ...]:
+    return devices_of(machine, (Vendor.NVIDIA,))
+
+
+def check_runs(machine: Machine) -> None:
+    """Raises HardwareError where the machine has no NVIDIA GPU."""
+    if not devices(machine):
+        here = f"this is: {machine.name}"
+        if not machine.what_if:
+            here = "this machine has none (--device checks another machine)"
+        elif not machine.devices and not machine.processor:  # RAM alone
+            here = "none given (add --device or --vram)"
+        raise HardwareError(f"vLLM needs an NVIDIA GPU; {here}")
+
+
+def check_limits(reserve_bytes: int | None, max_use: float | None) -> None:
+    """Raises UsageError: vLLM has neither a reserve nor a largest share."""
+    limits = {"--reserve": reserve_bytes, "--max-use": max_use}
+    for flag, value in limits.items():
+        if value is not None:
+            raise UsageError(
+                f"{flag} does not apply to vLLM, which takes a fixed share: use --gpu-memory-utilization"
+            )
+
+
+def budgets(
+    cards: tuple[Device, ...], utilization: float, *, eager: bool = False
+) -> tuple[Budget, ...]:
+    """The tightest of the cards that share the model: vLLM asks the same share of each."""
+    before = _before_start(cards, eager=eager)
+    return (min((_share(one, utilization, before) for one in cards), key=_tightness),)
+
+
+def startable_share(cards: tuple[Device, ...], wanted: float, *, eager: bool = False) -> float:
+    """`wanted`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all of them.
+
+    Where that is too little to be worth it, `wanted` again: its budget then says why it does not start.
+    """
+    share = min(_startable(one, _before_start(cards, eager=eager)) for one in cards)
+    return share if LEAST_SHARE <= share < wanted else wanted
+
+
+def _before_start(cards: tuple[Device, ...], *, eager: bool) -> int:
+    """What has to be free in addition to its share."""
+    several = NCCL_BYTES if len(cards) > 1 else 0
+    return CONTEXT_BYTES + several + (BEYOND_SHARE_BYTES if eager else 0)
+
+
+def _startable(device: Device, before_bytes: int) -> float:
+    started = max(0, device.free_bytes - before_bytes)
+    return math.floor(100 * started / max(device.total_bytes, 1)) / 100
+
+
+def _tightness(budget: Budget) -> tuple[bool, int]:
+    return not budget.blocked, budget.available_bytes
+
+
+def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
+    # v1/worker/utils.py request_memory @ 0.32.0
+    asked = math.ceil(device.total_bytes * utilization)
+    started = max(0, device.free_bytes - before_bytes)
+    blocked = ""
+    if started < asked:
+        share = _startable(device, before_bytes)
+        blocked = (
+            f"vLLM does not start: it reserves {format_bytes(asked)} of {device.name} "
+            f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(started)} is free once it runs; "
+            f"free GPU memory{f', or use {share:g}' if share else ''}"
+        )
+    return Budget(
+        name=device.name,
+        pools=frozenset({DEVICE}),
+        total_bytes=device.total_bytes,
+        free_bytes=device.free_bytes,
+        reserve_bytes=max(0, device.free_bytes - asked),
+        has_default_reserve=False,
+        is_share=True,
+        because=f"not used at --gpu-memory-utilization {utilization:g} of {format_bytes(device.total_bytes)}",
+        blocked=blocked,
     )
-    return tuple(line for line in made if line.size_bytes)
-
-
-def available_bytes(setup: VllmSetup, held: int) -> int | None:
-    """Left for the pool; None where the card's memory is not known."""
-    total = setup.gpu.memory_bytes
-    if total is None:
-        return None
-    return math.ceil(total * setup.gpu_memory_utilization) - held
-
-
-def _line(component: Component, size_bytes: int, within: float, because: str) -> MemoryLine:
-    return MemoryLine(
-        component=component,
-        size_bytes=size_bytes,
-        pool=DEVICE,
-        basis=Basis.MODELLED,
-        because=because,
-        within=within,
-    )
-
-
-def _activation_line(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
-) -> MemoryLine:
-    tokens = resolved.max_num_batched_tokens
-    step = tokens * _token_bytes(model, setup, resolved, layers)
-    rows = min(resolved.max_num_seqs, tokens)
-    sampled = rows * (model.geometry.vocabulary or 0) * SAMPLER_BYTES
-    sampled += 2 * tokens * model.geometry.hidden * DTYPE_BYTES[resolved.dtype]  # still there
-    because = (
-        f"the larger of a step of {tokens:,} tokens ({step:,} B) and sampling {rows:,} rows of "
-        f"{model.geometry.vocabulary or 0:,} logits x {SAMPLER_BYTES} B ({sampled:,} B)"
-    )
-    return _line(Component.COMPUTE, max(step, sampled), 0.5, because)
-
-
-def _token_bytes(model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range) -> int:
-    """What one token of a step takes at the widest point: two residual rows and the widest half of a layer."""
-    ranks, hidden = setup.tensor_parallel_size, model.geometry.hidden
-    inside = (model.geometry.layers[i] for i in layers)
-    widest = max((max(_mixer(layer), _half(layer, hidden)) // ranks for layer in inside), default=0)
-    return (3 * hidden + widest) * DTYPE_BYTES[resolved.dtype]
-
-
-def _mixer(layer: Layer) -> int:
-    kind = attention_of(layer.mixer)
-    if isinstance(kind, LatentAttention):
-        return kind.heads * (3 * kind.key_dim + 2 * kind.value_dim)
-    if kind is not None:
-        return 2 * kind.heads * kind.key_dim + 2 * kind.kv_heads * (kind.key_dim + kind.value_dim)
-    if isinstance(layer.mixer, Recurrent):
-        return 4 * (layer.mixer.inner + 2 * layer.mixer.groups * layer.mixer.state_size)
-    return 0
-
-
-def _half(layer: Layer, hidden: int) -> int:
-    """Experts keep rows for every token and expert chosen."""
-    dense = 3 * layer.dense.width if layer.dense else 0
-    if layer.experts is None:
-        return dense
-    one = layer.experts
-    return max(dense, one.used * (max(2 * one.width, hidden) + one.width))
-
-
-def _graph_line(
-    model: Model, setup: VllmSetup, resolved: ResolvedVllm, layers: range
-) -> MemoryLine:
-    pieces = CAPTURE_SIZES * len(layers) * GRAPH_PIECE_BYTES
-    inside = LARGEST_CAPTURE * _token_bytes(model, setup, resolved, layers)
-    size = CAPTURE_SIZES * GRAPH_BYTES + pieces + inside
-    because = (
-        f"CUDA graphs: {CAPTURE_SIZES} sizes x (1 MiB + {len(layers)} layers x 0.25 MiB) "
-        f"+ a step of {LARGEST_CAPTURE} tokens"
-    )
-    return _line(Component.RUNTIME, size, 1.0, because)
-
-
-def _rope_line(model: Model, resolved: ResolvedVllm) -> MemoryLine:
-    section = section_of(model)
-    positions = max(model.geometry.trained_context or 0, _positions(section))
-    kinds = [kind for layer in model.geometry.layers if (kind := attention_of(layer.mixer))]
-    widths = {_rotary(kind, section) for kind in kinds}
-    size = positions * sum(widths) * DTYPE_BYTES[resolved.dtype]
-    because = f"cos and sin of {positions:,} positions x {sum(widths)} numbers"
-    return _line(Component.RUNTIME, size, 1.0, because)
-
-
-def _positions(section: Mapping[str, Any]) -> int:
-    value = section.get("model_max_length")
-    return value if isinstance(value, int) and 0 < value < 2**31 else 0
-
-
-def _rotary(kind: Any, section: Mapping[str, Any]) -> int:
-    if isinstance(kind, LatentAttention):
-        return kind.rope_dim
-    rope = section.get("rope_parameters")
-    inner = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
-    share = section.get("partial_rotary_factor") or inner
-    usable = isinstance(share, float) and 0 < share <= 1
-    return int(kind.key_dim * share) if usable and share else int(kind.key_dim)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, no_better_than
 from edgekit.engines.vllm.blocks import make_pool
-from edgekit.engines.vllm.budget import available_bytes, held_lines
 from edgekit.engines.vllm.models import check_has
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
+from edgekit.engines.vllm.overhead import available_bytes, held_lines
 from edgekit.engines.vllm.stages import stages
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, BlockPool, ResolvedVllm, VllmSetup
 from edgekit.engines.vllm.weight_lines import fullest_stage, weight_lines

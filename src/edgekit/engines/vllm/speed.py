@@ -7,7 +7,6 @@ from dataclasses import replace
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Speed
-from edgekit.engines.budgets import devices_for
 from edgekit.engines.speed import (
     GB,
     MICRO,
@@ -21,6 +20,7 @@ from edgekit.engines.speed import (
     nvidia_flops_per_byte,
 )
 from edgekit.engines.token_reads import token_reads
+from edgekit.engines.vllm.budget import devices
 from edgekit.engines.vllm.estimate import NAME
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Device, Machine
@@ -78,6 +78,6 @@ def _flops_per_byte(device: Device) -> Range | None:
 
 
 def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
-    cards = tuple((card, READING) for card in devices_for(machine, NAME))
+    cards = tuple((card, READING) for card in devices(machine))
     ranks = max(len(cards), 1)
     return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards, ranks=ranks)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from edgekit.bill.verdict import Status
 from edgekit.engines.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import repacked_bytes
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, SplitMode
 from edgekit.engines.model_words import (
     NO_PROJECTOR,
@@ -18,7 +19,6 @@ from edgekit.engines.model_words import (
 )
 from edgekit.engines.model_words import draft_words as model_words_of_draft
 from edgekit.machine.types import HOST
-from edgekit.plan.growth import growth_limits
 from edgekit.plan.planned import Plan
 from edgekit.report.commands import cards
 from edgekit.report.commands.types import Command, Planned

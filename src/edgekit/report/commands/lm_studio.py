@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from edgekit.engines.budgets import devices_for
+from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
 from edgekit.engines.model_words import parsed
-from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import llamacpp, mlx
 from edgekit.report.commands.types import FILE, SETTINGS, Command, Planned
 from edgekit.sources.reference import HubModel
@@ -94,7 +94,7 @@ def _experts(planned: Planned) -> str | float:
 def _cards(planned: Planned) -> Iterator[Setting]:
     """Shares of all cards that it sees, in the order of their numbers: 0 leaves one alone."""
     plan, used = planned.plan, planned.plan.result.way.cards
-    known = devices_for(plan.wish.machine, plan.wish.engine)
+    known = engine_named(plan.wish.engine).devices(plan.wish.machine)
     if not used or (len(used) == len(known) and not planned.setup.tensor_split):
         return
     shares = planned.setup.tensor_split or tuple(float(card.free_bytes) for card in used)

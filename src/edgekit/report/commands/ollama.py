@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from edgekit.bill.cache_types import CacheType
 from edgekit.catalog.repositories import Form, repository_at
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
-from edgekit.plan.growth import growth_limits
 from edgekit.report.commands import cards
 from edgekit.report.commands.llamacpp import has_own_file, model_words, source_notes
 from edgekit.report.commands.types import FILE, Command, Planned

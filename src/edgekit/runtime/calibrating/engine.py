@@ -11,8 +11,7 @@ from pathlib import Path
 
 from edgekit import __version__
 from edgekit.bill.types import Load
-from edgekit.engines.budgets import devices_for
-from edgekit.engines.llamacpp import ENGINE
+from edgekit.engines.llamacpp.budget import backend_name, devices
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
@@ -26,7 +25,6 @@ from edgekit.machine.calibration import today, told_text
 from edgekit.machine.measured import HostMeasured, Pace
 from edgekit.machine.types import Device, Machine
 from edgekit.model.open import Opened, open_model
-from edgekit.plan.placement import BACKENDS
 from edgekit.runtime.calibrating.busy import watched
 from edgekit.runtime.calibrating.made_up import LABEL, file_bytes, write_made_up
 from edgekit.runtime.calibrating.types import Bench, Run
@@ -87,7 +85,7 @@ def _made_up(bench: Bench) -> Iterator[Opened]:
 
 def _run(bench: Bench, way: VerifyMethod, opened: Opened) -> Run:
     """On the cards that are here, where the engine finds them; else on the processor."""
-    cards = devices_for(bench.machine, ENGINE.name)
+    cards = devices(bench.machine)
     if not cards:
         return _on(bench, way, opened, ())
     try:
@@ -146,7 +144,7 @@ def _notes(found: Verification, busy: str, left_out: str) -> Iterator[str]:
 
 
 def _setup(cards: tuple[Device, ...], opened: Opened) -> LlamaCppSetup:
-    backend = Backend(BACKENDS.get(cards[0].vendor, "vulkan")) if cards else Backend.CPU
+    backend = Backend(backend_name(cards[0])) if cards else Backend.CPU
     embeds = opened.model.geometry.causal is False
     return LlamaCppSetup(mode=LlamaMode.SERVER, backend=backend, embeddings=embeds)
 

@@ -9,8 +9,9 @@ import codecs
 import re
 from typing import TYPE_CHECKING
 
-from edgekit.embed.tokenizer.types import SPACE, Method, TokenKind, TokenPlaces
+from edgekit.embed.tokenizer.types import SPACE, TokenKind, TokenPlaces
 from edgekit.embed.tokenizer.vocabulary import read_places
+from edgekit.engines.native.tokenizer.families import Method
 from edgekit.errors import HeaderError, TextError
 from edgekit.formats.quoting import quoted
 

@@ -1,4 +1,4 @@
-"""A bill over several cards -> how to divide the layers among them so that the fullest is as empty as can be."""
+"""A bill over several cards -> how to divide the layers among them (-ts) so that the fullest is as empty as can be."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ MOST_TAKERS = 3  # every division costs the graph of a whole model
 WORST_SHARE = 64.0  # of a card; a division that needs more is none
 
 
-def resplit(way: Placement, estimate: MemoryEstimate, idle_blocks: int = 0) -> Placement | None:
-    """The same way with -ts; None where there is no other division. `estimate` is the bill as it is divided now.
+def resplit(model: Model, placement: Placement, estimate: MemoryEstimate) -> Placement | None:
+    """The same placement with -ts; None where there is no other split. `estimate` is the bill as it is split now.
 
-    Blocks for further tokens that are not loaded stand between the last layer and the head, and are counted too.
+    Blocks of multi-token prediction that are not loaded come between the last layer and the head, and are counted too.
     """
+    idle_blocks = 0 if placement.setup.load_mtp else model.geometry.mtp_layers
     layers = _layer_bytes(estimate, idle_blocks)
-    cards = [budget for place in range(len(way.cards)) for budget in _card(way, place)]
-    if len(cards) != len(way.cards) or len(layers) < len(cards):
+    own = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
+    cards = [budget for pools in own for budget in placement.budgets if budget.pools == pools]
+    if len(cards) != len(placement.cards) or len(layers) < len(cards):
         return None
     counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
-    if counts is None or counts == way.setup.tensor_split:
+    if counts is None or counts == placement.setup.tensor_split:
         return None
-    return divided(way, counts)
+    return divided(placement, counts)
 
 
-def divided(way: Placement, counts: tuple[float, ...]) -> Placement:
-    """The way with so many layers on each card, and words that say so."""
-    told = way.because.partition(DIVIDED)[0]
-    told += DIVIDED + ":".join(str(round(count)) for count in counts)
-    setup = replace(way.setup, tensor_split=counts)
-    return replace(way, setup=setup, because=told, may_resplit=False)
+def divided(placement: Placement, counts: tuple[float, ...]) -> Placement:
+    """The placement with this many layers on each card, and words that say so."""
+    because = placement.because.partition(DIVIDED)[0]
+    because += DIVIDED + ":".join(str(round(count)) for count in counts)
+    setup = replace(placement.setup, tensor_split=counts)
+    return replace(placement, setup=setup, because=because, may_resplit=False)
 
 
-def neighbours(way: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
+def neighbours(placement: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
     """One layer moved off the fullest card, to each of those with most room left.
 
     None where the host is fullest, or cards have no memory of their own.
     """
-    counts = way.setup.tensor_split
+    counts = placement.setup.tensor_split
     full = {use.budget.pools: use.utilization for use in uses}
     own = [frozenset({pool_of(place)}) for place in range(len(counts))]
     if not full.keys() >= set(own):
@@ -64,24 +66,25 @@ def neighbours(way: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
         moved = list(counts)
         moved[fullest] -= 1
         moved[taker] += 1
-        yield divided(way, tuple(moved))
+        yield divided(placement, tuple(moved))
 
 
-def pinned(way: Placement, model: Model) -> Placement:
-    """The way with the division said that it is billed with: the engine would divide by what is free when it starts."""
-    if len(way.cards) < 2 or way.setup.tensor_split or way.setup.split_mode is not SplitMode.LAYER:
-        return way
-    placed = place(model, way.setup)
-    counts = [0.0] * len(way.cards)
+def pinned(model: Model, placement: Placement) -> Placement:
+    """The placement with its split as -ts: without it llama.cpp splits by what is free when it starts."""
+    if (
+        len(placement.cards) < 2
+        or placement.setup.tensor_split
+        or placement.setup.split_mode is not SplitMode.LAYER
+    ):
+        return placement
+    placed = place(model, placement.setup)
+    counts = [0.0] * len(placement.cards)
     for pool in (*placed.blocks, placed.output):
         if pool.kind is PoolKind.DEVICE:
             counts[pool.index] += 1
-    return replace(way, setup=replace(way.setup, tensor_split=tuple(counts)), may_resplit=False)
-
-
-def _card(way: Placement, place: int) -> tuple[Budget, ...]:
-    pool = frozenset({pool_of(place)})
-    return tuple(budget for budget in way.budgets if budget.pools == pool)
+    return replace(
+        placement, setup=replace(placement.setup, tensor_split=tuple(counts)), may_resplit=False
+    )
 
 
 def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:

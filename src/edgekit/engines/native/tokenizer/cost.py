@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from edgekit.embed.tokenizer.families import FAMILIES, family_of
-from edgekit.embed.tokenizer.limits import SPLITS_PER_TOKEN
-from edgekit.embed.tokenizer.types import Method, TokenizerFamily
+from edgekit.engines.native.tokenizer.families import (
+    FAMILIES,
+    SPLITS_PER_TOKEN,
+    Method,
+    TokenizerFamily,
+    family_of,
+)
 from edgekit.formats.types import ArrayFact, Value
 from edgekit.units import MIB
 

@@ -13,11 +13,11 @@ from tests.unit.plan.wishes import LLAMA, billed, from_config, one_file
 from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Load
 from edgekit.machine.types import Machine
-from edgekit.plan.choice import at
 from edgekit.plan.making import make_plan, question_of
-from edgekit.plan.placement import ways_of
+from edgekit.plan.placement import placements_of
 from edgekit.plan.planned import Wish
-from edgekit.plan.sharing import MOST_USERS, users_that_fit
+from edgekit.plan.tasks import with_weights
+from edgekit.plan.users import MOST_USERS, users_that_fit
 from edgekit.units import GIB
 
 
@@ -58,7 +58,7 @@ def test_the_edge_is_where_the_bill_has_it(gib: int, blocks: int) -> None:
     tokens = blocks * 512
     wish = one_file(LLAMA, cpu(gib), tokens)
     question = question_of(wish)
-    count = users_that_fit(question, tokens, ways_of(question))
+    count = users_that_fit(question, tokens, placements_of(question))
     assert count == 1 or holds(gib, count, tokens)
     assert count == MOST_USERS or not holds(gib, count + 1, tokens)
 
@@ -66,7 +66,7 @@ def test_the_edge_is_where_the_bill_has_it(gib: int, blocks: int) -> None:
 def test_no_more_than_an_engine_ever_takes() -> None:
     wish = one_file("qwen3-0.6b", cpu(4096), 512)
     question = question_of(wish)
-    assert users_that_fit(question, 512, ways_of(question)) == MOST_USERS == 256
+    assert users_that_fit(question, 512, placements_of(question)) == MOST_USERS == 256
 
 
 def test_what_was_asked_for() -> None:
@@ -98,5 +98,5 @@ def test_other_engines_are_asked_as_well(engine: str, machine: Machine) -> None:
     wish = from_config("qwen3-8b", machine, engine, 8192)
     count, _ = most_users(wish)
     assert count > 1
-    question = at(question_of(wish), make_plan(wish).variant)
-    assert users_that_fit(question, 8192, ways_of(question)) == count
+    question = with_weights(question_of(wish), make_plan(wish).variant)
+    assert users_that_fit(question, 8192, placements_of(question)) == count

@@ -1,0 +1,294 @@
+"""Where llama.cpp can put a model on a machine, the placement with most on the devices first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from edgekit.bill.task import Placement, Task
+from edgekit.engines.budgets import known_ram, names_of
+from edgekit.engines.llamacpp.budget import backend_name, budgets, devices
+from edgekit.engines.llamacpp.types import (
+    ALL_LAYERS,
+    Backend,
+    Cpu,
+    DeviceSlot,
+    LlamaCppSetup,
+    Overhead,
+    Override,
+    SplitMode,
+    default_setup,
+    used_devices,
+)
+from edgekit.errors import HardwareError, UsageError
+from edgekit.machine.apple import longest_buffer_bytes
+from edgekit.machine.calibration import device_key
+from edgekit.machine.types import Device, Machine, Vendor
+from edgekit.model.types import Model
+from edgekit.units import GIB
+
+# Fields of the setup that say where the model goes; a caller who gives one gives them all.
+PLACED = frozenset({
+    "backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv",
+    "split_mode", "main_gpu", "override_tensor", "rpc",
+})  # fmt: skip
+# A split alone leaves open how much goes to the RAM.
+_LEAVES_NOTHING_OPEN = PLACED - {"tensor_split"}
+# Of these, flags that count on every device of the machine, numbered as llama.cpp does.
+_BY_NUMBER = frozenset({"split_mode", "main_gpu", "override_tensor", "rpc"})
+Cards = tuple[Device, ...]
+# A reserve of 1 GiB, a context of 0.6, a compute buffer and a layer.
+LEAST_CARD_BYTES = 5 * GIB // 2
+ON_THE_CPU = "fully on the CPU"
+
+
+def placements(task: Task) -> Iterator[Placement]:
+    """Those with the whole model on devices first, or on the CPU of a machine without any; each placement behind them
+    takes no more of the devices than the one before it.
+
+    Raises HardwareError for a backend that the machine has no device for, and where there is nothing to run on.
+    """
+    machine, start = task.machine, task.start
+    setup: LlamaCppSetup = start.setup or default_setup()
+    cards, *fewer = _card_sets(devices(machine))
+    if "backend" in start.settled:
+        _check_backend(machine, cards, setup.backend)
+    if start.settled & _BY_NUMBER and (devices(machine) or setup.servers):
+        yield _by_number(machine, setup, has_backend="backend" in start.settled)
+        return
+    if not cards or ("backend" in start.settled and setup.backend is Backend.CPU):
+        yield replace(_on_the_cpu(machine, setup), whole=True)
+        return
+    if "backend" not in start.settled:
+        setup = replace(setup, backend=Backend(backend_name(cards[0])))
+    for some in (cards,) if setup.tensor_split else (cards, *fewer):
+        own = replace(setup, devices=_as_devices(some, setup.tensor_split))
+        because = f"as requested, on {names_of(some)}"
+        if setup.n_gpu_layers == ALL_LAYERS and not (setup.cpu_moe or setup.n_cpu_moe):
+            part = "fully" if setup.offload_kqv else "all but the cache"
+            because = f"{part} on {names_of(some)}"
+        because += _left_out(machine, some)
+        yield replace(_on_devices(machine, some, own, because), whole=True)
+    if start.settled & _LEAVES_NOTHING_OPEN or machine.host is None:
+        return
+    setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
+    where = f"on {names_of(cards)}{_left_out(machine, cards)}"
+    placement = _on_devices(machine, cards, setup, where)
+    for changes, part in _less_and_less(task.model, cards, setup):
+        because = part if part == ON_THE_CPU else f"{part} {where}"
+        less = replace(placement.setup, **changes)
+        has_all = less.n_gpu_layers == ALL_LAYERS
+        yield replace(placement, setup=less, because=because, all_layers=has_all)
+    yield _on_the_cpu(machine, setup)
+
+
+def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> Placement:
+    """On the requested devices: those of RPC servers come first, and no card is left out."""
+    cards = devices(machine)
+    if has_backend and setup.backend is Backend.CPU:
+        cards = ()
+    if not has_backend or setup.backend is Backend.CPU:
+        # the device of a server is assumed to be an NVIDIA card
+        own = backend_name(cards[0]) if cards else "cuda"
+        setup = replace(setup, backend=Backend(own))
+    every = {
+        **{one: _server(one) for one in setup.servers},
+        **{
+            DeviceSlot(
+                free_bytes=card.free_bytes,
+                max_buffer_bytes=longest_buffer_bytes(card),
+                number=place,
+            ): card
+            for place, card in enumerate(cards)
+        },
+    }
+    if len(setup.tensor_split) > len(every):
+        raise UsageError(
+            f"--tensor-split has {len(setup.tensor_split)} shares, but there are {len(every)} devices"
+        )
+    slots = used_devices(tuple(every), setup.split_mode, setup.main_gpu)
+    used = tuple(every[one] for one in slots)
+    because = f"as requested, on {names_of(used)}"
+    placement = _on_devices(machine, used, replace(setup, devices=slots), because)
+    return replace(placement, whole=True, may_resplit=False)
+
+
+def _server(slot: DeviceSlot) -> Device:
+    """A device of an RPC server, with the memory that was stated."""
+    number, _, endpoint = slot.rpc.removesuffix("]").partition("[")
+    free_bytes = slot.free_bytes or 0
+    more = f", device {number.removeprefix('RPC')}" if number != "RPC0" else ""
+    return Device(
+        name=f"RPC server {endpoint}{more}",
+        vendor=Vendor.OTHER,
+        total_bytes=free_bytes,
+        free_bytes=free_bytes,
+        because="--rpc",
+    )
+
+
+def _card_sets(cards: Cards) -> list[Cards]:
+    """All cards with room for a layer besides their own buffers; then without those that are small compared with the
+    largest: such a card may cost the others more in buffers than it adds.
+    """
+    by_size = sorted(cards, key=lambda card: -card.free_bytes)
+    largest = by_size[0].free_bytes if by_size else 0
+    found: list[Cards] = []
+    for least in (LEAST_CARD_BYTES, largest // 4):
+        used = [card for card in by_size if card.free_bytes >= least] or by_size[:1]
+        some = tuple(card for card in cards if card in used)
+        if some not in found:
+            found.append(some)
+    return found
+
+
+def _left_out(machine: Machine, used: Cards) -> str:
+    """The environment variable that hides the other cards from llama.cpp."""
+    known = devices(machine)
+    if len(known) == len(used) or known[0].vendor is not Vendor.NVIDIA:
+        return ""
+    return f" alone (CUDA_VISIBLE_DEVICES={','.join(str(card.index) for card in used)})"
+
+
+def _check_backend(machine: Machine, cards: Cards, backend: Backend) -> None:
+    """Raises HardwareError where the machine has no device for it. Vulkan runs on all devices except Apple's."""
+    vendors = {card.vendor for card in cards}
+    runs = {
+        Backend.CPU: True,
+        Backend.CUDA: Vendor.NVIDIA in vendors,
+        Backend.METAL: Vendor.APPLE in vendors,
+        Backend.VULKAN: bool(vendors - {Vendor.APPLE}),
+    }
+    if not runs[backend]:
+        raise HardwareError(f"{machine.name} has no device for the backend {backend.value}")
+
+
+def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...]:
+    if len(split) > len(cards):
+        raise UsageError(
+            f"--tensor-split has {len(split)} shares, but the machine has {len(cards)} GPUs"
+        )
+    buffers = [longest_buffer_bytes(card) for card in cards]
+    if len(cards) == 1:  # nothing to divide: the bill does not depend on the free memory
+        return (DeviceSlot(max_buffer_bytes=buffers[0]),)
+    return tuple(
+        DeviceSlot(free_bytes=card.free_bytes, max_buffer_bytes=longest)
+        for card, longest in zip(cards, buffers, strict=True)
+    )
+
+
+def _less_and_less(
+    model: Model, cards: Cards, setup: LlamaCppSetup
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Changes of the setup, each with words for what is left on the devices.
+
+    Experts leave the devices first, block by block: they are large, and few of them work on a token.
+
+    Metal maps the file from the first to the last tensor it computes, so a part on the CPU leaves as much on the GPU.
+    """
+    layers = len(model.geometry.layers)
+    if cards[0].vendor is Vendor.APPLE and setup.use_mmap:
+        yield {"n_gpu_layers": 0}, ON_THE_CPU
+        return
+    experts: dict[str, Any] = {}
+    without = ""
+    if any(layer.experts for layer in model.geometry.layers):
+        for count in range(1, layers):
+            yield {"n_cpu_moe": count}, f"all but the experts of {count} of {layers} layers"
+        experts, without = {"cpu_moe": True}, ", no experts,"
+        yield experts, "all but the experts"
+    for count in range(layers, 0, -1):
+        yield {"n_gpu_layers": count, **experts}, f"{count} of {layers + 1} layers{without}"
+    yield {"n_gpu_layers": 0, **experts}, ON_THE_CPU
+
+
+def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
+    """With more of one layer's experts on the devices than this placement and less than the one before it: -ot leaves
+    experts of the first layers in RAM, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
+    """
+    setup: LlamaCppSetup = placement.setup
+    layers = len(model.geometry.layers)
+    if setup.n_gpu_layers != ALL_LAYERS:
+        return
+    count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
+    bare = replace(setup, cpu_moe=False, n_cpu_moe=0)
+    where = placement.because.partition(" on ")[2]
+    for changes, part in _by_tensor(count, layers) if count >= 0 else ():
+        yield replace(
+            placement,
+            setup=replace(bare, **changes),
+            because=f"{part} on {where}",
+            by_tensor=True,
+            is_short_command=bool(changes.get("n_cpu_moe")),
+        )
+
+
+def _by_tensor(count: int, layers: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """The experts of `count` layers in RAM, and a part of those of one more."""
+
+    def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
+        names = (f"blk.{layer}.ffn_{one}_exps" for one in tensors)
+        return tuple(Override(pattern=name, buffer="CPU") for name in names)
+
+    last = moved(f"({_numbers(layers - count, layers)})", "(gate|up|gate_up|down)") if count else ()
+    layered = f"{count} of {layers} layers"
+    if count:
+        yield {"overrides": last}, f"all but the experts of the last {layered}"
+    for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
+        part = f"all but {share} of the experts of one layer"
+        if count:
+            part = f"all but the experts of {{}}{layered} and {share} of the experts of one more"
+        moved_last = (*moved(str(layers - count - 1), *tensors), *last)
+        yield {"overrides": moved_last}, part.format("the last ")
+        yield {"n_cpu_moe": count, "overrides": moved(str(count), *tensors)}, part.format("")
+
+
+def _numbers(first: int, end: int) -> str:
+    """A pattern for the numbers from `first` up to `end`: '2[8-9]|3[0-9]|4[0-7]'."""
+    tens = ((max(ten, first), min(ten + 9, end - 1)) for ten in range(first // 10 * 10, end, 10))
+    return "|".join(
+        str(low) if low == high else f"{low // 10 or ''}[{low % 10}-{high % 10}]"
+        for low, high in tens
+    )
+
+
+def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: str) -> Placement:
+    return Placement(
+        setup=replace(setup, **_of_the_machine(machine, cards)),
+        budgets=budgets(machine, cards),
+        because=because,
+        cards=cards,
+        may_resplit=len(cards) > 1 and not setup.tensor_split,
+        all_layers=setup.n_gpu_layers == ALL_LAYERS,
+        by_number=setup.split_mode is SplitMode.NONE,
+    )
+
+
+def _on_the_cpu(machine: Machine, setup: LlamaCppSetup) -> Placement:
+    known_ram(machine)
+    alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
+    return Placement(setup=alone, budgets=budgets(machine, ()), because=ON_THE_CPU)
+
+
+def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:
+    return {
+        "cpu": Cpu.ARM if machine.arm else Cpu.X86,
+        "overhead": measured_overhead(machine, cards),
+    }
+
+
+def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
+    """What llama.cpp was measured to hold here in addition to its bill; None where it was not measured.
+
+    Cards that were not measured take at least what the CPU alone does.
+    """
+    if machine.measured is None or machine.what_if:
+        return None
+    for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
+        found = machine.measured.engine("llama.cpp", device)
+        if found is not None and found.overhead_bytes:
+            alone = " on the CPU only" if cards and device == device_key(machine) else ""
+            told = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
+            return Overhead(size_bytes=found.overhead_bytes, because=told)
+    return None

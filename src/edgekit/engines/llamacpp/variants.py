@@ -1,0 +1,85 @@
+"""The GGUF quantisations of a model, the most accurate first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edgekit.bill.task import Task, Variant
+from edgekit.engines.llamacpp.as_gguf import (
+    MADE_IN_MXFP4,
+    USUAL_MIXES,
+    converted,
+    default_mix,
+    mixed_model,
+)
+from edgekit.engines.llamacpp.quantize.table import BY_NAME
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.variants import USUAL_ACCURACY, accuracy_of
+from edgekit.errors import EdgekitError
+from edgekit.model.types import Model
+from edgekit.sources.naming import SHORT_MIXES
+
+ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
+
+
+def variants(model: Model) -> tuple[Variant, ...]:
+    """The usual mixes with at most the bits of the original: more make a file larger, and nothing better.
+
+    gpt-oss was released in MXFP4.
+    """
+    if model.geometry.architecture in MADE_IN_MXFP4:
+        return at_mixes(model, (default_mix(model),))
+    packed = model.header.quantization
+    most = ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
+    usual = at_mixes(model)
+    return tuple(one for one in usual if one.accuracy <= most) or usual
+
+
+def at_mixes(
+    model: Model, mixes: Iterable[str] = USUAL_MIXES, *, repository: str = ""
+) -> tuple[Variant, ...]:
+    """As if the model were quantised so. With a repository the files are there to be downloaded."""
+    known = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
+    found = {name: tag for name, tag in known if name in BY_NAME}
+    quantised = sorted(
+        (
+            Variant(
+                name=name,
+                model=model,
+                accuracy=accuracy_of(name) or USUAL_ACCURACY,  # every row of the table has a name
+                changes={"mix": name},
+                flags={"mix": name},
+                reference=f"{repository}:{tag}" if repository else "",
+            )
+            for name, tag in found.items()
+        ),
+        key=lambda one: -one.accuracy,
+    )
+    small = tuple(one for one in quantised if one.accuracy < ORIGINAL_ACCURACY)
+    return small or tuple(quantised)
+
+
+def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
+    """Mixes that are clearly smaller than the file and have a chance to fit, each with the flag that asks for it."""
+    if task.variants or "mix" in task.start.settled:
+        return
+    header = task.model.header
+    now_bytes = header.tensor_bytes if header.keys else None
+    for mix in USUAL_MIXES[1:]:  # F16 is no quantisation
+        try:
+            size_bytes = mixed_model(task.model, mix).tensor_bytes
+        except EdgekitError:
+            continue
+        if size_bytes <= capacity_bytes and (
+            now_bytes is None or size_bytes * 100 <= now_bytes * 97
+        ):
+            (variant,) = at_mixes(task.model, (mix,))
+            published = ", which the repository has" if mix in task.alternatives else ""
+            yield variant, f"--quant {mix}{published}"
+
+
+def download_bytes(model: Model, setup: LlamaCppSetup) -> int | None:
+    """The file as it is, or the size of the quantisation."""
+    own = model.header.file_bytes or model.header.tensor_bytes
+    found = None if own and setup.mix is None else converted(model, setup.mix)
+    return own if found is None else found.mixed.tensor_bytes

@@ -1,0 +1,44 @@
+"""A task with something changed: other weights, another cache, another setup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from edgekit.bill.task import CacheChoice, Task, Variant
+from edgekit.engines import engine_named
+from edgekit.model.types import Model
+
+
+def with_setup(task: Task, **changes: Any) -> Task:
+    """The task for an engine that is started with other values in these fields."""
+    start = task.start
+    setup = start.setup if start.setup is not None else engine_named(task.engine).default_setup()
+    return replace(task, start=replace(start, setup=replace(setup, **changes)))
+
+
+def with_cache(task: Task, choice: CacheChoice) -> Task:
+    changed = replace(task, load=replace(task.load, **choice.load))
+    if not choice.setup:
+        return changed
+    changed = with_setup(changed, **choice.setup)
+    settled = changed.start.settled | choice.setup.keys()
+    return replace(changed, start=replace(changed.start, settled=settled))
+
+
+def with_weights(task: Task, variant: Variant) -> Task:
+    changed = replace(task, model=variant.model)
+    return with_setup(changed, **variant.changes) if variant.changes else changed
+
+
+def cache_choices(task: Task) -> tuple[CacheChoice, ...]:
+    """All that the engine has, the most accurate first; what the caller settled is the only one."""
+    return engine_named(task.engine).cache_choices(task)
+
+
+def reads_at_once(model: Model, setup: Any) -> bool:
+    """An input is not cut in pieces for an embedding, unless only its last token counts (server-context.cpp @ b21e4de:
+    can_split).
+    """
+    embeds = bool(getattr(setup, "embeddings", False))
+    return embeds and (not model.geometry.causal or model.geometry.pooling != "last")
