@@ -31,7 +31,7 @@ HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped")
 def _lines(model: Model, options: dict[str, Any], backend: str) -> list[MemoryLine]:
     load, setup = read_row(options, backend)
     context = resolve(model, load, setup)
-    placement = model.keep(("placement", setup), lambda: place(model, setup))
+    placement = place(model, setup)
     return [
         *weight_lines(model, placement, setup),
         *cache_lines(model, context, placement),

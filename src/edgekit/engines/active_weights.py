@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Tensor
+from edgekit.model.cached import Cached
 from edgekit.model.types import Model, ModelGeometry, attention_of
 from edgekit.sources.types import Container
 
@@ -50,9 +51,16 @@ class ActiveWeights:
     has_experts: bool
 
 
+class _Prepared:
+    """Of one model, for every engine."""
+
+    def __init__(self) -> None:
+        self.weights: Cached[ActiveWeights] = Cached()
+
+
 def active_weights(model: Model) -> ActiveWeights:
     """From the tensors in the header, else from the architecture, else from widths alone. Cached with the model."""
-    return model.keep("active weights", lambda: _active(model))
+    return model.prepared(_Prepared).weights.get(lambda: _active(model))
 
 
 def _active(model: Model) -> ActiveWeights:

@@ -81,6 +81,9 @@ class Engine(Protocol):
 
     # --- the bill
 
+    def prepare(self, model: Model, /) -> object:
+        """What the engine's rules have worked out for this model so far: an object of its own class."""
+
     def is_made_for(self, model: Model, /) -> bool:
         """Whether the engine loads the model's files as they are. The first engine of the list that does is chosen."""
 

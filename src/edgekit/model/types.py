@@ -7,8 +7,6 @@ engine stores them (cells, pages, padding, cache type) is not known here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -345,29 +343,27 @@ class ModelGeometry:
         return not self.causal or self.pooling in {"mean", "cls", "last"}
 
 
-T = TypeVar("T")
-MOST_KEPT = 2048  # a search over placements of a large model; the oldest go first
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
-    """A header and what it means. Engines keep with it what they worked out, so that a second question is cheap."""
+    """A header and what it means. What engines work out for it is freed with it."""
 
     header: ModelHeader
     geometry: ModelGeometry = field(repr=False)
-    _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    _prepared: dict[type[Any], Any] = field(default_factory=dict, init=False, repr=False)
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gave when it was first asked for under this key. Threads may ask side by side."""
-        try:
-            kept: T = self._kept[key]
-        except KeyError:
-            while len(self._kept) >= MOST_KEPT:
-                with suppress(KeyError, RuntimeError, StopIteration):  # another thread was quicker
-                    del self._kept[next(iter(self._kept))]
-            kept = self._kept[key] = make()
-        return kept
+    def prepared(self, kind: type[P]) -> P:
+        """The only object of this class that belongs to the model, made without arguments when it is first needed.
+
+        Engines have a class each, with the results that they need again for the next load.
+        """
+        found: P | None = self._prepared.get(kind)
+        if found is None:
+            found = self._prepared.setdefault(kind, kind())
+        return found
 
     def forget(self) -> None:
-        """What engines worked out for it takes no memory any more."""
-        self._kept.clear()
+        """Free what engines worked out."""
+        self._prepared.clear()

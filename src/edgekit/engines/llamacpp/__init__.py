@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
     from edgekit.bill.verdict import Speed, Usage
+    from edgekit.engines.llamacpp.prepared import LlamaCppPrepared
     from edgekit.engines.llamacpp.types import LlamaCppSetup
     from edgekit.engines.program import Program
     from edgekit.engines.protocol import Floor
@@ -76,6 +77,11 @@ class LlamaCpp(Engine):
         return flags.describe(load, estimate)
 
     # --- the bill
+
+    def prepare(self, model: Model) -> LlamaCppPrepared:
+        from edgekit.engines.llamacpp.prepared import prepare
+
+        return prepare(model)
 
     def is_made_for(self, model: Model) -> bool:
 

@@ -9,6 +9,7 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
 from edgekit.engines.llamacpp.gguf_keys import gguf_architecture, gguf_keys
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantize.layout import WITHOUT_PREDICTION
 from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel, laid_at_mix, lay
 from edgekit.engines.llamacpp.types import Backend
@@ -111,9 +112,9 @@ def converted(model: Model, mix: str | None) -> Converted | None:
     if mix is None and _is_gguf(model):
         if model.header.tensors is not None:
             return None
-        mix = model.keep("likely mix", lambda: _likely_mix(model))
+        mix = prepare(model).likely_mix.get(lambda: _likely_mix(model))
     name = mix or default_mix(model)
-    return model.keep(("as gguf", name), lambda: convert(model, name))
+    return prepare(model).conversions.get(name, lambda: convert(model, name))
 
 
 def default_mix(model: Model) -> str:
@@ -145,7 +146,7 @@ def _tensor_bytes(model: Model, mix: str) -> int:
 
 def mixed_model(model: Model, mix: str) -> MixedModel:
     """`at_mix` of a model whose tensors are laid out once, for all its mixes."""
-    laid = model.keep("laid tensors", lambda: lay(model.header, model.geometry))
+    laid = prepare(model).laid_tensors.get(lambda: lay(model.header, model.geometry))
     return laid_at_mix(laid, mix)
 
 
@@ -188,7 +189,7 @@ def _with_head(model: Model, mix: str) -> Model:
     """Keys do not say whether the output head is a matrix of its own; the size of the file does."""
     if model.geometry.tied_embeddings is not None:
         return model
-    apart, tied = model.keep("with and without a head", lambda: _heads(model))
+    apart, tied = prepare(model).apart_and_tied.get(lambda: _heads(model))
     size = model.header.file_bytes
     if size is None:
         return apart
@@ -200,7 +201,7 @@ def _with_head(model: Model, mix: str) -> Model:
         other = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
         return away > LONGEST_HEADER + size // 200, other, away
 
-    return model.keep(("head", mix), lambda: min((apart, tied), key=misfit))
+    return prepare(model).likely_heads.get(mix, lambda: min((apart, tied), key=misfit))
 
 
 def _heads(model: Model) -> tuple[Model, Model]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.llamacpp.context import HeadSizes, pad
+from edgekit.engines.llamacpp.context import HeadSizes, head_sizes, pad
 from edgekit.engines.llamacpp.placement import TensorPlacement, device_bytes
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import CELL_PADDING, Context
 from edgekit.engines.llamacpp.versions import OLDEST
 from edgekit.machine.types import Pool, PoolKind
@@ -71,7 +72,7 @@ def cache_lines(
     model: Model, context: Context, placement: TensorPlacement
 ) -> tuple[MemoryLine, ...]:
     """Layers that are alike and lie together are worked out once."""
-    heads = model.keep("heads", lambda: HeadSizes.of(model.geometry))
+    heads = head_sizes(model)
     lines: list[MemoryLine] = []
     for (mixer, pool), layers in _kept_groups(model, context, placement).items():
         for component, size_bytes, because in _entries(mixer, context, pool, heads):
@@ -100,15 +101,15 @@ def cache_sums(model: Model, context: Context, placement: TensorPlacement) -> di
 def _kept_groups(
     model: Model, context: Context, placement: TensorPlacement
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
-    return model.keep(
-        ("cache groups", placement, context.rules),
+    return prepare(model).cache_groups.get(
+        (placement, context.rules),
         lambda: _groups(model, placement, context.rules),
     )
 
 
 def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:
     """What one layer of that kind keeps there."""
-    heads = model.keep("heads", lambda: HeadSizes.of(model.geometry))
+    heads = head_sizes(model)
     return sum(size for _, size, _ in _entries(mixer, context, pool, heads))
 
 

@@ -8,7 +8,7 @@ sparse families, for which it would be too low, have graphs.
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.caches import layer_cache_bytes
-from edgekit.engines.llamacpp.context import HeadSizes
+from edgekit.engines.llamacpp.context import head_sizes
 from edgekit.engines.llamacpp.placement import HEAD, TensorPlacement, placed_tensors
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import Rules
@@ -69,7 +69,7 @@ def pool_bounds(
     if not together:
         on_device += _scores_bytes(model.geometry, context)  # once here, once for a copy
     on_host = (inputs if together else max(graph, inputs)) + several
-    heads = model.keep("heads", lambda: HeadSizes.of(model.geometry))
+    heads = head_sizes(model)
     if context.flash_attn and not heads.flashes:  # attention runs on the host, with what it reads
         on_host += graph + max(caches.values(), default=0)
     return (*(on_device,) * devices, on_host)
@@ -129,7 +129,7 @@ def _index_bytes(model: Model, context: Context) -> int:
     """Where rows go in the cache; without flash attention V is scattered number by number."""
     if context.flash_attn:
         return 64 * context.n_tokens
-    heads = model.keep("heads", lambda: HeadSizes.of(model.geometry))
+    heads = head_sizes(model)
     scattered = 8 * context.n_tokens * heads.widest_value * (2 if context.swa_cells else 1)
     return scattered + _latent_copy_bytes(model.geometry, context)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.flash_kernels import has_flash_kernel
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.slices import check_sliced
 from edgekit.engines.llamacpp.types import (
     CELL_PADDING,
@@ -93,10 +94,14 @@ def _value_width(attention: Attention | LatentAttention) -> int:
     return heads * attention.value_dim
 
 
+def head_sizes(model: Model) -> HeadSizes:
+    return prepare(model).heads.get(lambda: HeadSizes.of(model.geometry))
+
+
 def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     """Raises RefusedError where llama.cpp would not come up, UsageError where the load makes no sense."""
     geometry = model.geometry
-    heads = model.keep("heads", lambda: HeadSizes.of(geometry))
+    heads = head_sizes(model)
     _check_numbers(load)
     _check_split(model, load, setup)
     type_k, type_v = load.cache_k or F16, load.cache_v or F16

@@ -23,6 +23,7 @@ from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engines.llamacpp.output import output_line
 from edgekit.engines.llamacpp.placement import TensorPlacement, place
 from edgekit.engines.llamacpp.prediction import prediction_lines
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engines.llamacpp.shift import shift_lines
@@ -61,17 +62,16 @@ def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[st
 def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
     """The caches and states of the bill alone. Raises RefusedError like it."""
     own = _as_loaded(model, setup)
-    return sum(cache_sums(own, resolve(own, load, setup), _placed(own, setup)).values())
+    return sum(cache_sums(own, resolve(own, load, setup), place(own, setup)).values())
 
 
 def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int]:
     """What weights, caches and states take of each pool: no bill is less. Raises RefusedError like it."""
     own = _as_loaded(model, setup)
-    placement = _placed(own, setup)
+    placement = place(own, setup)
     sums = dict(
-        own.keep(
-            ("held", *weights.weights_key(placement, setup)),
-            lambda: _weights_bytes(own, placement, setup),
+        prepare(own).weight_sums.get(
+            weights.weights_key(placement, setup), lambda: _weights_bytes(own, placement, setup)
         )
     )
     for pool, size_bytes in cache_sums(own, resolve(own, load, setup), placement).items():
@@ -92,7 +92,7 @@ def _weights_bytes(
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
     """What a build that repacks weights for its CPU needs more of the host."""
     own = _as_loaded(model, setup)
-    return weights.repacked_bytes(own, _placed(own, setup), setup)
+    return weights.repacked_bytes(own, place(own, setup), setup)
 
 
 def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
@@ -101,16 +101,12 @@ def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
     return model if found is None else found.model
 
 
-def _placed(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
-    return model.keep(("placement", setup), lambda: place(model, setup))
-
-
 def _estimate(
     model: Model, load: Load, setup: LlamaCppSetup, found: Converted | None
 ) -> MemoryEstimate:
     _check_architecture(model, setup)
     context = resolve(model, load, setup)
-    placement = _placed(model, setup)
+    placement = place(model, setup)
     caches = cache_lines(model, context, placement)
     compute = compute_lines(model, context, placement, setup)
     lines = (
@@ -123,8 +119,8 @@ def _estimate(
         *server_lines(context, setup, caches),
     )
     known = _as_known(model, setup, found)
-    held = model.keep(  # the same for all loads
-        ("known", setup.backend, setup.split_mode, *weights.weights_key(placement, setup)),
+    held = prepare(model).weights_as_known.get(  # the same for all loads
+        (setup.backend, setup.split_mode, weights.weights_key(placement, setup)),
         lambda: tuple(map(known, weights.weight_lines(model, placement, setup))),
     )
     unexplained = () if found is None else found.unexplained(setup.backend)
@@ -169,7 +165,7 @@ def _check_file(model: Model, setup: LlamaCppSetup) -> None:
     is_file = model.header.version is not None  # else a model of the catalog, or keys alone
     if model.header.container is Container.GGUF and is_file:
         _check_architecture(model, setup)
-        if reason := model.keep("refusal", lambda: refusal(model)):
+        if reason := prepare(model).refusal.get(lambda: refusal(model)):
             raise RefusedError(f"llama.cpp would not load it: {reason}")
 
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.patterns import searcher
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.slices import Slicer
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Override, SplitMode
 from edgekit.errors import UsageError
@@ -150,6 +151,10 @@ class TensorPlacement:
 
 def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
     """Raises UsageError for a split that names no device, and for an override to a device that there is not."""
+    return prepare(model).placements.get(setup, lambda: _place(model, setup))
+
+
+def _place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
     layers, loops = len(model.geometry.layers), model.geometry.loops
     blocks = layers + model.geometry.mtp_layers
     pools = tuple(_block_pools(blocks, setup))
@@ -202,7 +207,8 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
                 f"--override-tensor: {one.buffer[:60]!r} is not a buffer type here; "
                 f"there is {', '.join(shown)}"
             )
-    names = model.keep(("overrides", setup.overrides), lambda: _matches(model, setup.overrides))
+    overrides = setup.overrides
+    names = prepare(model).overrides.get(overrides, lambda: _matches(model, overrides))
     return {name: known[buffer] for name, buffer in names.items()}
 
 
@@ -323,7 +329,7 @@ def placed_tensors(
     blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
     idle = LOADED_IDLE.get(model.geometry.architecture)
     found: list[PlacedTensor] = []
-    for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):
+    for tensor, block in _blocks(model):
         loaded = block is None or block < blocks or (idle and idle.search(tensor.name))
         if loaded and (block is None or block < len(placement.blocks)):
             pools = _pools(tensor.name, block, placement, model.geometry.architecture)
@@ -348,7 +354,7 @@ def _divided(one: PlacedTensor, placement: TensorPlacement) -> Iterator[PlacedTe
 
 
 @dataclass(slots=True)
-class _Group:
+class TensorGroup:
     """Tensors that lie together, whatever the placement."""
 
     name: str  # of one of them
@@ -374,7 +380,7 @@ def placed_sums(
         size, number = sums.get((block, pool), (0, 0))
         sums[block, pool] = size + size_bytes, number + count
 
-    for one in model.keep("tensor groups", lambda: _groups(model)):
+    for one in prepare(model).tensor_groups.get(lambda: _groups(model)):
         block = one.block
         if block is not None and (
             block >= len(placement.blocks) or not (block < blocks or one.is_idle)
@@ -397,17 +403,17 @@ def sums_of(placed: Iterable[PlacedTensor]) -> dict[tuple[int | None, Pool], tup
     return sums
 
 
-def _groups(model: Model) -> tuple[_Group, ...]:
+def _groups(model: Model) -> tuple[TensorGroup, ...]:
     idle = LOADED_IDLE.get(model.geometry.architecture)
-    groups: dict[tuple[object, ...], _Group] = {}
+    groups: dict[tuple[object, ...], TensorGroup] = {}
     sizes: dict[tuple[object, ...], tuple[int, int]] = {}  # a model has few different tensors
-    for tensor, block in model.keep("tensor blocks", lambda: _blocks(model)):
+    for tensor, block in _blocks(model):
         name, is_idle = tensor.name, bool(idle and idle.search(tensor.name))
         kind = (name,) if block is None else (bool(_EXPERTS.search(name)), name.endswith(".ssm_a"))
         key = (block, is_idle, *kind)
         group = groups.get(key)
         if group is None:
-            group = groups[key] = _Group(name, block, is_idle)
+            group = groups[key] = TensorGroup(name, block, is_idle)
         own = (tensor.size_bytes, tensor.shape, tensor.type.name)
         if own not in sizes:
             placed = (
@@ -423,7 +429,10 @@ def _groups(model: Model) -> tuple[_Group, ...]:
 
 
 def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:
-    return tuple((tensor, block_number(tensor.name)) for tensor in model.header.tensors or ())
+    tensors = model.header.tensors or ()
+    return prepare(model).tensor_blocks.get(
+        lambda: tuple((tensor, block_number(tensor.name)) for tensor in tensors)
+    )
 
 
 def block_number(name: str) -> int | None:
@@ -457,7 +466,7 @@ def _pools(
 def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
     """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
     architecture = model.geometry.architecture
-    names = model.keep("tensor names", lambda: _names(model))
+    names = prepare(model).tensors_by_name.get(lambda: _names(model))
     embedding = names.get(EMBEDDING)
     if embedding is None and architecture in HEAD_AS_EMBEDDING and HEAD in names:
         yield PlacedTensor(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edgekit.basis import Basis
@@ -19,6 +19,7 @@ from edgekit.engines.llamacpp.placement import (
     sums_of,
     tied_pool,
 )
+from edgekit.engines.llamacpp.prepared import WeightsKey, prepare
 from edgekit.engines.llamacpp.types import Backend, Cpu, LlamaCppSetup
 from edgekit.machine.types import HOST, Pool
 from edgekit.model.types import Model
@@ -36,14 +37,14 @@ REPACK_WITHIN = (
 def weight_lines(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
-    return model.keep(weights_key(placement, setup), lambda: _lines(model, placement, setup))
+    key = weights_key(placement, setup)
+    return prepare(model).weights.get(key, lambda: _lines(model, placement, setup))
 
 
-def weights_key(placement: TensorPlacement, setup: LlamaCppSetup) -> tuple[Hashable, ...]:
-    """What the lines depend on beside the model."""
+def weights_key(placement: TensorPlacement, setup: LlamaCppSetup) -> WeightsKey:
     cpu = setup.cpu if setup.repack else None
     devices = setup.devices if maps_spans(setup) else None
-    return "weights", placement, setup.load_mtp, setup.rules, setup.use_mmap, cpu, devices
+    return WeightsKey(placement, setup.load_mtp, setup.rules, setup.use_mmap, cpu, devices)
 
 
 def _lines(
@@ -64,8 +65,8 @@ def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetu
     the system drops them from memory when it runs short.
     """
     setup = replace(setup, use_mmap=False)
-    key = ("repacked", *weights_key(placement, replace(setup, repack=True)))
-    return model.keep(key, lambda: _repacked_bytes(model, placement, setup))
+    key = weights_key(placement, replace(setup, repack=True))
+    return prepare(model).repacked_bytes.get(key, lambda: _repacked_bytes(model, placement, setup))
 
 
 def _repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
     from edgekit.engines.flags import Flag
+    from edgekit.engines.mlx.prepared import MlxPrepared
     from edgekit.engines.mlx.types import MlxSetup
     from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.types import Model
@@ -67,6 +68,11 @@ class Mlx(Engine):
         return flags.describe(load, estimate)
 
     # --- the bill
+
+    def prepare(self, model: Model) -> MlxPrepared:
+        from edgekit.engines.mlx.prepared import prepare
+
+        return prepare(model)
 
     def is_made_for(self, model: Model) -> bool:
         return model.header.container is not Container.GGUF

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.mlx.cache_lines import Prices, cache_lines
 from edgekit.engines.mlx.caches import Holding, holdings
-from edgekit.engines.mlx.compute import ChunkWork, compute_lines, read_work, runtime_lines
+from edgekit.engines.mlx.compute import compute_lines, read_work, runtime_lines
 from edgekit.engines.mlx.dtype import item_bytes
 from edgekit.engines.mlx.kv_bits import check
-from edgekit.engines.mlx.models import MlxModel, mlx_model
+from edgekit.engines.mlx.models import mlx_model
+from edgekit.engines.mlx.prepared import KnownModel, prepare
 from edgekit.engines.mlx.session import read_session
 from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, AsStored, MlxSetup, Quantize
 from edgekit.engines.mlx.weights import quantization_of, weight_lines
@@ -31,17 +32,17 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
     """The bill. Raises RefusedError where mlx-lm would not run it."""
     if model.header.container is Container.GGUF:
         raise RefusedError("mlx-lm loads safetensors; this is a GGUF file")
-    model = model.keep("mlx model", lambda: _as_built(model))
-    known = model.keep(("mlx", setup.quantize), lambda: _known(model, setup.quantize))
+    model = prepare(model).as_built.get(lambda: _as_built(model)) or model
+    prepared, wanted = prepare(model), setup.quantize
+    known = prepared.known.get(wanted, lambda: _known(model, wanted))
     session = read_session(model.geometry, load, setup)
     sequences = load.sequences or 1
-    held = model.keep(("mlx held", setup.max_kv_size), lambda: _held(model, known, setup))
+    held = prepared.holdings.get(setup.max_kv_size, lambda: _held(model, known, setup))
     check((one for _, one in held), known.file, session, setup)
     prices = Prices(session=session, setup=setup, item_bytes=known.item_bytes, sequences=sequences)
     caches = cache_lines(held, prices, model.geometry)
     compute = compute_lines(known.work, held, prices)
-    wanted = setup.quantize
-    weights = model.keep(("mlx weights", wanted), lambda: weight_lines(model, wanted))
+    weights = prepared.weights.get(wanted, lambda: weight_lines(model, wanted))
     return MemoryEstimate(
         engine=NAME,
         backend="metal",
@@ -62,17 +63,7 @@ def _notes(model: Model, setup: MlxSetup) -> tuple[str, ...]:
     return (NOT_QUANTISED,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What a model is to mlx-lm, whatever is asked of it."""
-
-    file: MlxModel
-    item_bytes: int
-    listed: bool  # config.json lists the types of its layers
-    work: ChunkWork
-
-
-def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:
+def _known(model: Model, wanted: Quantize | AsStored | None) -> KnownModel:
     file = mlx_model(model.header.config)
     if file.needs_row and model.geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
@@ -80,7 +71,7 @@ def _known(model: Model, wanted: Quantize | AsStored | None) -> _Known:
             "know its layers yet: upgrade edgekit, or add a row to "
             "model/architectures.py"
         )
-    return _Known(
+    return KnownModel(
         file=file,
         item_bytes=item_bytes(model.header),
         listed=bool(text_section(model.header.config).get("layer_types")),
@@ -104,13 +95,13 @@ def _words_per_weight(model: Model, wanted: Quantize | AsStored | None) -> float
     return 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
 
 
-def _as_built(model: Model) -> Model:
-    """The model as mlx-lm builds it, where it does not do as config.json says."""
+def _as_built(model: Model) -> Model | None:
+    """The model as mlx-lm builds it, if that differs from config.json."""
     layers = model.geometry.layers
     latent = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
     width = max((mixer.index_dim for mixer in latent), default=0)
     if not width or not mlx_model(model.header.config).indexes_all:
-        return model
+        return None
     built = tuple(
         replace(layer, mixer=replace(layer.mixer, index_dim=width))
         if isinstance(layer.mixer, LatentAttention)
@@ -120,5 +111,5 @@ def _as_built(model: Model) -> Model:
     return Model(header=model.header, geometry=replace(model.geometry, layers=built))
 
 
-def _held(model: Model, known: _Known, setup: MlxSetup) -> tuple[tuple[int, Holding], ...]:
+def _held(model: Model, known: KnownModel, setup: MlxSetup) -> tuple[tuple[int, Holding], ...]:
     return holdings(model.geometry, known.file, setup, known.item_bytes, listed=known.listed)

@@ -11,6 +11,7 @@ from edgekit.engines.mlx.dtype import item_bytes
 from edgekit.engines.mlx.held import held_tensors, is_tied
 from edgekit.engines.mlx.models import mlx_model
 from edgekit.engines.mlx.packing import describe
+from edgekit.engines.mlx.prepared import prepare
 from edgekit.engines.mlx.quantizer import Quantizer, check
 from edgekit.engines.mlx.rules import rules_of
 from edgekit.engines.mlx.stated import stated_overrides, stated_quantize
@@ -44,9 +45,8 @@ def weight_lines(model: Model, wanted: Quantize | AsStored | None) -> tuple[Memo
 
 def quantization_of(model: Model) -> Quantization | None:
     header = model.header
-    return header.quantization or model.keep(
-        "mlx quantization", lambda: read_quantization(header.config)
-    )
+    found = prepare(model).quantization
+    return header.quantization or found.get(lambda: read_quantization(header.config))
 
 
 def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
@@ -106,7 +106,7 @@ def _expected(
         stated=packed is not None,
     )
     sizes: dict[int | None, int] = defaultdict(int)
-    held = model.keep("mlx tensors", lambda: held_tensors(geometry, config, rules))
+    held = prepare(model).tensors.get(lambda: held_tensors(geometry, config, rules))
     for tensor in held:
         sizes[tensor.layer] += quantizer.size_bytes(tensor)
     assumed = geometry.basis is Basis.ASSUMED

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.task import CacheChoice, Placement, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.flags import Flag
+    from edgekit.engines.native.prepared import NativePrepared
     from edgekit.engines.native.setup import StreamSetup
     from edgekit.engines.program import Program
     from edgekit.machine.types import Budget, Machine
@@ -64,6 +65,11 @@ class Native(Engine):
         return flags.describe(load, estimate)
 
     # --- the bill
+
+    def prepare(self, model: Model) -> NativePrepared:
+        from edgekit.engines.native.prepared import prepare
+
+        return prepare(model)
 
     def is_made_for(self, _model: Model) -> bool:
         return False  # never chosen unless it is asked for

@@ -9,6 +9,7 @@ from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.planning import plan_stream
+from edgekit.engines.native.prepared import prepare
 from edgekit.engines.native.setup import PAGE_TOKENS, StreamPlan, StreamSetup
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.types import ModelUse, NativeModel
@@ -44,7 +45,7 @@ def estimate(model: Model, load: Load, setup: StreamSetup) -> MemoryEstimate:
 
 def stream_model(model: Model) -> NativeModel:
     """The model as the engine runs it. Raises like `estimate`."""
-    return model.keep("stream model", lambda: _read(model.header))
+    return prepare(model).native_model.get(lambda: _read(model.header))
 
 
 def matrix_bytes(model: Model) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed
     from edgekit.engines.flags import Flag
+    from edgekit.engines.vllm.prepared import VllmPrepared
     from edgekit.engines.vllm.types import VllmSetup
     from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.types import Model
@@ -62,6 +63,11 @@ class Vllm(Engine):
         return flags.describe(load, estimate)
 
     # --- the bill
+
+    def prepare(self, model: Model) -> VllmPrepared:
+        from edgekit.engines.vllm.prepared import prepare
+
+        return prepare(model)
 
     def is_made_for(self, model: Model) -> bool:
 

@@ -10,6 +10,7 @@ from edgekit.engines.vllm.blocks import make_pool
 from edgekit.engines.vllm.models import check_has
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
 from edgekit.engines.vllm.overhead import available_bytes, held_lines
+from edgekit.engines.vllm.prepared import HeldKey, prepare
 from edgekit.engines.vllm.stages import stages
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, BlockPool, ResolvedVllm, VllmSetup
 from edgekit.engines.vllm.weight_lines import fullest_stage, weight_lines
@@ -27,15 +28,15 @@ def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
 
     A request that does not fit the pool is an answer: `refused` among the facts, and no number of blocks.
     """
-    notes = model.keep("vllm notes", lambda: check_has(model))
+    prepared = prepare(model)
+    notes = prepared.notes.get(lambda: check_has(model))
     tokens = settle_length(model, load)
     asked = with_load(setup, load)
     setup = _without_budget(asked)
     resolved = resolve(model, setup, tokens)
-    stage = model.keep(("vllm stage", setup), lambda: _stage(model, setup, resolved))
-    step = (resolved.max_num_batched_tokens, resolved.max_num_seqs)
-    held = model.keep(
-        ("vllm held", setup, *step),
+    stage = prepared.fullest_stage.get(setup, lambda: _stage(model, setup, resolved))
+    held = prepared.held.get(
+        HeldKey(setup, resolved.max_num_batched_tokens, resolved.max_num_seqs),
         lambda: (
             *weight_lines(model, setup, resolved, stage),
             *held_lines(model, setup, resolved, stage),

@@ -23,6 +23,7 @@ from edgekit.engines.vllm.models import (
     keeps_latent,
     section_of,
 )
+from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.stages import stages
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, ResolvedVllm, VllmSetup
 from edgekit.errors import RefusedError, UsageError
@@ -45,7 +46,7 @@ _DTYPES = {"half": "float16", "float": "float32", **{name: name for name in DTYP
 
 def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
     """Raises RefusedError where vLLM would not start, UsageError for flags that make no sense."""
-    settled = model.keep(("vllm", setup), lambda: _resolve(model, setup))
+    settled = prepare(model).resolved.get(setup, lambda: _resolve(model, setup))
     batched, seqs = batch_limits(setup, max_model_len)
     if (batched, seqs) == (settled.max_num_batched_tokens, settled.max_num_seqs):
         return settled

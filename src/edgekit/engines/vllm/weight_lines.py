@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, weakest
+from edgekit.engines.vllm.prepared import WeightsKey, prepare
 from edgekit.engines.vllm.schemes import check_capability, read_plan
 from edgekit.engines.vllm.stored import stored_weights
 from edgekit.engines.vllm.towers import WITHIN, tower_parameters
@@ -29,8 +30,14 @@ def fullest_stage(
 
 
 def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
-    decides = (setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype)
-    return model.keep(("vllm weights", *decides), lambda: _weigh(model, setup, resolved))
+    key = _weights_key(setup, resolved)
+    return prepare(model).weights.get(key, lambda: _weigh(model, setup, resolved))
+
+
+def _weights_key(setup: VllmSetup, resolved: ResolvedVllm) -> WeightsKey:
+    return WeightsKey(
+        setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype
+    )
 
 
 def _weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights:
@@ -67,8 +74,10 @@ def weight_lines(
     model: Model, setup: VllmSetup, resolved: ResolvedVllm, stage: range
 ) -> tuple[MemoryLine, ...]:
     weights = weigh(model, setup, resolved)
-    key = ("vllm weight lines", id(weights), stage)
-    return model.keep(key, lambda: _lines(model, setup, resolved, stage, weights))
+    return prepare(model).weight_lines.get(
+        (_weights_key(setup, resolved), stage),
+        lambda: _lines(model, setup, resolved, stage, weights),
+    )
 
 
 def _lines(

@@ -28,6 +28,7 @@ from edgekit.engines.llamacpp.graph.plan import (
     structured,
 )
 from edgekit.engines.llamacpp.graph.stretches import keep_all
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import RefusedError
@@ -158,7 +159,8 @@ def test_a_second_question_is_cheap() -> None:
     model = model_of("llama-3.1-70b")
     compute_bytes(model, context(model, context_tokens=4096))
     asked = [context(model, context_tokens=8192 + 256 * i) for i in range(20)]
-    kept = len(model._kept)
+    prepared = prepare(model)
+    before = len(prepared.graphs), len(prepared.structures)
     for at in asked:
         compute_bytes(model, at)
-    assert len(model._kept) == kept
+    assert (len(prepared.graphs), len(prepared.structures)) == before == (1, 1)

@@ -25,6 +25,7 @@ from edgekit.engines.llamacpp.graph.plan import (
 )
 from edgekit.engines.llamacpp.graph.stretches import keep_all
 from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.schedule.target import spread
 from edgekit.engines.llamacpp.types import Backend, Context, DeviceSlot, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules
@@ -71,7 +72,7 @@ def model_of(name: str) -> Model:
 
 def asked(model: Model, load: dict[str, Any], setup: LlamaCppSetup) -> tuple[Context, Any]:
     context = resolve(model, Load(**load), setup)
-    placement = model.keep(("placement", setup), lambda: place(model, setup))
+    placement = place(model, setup)
     return context, spread(context, placement, setup.devices)
 
 
@@ -131,7 +132,7 @@ def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
 
 
 def structures(model: Model) -> int:
-    return sum(1 for key in model._kept if isinstance(key, tuple) and key[0] == "structure")
+    return len(prepare(model).structures)
 
 
 def test_another_number_of_layers_is_no_new_structure() -> None:

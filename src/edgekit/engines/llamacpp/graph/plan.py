@@ -21,6 +21,7 @@ from edgekit.engines.llamacpp.graph.program import Outline, Program, fold
 from edgekit.engines.llamacpp.graph.stretches import KeptLayers, LayerStretch, keep_all, keep_some
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph, trace
 from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.model.types import Model
@@ -90,14 +91,13 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
     """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
     values = load_values(context)
     key: tuple[Hashable, ...] = (options_of(context), _alike(context, values))
-    plan = model.keep(
-        ("graph", target.key, key), lambda: _planned(model, context, target, key, _named(values))
+    graphs = prepare(model).graphs
+    plan = graphs.get(
+        (target.key, key), lambda: _planned(model, context, target, key, _named(values))
     )
     if not plan.holds(values):
         key = (*key, *values.values())
-        plan = model.keep(
-            ("graph", target.key, key), lambda: _planned(model, context, target, key, values)
-        )
+        plan = graphs.get((target.key, key), lambda: _planned(model, context, target, key, values))
     check_capacity(plan.tensors, graph_capacity(known(model).hparams, context.n_tokens))
     return plan, values
 
@@ -149,7 +149,7 @@ def sizes_of(context: Context, values: Mapping[str, Size]) -> GraphSizes:
 
 def known(model: Model) -> Known:
     """Raises NoGraphError."""
-    return model.keep("graph facts", partial(_known, model))
+    return prepare(model).graph_facts.get(partial(_known, model))
 
 
 def _known(model: Model) -> Known:
@@ -200,9 +200,10 @@ def _planned(
     """From as few layers as show how the others go on."""
     have = known(model)
     keys = tuple((alike, target.layer_key(have.hparams, il)) for il, alike in enumerate(have.alike))
-    for kept in model.keep(("layers", keys), partial(_choices, keys)):
-        structure = model.keep(
-            ("structure", key, target.outside, kept.shape(keys)),
+    prepared = prepare(model)
+    for kept in prepared.layer_choices.get(keys, partial(_choices, keys)):
+        structure = prepared.structures.get(
+            (key, target.outside, kept.shape(keys)),
             partial(_compiled, have, context, target, kept, values),
         )
         if structure is not None:

@@ -1,0 +1,83 @@
+"""What llama.cpp's rules work out once for a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.model.cached import Cached, CachedBy
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from edgekit.bill.types import MemoryLine
+    from edgekit.engines.llamacpp.as_gguf import Converted
+    from edgekit.engines.llamacpp.context import HeadSizes
+    from edgekit.engines.llamacpp.graph.plan import GraphPlan, Known, Structure
+    from edgekit.engines.llamacpp.graph.stretches import KeptLayers
+    from edgekit.engines.llamacpp.placement import TensorGroup, TensorPlacement
+    from edgekit.engines.llamacpp.quantize.what_if import Laid
+    from edgekit.engines.llamacpp.types import (
+        Backend,
+        Cpu,
+        DeviceSlot,
+        LlamaCppSetup,
+        Override,
+        SplitMode,
+    )
+    from edgekit.formats.types import Tensor
+    from edgekit.machine.types import Pool
+    from edgekit.model.types import LayerKind, Model
+
+
+class WeightsKey(NamedTuple):
+    """What the lines of the weights depend on."""
+
+    placement: TensorPlacement
+    load_mtp: bool
+    rules: int
+    use_mmap: bool
+    cpu: Cpu | None  # None: nothing is repacked
+    devices: tuple[DeviceSlot, ...] | None  # None: no spans of the file are mapped
+
+
+class LlamaCppPrepared:
+    def __init__(self) -> None:
+        self.refusal: Cached[str] = Cached()
+        self.heads: Cached[HeadSizes] = Cached()
+
+        # the GGUF that a model would be converted to, by the name of its mix
+        self.likely_mix: Cached[str] = Cached()
+        self.conversions: CachedBy[str, Converted] = CachedBy()
+        self.laid_tensors: Cached[Laid] = Cached()
+        self.apart_and_tied: Cached[tuple[Model, Model]] = Cached()
+        self.likely_heads: CachedBy[str, Model] = CachedBy()
+
+        # tensors and where they are
+        self.tensors_by_name: Cached[dict[str, Tensor]] = Cached()
+        self.tensor_blocks: Cached[tuple[tuple[Tensor, int | None], ...]] = Cached()
+        self.tensor_groups: Cached[tuple[TensorGroup, ...]] = Cached()
+        self.overrides: CachedBy[tuple[Override, ...], dict[str, str]] = CachedBy()
+        self.placements: CachedBy[LlamaCppSetup, TensorPlacement] = CachedBy()
+
+        # lines of the bill
+        self.weights: CachedBy[WeightsKey, tuple[MemoryLine, ...]] = CachedBy()
+        self.weight_sums: CachedBy[WeightsKey, tuple[tuple[Pool, int], ...]] = CachedBy()
+        self.weights_as_known: CachedBy[
+            tuple[Backend, SplitMode, WeightsKey], tuple[MemoryLine, ...]
+        ] = CachedBy()
+        self.repacked_bytes: CachedBy[WeightsKey, int] = CachedBy()
+        self.cache_groups: CachedBy[
+            tuple[TensorPlacement, int], dict[tuple[LayerKind, Pool], list[int]]
+        ] = CachedBy()
+
+        # compute graphs
+        self.graph_facts: Cached[Known] = Cached()
+        self.graphs: CachedBy[tuple[Hashable, Hashable], GraphPlan] = CachedBy()
+        self.layer_choices: CachedBy[tuple[Hashable, ...], tuple[KeptLayers, ...]] = CachedBy()
+        self.structures: CachedBy[tuple[Hashable, Hashable, Hashable], Structure | None] = (
+            CachedBy()
+        )
+
+
+def prepare(model: Model) -> LlamaCppPrepared:
+    return model.prepared(LlamaCppPrepared)

@@ -1,0 +1,44 @@
+"""What vLLM's rules work out once for a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.model.cached import Cached, CachedBy
+
+if TYPE_CHECKING:
+    from edgekit.bill.types import MemoryLine
+    from edgekit.engines.vllm.types import ResolvedVllm, VllmSetup
+    from edgekit.engines.vllm.weights import VllmWeights
+    from edgekit.model.types import Model
+
+
+class WeightsKey(NamedTuple):
+    """What the weights of one rank depend on."""
+
+    tensor_parallel_size: int
+    quantization: str | None
+    capability: tuple[int, int]
+    dtype: str
+
+
+class HeldKey(NamedTuple):
+    """What everything but the cache depends on."""
+
+    setup: VllmSetup
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+class VllmPrepared:
+    def __init__(self) -> None:
+        self.notes: Cached[tuple[str, ...]] = Cached()
+        self.resolved: CachedBy[VllmSetup, ResolvedVllm] = CachedBy()
+        self.fullest_stage: CachedBy[VllmSetup, range] = CachedBy()
+        self.held: CachedBy[HeldKey, tuple[MemoryLine, ...]] = CachedBy()
+        self.weights: CachedBy[WeightsKey, VllmWeights] = CachedBy()
+        self.weight_lines: CachedBy[tuple[WeightsKey, range], tuple[MemoryLine, ...]] = CachedBy()
+
+
+def prepare(model: Model) -> VllmPrepared:
+    return model.prepared(VllmPrepared)

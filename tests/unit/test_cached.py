@@ -1,0 +1,111 @@
+"""Results that are cached with a model: typed, bounded, freed with it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from functools import partial
+
+import pytest
+from tests.recorded import engine_models
+
+from edgekit.bill.types import Load
+from edgekit.engines import every_engine
+from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.prepared import LlamaCppPrepared, prepare
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.model.cached import MOST_RESULTS, Cached, CachedBy
+from edgekit.model.types import Model
+
+
+def model() -> Model:
+    found = engine_models()["qwen3-0.6b", "Q8_0"]
+    return Model(header=found.header, geometry=found.geometry)
+
+
+def fail() -> int:
+    raise ValueError
+
+
+def test_cached_makes_its_result_once_even_if_it_is_none() -> None:
+    cached: Cached[int | None] = Cached()
+    assert cached.get(lambda: None) is None
+    assert cached.get(lambda: 1) is None
+
+
+def test_cached_by_makes_one_result_per_key() -> None:
+    cached: CachedBy[str, int | None] = CachedBy()
+    assert cached.get("a", lambda: None) is None
+    assert cached.get("a", lambda: 1) is None
+    assert cached.get("b", lambda: 2) == 2
+    assert len(cached) == 2
+
+
+def test_cached_does_not_remember_a_failure() -> None:
+    once: Cached[int] = Cached()
+    by: CachedBy[str, int] = CachedBy()
+    with pytest.raises(ValueError):
+        once.get(fail)
+    with pytest.raises(ValueError):
+        by.get("a", fail)
+    assert (once.get(lambda: 1), by.get("a", lambda: 1)) == (1, 1)
+
+
+def test_cached_by_is_bounded_and_drops_the_oldest() -> None:
+    cached: CachedBy[int, int] = CachedBy()
+    for key in range(MOST_RESULTS + 1):
+        cached.get(key, partial(int, key))
+    assert len(cached) == MOST_RESULTS
+    assert cached.get(1, lambda: -1) == 1
+    assert cached.get(0, lambda: -1) == -1
+
+
+def test_cached_by_is_shared_by_threads() -> None:
+    cached: CachedBy[int, int] = CachedBy()
+    start = threading.Barrier(4)
+    wrong: list[int] = []
+
+    def ask() -> None:
+        start.wait()
+        for turn in range(4 * MOST_RESULTS):
+            key = turn * 7 % (2 * MOST_RESULTS)
+            if cached.get(key, partial(int, key)) != key:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+    assert len(cached) <= MOST_RESULTS + len(threads)
+
+
+def test_every_engine_has_one_prepared_object_per_model() -> None:
+    one, other = model(), model()
+    prepared = [engine.prepare(one) for engine in every_engine()]
+    assert len({type(found) for found in prepared}) == len(prepared)
+    assert [engine.prepare(one) for engine in every_engine()] == prepared
+    assert all(engine.prepare(other) not in prepared for engine in every_engine())
+
+
+def test_forget_frees_what_was_prepared() -> None:
+    found = model()
+    bill = estimate(found, Load(context_tokens=4096), LlamaCppSetup())
+    freed = weakref.ref(prepare(found))
+    assert len(prepare(found).graphs) == 1
+    found.forget()
+    gc.collect()
+    assert freed() is None
+    assert len(prepare(found).graphs) == 0
+    assert estimate(found, Load(context_tokens=4096), LlamaCppSetup()) == bill
+
+
+def test_prepared_objects_are_freed_with_the_model() -> None:
+    found = model()
+    estimate(found, Load(context_tokens=4096), LlamaCppSetup())
+    freed = weakref.ref(found.prepared(LlamaCppPrepared))
+    del found
+    gc.collect()
+    assert freed() is None
