@@ -31,7 +31,7 @@ from edgekit.sources.types import Container, Origin, Reach
 if TYPE_CHECKING:
     from edgekit.bill.types import Load
     from edgekit.engines.chat import Prompt, Talker
-    from edgekit.engines.program import Opening, Program, Up, Verifier
+    from edgekit.engines.program import EngineProgram, Starter, Up, Verifier
     from edgekit.engines.protocol import Engine
     from edgekit.engines.sampling import Sampling
     from edgekit.model.open import Opened
@@ -71,7 +71,7 @@ def startable(verb: str) -> tuple[Engine, ...]:
     return tuple(engine for engine in every_engine() if verb in engine.starts_for)
 
 
-def program_for(verb: str, engine: Engine) -> Program:
+def program_for(verb: str, engine: Engine) -> EngineProgram:
     """UsageError for an engine that EdgeKit does not start for it."""
     program = engine.program()
     if program is None:
@@ -107,7 +107,7 @@ class RunRequest:
     published: tuple[str, ...] = ()  # hub references of a catalog name, in the order they are tried
 
     @property
-    def program(self) -> Program:
+    def program(self) -> EngineProgram:
         return program_for("run", engine_named(self.engine))
 
     @property
@@ -339,8 +339,8 @@ def answering(
     """
     prompt = wanted.prompt
     with ExitStack() as held:
-        opening = judged.order.program.open(weights.model, held, judged.order.budget_bytes)
-        tokens = None if prompt is None else opening.tokens_in(prompt)
+        starter = judged.order.program.open(weights.model, held, judged.order.budget_bytes)
+        tokens = None if prompt is None else starter.tokens_in(prompt)
         if prompt is not None:
             # No text has more tokens than bytes: a bound that will do for a short prompt.
             judged = judged.again(wanted.job(prompt.size_bytes if tokens is None else tokens))
@@ -349,7 +349,7 @@ def answering(
         at = Address(chats=prompt is None or not prompt.is_plain)
         while True:
             with ExitStack() as tried:
-                up = tried.enter_context(started(judged, opening, weights, at, told))
+                up = tried.enter_context(started(judged, starter, weights, at, told))
                 short_of = None if tokens is not None else _too_long(judged, up.talker, wanted)
                 if short_of is None:
                     held.push(tried.pop_all())
@@ -363,8 +363,8 @@ def answering(
 def serving(judged: Judged, weights: LocalWeights, at: Address, told: Notices) -> Iterator[Up]:
     """A server, until the end of the block."""
     with ExitStack() as held:
-        opening = judged.order.program.open(weights.model, held, None)
-        yield held.enter_context(started(judged, opening, weights, at, told))
+        starter = judged.order.program.open(weights.model, held, None)
+        yield held.enter_context(started(judged, starter, weights, at, told))
 
 
 def _counted(judged: Judged, path: Path, wanted: AnswerRequest) -> Judged:
@@ -398,7 +398,7 @@ def _too_long(judged: Judged, talker: Talker, wanted: AnswerRequest) -> Job | No
 
 @contextmanager
 def started(
-    judged: Judged, opening: Opening, weights: LocalWeights, at: Address, told: Notices
+    judged: Judged, starter: Starter, weights: LocalWeights, at: Address, told: Notices
 ) -> Iterator[Up]:
     """Ready until the end of the block, and gone after it. What it reports is compared with the bill."""
     order, result = judged.order, judged.check.result
@@ -420,7 +420,7 @@ def started(
         say=told.say,
         warn=told.warn,
     )
-    with opening.start(request) as up:
+    with starter.start(request) as up:
         if up.rows:
             told.say(beside_text(up.rows, up.version))
             _remember_differences(judged, up, told)

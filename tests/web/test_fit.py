@@ -22,9 +22,9 @@ from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.resolver import resolve_model
 from edgekit.web import models as kept_models
+from edgekit.web.app import open_state
 from edgekit.web.calls import CALLS
 from edgekit.web.models import OpenedModels
-from edgekit.web.state import open_state
 from edgekit.web.types import CallWatch, WebSettings
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"

@@ -19,10 +19,11 @@ from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.journal import read_job
 from edgekit.embed.bulk.lines import STDIN
 from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput, check_apart
-from edgekit.embed.bulk.readers import FORMATS, Fields, GivenTexts, format_of, open_source
+from edgekit.embed.bulk.readers import FORMATS, GivenTexts, format_of, open_source
 from edgekit.embed.bulk.types import (
     BadRow,
     BulkStatus,
+    Fields,
     RowLimit,
     RowSource,
     VectorForm,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -36,6 +35,8 @@ def drop(stream: TextIO) -> None:
 
 
 def say_json(told: Mapping[str, Any]) -> None:
+    import json  # not for --help
+
     say(json.dumps(dict(told)))
 
 

@@ -85,7 +85,7 @@ class Server(Protocol):
     def stop(self, why: str = "") -> Ended: ...
 
 
-class Guard(Protocol):
+class MemoryGuard(Protocol):
     """Watches an engine at work, and stops it before memory runs out."""
 
     @property
@@ -107,10 +107,10 @@ class Up:
     version: str = ""
     rows: tuple[ComparedRow, ...] = ()  # the bill next to what the engine reports, if it does
     server: Server | None = None  # of one that serves
-    guard: Guard | None = None
+    guard: MemoryGuard | None = None
 
 
-class Opening(Protocol):
+class Starter(Protocol):
     """A model file, about to be loaded."""
 
     def tokens_in(self, prompt: Prompt, /) -> int | None:
@@ -150,7 +150,7 @@ class VerifyRequest:
     timeout_s: float | None = None
 
 
-class Program(Protocol):
+class EngineProgram(Protocol):
     """Starts one engine."""
 
     loads_shards: bool  # models in several files
@@ -165,7 +165,7 @@ class Program(Protocol):
     def limited(self, setup: Any, limits: Callable[[], Mapping[str, int]], /) -> Any:
         """The setup with these limits, by flag, on what grows after the start."""
 
-    def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Opening:
+    def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
         """What it opens is closed with `held`. Raises MissingExtraError where the engine is not installed."""
 
     def verifier(self, request: VerifyRequest, /) -> Verifier:

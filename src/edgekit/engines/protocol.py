@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
     from edgekit.bill.verdict import Speed, Usage
     from edgekit.engines.flags import Flag
-    from edgekit.engines.program import Program
+    from edgekit.engines.program import EngineProgram
     from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model.types import Model
 
@@ -103,7 +103,7 @@ class Engine(Protocol):
     def verified_flags(self) -> tuple[Flag, ...]:
         """The flags that `verify` takes."""
 
-    def program(self) -> Program | None:
+    def program(self) -> EngineProgram | None:
         """How it is started on this machine; None where EdgeKit only prints the command."""
 
     # --- speed

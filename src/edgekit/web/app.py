@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,12 @@ from edgekit.web.assets import INDEX, Assets
 from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer
 from edgekit.web.farewell import Farewell, Farewells
 from edgekit.web.hiding import without_folders
+from edgekit.web.jobs import Jobs
+from edgekit.web.models import OpenedModels
 from edgekit.web.security import DOCS, HEALTH, Security
 from edgekit.web.small_pages import small_page
-from edgekit.web.state import WebState, open_state, state_of
+from edgekit.web.state import WebState, state_of
+from edgekit.web.turns import ClientTurns
 from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:  # older versions have none
@@ -61,6 +65,16 @@ class Health(BaseModel):
 
     status: str
     version: str
+
+
+def open_state(settings: WebSettings) -> WebState:
+    return WebState(
+        settings=settings,
+        models=OpenedModels(settings),
+        jobs=Jobs(timeout_s=settings.timeout_s, told=partial(without_folders, settings=settings)),
+        cards=cards.Cards(settings),
+        turns=ClientTurns(),
+    )
 
 
 def create_app(settings: WebSettings) -> FastAPI:

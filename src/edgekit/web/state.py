@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:  # only to name types: those modules have routes, and the routes need the state
@@ -30,22 +29,6 @@ class WebState:
         """All that runs is called off. Harmless when it was called before."""
         self.jobs.close()
         self.cards.close()
-
-
-def open_state(settings: WebSettings) -> WebState:
-    from edgekit.web.cards import Cards
-    from edgekit.web.hiding import without_folders
-    from edgekit.web.jobs import Jobs
-    from edgekit.web.models import OpenedModels
-    from edgekit.web.turns import ClientTurns
-
-    return WebState(
-        settings=settings,
-        models=OpenedModels(settings),
-        jobs=Jobs(timeout_s=settings.timeout_s, told=partial(without_folders, settings=settings)),
-        cards=Cards(settings),
-        turns=ClientTurns(),
-    )
 
 
 def state_of(request: Request) -> WebState:

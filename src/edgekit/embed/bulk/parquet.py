@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.lines import check_same, file_identity, open_input
 from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
-from edgekit.embed.bulk.types import BadRow, InputRow, ReadPosition, RowLimit
+from edgekit.embed.bulk.types import BadRow, Fields, InputRow, ReadPosition, RowLimit
 from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
 from edgekit.machine.tree import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.embed.bulk.readers import Fields
     from edgekit.engines.native.arrays import Floats
 
 READ_ROWS = 64  # held at a time, or fewer: no value is larger than the page it is in, or the page of the dictionary

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from edgekit.embed.bulk.lines import STDIN, Line, Lines, PipeLines, open_lines
-from edgekit.embed.bulk.types import BadRow, Id, InputRow, ReadPosition, RowLimit, RowSource
+from edgekit.embed.bulk.types import BadRow, Fields, Id, InputRow, ReadPosition, RowLimit, RowSource
 from edgekit.embed.strict_json import (
     NotJsonError,
     broken_character,
@@ -37,14 +37,6 @@ MOST_COLUMNS = 10_000  # of a CSV header
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _INT64 = 2**63
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """Where in a row the text is, and the id if there is one."""
-
-    text: str = "text"
-    id: str | None = None
 
 
 class _BadError(Exception):

@@ -179,3 +179,11 @@ class Embeds(Protocol):
     def count_tokens(self, text: str, *, prefix: str = "") -> int: ...
 
     def embed(self, texts: Sequence[str], *, prefix: str = "") -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Where in a row the text is, and the id if there is one."""
+
+    text: str = "text"
+    id: str | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.verdict import Speed, Usage
     from edgekit.engines.llamacpp.prepared import LlamaCppPrepared
     from edgekit.engines.llamacpp.types import LlamaCppSetup
-    from edgekit.engines.program import Program
+    from edgekit.engines.program import EngineProgram
     from edgekit.engines.protocol import Floor
     from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.types import Model
@@ -102,7 +102,7 @@ class LlamaCpp(Engine):
     starts_for = ("run", "serve", "verify", "calibrate")
     verified_flags = _VERIFIED
 
-    def program(self) -> Program:
+    def program(self) -> EngineProgram:
         from edgekit.engines.llamacpp.run.program import PROGRAM
 
         return PROGRAM

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engines.flags import Flag
     from edgekit.engines.native.prepared import NativePrepared
     from edgekit.engines.native.setup import StreamSetup
-    from edgekit.engines.program import Program
+    from edgekit.engines.program import EngineProgram
     from edgekit.machine.types import Budget, Machine
     from edgekit.model.types import Model
 
@@ -89,11 +89,11 @@ class Native(Engine):
     starts_for = ("run",)
     verified_flags: tuple[Flag, ...] = ()
 
-    def program(self) -> Program:
+    def program(self) -> EngineProgram:
         from importlib import import_module
 
         # By name: the engine's code is still above the engines (runtime/stream needs embed's kernels).
-        found: Program = import_module("edgekit.runtime.stream.program").PROGRAM
+        found: EngineProgram = import_module("edgekit.runtime.stream.program").PROGRAM
         return found
 
     # --- speed

@@ -36,7 +36,7 @@ class NativeProgram:
         """Nothing of it grows."""
         return setup
 
-    def open(self, path: Path, held: ExitStack, budget_bytes: int | None) -> NativeOpening:
+    def open(self, path: Path, held: ExitStack, budget_bytes: int | None) -> NativeStarter:
         try:
             import tokenizers  # noqa: F401 - here the message can say what to install
 
@@ -47,7 +47,7 @@ class NativeProgram:
             raise MissingExtraError(
                 f"the built-in engine needs {error.name}: pip install 'edgekit-models[embed]'"
             ) from error
-        return NativeOpening(
+        return NativeStarter(
             path=path,
             held=held,
             monitor=Monitor(budget_bytes=budget_bytes, own_process=budget_bytes is not None),
@@ -64,7 +64,7 @@ PROGRAM = NativeProgram()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeOpening:
+class NativeStarter:
     path: Path
     held: ExitStack
     monitor: Monitor

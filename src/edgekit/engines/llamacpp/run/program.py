@@ -56,8 +56,8 @@ class LlamaCppProgram:
         changes: dict[str, Any] = {_LIMITS[flag]: number for flag, number in limits().items()}
         return replace(setup, **changes)
 
-    def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppOpening:
-        return LlamaCppOpening()
+    def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
+        return LlamaCppStarter()
 
     def verifier(self, request: VerifyRequest) -> LlamaCppVerifier:
         load, setup = own_flags.ask(request.values)
@@ -69,7 +69,7 @@ class LlamaCppProgram:
 PROGRAM = LlamaCppProgram()
 
 
-class LlamaCppOpening:
+class LlamaCppStarter:
     def tokens_in(self, _prompt: Prompt) -> None:
         """Only the server can count them."""
 
