@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.task import Job, Start
+from edgekit.bill.task import Drafter, Job, Start
 from edgekit.bill.types import Load
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
@@ -14,7 +14,7 @@ from edgekit.kept import keep, kept, key_of, steadied
 from edgekit.machine.types import Machine
 from edgekit.plan.drafting import catalog_drafters, own_drafter
 from edgekit.plan.making import check_wish, find_plan, make_plan, question_of
-from edgekit.plan.planned import Drafter, Plan, Wish
+from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import (
     SHOWN,

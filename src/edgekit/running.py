@@ -17,10 +17,10 @@ from edgekit.engines import engine_named, every_engine
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.program import Address, LocalWeights, StartRequest, VerifyRequest
 from edgekit.engines.spill import Purpose
+from edgekit.engines.visible_cards import visible_cards
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
 from edgekit.machine.types import Machine, MemoryLimit
-from edgekit.plan.visible_cards import visible_cards
 from edgekit.published import catalog_name, find_published, open_published
 from edgekit.report.headline import headline
 from edgekit.report.run_text import beside_text, verdict_text

@@ -27,9 +27,9 @@ from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.engines.llamacpp.versions import Rules
+from edgekit.plan.commands import ready_commands
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
-from edgekit.report.commands import ready_commands
 from edgekit.sources.types import ModelFiles
 
 # Flags that no bill asks about, and how many words each takes.

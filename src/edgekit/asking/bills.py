@@ -44,10 +44,6 @@ class EngineOptions(Protocol):
 
     def settled(self, setup: Any) -> Mapping[str, Any]: ...
 
-    def command(
-        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
-    ) -> list[str]: ...
-
 
 CELLS = 256  # llama.cpp rounds a context up to whole cells of so many
 OPTIONS: dict[str, EngineOptions] = {
@@ -334,7 +330,7 @@ def told_bill(
         version=engine_named(engine).version(asked[1]),
         asked=options.told(asked[0], estimate),
         notes=tuple(_notes(opened, engine, asked, values, estimate)),
-        command=shlex.join(options.command(values, estimate, opened)),
+        command=shlex.join(engine_named(engine).estimate_words(values, estimate, opened)),
         estimate=estimate,
         geometry=opened.model.geometry,
     )
@@ -366,16 +362,10 @@ def _notes(
     values: Mapping[str, Any],
     estimate: MemoryEstimate,
 ) -> Iterator[str]:
+    from edgekit.engines import engine_named
+
     facts: dict[str, Any] = dict(estimate.facts)
     length = facts.get("n_ctx_seq") or asked[0].context_tokens
     has_projector = "mmproj" in values
     yield from model_notes(opened.files, opened.model.geometry, length, has_projector=has_projector)
-    if engine == "mlx" and (first := mlx_options.conversion(values, estimate, opened)):
-        yield f"run this first: {first}"
-    if engine == "llama.cpp":
-        if note := llamacpp_options.model_source(values, opened).note:
-            yield note
-        from edgekit.asking.llamacpp_bill import batch_notes, repack_notes
-
-        yield from batch_notes(opened, asked[1], facts)
-        yield from repack_notes(opened, asked[1], values)
+    yield from engine_named(engine).estimate_notes(values, asked[1], estimate, opened)

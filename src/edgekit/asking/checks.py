@@ -16,16 +16,14 @@ from edgekit.asking.bills import (
     with_quant,
 )
 from edgekit.bill.task import Job, Start, Task, Variant
-from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.bill.verdict import Status, Verdict
+from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
-from edgekit.engines.flags import flag_words, typed
-from edgekit.engines.llamacpp.flags import BESIDE_THE_SETUP, COMPANIONS
-from edgekit.engines.llamacpp.growth import growth_limits
-from edgekit.engines.model_words import PLACEHOLDER_DRAFT, draft_words
+from edgekit.engines.commands import Command, commands_of
+from edgekit.engines.flags import typed
+from edgekit.engines.llamacpp.flags import COMPANIONS
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
 from edgekit.formats.types import Depth
-from edgekit.machine.types import HOST, Machine
+from edgekit.machine.types import Machine
 from edgekit.model.open import Opened
 from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.changes import changes
@@ -35,7 +33,6 @@ from edgekit.preflight import in_two_steps
 from edgekit.report.bill import Bill
 from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, checks_json
-from edgekit.report.commands import Command, commands_of
 from edgekit.report.plan_run import main_command, main_notes
 from edgekit.resolver import AUTO, ResolvedModel, automatic, resolve_model
 from edgekit.sources.folders import is_here
@@ -256,35 +253,16 @@ def _told(
     values: Mapping[str, Any],
     asking: Asking,
 ) -> Check:
-    engine, setup = question.engine, result.way.setup
-    load = result.load
-    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
-    settled = {
-        **(batch if question.in_one_batch else {}),
-        **growth_limits(result),
-        **(_as_stored(opened, result) if engine == LLAMACPP else {}),
-        **values,
-        "context": result.context_tokens,
-        **_chosen(result),
-        **OPTIONS[engine].settled(setup),
-        **_left_alone(result),
-    }
-    pool = _whole_pool(question, result, load) if engine == "vllm" else None
-    if pool is not None and "max_num_seqs" not in values:
-        from edgekit.report.commands.vllm import most_sequences  # the whole engine comes with it
-
-        most = most_sequences(question.model, pool)
-        settled |= {} if most is None else {"max_num_seqs": most}
+    engine = engine_named(result.engine)
+    settled = engine.settle(result, values)
     ready = start_commands(opened, result, values, users=asking.users) if result.can_load else ()
-    command, notes = main_command(ready), main_notes(ready)
-    off = {"repack": False} if "-nr" in command.split() else {}
-    bill = told_bill(opened, engine, {**settled, **off}, (load, setup), result.estimate)
-    if PLACEHOLDER_DRAFT in command.split():
-        notes = (*notes, f"replace {PLACEHOLDER_DRAFT} with the file of {values['draft_model']}")
+    bill = told_bill(
+        opened, result.engine, settled, (result.load, result.way.setup), result.estimate
+    )
+    bill = replace(bill, asked=engine.load_words(result))
     if ready:
-        bill = replace(bill, command=command, notes=tuple(dict.fromkeys((*bill.notes, *notes))))
-    if pool is not None:  # judged is what requests need; shown is the pool that it will take
-        bill = replace(bill, asked=OPTIONS[engine].told(load, pool))
+        notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
+        bill = replace(bill, command=main_command(ready), notes=tuple(notes))
     return Check(
         bill=bill,
         result=result,
@@ -302,8 +280,8 @@ def start_commands(
     *,
     users: int | None = None,
 ) -> tuple[Command, ...]:
-    """As `plan` prints them; none for the built-in engine and llama.cpp as a library, whose bill has the command."""
-    if result.engine == STREAM or values.get("mode") == "library":
+    """As `plan` prints them; none for llama.cpp as a library, whose bill has the command."""
+    if values.get("mode") == "library":
         return ()
     return commands_of(
         result,
@@ -311,57 +289,8 @@ def start_commands(
         repository=opened.repository,
         files=opened.files,
         users=users,
-        more=said_words(result.engine, values),
+        given=values,
     )
-
-
-def said_words(engine: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags that the command of an answer repeats as they were typed, with the repository of a draft model."""
-    said = {key: value for key, value in values.items() if key in BESIDE_THE_SETUP}
-    draft = said.pop("draft_model", None)
-    words = draft_words(draft) if draft is not None else ()
-    return (*words, *flag_words(OPTIONS[engine].FLAGS, said))
-
-
-def _chosen(result: Verdict) -> dict[str, Any]:
-    """The cache and the weights that were chosen, as flags."""
-    load, setup, engine = result.load, result.way.setup, result.engine
-    if engine == "vllm":
-        return {} if setup.kv_cache_dtype == "auto" else {"kv_cache_dtype": setup.kv_cache_dtype}
-    if engine == "mlx":
-        bits = {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
-        found = {} if setup.kv_bits is None else bits
-        packed = result.variant.changes.get("quantize") if result.variant is not None else None
-        return found if packed is None else {**found, "quantize": f"q{packed.packing.bits}"}
-    types = {"type_k": load.cache_k, "type_v": load.cache_v}
-    chosen = {key: kind for key, kind in types.items() if kind and kind.name != OWN_CACHE}
-    mix = getattr(setup, "mix", None)
-    return chosen if mix is None else {**chosen, "mix": mix}
-
-
-def _left_alone(result: Verdict) -> dict[str, Any]:
-    """That the devices of a machine which has some are not used has to be said."""
-    has_devices = result.engine == LLAMACPP and bool(engine_named(LLAMACPP).devices(result.machine))
-    return {"backend": "cpu"} if has_devices and not result.way.cards else {}
-
-
-def _as_stored(opened: Opened, result: Verdict) -> dict[str, Any]:
-    """Weights rearranged for the CPU would take more than the host has: llama.cpp is told not to."""
-    from edgekit.engines.llamacpp.estimate import repacked_bytes
-
-    for use in result.uses:
-        if HOST in use.budget.pools:
-            more = repacked_bytes(opened.model, result.way.setup)
-            fuller = replace(use, required_bytes=use.required_bytes + more)
-            return {"repack": False} if more and fuller.status is Status.FAILED else {}
-    return {}
-
-
-def _whole_pool(question: Task, result: Verdict, load: Load) -> MemoryEstimate:
-    """The bill with all of the card's memory, as vLLM takes it at the start."""
-    setup = result.way.setup
-    card = replace(setup.gpu, memory_bytes=result.way.budgets[0].total_bytes)
-    return engine_named(question.engine).estimate(question.model, load, replace(setup, gpu=card))
 
 
 def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -16,11 +16,9 @@ from edgekit.errors import UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.model.open import Opened
-from edgekit.plan.tasks import reads_at_once
 from edgekit.resolver import resolve_model
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
-from edgekit.units import format_bytes
 
 BESIDE_THE_MODEL = "auto"
 
@@ -72,27 +70,6 @@ class LoadedBeside:
         draft = self.drafter.model
         is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
         return with_drafter(bill, draft, own, setup, mix=None if is_gguf else self.drafter.mix)
-
-
-def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """An embedding of a text that is longer than a micro-batch is refused by the server."""
-    at_once: int = facts["n_ubatch"]
-    if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, setup):
-        return ()
-    return (
-        f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)",
-    )
-
-
-def repack_notes(
-    opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """What builds that repack weights for the CPU need more, unless it is counted (--repack) or turned off (-nr)."""
-    more = 0 if "repack" in values else llamacpp.repacked_bytes(opened.model, setup)
-    if more <= 0:
-        return ()
-    copy = "default CPU builds keep a repacked copy of the output weights"
-    return (f"{copy}: +{format_bytes(more)} of RAM; -nr turns it off",)
 
 
 NO_PROJECTOR_SIZE = (

@@ -26,12 +26,12 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.asking.checks import Asking
     from edgekit.bill.task import Job
     from edgekit.catalog.types import ModelPurpose
+    from edgekit.engines.commands import Command
     from edgekit.formats.types import Depth
     from edgekit.machine.types import Machine
     from edgekit.plan.planned import Plan
     from edgekit.plan.recommending import Ask
     from edgekit.planning import Wanted
-    from edgekit.report.commands import Command
     from edgekit.resolver import ResolvedModel
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
@@ -176,9 +176,8 @@ def plan_words(
     words: Words, named: ResolvedModel, *, reach: Reach, machine: Machine | None = None
 ) -> PlanAnswer:
     """Raises EdgekitError."""
-    from edgekit.asking.checks import said_words
+    from edgekit.plan.commands import ready_commands
     from edgekit.planning import plan_model
-    from edgekit.report.commands import ready_commands
     from edgekit.resolver import automatic
 
     chosen, flags = planned_engine(words)
@@ -192,8 +191,8 @@ def plan_words(
     else:
         plan, note = ask(chosen), ""
     engine = plan.wish.engine
-    more = said_words(engine, Asked(engine, flags[engine]).values(engine))
-    ready = ready_commands(plan, files=named.files, more=more) if plan.fits else ()
+    given = Asked(engine, flags[engine]).values(engine)
+    ready = ready_commands(plan, files=named.files, given=given) if plan.fits else ()
     facts: dict[str, Any] = dict(plan.result.estimate.facts)
     length = facts.get("n_ctx_seq") or plan.context_tokens
     notes = (

@@ -130,3 +130,13 @@ class Task:
             batch_tokens=batch or microbatch or whole,
             microbatch_tokens=microbatch or batch or whole,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """A smaller model of the same vocabulary, or the model's own blocks for further tokens."""
+
+    name: str
+    model: Model | None = field(default=None, repr=False)  # None: the model's own blocks
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    because: str = ""  # why its vocabulary is taken to be the same

@@ -51,7 +51,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _report(error: EdgekitError, *, as_json: bool, in_one_line: bool = False) -> int:
-    from edgekit.report.lines import printable
+    from edgekit.terminal import printable
 
     _say(printable(str(error)))
     if not as_json:

@@ -93,7 +93,7 @@ def _quiet(_: str) -> None:
 
 
 def _say(line: str) -> None:
-    from edgekit.report.lines import printable
+    from edgekit.terminal import printable
 
     if sys.stderr is not None:
         print(f"edgekit: {printable(line)}", file=sys.stderr, flush=True)

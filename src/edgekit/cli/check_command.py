@@ -35,8 +35,8 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.asking.checks import Answer
+    from edgekit.engines.commands import Command
     from edgekit.report.bars import Glyphs
-    from edgekit.report.commands import Command
     from edgekit.sources.download import Download
 
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
@@ -128,12 +128,10 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
     """Those of one program, as --for names it; all where none was named."""
     if program is None:
         return ready
-    from edgekit.report.plan_run import program_of
-
     wanted = _plain(program)
-    found = tuple(one for one in ready if wanted in {_plain(program_of(one)), _plain(one.name)})
+    found = tuple(one for one in ready if wanted in {_plain(one.program), _plain(one.name)})
     if ready and not found:
-        names = ", ".join(dict.fromkeys(program_of(one) for one in ready))
+        names = ", ".join(dict.fromkeys(one.program for one in ready))
         engine = f", or add --engine {wanted}" if wanted in {"vllm", "mlx"} else ""
         raise UsageError(
             f"--for: no command for {program[:40]!r} here; choose one of {names}{engine}"
@@ -225,7 +223,7 @@ def _is_person() -> bool:
 
 
 def _ask(download: Download) -> bool:
-    from edgekit.report.lines import printable
+    from edgekit.terminal import printable
 
     sys.stderr.write(
         f"\r{printable(download.because)}\nDownload {format_bytes(download.size_bytes)} to "

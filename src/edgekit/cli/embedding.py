@@ -343,7 +343,7 @@ class _Job(NamedTuple):
 
 
 def _tell_bad(row: BadRow) -> None:
-    from edgekit.report.lines import printable
+    from edgekit.terminal import printable
 
     if sys.stderr is not None:
         print(printable(f"edgekit: row {row.number:,} skipped: {row.reason}"), file=sys.stderr)

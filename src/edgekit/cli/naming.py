@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from edgekit.errors import UsageError
-from edgekit.report.lines import printable
 from edgekit.sources.folders import models_in
+from edgekit.terminal import printable
 
 MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
 

@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)  # the innermost command's wins
 
     def error(self, message: str) -> NoReturn:
-        from edgekit.report.lines import printable
+        from edgekit.terminal import printable
 
         self.print_usage(sys.stderr)
         print(printable(f"{self.prog}: error: {message}"), file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engines.mlx.types import Quantize
     from edgekit.sources.reference import Reference
     from edgekit.sources.types import ModelFiles
 
@@ -15,18 +14,6 @@ PLACEHOLDER_DRAFT = "DRAFT.gguf"
 NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
 TEXT_ONLY = f"text only: without {NO_PROJECTOR} llama.cpp also loads the image projector, which is not counted here"
 UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
-
-
-def published_mlx(label: str, packed: Quantize) -> str | None:
-    """The repository that has a model of the catalog packed like this: groups of 64, all alike."""
-    from edgekit.catalog.repositories import Form, repository_at
-    from edgekit.engines.mlx.types import Packing, Quantize
-
-    bits = packed.packing.bits
-    if packed != Quantize(packing=Packing(bits=bits, group_size=64)):
-        return None
-    found = repository_at(label, Form.MLX, f"{bits}bit")
-    return found.name if found is not None else None
 
 
 def repository_word(files: ModelFiles | None, known: str = "") -> str:

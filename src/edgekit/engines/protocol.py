@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
+    from edgekit.bill.task import CacheChoice, Drafter, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
-    from edgekit.bill.verdict import Speed, Usage
+    from edgekit.bill.verdict import Speed, Usage, Verdict
+    from edgekit.engines.commands import Command, Startup
     from edgekit.engines.flags import Flag
     from edgekit.engines.program import EngineProgram
     from edgekit.machine.types import Budget, Device, Machine, Pool
+    from edgekit.model.open import Opened
     from edgekit.model.types import Model
 
 
@@ -26,6 +28,16 @@ class Floor(Protocol):
 
     def load_facts(self, model: Model, load: Load, setup: Any, /) -> Iterable[tuple[str, object]]:
         """What the engine makes of the load. Raises RefusedError like the bill."""
+
+
+class Offload(NamedTuple):
+    """Which parts of a model are not on the devices, in words for a headline."""
+
+    place: str = ""  # the whole placement, where the engine has words of its own
+    layers: str = ""  # on the devices, where not all are: "40 of 81 layers"
+    experts: str = ""  # in RAM: "the experts of 28 layers"
+    cache: bool = False  # the cache is in RAM
+    everything: bool = False  # no layer is on a device
 
 
 class Engine(Protocol):
@@ -244,3 +256,44 @@ class Engine(Protocol):
     def with_drafter(self, task: Task, _drafter: Model | None, _mix: str | None, /) -> Task:
         """The task with a drafter next to the model; None: the model's own prediction layers."""
         return task
+
+    # --- commands
+
+    def settle(self, verdict: Verdict, values: Mapping[str, Any], /) -> dict[str, Any]:
+        """The flags that start the engine as it was judged: `values`, which were given, and what the verdict adds."""
+
+    def commands(self, _startup: Startup, /) -> tuple[Command, ...]:
+        """What starts it as it was judged, in the order to run it. None: only the command of an estimate does."""
+        return ()
+
+    def draft_words(self, _verdict: Verdict, _drafter: Drafter, /) -> list[str]:
+        """The flags that add a proposed draft model."""
+        return []
+
+    def estimate_words(
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened, /
+    ) -> list[str]:
+        """The command of an estimate."""
+
+    def estimate_notes(
+        self, _values: Mapping[str, Any], _setup: Any, _estimate: MemoryEstimate, _opened: Opened, /
+    ) -> list[str]:
+        """What to know before running it."""
+        return []
+
+    # --- reports
+
+    def load_words(self, verdict: Verdict, /) -> str:
+        """What was asked for, in words, as the engine resolved it."""
+
+    def offload(self, _verdict: Verdict, /) -> Offload:
+        """Which parts of the model are not on the devices."""
+        return Offload()
+
+    def later_rows(self, _verdict: Verdict, /) -> list[str]:
+        """What may take more memory after the start."""
+        return []
+
+    def answer_facts(self, _estimate: MemoryEstimate, /) -> Mapping[str, Any]:
+        """Further keys of the answer in JSON."""
+        return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from edgekit.bill.decisions import Decision, Lever, Tried
-from edgekit.bill.task import Task
+from edgekit.bill.task import Drafter, Task
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
@@ -14,7 +14,7 @@ from edgekit.model.types import Model
 from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import whole_placements
-from edgekit.plan.planned import Drafter, Wish
+from edgekit.plan.planned import Wish
 from edgekit.units import format_bytes
 
 TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time

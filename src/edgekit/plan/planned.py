@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgekit.bill.decisions import Decision, Lever
-from edgekit.bill.task import CacheChoice, Job, Start, Variant
+from edgekit.bill.task import CacheChoice, Drafter, Job, Start, Variant
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, Speed, Verdict
 from edgekit.machine.types import Machine
-from edgekit.model.types import Model
 from edgekit.plan.choice import READING_TOKENS_PER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafter:
-    """A smaller model of the same vocabulary, or the model's own blocks for further tokens."""
-
-    name: str
-    model: Model | None = field(default=None, repr=False)  # None: the model's own blocks
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    because: str = ""  # why its vocabulary is taken to be the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,9 @@ from edgekit.model.types import (
     Span,
 )
 from edgekit.report.kinds import count_kinds, kind_name, window_of
-from edgekit.report.lines import printable, table
+from edgekit.report.lines import table
 from edgekit.sources.types import Container
+from edgekit.terminal import printable
 from edgekit.units import format_bytes, format_count
 
 _LABEL = 9

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.engines import engine_named
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.report.bill import Bill, column_of, later_lines
 
@@ -18,10 +19,6 @@ _KEYS = {
     Component.COMPUTE: "compute_bytes",
     Component.RUNTIME: "runtime_bytes",
 }
-# What stands beside the bytes in vLLM's answers, in its own words.
-_VLLM_FACTS = (
-    "bytes_per_block", "groups", "blocks_per_group", "request_bytes", "num_blocks", "max_concurrency",
-)  # fmt: skip
 
 
 def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
@@ -32,19 +29,13 @@ def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
         key = _KEYS.get(line.component)
         if key is not None:
             sums[key] += line.size_bytes
-    answer: dict[str, Any] = {
+    return {
         **sums,
         "total_bytes": estimate.total_bytes,
         "basis": estimate.basis.value,
         "pools": _pools(lines),
+        **engine_named(estimate.engine).answer_facts(estimate),
     }
-    if estimate.engine == "mlx":
-        answer["cache_bytes"] = estimate.kv_cache_bytes
-    if estimate.engine == "vllm":
-        facts = dict(estimate.facts)
-        answer |= {name: facts.get(name) for name in _VLLM_FACTS}
-        answer |= {"refused": facts["refused"]} if facts.get("refused") else {}
-    return answer
 
 
 def _pools(lines: list[MemoryLine]) -> dict[str, Any]:

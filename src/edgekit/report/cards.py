@@ -10,6 +10,7 @@ from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import ModelPurpose
+from edgekit.engines import engine_named
 from edgekit.engines.variants import AS_NAMED
 from edgekit.machine.types import Device, Machine
 from edgekit.plan.download import download_bytes
@@ -22,9 +23,10 @@ from edgekit.report.check_table import shortened, used_words
 from edgekit.report.check_words import context_words
 from edgekit.report.headline import cache_words as cache_changed
 from edgekit.report.headline import headline, is_divided
-from edgekit.report.lines import figures, printable
+from edgekit.report.lines import figures
 from edgekit.report.screen import command_rows, folded, placed, section, within
 from edgekit.report.speed_words import typical_figure
+from edgekit.terminal import printable
 from edgekit.units import GIB, format_download, short_count
 
 _LEAST_NAME = 12  # columns; where fewer are left for the name, a model takes two lines
@@ -71,7 +73,8 @@ def cards_text(
     lines += ["", *folded(f"skipped: {skipped}", width)] if skipped else []
     machine = found.ask.machine
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
-    sees = found.ask.task is ModelPurpose.VISION and found.ask.engine == "llama.cpp"
+    # of GGUF models the projector is a file of its own
+    sees = found.ask.task is ModelPurpose.VISION and engine_named(found.ask.engine).loads_gguf
     projector = ["text only: image projectors are not counted here"] if sees and shown else []
     lines += section("Note", [*problems, *projector, *assumed], width)
     if shown:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgekit.bill.verdict import Change, Verdict
+from edgekit.engines.commands import Command
 from edgekit.errors import EdgekitError
 from edgekit.report.bill import Bill
-from edgekit.report.commands.types import Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from edgekit.machine.types import HOST, PoolKind
 from edgekit.report.bars import PARTS, RAM, Glyphs, Memory, bar, memories
 from edgekit.report.bill import column_of
 from edgekit.report.check_words import budget_names, sizes_words
-from edgekit.report.lines import printable
 from edgekit.report.screen import folded
 from edgekit.report.usable import limit_on, reserve_words
+from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 _COLOURS = {Status.PASSED: 32, Status.WARNING: 33, Status.FAILED: 31}  # green, yellow, red

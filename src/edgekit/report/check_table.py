@@ -22,9 +22,9 @@ from edgekit.report.check_words import (
     sizes_words,
 )
 from edgekit.report.headline import cache_words, embeds, is_divided
-from edgekit.report.lines import printable
 from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined, within
 from edgekit.report.speed_words import typical_figure
+from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 
 Found = Check | Unanswered

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.bill.verdict import Verdict
+from edgekit.engines import engine_named
 from edgekit.report.answer_lines import (
     MORE,
     assumed_of,
@@ -19,7 +20,6 @@ from edgekit.report.check import Check
 from edgekit.report.check_memory import memory_lines
 from edgekit.report.check_words import is_beyond
 from edgekit.report.headline import embeds, headline
-from edgekit.report.later import later_rows
 from edgekit.report.screen import (
     command_rows,
     folded,
@@ -119,7 +119,7 @@ def _sections(check: Check) -> Iterator[tuple[str, list[str]]]:
     yield "Why", list(result.reasons)
     speed = speed_row(result.speed, embeds=embeds(result))
     yield "Speed", [speed] if result.speed is not None else []
-    yield "Later", list(later_rows(result)) if result.can_load else []
+    yield "Later", engine_named(result.engine).later_rows(result) if result.can_load else []
     yield "To fit" if result.failed else "Or", [change.told for change in check.changes]
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *bill.notes, *bill.estimate.notes]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.report.lines import counted, figures, printable
+from edgekit.report.lines import counted, figures
 from edgekit.report.screen import folded, within
+from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Every command, the page and the Python examples show this sentence, so that they
 from __future__ import annotations
 
 from edgekit.bill.verdict import Usage, Verdict
-from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines import engine_named
 from edgekit.machine.types import together_bytes
 from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.verdict import is_too_short
@@ -16,8 +16,8 @@ from edgekit.report.check_words import (
     context_words,
     sizes_words,
 )
-from edgekit.report.lines import printable
 from edgekit.report.speed_words import about_words
+from edgekit.terminal import printable
 from edgekit.units import GIB, MIB
 
 _OWN_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
@@ -36,7 +36,7 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     """The answer. `from_name`: no file was read, the size and quantisation are those of the name."""
     if result.failed:
         text = _fails(result)
-    elif result.engine == "vllm":
+    elif takes_a_share(result):
         text = _starts(result)
     else:
         text = _runs(result)
@@ -45,6 +45,11 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     elif any(use.assumed for use in result.uses):
         text += " (rough estimate)"
     return printable(text)
+
+
+def takes_a_share(result: Verdict) -> bool:
+    """Whether the engine takes a share of the card whatever the model needs: then it starts or does not (SPEC A1)."""
+    return any(use.budget.is_share for use in result.uses)
 
 
 def cache_words(result: Verdict) -> str:
@@ -112,47 +117,23 @@ def _speed(result: Verdict) -> str:
 
 def _place(result: Verdict) -> str:
     """'fully on your RTX 4090', 'with 40 of 81 layers on your RTX 4090', 'on the CPU'."""
-    way, machine = result.way, result.machine
-    if result.engine == "stream":
-        return f"on the built-in engine{'' if way.whole else f' ({way.because})'}"
+    way, machine, off = result.way, result.machine, engine_named(result.engine).offload(result)
+    if off.place:
+        return off.place
     if not way.cards:
         return f"on your {machine.name}" if machine.is_phone else "on the CPU"
     cards = f"your {card_names(way.cards)}"
-    if getattr(way.setup, "n_gpu_layers", None) == 0:
+    if off.everything:
         return f"on the CPU of {cards}" if way.cards[0].unified else "on the CPU"
     elsewhere = "on the CPU" if way.cards[0].unified else "in RAM"
-    experts = layers = None
-    if result.engine == "llama.cpp":
-        experts, layers = _experts_in_ram(result), _layers_on_cards(result)
-    if layers is not None:
-        return f"with {layers} on {cards}{f', {experts} {elsewhere}' if experts else ''}"
-    if experts:
-        return f"with {experts} {elsewhere}"
-    if not getattr(way.setup, "offload_kqv", True):
+    if off.layers:
+        experts = f", {off.experts} {elsewhere}" if off.experts else ""
+        return f"with {off.layers} on {cards}{experts}"
+    if off.experts:
+        return f"with {off.experts} {elsewhere}"
+    if off.cache:
         return f"on {cards} with the cache {elsewhere}"
     return f"on {cards}" if result.warning else f"fully on {cards}"
-
-
-def _experts_in_ram(result: Verdict) -> str:
-    way, setup = result.way, result.way.setup
-    if setup.overrides and not way.by_tensor:
-        return "the tensors of -ot"
-    layers = () if result.variant is None else result.variant.model.geometry.layers
-    with_experts = sum(1 for layer in layers if layer.experts is not None)
-    on_host = has_experts_on_host(setup)
-    moved = sum(1 for layer in layers if layer.experts is not None and on_host(layer.index))
-    if with_experts and moved == with_experts and not way.by_tensor:
-        return "all experts"
-    return f"the experts of {moved} layers" if moved else ""
-
-
-def _layers_on_cards(result: Verdict) -> str | None:
-    """'40 of 81 layers'; None where all of them are on the devices."""
-    count = result.way.setup.n_gpu_layers
-    every = None if result.variant is None else len(result.variant.model.geometry.layers) + 1
-    if every is None or count >= every:
-        return None
-    return f"{count} of {every} layers"
 
 
 def _at_weights(result: Verdict) -> str:
@@ -168,7 +149,7 @@ def _with_cache(result: Verdict) -> str:
 def _window(result: Verdict) -> str:
     if result.streams == 1:
         users = result.load.sequences or 1
-        several = f" for each of {users:,} users" if result.engine == "vllm" and users > 1 else ""
+        several = f" for each of {users:,} users" if takes_a_share(result) and users > 1 else ""
         return f"{context_words(result.context_tokens)}{several}"
     each = context_words(result.context_tokens // result.streams)
     return f"{each} for each of {result.streams} users"
@@ -212,12 +193,8 @@ def unchecked_ram_bytes(result: Verdict) -> int:
 
 def is_divided(result: Verdict) -> bool:
     """Whether layers or experts are kept in RAM next to the devices."""
-    is_llamacpp = result.engine == "llama.cpp"
-    return (
-        is_llamacpp
-        and bool(result.way.cards)
-        and bool(_experts_in_ram(result) or _layers_on_cards(result))
-    )
+    off = engine_named(result.engine).offload(result)
+    return bool(result.way.cards) and bool(off.experts or off.layers)
 
 
 def _sizes(memory: Memory) -> str:
@@ -225,7 +202,7 @@ def _sizes(memory: Memory) -> str:
 
 
 def _fails(result: Verdict) -> str:
-    verb = "Does not start on" if result.engine == "vllm" else "Does not fit"
+    verb = "Does not start on" if takes_a_share(result) else "Does not fit"
     cards = result.way.cards
     where = f"your {card_names(cards)}" if cards else f"your {_machine(result)}"
     start = f"{verb} {where}{_at_weights(result)}"

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-
-def printable(text: str) -> str:
-    """What a stranger wrote, on one line and without the sequences that steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+from edgekit.terminal import printable
 
 
 def counted(count: int, what: str) -> str:

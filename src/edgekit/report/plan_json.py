@@ -15,14 +15,13 @@ from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
-from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.hardware_json import machine_json
 from edgekit.report.headline import headline
 from edgekit.report.plan_bill import bill_of
-from edgekit.report.plan_run import main_command, program_of
+from edgekit.report.plan_run import main_command
 
 if TYPE_CHECKING:
-    from edgekit.report.commands import Command
+    from edgekit.engines.commands import Command
 
 
 def plan_json(
@@ -133,7 +132,7 @@ def _drafter(plan: Plan) -> dict[str, Any] | None:
         "reference": None,
         "own_blocks": drafter.model is None,
         "because": drafter.because,
-        "flags": shlex.join(draft_words(plan)),
+        "flags": shlex.join(engine_named(plan.wish.engine).draft_words(plan.result, drafter)),
     }
 
 
@@ -147,7 +146,7 @@ def plan_speed(plan: Plan) -> dict[str, Any] | None:
 
 def _ready(one: Command) -> dict[str, Any]:
     return {
-        "program": program_of(one),
+        "program": one.program,
         "name": one.name,
         "kind": one.kind,
         "text": one.text,

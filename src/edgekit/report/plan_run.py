@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from edgekit.engines.commands import COMMAND, SETTINGS, Command
 from edgekit.machine.types import System
-from edgekit.report.commands.types import COMMAND, SETTINGS
-from edgekit.report.lines import printable
+from edgekit.plan.commands import LIMIT
 from edgekit.report.screen import continued, folded, hanging, placed, row_width
-
-if TYPE_CHECKING:
-    from edgekit.report.commands import Command
-
-# How the name of a text begins -> the program it is for, as --for takes it.
-_PROGRAMS = {
-    "llama-server": "llama-server",
-    "llama-cli": "llama-cli",
-    "Ollama": "ollama",
-    "LM Studio": "lm-studio",
-    "lms ": "lm-studio",
-    "vllm": "vllm",
-    "ray": "vllm",
-    "mlx_lm": "mlx",
-    "GPU memory limit": "limit",
-}
-LIMIT = "limit"  # of unified memory: does not run the model
-
-
-def program_of(one: Command) -> str:
-    found = (program for start, program in _PROGRAMS.items() if one.name.startswith(start))
-    return next(found, one.name)
+from edgekit.terminal import printable
 
 
 def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
     """In the order in which they come; what runs the model first."""
     found: dict[str, list[Command]] = {}
-    for one in sorted(ready, key=lambda one: program_of(one) == LIMIT):
-        found.setdefault(program_of(one), []).append(one)
+    for one in sorted(ready, key=lambda one: one.program == LIMIT):
+        found.setdefault(one.program, []).append(one)
     return found
 
 

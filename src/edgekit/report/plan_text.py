@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.engines import engine_named
 from edgekit.plan.planned import Plan
 from edgekit.report.answer_lines import (
     MORE,
@@ -19,16 +20,14 @@ from edgekit.report.answer_lines import (
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
 from edgekit.report.check_memory import memory_lines
-from edgekit.report.commands.llamacpp import draft_words
 from edgekit.report.headline import embeds
-from edgekit.report.later import later_rows
 from edgekit.report.plan_bill import bill_of
 from edgekit.report.plan_run import run_lines, run_notes
 from edgekit.report.screen import hanging, joined, placed, row_width, section, within
 from edgekit.report.speed_words import speed_row
 
 if TYPE_CHECKING:
-    from edgekit.report.commands import Command
+    from edgekit.engines.commands import Command
 
 _BESIDE_FROM = 45  # columns of a row; with less the name of a lever comes before its words
 _ORDER = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # that is one of the changes
@@ -74,7 +73,8 @@ def plan_text(
 def _draft_lines(plan: Plan) -> Iterator[str]:
     decision = plan.decision(Lever.DRAFTER)
     if decision is not None and decision.value != "none":
-        words = shlex.join(draft_words(plan))
+        engine, drafter = engine_named(plan.wish.engine), plan.drafter
+        words = "" if drafter is None else shlex.join(engine.draft_words(plan.result, drafter))
         what = f"{words} (draft model)" if words else f"draft model {decision.value}"
         yield f"{what}: {decision.because}"
 
@@ -91,7 +91,7 @@ def _sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, list[str]
     yield "Why", list(result.reasons)
     yield "To fit", [change.told for change in plan.to_fit]
     yield "Or", [change.told for change in plan.changes]
-    yield "Later", list(later_rows(result)) if plan.fits else []
+    yield "Later", engine_named(result.engine).later_rows(result) if plan.fits else []
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *notes, *result.estimate.notes]
 

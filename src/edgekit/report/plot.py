@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.report.lines import printable
+from edgekit.terminal import printable
 from edgekit.units import GIB, format_bytes
 
 if TYPE_CHECKING:  # matplotlib is an extra, and heavy: imported on first use

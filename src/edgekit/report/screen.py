@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 
-from edgekit.report.lines import printable
+from edgekit.terminal import printable
 
 LEAST_WIDTH = 20
 MOST_WIDTH = 100  # longer lines are hard to read, however wide the screen

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from edgekit.engines.comparison import ComparedRow, Resident
 from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.report.bill_text import percent
-from edgekit.report.lines import figures, printable
+from edgekit.report.lines import figures
 from edgekit.report.screen import MOST_WIDTH, folded
+from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 _HEAD = ("", "predicted", "engine", "precision", "difference", "", "")

@@ -24,9 +24,9 @@ from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
 from edgekit.report.headline import headline
-from edgekit.report.lines import printable
 from edgekit.report.plan_json import plan_speed
 from edgekit.resolver import CATALOG, ResolvedModel, resolve_model
+from edgekit.terminal import printable
 from edgekit.web.bars import bars_json
 from edgekit.web.card_flags import plan_flags
 from edgekit.web.failures import UNEXPECTED

@@ -10,6 +10,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import LLAMA, from_config, gguf, one_file, rated
 
 from edgekit.bill.decisions import Lever
+from edgekit.bill.task import Drafter
 from edgekit.bill.types import CACHES
 from edgekit.catalog import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
@@ -18,7 +19,7 @@ from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.machine.types import Machine
 from edgekit.plan.drafting import OWN_BLOCKS, catalog_drafters, own_drafter, with_drafter_beside
 from edgekit.plan.making import make_plan, question_of
-from edgekit.plan.planned import Drafter, Plan, Wish
+from edgekit.plan.planned import Plan, Wish
 
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")
 OWN = "qwen3.6-27b"  # of the catalog: one block for further tokens

@@ -16,11 +16,11 @@ from edgekit.engines.llamacpp.placements import finer_placements
 from edgekit.engines.llamacpp.speed import reads_per_token
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import DEVICE, HOST
+from edgekit.plan.commands import ready_commands
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.making import make_plan, question_of
 from edgekit.plan.placement import placements_of
 from edgekit.plan.planned import Plan
-from edgekit.report.commands import ready_commands
 from edgekit.report.headline import headline
 
 TOKENS = 32_768

@@ -9,13 +9,13 @@ from tests.recorded import config_header, engine_models
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.report.verdicts import QWEN
 
-from edgekit.bill.task import Start, Task, Variant
+from edgekit.bill.task import Drafter, Start, Task, Variant
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.planned import Drafter, Plan, Wish
+from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.tasks import cache_choices
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
@@ -67,15 +67,17 @@ def planned(
     )
     load = load or Load(context_tokens=32_768)
     asked = Task(model=model, engine=engine, machine=machine, load=load, start=start, nodes=nodes)
-    result = judge(asked)
     variant = Variant(name="Q4_K_M", model=model, accuracy=4, reference=reference)
+    judged = judge(asked)
+    load = replace(load, context_tokens=judged.context_tokens)
+    result = replace(judged, variant=variant, load=load)
     wish = Wish(
         label=label, variants=(variant,), engine=engine, machine=machine, load=load, nodes=nodes
     )
     return Plan(
         wish=wish,
         variant=variant,
-        load=replace(load, context_tokens=result.context_tokens),
+        load=load,
         choice=cache_choices(asked)[0],
         result=result,
         decisions=decisions,

@@ -14,19 +14,20 @@ from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.decisions import Decision, Lever
+from edgekit.bill.task import Drafter
 from edgekit.bill.types import Load
 from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
+from edgekit.engines import engine_named
+from edgekit.engines.commands import Command, shell_text
 from edgekit.engines.flags import COMMON, CONTEXT, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.mlx.types import Packing, Quantize
 from edgekit.machine.types import Device, Machine, System, Vendor
-from edgekit.plan.planned import Drafter, Plan
-from edgekit.report.commands import Command, ready_commands
-from edgekit.report.commands.llamacpp import draft_words
-from edgekit.report.commands.types import shell_text
+from edgekit.plan.commands import ready_commands
+from edgekit.plan.planned import Plan
 from edgekit.sources.types import Origin
 from edgekit.units import GIB
 
@@ -165,7 +166,7 @@ DRAFT = gguf(SMALL)
 )  # fmt: skip
 def test_draft_words_are_not_in_the_command(drafter: Drafter, told: list[str]) -> None:
     plan = planned(gguf("llama-3.1-8b"), cards(24), drafter=drafter)
-    assert draft_words(plan) == told
+    assert engine_named("llama.cpp").draft_words(plan.result, drafter) == told
     assert told[0] not in words(plan)
 
 
@@ -433,6 +434,7 @@ def test_the_limit_of_the_gpu_is_raised_first(*, decided: bool) -> None:
     assert found == (made[:1] if decided else ())
     for one in found:
         assert one.text == "sudo sysctl iogpu.wired_limit_mb=28672"
+        assert one.program == "limit"
         assert one.notes[0] == "longer"
 
 

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.report.verdicts import LINES, card, line, machine, made
 
 from edgekit.bill.types import Component
+from edgekit.engines.llamacpp.growth import later_rows
 from edgekit.machine.types import HOST
-from edgekit.report.later import later_rows
 from edgekit.units import GIB
 
 

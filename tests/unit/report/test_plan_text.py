@@ -20,19 +20,20 @@ from edgekit.basis import Basis
 from edgekit.bill.decisions import Decision, Lever, Tried
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Speed
+from edgekit.engines.commands import Command
 from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.machine import this_or_wished
 from edgekit.machine.types import System
 from edgekit.model.open import open_model
+from edgekit.plan.commands import ready_commands
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan, Wish
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII, BLOCKS
-from edgekit.report.commands import Command, ready_commands
 from edgekit.report.headline import headline
 from edgekit.report.plan_json import plan_json
-from edgekit.report.plan_run import by_program, program_of
+from edgekit.report.plan_run import by_program
 from edgekit.report.plan_text import plan_text
 from edgekit.report.screen import continued
 from edgekit.report.speed_words import rate_words, speed_row
@@ -129,6 +130,7 @@ def decided(plan: Plan, *decisions: Decision) -> Plan:
 
 def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed() -> None:
     run = Command(
+        program="llama-server",
         name="llama-server",
         kind="command",
         text="llama-server -m x.gguf",
@@ -163,7 +165,9 @@ def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
 
 
 def test_plan_text_of_what_does_not_fit_has_no_command() -> None:
-    run = Command(name="llama-server", kind="command", text="llama-server -m x.gguf")
+    run = Command(
+        program="llama-server", name="llama-server", kind="command", text="llama-server -m x.gguf"
+    )
     text = plan_text(nothing_fits(), ready=(run,), width=80)
     assert text.startswith("Does not fit your 8 GiB RAM at Q4_K_M, even at 16K with an 8-bit cache: needs\n")  # fmt: skip
     assert "llama-server" not in text
@@ -268,12 +272,15 @@ def test_steps_of_one_program_follow_each_other() -> None:
 
 
 def test_a_limit_of_the_system_is_not_what_runs_the_model() -> None:
-    limit = Command(name="GPU memory limit", kind="command", text="sudo sysctl x=1")
-    server = Command(name="mlx_lm.server", kind="command", text="mlx_lm.server --model x")
+    limit = Command(
+        program="limit", name="GPU memory limit", kind="command", text="sudo sysctl x=1"
+    )
+    server = Command(
+        program="mlx", name="mlx_lm.server", kind="command", text="mlx_lm.server --model x"
+    )
     text = plan_text(one_mlx(), ready=(limit, server))
     assert commands_in(text).strip() == server.text
     assert "sysctl" not in text
-    assert program_of(limit) == "limit"
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,16 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
+    from edgekit.bill.task import CacheChoice, Drafter, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
-    from edgekit.bill.verdict import Speed, Usage
+    from edgekit.bill.verdict import Speed, Usage, Verdict
+    from edgekit.engines.commands import Command, Startup
     from edgekit.engines.llamacpp.prepared import LlamaCppPrepared
     from edgekit.engines.llamacpp.types import LlamaCppSetup
     from edgekit.engines.program import EngineProgram
-    from edgekit.engines.protocol import Floor
+    from edgekit.engines.protocol import Floor, Offload
     from edgekit.machine.types import Budget, Device, Machine
+    from edgekit.model.open import Opened
     from edgekit.model.types import Model
 
 # Flags about what is outside the engine's own buffers, or is not part of a dry run of one model.
@@ -274,6 +276,58 @@ class LlamaCpp(Engine):
         from edgekit.engines.llamacpp.companions import task_with_drafter
 
         return task_with_drafter(task, drafter, mix)
+
+    # --- commands
+
+    def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+        from edgekit.engines.llamacpp.settle import settle
+
+        return settle(verdict, values)
+
+    def commands(self, startup: Startup) -> tuple[Command, ...]:
+        from edgekit.engines.llamacpp.commands import commands
+
+        return tuple(commands(startup))
+
+    def draft_words(self, verdict: Verdict, drafter: Drafter) -> list[str]:
+        from edgekit.engines.llamacpp.commands import proposed_draft_words
+
+        return proposed_draft_words(verdict, drafter)
+
+    def estimate_words(
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    ) -> list[str]:
+        from edgekit.engines.llamacpp.commands import estimate_words
+
+        return estimate_words(values, estimate, opened)
+
+    def estimate_notes(
+        self,
+        values: Mapping[str, Any],
+        setup: LlamaCppSetup,
+        estimate: MemoryEstimate,
+        opened: Opened,
+    ) -> list[str]:
+        from edgekit.engines.llamacpp.commands import estimate_notes
+
+        return list(estimate_notes(values, setup, estimate, opened))
+
+    # --- reports
+
+    def load_words(self, verdict: Verdict) -> str:
+        from edgekit.engines.llamacpp.flags import told
+
+        return told(verdict.load, verdict.estimate)
+
+    def offload(self, verdict: Verdict) -> Offload:
+        from edgekit.engines.llamacpp.offload import offload
+
+        return offload(verdict)
+
+    def later_rows(self, verdict: Verdict) -> list[str]:
+        from edgekit.engines.llamacpp.growth import later_rows
+
+        return list(later_rows(verdict))
 
 
 ENGINE = LlamaCpp()

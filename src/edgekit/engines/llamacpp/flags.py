@@ -18,7 +18,6 @@ from edgekit.engines.flags import (
     Parameter,
     field_values,
     fields_of,
-    flag_words,
     given_values,
     names,
     number,
@@ -36,8 +35,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.llamacpp.types import Cpu, DeviceSlot, LlamaCppSetup, Override
-    from edgekit.engines.model_words import GgufSource
-    from edgekit.model.open import Opened
 
 TITLE = "llama.cpp"
 ENOUGH_LAYERS = 99  # what people write for all
@@ -477,40 +474,6 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
         f"{facts['n_ctx']:,} tokens of context {who} {count} sequence{'s' * (count != 1)}, "
         f"cache {' and '.join(kept)}, flash attention {'on' if facts['flash_attn'] else 'off'}"
     )
-
-
-def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
-    """Context and layers are always said: llama.cpp would fit what is not to the memory it finds."""
-    from edgekit.engines.model_words import draft_words
-
-    program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
-    context = values.get("context") or dict(estimate.facts)["n_ctx"]
-    words = [
-        program,
-        *model_source(values, opened).words,
-        "-c",
-        str(context),
-        *flag_words(
-            FLAGS, {key: values[key] for key in values if key not in {"draft_model", "mmap"}}
-        ),
-        *_setup(values).load_words,
-        *(draft_words(values["draft_model"]) if "draft_model" in values else ()),
-    ]
-    if estimate.backend == "cpu":
-        return [*words, "-dev", "none"]
-    return words if "n_gpu_layers" in values else [*words, "-ngl", "all"]
-
-
-def model_source(values: Mapping[str, Any], opened: Opened) -> GgufSource:
-    """What llama.cpp calls the model at the quantisation it is billed at."""
-    from edgekit.engines.llamacpp.as_gguf import default_mix
-    from edgekit.engines.model_words import gguf_source
-    from edgekit.sources.types import Container
-
-    files = opened.files
-    is_stored = files is not None and files.container is Container.GGUF
-    mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
-    return gguf_source(files, mix, opened.label, projector="mmproj" in values)
 
 
 # Names that asking/ still uses.

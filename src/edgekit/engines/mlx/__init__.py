@@ -15,11 +15,13 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.bill.task import CacheChoice, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.bill.verdict import Speed
+    from edgekit.bill.verdict import Speed, Verdict
+    from edgekit.engines.commands import Command, Startup
     from edgekit.engines.flags import Flag
     from edgekit.engines.mlx.prepared import MlxPrepared
     from edgekit.engines.mlx.types import MlxSetup
     from edgekit.machine.types import Budget, Device, Machine
+    from edgekit.model.open import Opened
     from edgekit.model.types import Model
 
 
@@ -205,6 +207,46 @@ class Mlx(Engine):
 
     def embedding_start(self, _start: Start) -> Start:
         raise RefusedError("mlx-lm does not return embeddings; llama.cpp and vLLM do")
+
+    # --- commands
+
+    def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+        from edgekit.engines.mlx.commands import settle
+
+        return settle(verdict, values)
+
+    def commands(self, startup: Startup) -> tuple[Command, ...]:
+        from edgekit.engines.mlx.commands import commands
+
+        return tuple(commands(startup))
+
+    def estimate_words(
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    ) -> list[str]:
+        from edgekit.engines.mlx.commands import estimate_words
+
+        return estimate_words(values, estimate, opened)
+
+    def estimate_notes(
+        self,
+        values: Mapping[str, Any],
+        _setup: MlxSetup,
+        estimate: MemoryEstimate,
+        opened: Opened,
+    ) -> list[str]:
+        from edgekit.engines.mlx.commands import estimate_notes
+
+        return estimate_notes(values, estimate, opened)
+
+    # --- reports
+
+    def load_words(self, verdict: Verdict) -> str:
+        from edgekit.engines.mlx.flags import told
+
+        return told(verdict.load, verdict.estimate)
+
+    def answer_facts(self, estimate: MemoryEstimate) -> Mapping[str, Any]:
+        return {"cache_bytes": estimate.kv_cache_bytes}
 
 
 ENGINE = Mlx()

@@ -12,7 +12,6 @@ from edgekit.engines.flags import (
     Flag,
     Meaning,
     field_values,
-    flag_words,
     given_values,
     number,
     read_options,
@@ -22,7 +21,6 @@ from edgekit.engines.flags import (
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.mlx.types import AsStored, MlxSetup, Quantize
-    from edgekit.model.open import Opened
 
 TITLE = "MLX"
 
@@ -126,57 +124,6 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
     several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
     new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""
     return f"{facts['prompt_tokens']:,} tokens of prompt{new}{several}, {facts['chunk_tokens']:,} at once"
-
-
-def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
-    from edgekit.engines.mlx.convert import converted_name
-    from edgekit.engines.model_words import repository_word
-
-    new = dict(estimate.facts)["new_tokens"]
-    asked = {**values, "max_tokens": new} if new else values
-    packed = _to_convert(values, estimate)
-    stored = repository_word(opened.files, opened.repository)
-    own = stored if packed is None else converted_name(opened.label, packed)
-    return [
-        "mlx_lm.generate",
-        "--model",
-        _published(packed, opened) or own,
-        *flag_words(FLAGS, asked),
-    ]
-
-
-def conversion(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> str:
-    """What has to be run first, where the weights are billed as they are not stored."""
-    import shlex
-
-    from edgekit.engines.mlx.convert import convert_words
-    from edgekit.engines.model_words import repository_word
-
-    packed = _to_convert(values, estimate)
-    if packed is None or _published(packed, opened) is not None:
-        return ""
-    stored = repository_word(opened.files, opened.repository)
-    return shlex.join(convert_words(stored, packed, opened.label))
-
-
-def _to_convert(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
-    """How the weights are packed in the bill; None where that is how they are stored."""
-    from edgekit.engines.mlx.estimate import NOT_QUANTISED
-    from edgekit.engines.mlx.quant_names import read_quantize
-    from edgekit.engines.mlx.types import PLAIN, Quantize
-
-    wanted = values.get("quantize")
-    if wanted is None:
-        return Quantize() if NOT_QUANTISED in estimate.notes else None
-    packed = read_quantize(wanted)
-    return packed if isinstance(packed, Quantize) and packed != PLAIN else None
-
-
-def _published(packed: Quantize | None, opened: Opened) -> str | None:
-    from edgekit.engines.model_words import published_mlx
-
-    own = opened.files is not None and not opened.files.origin.is_remote
-    return None if packed is None or own else published_mlx(opened.label, packed)
 
 
 # Names that asking/ still uses.

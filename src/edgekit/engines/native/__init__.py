@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgekit.engines.native import flags
-from edgekit.engines.protocol import Engine
+from edgekit.engines.protocol import Engine, Offload
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -14,11 +14,13 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.bill.task import CacheChoice, Placement, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.bill.verdict import Verdict
     from edgekit.engines.flags import Flag
     from edgekit.engines.native.prepared import NativePrepared
     from edgekit.engines.native.setup import StreamSetup
     from edgekit.engines.program import EngineProgram
     from edgekit.machine.types import Budget, Machine
+    from edgekit.model.open import Opened
     from edgekit.model.types import Model
 
 
@@ -178,6 +180,32 @@ class Native(Engine):
         from dataclasses import replace
 
         return replace(load, sequences=users)
+
+    # --- commands
+
+    def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+        from edgekit.engines.native.commands import settle
+
+        return settle(verdict, values)
+
+    def estimate_words(
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    ) -> list[str]:
+        from edgekit.engines.native.commands import estimate_words
+
+        return estimate_words(values, estimate, opened)
+
+    # --- reports
+
+    def load_words(self, verdict: Verdict) -> str:
+        from edgekit.engines.native.flags import told
+
+        return told(verdict.load, verdict.estimate)
+
+    def offload(self, verdict: Verdict) -> Offload:
+        way = verdict.way
+        place = "on the built-in engine"
+        return Offload(place=place if way.whole else f"{place} ({way.because})")
 
 
 ENGINE = Native()

@@ -13,7 +13,6 @@ from edgekit.engines.flags import (
     Flag,
     Meaning,
     field_values,
-    flag_words,
     given_values,
     number,
     one_of,
@@ -23,13 +22,12 @@ from edgekit.engines.flags import (
     yes_no,
 )
 from edgekit.errors import UsageError
-from edgekit.units import MIB, format_bytes, parse_size
+from edgekit.units import format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.native.setup import StreamSetup
-    from edgekit.model.open import Opened
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
@@ -143,27 +141,6 @@ def _weights(kept_bytes: int, streamed_bytes: int) -> str:
         return "all weights in memory"
     read = f"{format_bytes(streamed_bytes)} of weights read from the file for every token"
     return f"{format_bytes(kept_bytes)} of weights in memory, {read}" if kept_bytes else read
-
-
-def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
-    from edgekit.engines.model_words import own_word
-
-    context = values.get("context") or dict(estimate.facts)["window"]
-    kept = values.get("keep")
-    if isinstance(kept, int):
-        values = {**values, "keep": f"{kept // MIB}M" if kept % MIB == 0 else kept}
-    return [
-        *(
-            "edgekit",
-            "run",
-            own_word(opened.files, opened.label, opened.mix),
-            "--engine",
-            "stream",
-            "-c",
-            str(context),
-        ),
-        *flag_words(FLAGS, values),
-    ]
 
 
 # Names that asking/ still uses.

@@ -14,12 +14,19 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.bill.task import CacheChoice, Placement, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.bill.verdict import Speed
+    from edgekit.bill.verdict import Speed, Verdict
+    from edgekit.engines.commands import Command, Startup
     from edgekit.engines.flags import Flag
     from edgekit.engines.vllm.prepared import VllmPrepared
     from edgekit.engines.vllm.types import VllmSetup
     from edgekit.machine.types import Budget, Device, Machine
+    from edgekit.model.open import Opened
     from edgekit.model.types import Model
+
+# Facts of a bill that are keys of the answer in JSON.
+_ANSWERED = (
+    "bytes_per_block", "groups", "blocks_per_group", "request_bytes", "num_blocks", "max_concurrency",
+)  # fmt: skip
 
 
 class Vllm(Engine):
@@ -205,6 +212,37 @@ class Vllm(Engine):
         from dataclasses import replace
 
         return replace(load, sequences=users)
+
+    # --- commands
+
+    def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+        from edgekit.engines.vllm.commands import settle
+
+        return settle(verdict, values)
+
+    def commands(self, startup: Startup) -> tuple[Command, ...]:
+        from edgekit.engines.vllm.commands import commands
+
+        return tuple(commands(startup))
+
+    def estimate_words(
+        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    ) -> list[str]:
+        from edgekit.engines.vllm.commands import estimate_words
+
+        return estimate_words(values, estimate, opened)
+
+    # --- reports
+
+    def load_words(self, verdict: Verdict) -> str:
+        from edgekit.engines.vllm.commands import load_words
+
+        return load_words(verdict)
+
+    def answer_facts(self, estimate: MemoryEstimate) -> Mapping[str, Any]:
+        facts = dict(estimate.facts)
+        refused = {"refused": facts["refused"]} if facts.get("refused") else {}
+        return {**{name: facts.get(name) for name in _ANSWERED}, **refused}
 
 
 ENGINE = Vllm()

@@ -12,7 +12,6 @@ from edgekit.engines.flags import (
     Flag,
     field_values,
     fields_of,
-    flag_words,
     given_values,
     number,
     read_options,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.vllm.types import Gpu, VllmSetup
     from edgekit.machine.devices import KnownDevice
-    from edgekit.model.open import Opened
 
 TITLE = "vLLM"
 
@@ -213,15 +211,6 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
         count = load.sequences or 1
         return f"{asked}GPU memory unknown (add --gpu): cache for {count} such request{'s' * (count > 1)}"
     return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"
-
-
-def command(values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened) -> list[str]:
-    """The length is always said: vLLM would take the model's own, or what fits."""
-    from edgekit.engines.model_words import repository_word
-
-    length = dict(estimate.facts)["max_model_len"]
-    words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
-    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
 
 
 # Names that asking/ still uses.

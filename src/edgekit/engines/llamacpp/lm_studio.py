@@ -1,0 +1,119 @@
+"""llama.cpp as LM Studio runs it: the settings of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.engines import lm_studio
+from edgekit.engines.commands import Command, Startup
+from edgekit.engines.llamacpp.budget import devices
+from edgekit.engines.llamacpp.growth import growth_limits
+from edgekit.engines.llamacpp.model_source import has_own_file, model_source
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
+from edgekit.engines.lm_studio import Setting
+from edgekit.engines.model_words import parsed
+from edgekit.sources.reference import HubModel
+
+
+def lm_studio_commands(startup: Startup) -> Iterator[Command]:
+    yield from lm_studio.ready(
+        startup, list(_settings(startup)), model=_model(startup), notes=list(_notes(startup))
+    )
+
+
+def _settings(startup: Startup) -> Iterator[Setting]:
+    setup: LlamaCppSetup = startup.setup
+    load, facts, layers = startup.load, startup.facts, startup.variant.model.geometry.block_count
+    yield Setting("Context Length", lm_studio.CONTEXT, facts["n_ctx"])
+    yield Setting("", "llm.load.llama.autoFit", False)  # else it would fit layers by itself
+    yield _counted("GPU Offload", lm_studio.OFFLOAD, _offload(setup, layers), layers)
+    if any(layer.experts for layer in startup.variant.model.geometry.layers):
+        experts = _experts(startup, layers)
+        key = "llm.load.numCpuExpertLayersRatio"
+        yield _counted("Layers with MoE weights on the CPU", key, experts, layers)
+    on_gpu = setup.offload_kqv
+    yield Setting(
+        "Offload KV Cache to GPU Memory", "llm.load.offloadKVCacheToGpu", on_gpu, is_default=on_gpu
+    )
+    yield Setting("Flash Attention", "llm.load.llama.flashAttention", bool(facts["flash_attn"]))
+    for name, kind in (("K", load.cache_k), ("V", load.cache_v)):
+        yield Setting(
+            f"{name} Cache Quantization Type",
+            f"llm.load.llama.{name.lower()}CacheQuantizationType",
+            {"checked": kind is not None, "value": "f16" if kind is None else kind.name},
+            "off (f16)" if kind is None else kind.name,
+            is_default=kind is None,
+        )
+    yield Setting("Max Concurrent Predictions", lm_studio.PARALLEL, facts["n_seq_max"])
+    yield Setting("Unified KV Cache", "llm.load.useUnifiedKvCache", facts["kv_streams"] == 1)
+    yield Setting("Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts["n_batch"])
+    yield Setting("Physical Batch Size", "llm.load.llama.physicalBatchSize", facts["n_ubatch"])
+    mapped = setup.use_mmap
+    yield Setting("Try mmap()", "llm.load.llama.tryMmap", mapped, is_default=mapped)
+    limits = growth_limits(startup.verdict)
+    if "ctx_checkpoints" in limits:
+        key = "llm.load.llama.contextCheckpoints"
+        yield Setting("Context Checkpoints", key, limits["ctx_checkpoints"])
+    yield from _split(startup)
+
+
+def _counted(name: str, key: str, share: str | float, layers: int) -> Setting:
+    """A share of the layers; people set the number of them."""
+    count = {"max": layers, "off": 0}[share] if isinstance(share, str) else round(share * layers)
+    return Setting(name, key, share, f"{count} of {layers} layers", is_default=share == "off")
+
+
+def _offload(setup: LlamaCppSetup, layers: int) -> str | float:
+    """The share of the blocks; the output layer goes with the last of them."""
+    if setup.backend is Backend.CPU or not setup.n_gpu_layers:
+        return "off"
+    if setup.n_gpu_layers >= ALL_LAYERS or setup.n_gpu_layers > layers:
+        return "max"
+    return setup.n_gpu_layers / layers
+
+
+def _experts(startup: Startup, layers: int) -> str | float:
+    setup: LlamaCppSetup = startup.setup
+    if setup.backend is Backend.CPU:
+        return "off"
+    if setup.cpu_moe:
+        return "max"
+    blocks = sum(map(has_experts_on_host(setup), range(layers)))  # it divides no layer
+    if startup.placement.by_tensor and not setup.n_cpu_moe and len(setup.overrides) == 1:
+        blocks += 1  # -ot moves the last layers' experts, LM Studio the first ones', which frees less of the GPU
+    return blocks / layers if blocks else "off"
+
+
+def _split(startup: Startup) -> Iterator[Setting]:
+    """Shares of all cards that it sees, in the order of their numbers: a card with 0 is not used."""
+    used, split = startup.placement.cards, startup.setup.tensor_split
+    known = devices(startup.machine)
+    if not used or (len(used) == len(known) and not split):
+        return
+    shares = split or tuple(float(card.free_bytes) for card in used)
+    by_card = dict(zip((card.index for card in used), shares, strict=False))
+    ratio = [round(by_card.get(card.index, 0.0), 3) for card in known]
+    if len(used) == 1:
+        ratio = [float(card.index == used[0].index) for card in known]
+    config = {"strategy": "custom", "disabledGpus": [], "priority": [], "customRatio": ratio}
+    shown = "custom, " + ":".join(f"{share:g}" for share in ratio)
+    yield Setting("GPU split", "load.gpuSplitConfig", config, shown)
+
+
+def _model(startup: Startup) -> str:
+    if not has_own_file(startup):
+        return model_source(startup).words[1].partition(":")[0]
+    files = startup.files
+    name = files.label if files is not None else startup.variant.reference
+    found = parsed(name, is_name=files is not None and files.origin.is_remote)
+    return found.repo if isinstance(found, HubModel) else name
+
+
+def _notes(startup: Startup) -> Iterator[str]:
+    if note := model_source(startup).note:
+        yield note
+    if startup.verdict.streams > 1:
+        yield "LM Studio uses one cache for all requests, as large as the planned caches together"
+    if "cache_ram" in growth_limits(startup.verdict):
+        yield "LM Studio has no setting for llama-server's prompt cache: it can grow to 8 GiB of RAM"

@@ -1,0 +1,65 @@
+"""A verdict -> the flags that follow from it, with limits that keep the RAM within what was judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from edgekit.bill.verdict import Status, Verdict
+from edgekit.engines.llamacpp.budget import devices
+from edgekit.engines.llamacpp.estimate import repacked_bytes
+from edgekit.engines.llamacpp.flags import settled
+from edgekit.engines.llamacpp.growth import growth_limits
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.machine.types import HOST
+from edgekit.units import format_bytes
+
+OWN_CACHE = "f16"  # needs no flag
+
+
+class Repacking(NamedTuple):
+    """The copy of weights that CPU builds keep, rearranged for the processor, where it is not in the bill."""
+
+    size_bytes: int
+    fits: bool
+
+
+def repacking(verdict: Verdict) -> Repacking:
+    """Where the copy does not fit, llama.cpp is started with -nr."""
+    setup: LlamaCppSetup = verdict.way.setup
+    if setup.repack or verdict.variant is None:
+        return Repacking(0, fits=True)
+    more = repacked_bytes(verdict.variant.model, setup)
+    uses = [use for use in verdict.uses if HOST in use.budget.pools]
+    fuller = (replace(use, required_bytes=use.required_bytes + more) for use in uses)
+    return Repacking(more, fits=not more or all(use.status is not Status.FAILED for use in fuller))
+
+
+def repack_notes(size_bytes: int) -> list[str]:
+    if size_bytes <= 0:
+        return []
+    copy = "default CPU builds keep a repacked copy of the output weights"
+    return [f"{copy}: +{format_bytes(size_bytes)} of RAM; -nr turns it off"]
+
+
+def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start llama.cpp as it was judged: `values`, which were given, and what the verdict adds."""
+    load, setup = verdict.load, verdict.way.setup
+    found: dict[str, Any] = dict(growth_limits(verdict))
+    if load.batch_tokens is not None:  # an embedding is computed in one batch
+        found["batch"] = load.batch_tokens
+    if load.microbatch_tokens is not None:
+        found["ubatch"] = load.microbatch_tokens
+    if not repacking(verdict).fits:
+        found["repack"] = False
+    found |= {**values, "context": verdict.context_tokens}
+    for key, kind in (("type_k", load.cache_k), ("type_v", load.cache_v)):
+        if kind is not None and kind.name != OWN_CACHE:
+            found[key] = kind.name
+    if setup.mix is not None:
+        found["mix"] = setup.mix
+    found |= settled(setup)
+    if not verdict.way.cards and devices(verdict.machine):
+        found["backend"] = "cpu"  # else it would use the devices that there are
+    return found

@@ -1,0 +1,184 @@
+"""mlx_lm.server or mlx_lm.generate, started as MLX was judged, after mlx_lm.convert where weights are to be quantised.
+
+Flags as in mlx-lm @ d78bf58.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.verdict import Verdict
+from edgekit.catalog.repositories import Form, repository_at
+from edgekit.engines import lm_studio
+from edgekit.engines.commands import Command, Startup
+from edgekit.engines.flags import flag_words
+from edgekit.engines.lm_studio import Setting
+from edgekit.engines.mlx.convert import convert_words, converted_name
+from edgekit.engines.mlx.estimate import NOT_QUANTISED
+from edgekit.engines.mlx.flags import FLAGS
+from edgekit.engines.mlx.quant_names import read_quantize
+from edgekit.engines.mlx.types import (
+    DEFAULT_PREFILL_STEP,
+    FOUR_BIT,
+    PLAIN,
+    MlxSetup,
+    Packing,
+    Quantize,
+)
+from edgekit.engines.model_words import repository_word
+from edgekit.sources.types import Origin
+
+if TYPE_CHECKING:
+    from edgekit.model.open import Opened
+
+PROGRAM = "mlx"
+# The cache quantisations that LM Studio has.
+_LM_STUDIO_BITS = frozenset({8, 6, 4, 3, 2})
+_LM_STUDIO_GROUPS = frozenset({32, 64, 128})
+
+
+def commands(startup: Startup) -> Iterator[Command]:
+    """The server keeps its caches in 16 bits: with a quantised cache mlx_lm.generate runs the model."""
+    packed = _to_convert(startup)
+    model = startup.repository_word
+    notes: list[str] = []
+    if packed is not None:
+        here = startup.files is not None and startup.files.origin is Origin.LOCAL
+        found = None if here else _published(startup.label, packed)
+        if found is None:
+            words = convert_words(model, packed, startup.label)
+            first = ["run this once, before the next command"]
+            yield startup.command(PROGRAM, "mlx_lm.convert", words, notes=first)
+            found = converted_name(startup.label, packed)
+            notes = [f"load the folder that mlx_lm.convert writes: {found}"]
+        model = found
+    if startup.setup.kv_bits is None and startup.setup.max_kv_size is None:
+        yield _server(startup, model)
+    else:
+        yield _generate(startup, model)
+    yield from lm_studio.ready(startup, list(_settings(startup)), model=model, notes=notes)
+
+
+def _to_convert(startup: Startup) -> Quantize | None:
+    """How the weights have to be quantised first; None where they are stored as they were billed."""
+    wanted = startup.setup.quantize
+    if wanted is None and NOT_QUANTISED in startup.verdict.estimate.notes:
+        return Quantize(packing=FOUR_BIT)
+    is_packed = isinstance(wanted, Quantize) and wanted != PLAIN and wanted.rest
+    return wanted if is_packed else None
+
+
+def _published(label: str, packed: Quantize) -> str | None:
+    """The repository that has a model of the catalog quantised like this: groups of 64, all alike."""
+    bits = packed.packing.bits
+    if packed != Quantize(packing=Packing(bits=bits, group_size=64)):
+        return None
+    found = repository_at(label, Form.MLX, f"{bits}bit")
+    return found.name if found is not None else None
+
+
+def _server(startup: Startup, model: str) -> Command:
+    """As many requests at once as were judged. Caches of old ones are kept while there is memory."""
+    verdict, step = startup.verdict, startup.setup.prefill_step_size
+    # server.py:731 trims old ones to it, those in use counted
+    left = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
+    caches = verdict.estimate.kv_cache_bytes + max(0, min(left, default=0))
+    count = str(startup.load.sequences or 1)
+    words = ["mlx_lm.server", "--model", model]
+    words += ["--decode-concurrency", count, "--prompt-concurrency", count]
+    words += ["--prompt-cache-bytes", str(caches)]
+    if step != DEFAULT_PREFILL_STEP:
+        words += flag_words(FLAGS, {"prefill_step_size": step})
+    length = f"{startup.context_tokens:,}"
+    note = (
+        f"accepts requests of any length; planned for up to {length} tokens each, prompt and answer"
+    )
+    return startup.command(PROGRAM, "mlx_lm.server", words, notes=[note])
+
+
+def _generate(startup: Startup, model: str) -> Command:
+    setup: MlxSetup = startup.setup
+    values: dict[str, Any] = {}
+    if setup.kv_bits is not None:
+        for key in ("kv_bits", "kv_group_size", "quantized_kv_start"):
+            values[key] = getattr(setup, key)
+    if setup.max_kv_size is not None:
+        values["max_kv_size"] = setup.max_kv_size
+    if setup.max_tokens:
+        values["max_tokens"] = setup.max_tokens
+    words = ["mlx_lm.generate", "--model", model, "--prompt", "-", *flag_words(FLAGS, values)]
+    named = "--kv-bits" if setup.kv_bits is not None else "--max-kv-size"
+    notes = [
+        "reads the prompt from standard input",
+        f"mlx_lm.server has no {named}: its caches would use more memory than planned",
+    ]
+    return startup.command(PROGRAM, "mlx_lm.generate", words, notes=notes)
+
+
+def _settings(startup: Startup) -> Iterator[Setting]:
+    """As LM Studio runs it."""
+    setup: MlxSetup = startup.setup
+    yield Setting("Context Length", lm_studio.CONTEXT, startup.context_tokens)
+    yield Setting("", "llm.load.mlx.autoFit", False)
+    yield Setting("Max Concurrent Predictions", lm_studio.PARALLEL, startup.load.sequences or 1)
+    if setup.kv_bits in _LM_STUDIO_BITS and setup.kv_group_size in _LM_STUDIO_GROUPS:
+        kept = {
+            "enabled": True,
+            "bits": setup.kv_bits,
+            "groupSize": setup.kv_group_size,
+            "quantizedStart": setup.quantized_kv_start,
+        }
+        shown = f"{setup.kv_bits} bit, groups of {setup.kv_group_size}, from token {setup.quantized_kv_start}"
+        yield Setting("KV Cache Quantization", "llm.load.mlx.kvCacheQuantization", kept, shown)
+
+
+def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start mlx-lm as it was judged: `values`, which were given, and what the verdict adds."""
+    setup: MlxSetup = verdict.way.setup
+    found = {**values, "context": verdict.context_tokens}
+    if setup.kv_bits is not None:
+        found |= {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
+    packed = verdict.variant.changes.get("quantize") if verdict.variant is not None else None
+    return found if packed is None else {**found, "quantize": f"q{packed.packing.bits}"}
+
+
+def estimate_words(
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+) -> list[str]:
+    """The command of an estimate."""
+    new = dict(estimate.facts)["new_tokens"]
+    asked = {**values, "max_tokens": new} if new else values
+    packed = _billed_packing(values, estimate)
+    stored = repository_word(opened.files, opened.repository)
+    own = stored if packed is None else converted_name(opened.label, packed)
+    model = _published_estimate(packed, opened) or own
+    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, asked)]
+
+
+def estimate_notes(
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+) -> list[str]:
+    """What to run first, where the weights are billed otherwise than they are stored."""
+    packed = _billed_packing(values, estimate)
+    if packed is None or _published_estimate(packed, opened) is not None:
+        return []
+    stored = repository_word(opened.files, opened.repository)
+    first = shlex.join(convert_words(stored, packed, opened.label))
+    return [f"run this first: {first}"]
+
+
+def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
+    """How the weights are quantised in the bill; None where that is how they are stored."""
+    wanted = values.get("quantize")
+    if wanted is None:
+        return Quantize() if NOT_QUANTISED in estimate.notes else None
+    packed = read_quantize(wanted)
+    return packed if isinstance(packed, Quantize) and packed != PLAIN else None
+
+
+def _published_estimate(packed: Quantize | None, opened: Opened) -> str | None:
+    own = opened.files is not None and not opened.files.origin.is_remote
+    return None if packed is None or own else _published(opened.label, packed)

@@ -1,0 +1,135 @@
+"""vllm serve, started as vLLM was judged, and Ray before it where several machines share the model.
+
+Flags: vllm/engine/arg_utils.py; the steps over several machines: docs/serving/parallelism_scaling.md @ a014e35.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.verdict import Verdict
+from edgekit.engines.commands import Command, Startup
+from edgekit.engines.flags import flag_words
+from edgekit.engines.model_words import repository_word
+from edgekit.engines.vllm.estimate import estimate as bill
+from edgekit.engines.vllm.flags import FLAGS, settled, told
+from edgekit.engines.vllm.types import VllmSetup
+from edgekit.machine.types import Vendor
+
+if TYPE_CHECKING:
+    from edgekit.model.open import Opened
+
+PROGRAM = "vllm"
+RAY_PORT = 6379  # Ray's own
+HEAD = "HEAD_IP"
+_FIRST_MACHINE = "on the first machine"
+# Fields of the setup that are printed where they are not vLLM's default, in this order.
+_PRINTED = (
+    "tensor_parallel_size", "pipeline_parallel_size", "dtype", "quantization", "kv_cache_dtype", "block_size",
+    "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "mamba_ssm_cache_dtype", "enable_prefix_caching", "async_scheduling", "disable_hybrid_kv_cache_manager",
+    "enforce_eager",
+)  # fmt: skip
+
+
+def commands(startup: Startup) -> Iterator[Command]:
+    nodes = _nodes_used(startup)
+    if nodes > 1:
+        yield from _ray(startup, nodes)
+    length = str(startup.facts["max_model_len"])
+    words = ["vllm", "serve", startup.repository_word, "--max-model-len", length]
+    words += _setup_words(startup.setup)
+    most = startup.users
+    if most is None:
+        most = most_sequences(startup.verdict)
+    if most is not None:
+        words += ["--max-num-seqs", str(most)]
+    if nodes > 1:
+        words += ["--distributed-executor-backend", "ray"]
+    notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
+    serve = startup.command(PROGRAM, "vllm serve", words, startup.environment, notes)
+    yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
+
+
+def _nodes_used(startup: Startup) -> int:
+    """A placement may need fewer machines than there are."""
+    own = sum(1 for card in startup.machine.devices if card.vendor is Vendor.NVIDIA)
+    needed: int = -(-startup.setup.world_size // max(own, 1))
+    return min(startup.nodes, needed)
+
+
+def _setup_words(setup: VllmSetup) -> list[str]:
+    plain = VllmSetup()
+    found = {
+        name: getattr(setup, name)
+        for name in _PRINTED
+        if getattr(setup, name) != getattr(plain, name)
+    }
+    words = [word for name, value in found.items() for word in flag_words(FLAGS, {name: value})]
+    if setup.mamba_cache_dtype != plain.mamba_cache_dtype:  # only Python can set it
+        words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
+    return words
+
+
+def whole_pool(verdict: Verdict) -> MemoryEstimate | None:
+    """The bill with all of the card's share, which vLLM takes at the start; judged is what requests need."""
+    if verdict.variant is None:
+        return None
+    setup = verdict.way.setup
+    card = replace(setup.gpu, memory_bytes=verdict.way.budgets[0].total_bytes)
+    return bill(verdict.variant.model, verdict.load, replace(setup, gpu=card))
+
+
+def most_sequences(verdict: Verdict) -> int | None:
+    """Models with states need a block for each sequence, or vLLM does not start (compilation.py
+    adjust_cudagraph_sizes_for_mamba_cache @ a014e35). None where vLLM's own number does.
+    """
+    variant = verdict.variant
+    if variant is None or not any(one.mixer.states for one in variant.model.geometry.layers):
+        return None
+    pool = whole_pool(verdict)
+    facts: dict[str, Any] = {} if pool is None else dict(pool.facts)
+    blocks = facts.get("num_blocks")
+    return blocks if isinstance(blocks, int) and blocks < facts["max_num_seqs"] else None
+
+
+def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start vLLM as it was judged: `values`, which were given, and what the verdict adds."""
+    setup: VllmSetup = verdict.way.setup
+    found = {**values, "context": verdict.context_tokens}
+    if setup.kv_cache_dtype != "auto":
+        found["kv_cache_dtype"] = setup.kv_cache_dtype
+    found |= settled(setup)
+    if "max_num_seqs" not in values and (most := most_sequences(verdict)) is not None:
+        found["max_num_seqs"] = most
+    return found
+
+
+def load_words(verdict: Verdict) -> str:
+    """What was asked for, and what the pool that vLLM takes holds of it."""
+    return told(verdict.load, whole_pool(verdict) or verdict.estimate)
+
+
+def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
+    others = f"the other {nodes - 1} machines" if nodes > 2 else "the other machine"
+    first = ["ray", "start", "--head", f"--port={RAY_PORT}"]
+    same = "every machine needs the same Python packages, the model at the same path, and `pip install 'ray[cgraph]'`"
+    closed = "use a private network: traffic between the machines is not encrypted"
+    head = startup.command(PROGRAM, f"ray, {_FIRST_MACHINE}", first, notes=[same, closed])
+    yield replace(head, where=_FIRST_MACHINE)
+    join = ["ray", "start", f"--address={HEAD}:{RAY_PORT}"]
+    address = f"{HEAD} is the address of the first machine"
+    joined = startup.command(PROGRAM, f"ray, on {others}", join, notes=[address])
+    yield replace(joined, where=f"on {others}")
+
+
+def estimate_words(
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+) -> list[str]:
+    """The command of an estimate. The length is always given: vLLM would take the model's own, or what fits."""
+    length = dict(estimate.facts)["max_model_len"]
+    words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
+    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]

@@ -1,0 +1,45 @@
+"""A plan -> the commands, files and settings that run it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgekit.bill.decisions import Lever
+from edgekit.engines.commands import COMMAND, Command, commands_of, shell_text
+from edgekit.machine.gpu_limit import raised_limit
+from edgekit.plan.planned import Plan
+
+if TYPE_CHECKING:
+    from edgekit.sources.types import ModelFiles
+
+LIMIT = "limit"  # of unified memory: the command that raises it does not run the model
+
+
+def ready_commands(
+    plan: Plan, *, files: ModelFiles | None = None, given: Mapping[str, Any] | None = None
+) -> tuple[Command, ...]:
+    """In the order in which to run them. `files`: where the model was found; `given`: the engine's flags."""
+    wish = plan.wish
+    found = commands_of(
+        plan.result,
+        label=wish.label,
+        repository=wish.repository,
+        files=files,
+        given=given,
+        users=wish.users,
+        nodes=wish.nodes,
+    )
+    return (*_higher_limit(plan), *found)
+
+
+def _higher_limit(plan: Plan) -> tuple[Command, ...]:
+    """Raises the system's limit on what the GPU may use, where the plan says that it helps."""
+    decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
+    raised = None if decision is None else raised_limit(machine)
+    if decision is None or raised is None or not raised.is_command:
+        return ()
+    text = shell_text(shlex.split(raised.how), {}, machine.system)
+    notes = (decision.because, raised.note)
+    return (Command(program=LIMIT, name="GPU memory limit", kind=COMMAND, text=text, notes=notes),)

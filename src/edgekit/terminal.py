@@ -1,0 +1,10 @@
+"""Text that is safe to print on a terminal."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """On one line, without the control sequences that a file name or a server could smuggle in."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
