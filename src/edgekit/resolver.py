@@ -205,13 +205,15 @@ class ResolvedModel(Resolved[Opened]):
         if wanted.lower() != AUTO:
             return engine_name(wanted)
         return self._quantising(
-            LLAMACPP if self.found is None else engine_on(self.found.model, machine)
+            default_engine().name if self.found is None else engine_on(self.found.model, machine)
         )
 
     @property
     def first_engine(self) -> str:
         """The one that its files are for; llama.cpp for a name without files."""
-        return self._quantising(LLAMACPP if self.found is None else engine_for(self.found.model))
+        return self._quantising(
+            default_engine().name if self.found is None else engine_for(self.found.model)
+        )
 
     def _quantising(self, engine: str) -> str:
         """The engine, or the first that has the quantisation where this one lacks it."""

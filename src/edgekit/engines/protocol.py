@@ -162,6 +162,9 @@ class Engine(Protocol):
 
     def capacity_bytes(self, machine: Machine, /) -> int:
         """The most that weights may take, in all memories together."""
+        from edgekit.machine.types import together_bytes
+
+        return together_bytes(self.budgets(machine))
 
     def check_limits(self, _reserve_bytes: int | None, _max_use: float | None, /) -> None:
         """Raises UsageError for --reserve or --max-use where the engine has no such thing."""
@@ -223,8 +226,11 @@ class Engine(Protocol):
     wires_memory: bool = False  # a rule of thumb adds 15 % to its overhead
     has_rule_of_thumb: bool = False  # its memory can be guessed from a model's name
 
-    def variants(self, model: Model, label: str = "", /) -> tuple[Variant, ...]:
+    def variants(self, model: Model, _label: str = "", /) -> tuple[Variant, ...]:
         """Quantisations to choose among, the most accurate first. `label`: the model's name in the catalog."""
+        from edgekit.engines.variants import as_named
+
+        return as_named(model)
 
     def smaller_weights(
         self, _task: Task, _capacity_bytes: int, /
@@ -232,8 +238,9 @@ class Engine(Protocol):
         """Smaller quantisations than what was judged, the largest first, each with the words that ask for it."""
         yield from ()
 
-    def download_bytes(self, model: Model, setup: Any, estimate: MemoryEstimate, /) -> int | None:
+    def download_bytes(self, model: Model, _setup: Any, _estimate: MemoryEstimate, /) -> int | None:
         """What has to be downloaded to run it; None where that is unknown."""
+        return model.header.file_bytes or model.header.tensor_bytes
 
     def divided(self, line: MemoryLine, _model: Model, _setup: Any, /) -> Iterable[MemoryLine]:
         """A line of a rule of thumb, divided among the pools as the setup places the model."""
@@ -242,12 +249,15 @@ class Engine(Protocol):
     # --- users and uses
 
     can_plan: bool = True  # plan and recommend have something to choose
-    most_users: int
-    default_users: str  # how it serves requests if the number of users is not given
+    most_users: int = 65_536
+    default_users: str = "one request at a time"  # if the number of users is not given
     drafts: bool = False  # a drafter can be proposed next to a model
 
-    def load_for_users(self, load: Load, users: int, native_tokens: int, /) -> Load:
+    def load_for_users(self, load: Load, users: int, _native_tokens: int, /) -> Load:
         """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
+        from dataclasses import replace
+
+        return replace(load, sequences=users)
 
     def embedding_start(self, start: Start, /) -> Start:
         """Started to return embeddings. Raises RefusedError where the engine returns none."""

@@ -30,7 +30,7 @@ from edgekit.units import GIB, MIB, format_bytes
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still of use
 LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not offered for speed
 FASTER = 1.5  # times, for a shorter context to be offered
-WORTHWHILE = 1.25  # a context so much longer is worth a smaller cache
+WORTHWHILE = 1.25  # times: a context this much longer is worth a smaller cache
 BEYOND_ANY_HOST_BYTES = 2**50
 
 
@@ -43,7 +43,7 @@ def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
 
 
 def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
-    """The engine's own cache, where the one that was asked for is what needs too much."""
+    """The default cache, where the requested one is what takes too much."""
     if not result.cache_asked:
         return
     engine = engine_named(task.engine)
@@ -86,7 +86,7 @@ def _context(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _changed(found: Verdict, result: Verdict, task: Task) -> str:
-    """What else than the context is not as it would be with more memory."""
+    """What differs besides the context."""
     own, *others = cache_choices(task)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
@@ -118,7 +118,7 @@ def _cache(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _with_chosen_weights(task: Task, result: Verdict) -> Task:
-    """The task about the weights that were chosen, whatever memory a change leaves for better ones."""
+    """The task with the weights that were chosen, even if a change leaves memory for better ones."""
     return task if result.variant is None else replace(task, variants=(result.variant,))
 
 
@@ -207,14 +207,14 @@ def _is_faster(found: Verdict, than: Speed | None) -> bool:
 
 def _weights(task: Task, result: Verdict) -> Iterator[Change]:
     """The most accurate quantisation that makes it fit."""
-    for variant, told, changed in _smaller_weights(task, result):
+    for variant, words, changed in _smaller_weights(task, result):
         found = _judged(changed)
         if found is not None and found.can_load:
             size = format_bytes(found.estimate.weights_bytes)
             yield Change(
                 kind=ChangeKind.WEIGHTS,
                 value=variant.name,
-                told=f"{told} ({size}): fits, up to {found.max_context // found.streams:,} tokens",
+                told=f"{words} ({size}): fits, up to {found.max_context // found.streams:,} tokens",
                 flags=dict(variant.flags),
                 max_context=found.max_context,
                 result=found,
@@ -236,7 +236,7 @@ def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str
 
 
 def _placement(task: Task, _: Verdict) -> Iterator[Change]:
-    """A wished-for card whose host was not said: how much memory beside it would do."""
+    """A card was given without the RAM of its machine: how much RAM would be enough."""
     machine = task.machine
     if machine.host is not None:
         return
@@ -277,7 +277,7 @@ def _free_bytes(use: Usage) -> int:
 
 
 def _memory(task: Task, result: Verdict) -> Iterator[Change]:
-    """Where the host is what lacks: how much of it there would have to be, or which limit is in the placement."""
+    """Where RAM is what is missing: how much there would have to be, and which limit holds it back."""
     use, host = result.tightest, task.machine.host
     unified = any(len(one.budget.pools) > 1 for one in result.uses)
     lacks_there = (
@@ -423,7 +423,7 @@ def _holds(task: Task, machine: Machine, tokens: int) -> bool:
 
 
 def _judged(task: Task) -> Verdict | None:
-    """None also for what does not load: that costs less to find out than how long a context would."""
+    """None where it does not fit: the longest context is not worked out then."""
     try:
         found = choose(task)
         return result_of(found) if found.fits else None

@@ -47,7 +47,7 @@ class Attempt:
     ladder: Ladder = field(repr=False)
 
     def outcome(self) -> str:
-        """'fits', or what is missing. Worked out when it is asked for: few people want to know."""
+        """'fits', or what is missing. Costly, so only worked out where it is shown."""
         if self.fits:
             return "fits"
         try:
@@ -120,7 +120,7 @@ def choose(task: Task) -> Choice:
 
 
 class _Search:
-    """The list of SPEC A4 for one task; placements are worked out once for each weights and cache."""
+    """The list of SPEC A4 for one task; placements are worked out once for each pair of weights and cache."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -181,7 +181,7 @@ class _Search:
     def _caches(
         self, variant: Variant
     ) -> tuple[CacheChoice, Sequence[CacheChoice], Sequence[CacheChoice]]:
-        """The engine's own or the one asked for, the 8-bit one where there is one, smaller ones."""
+        """The default or the requested one, the 8-bit one if there is one, smaller ones."""
         own, *others = cache_choices(with_weights(self.task, variant))
         if self.task.own_cache_only:
             return own, (), ()
@@ -272,7 +272,7 @@ class _Search:
         )
 
     def _shortest(self, variant: Variant, cache: CacheChoice) -> Candidate | None:
-        """The built-in engine reads weights from the file: what is left of the memory is its context."""
+        """An engine that reads weights from the file uses the memory that is left for its context."""
         ladder = self._ladder(variant, cache, on_host=True)
         last = ladder.rung(ladder.last)
         if last.asked is not None:

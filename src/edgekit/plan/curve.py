@@ -1,4 +1,4 @@
-"""A plan -> memory against context for each placement to keep the cache, everything else as it was planned."""
+"""A plan -> memory against context for each type of cache, everything else as planned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgekit.plan.fitting import Fitting
 from edgekit.plan.planned import Plan
 from edgekit.plan.tasks import with_cache
 
-POINTS = 32  # of a curve; between them a bill is as good as straight
+POINTS = 32  # of a curve; between them a bill is nearly linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Curve:
 
 
 def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
-    """One for each cache type the engine has for the model. `bill` counts what is loaded beside it, if anything."""
+    """One for each cache type the engine has for the model. `bill` counts companions of the model, if there are any."""
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
     task = Task(
         model=plan.variant.model,
@@ -51,7 +51,7 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
 
 
 def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[Curve, ...]:
-    """The placement stays as it is: what lies where, and the budgets. Caches that the engine refuses are left out."""
+    """Placement and budgets stay as they are. Caches that the engine refuses are left out."""
     if points < 2:
         raise UsageError(f"a curve of {points} points")
     fittings = list(_fittings(task, placement))
@@ -88,7 +88,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
 
 
 def _deciding(fittings: Sequence[Fitting]) -> int:
-    """The place of the memory that ends the most accurate cache's context; where none ends, the fullest."""
+    """The index of the memory that limits the most accurate cache; where none does, of the fullest."""
     for fitting in fittings:
         if fitting.longest < fitting.most:
             beyond = min(fitting.longest + fitting.step, fitting.most)
@@ -107,15 +107,15 @@ def _curve(name: str, fitting: Fitting, place: int, count: int) -> Curve:
     return Curve(
         cache=name,
         points=tuple(_points(fitting, place, count)),
-        memory=_told(fitting.placement.budgets, place),
+        memory=_memory_name(fitting.placement.budgets, place),
         budget_bytes=budget.available_bytes,
         longest=fitting.longest,
         native=fitting.most,
     )
 
 
-def _told(budgets: Sequence[Budget], place: int) -> str:
-    """Cards of one name are told apart by their number."""
+def _memory_name(budgets: Sequence[Budget], place: int) -> str:
+    """With a number where several cards have the same name."""
     name = budgets[place].name
     return f"{name} #{place}" if [one.name for one in budgets].count(name) > 1 else name
 

@@ -24,7 +24,7 @@ MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERE
 
 
 def own_drafter(model: Model) -> tuple[Drafter, ...]:
-    """The blocks for further tokens that some models bring along."""
+    """The prediction layers that some models include."""
     if not model.geometry.mtp_layers:
         return ()
     return (
@@ -63,7 +63,7 @@ def with_drafter_beside(task: Task, drafter: Drafter) -> Task:
 
 
 def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
-    """The window with the drafter beside it, and what the drafter takes; or None, and why not."""
+    """The candidate with the drafter next to it, and what the drafter takes; or None, and why not."""
     try:
         other = found.on(ladder)
     except EdgekitError as error:
@@ -76,7 +76,7 @@ def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
 
 
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
-    """Models of the same family with as many words, small enough beside it, the largest first."""
+    """Much smaller models of the same family and vocabulary, the largest first."""
     active = entry.active_parameters or entry.parameters or 0
     found = [
         other
@@ -96,7 +96,7 @@ def _speaks_alike(entry: Entry, other: Entry) -> bool:
 
 
 def _drafter(entry: Entry) -> Iterator[Drafter]:
-    """None of an entry that cannot be opened: a user's own may be damaged."""
+    """Nothing for an entry that cannot be opened: a user's own may be damaged."""
     try:
         model = open_entry(entry, default_engine().name)
     except EdgekitError:

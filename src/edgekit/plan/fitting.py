@@ -28,21 +28,21 @@ from edgekit.plan.context import (
 )
 from edgekit.units import format_bytes
 
-TIMES_DIVIDED = 3  # a new division changes the buffers, and they the division
+TIMES_DIVIDED = 3  # a new split changes the buffers, which changes the split
 MOST_MOVES = 4
-NEARLY = 1.08  # of what a memory holds: a division so close is worth moving single layers
+NEARLY = 1.08  # of what a memory holds: a split this close is worth moving single layers
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
 class Fitting:
-    """One task and one placement to start: every context has a price, worked out once."""
+    """One task in one placement: the price of every context, worked out once."""
 
     def __init__(self, task: Task, placement: Placement) -> None:
         _check_numbers(task)
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
         self._bill: Bill = task.bill or partial(self.engine.estimate, task.model)
-        # of the engine's own bill alone
+        # a task with a bill of its own counts more than the model
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, Weighed] = {}
         self._division: Placement | None = None
@@ -53,11 +53,11 @@ class Fitting:
         return self._prices[tokens]
 
     def _divided(self, found: Weighed) -> Weighed:
-        """Among several cards: as the engine divides its layers, or as they have room for them."""
+        """Among several cards: split as the engine does by itself, or by the room on each card."""
         is_easy = found.status is Status.PASSED
         if is_easy or not self.placement.may_resplit or self._devices(found) > 1:
-            return found  # what is too much for all of them together no division mends
-        if self._division is not None:  # what another length was divided like often does
+            return found  # no split helps where all cards together are too small
+        if self._division is not None:  # a split that fitted another length often fits this one
             found = self._better(found, [self._division])
         for _ in range(TIMES_DIVIDED if self.placement.whole and not found.fits else 1):
             other = None
@@ -71,7 +71,7 @@ class Fitting:
         return found
 
     def _moved(self, found: Weighed) -> Weighed:
-        """Where little is missing, layer by layer: buffers are no straight line of what a card holds."""
+        """Where it nearly fits, layer by layer: buffers do not grow linearly with the layers on a card."""
         for _ in range(MOST_MOVES):
             if found.fits or found.fullness >= NEARLY:
                 break
@@ -94,7 +94,7 @@ class Fitting:
         return best
 
     def load(self, tokens: int) -> Load:
-        """What is asked of the engine for a context of that length."""
+        """For a context of this length."""
         return self.task.load_of(tokens)
 
     def _weighed(self, tokens: int, placement: Placement) -> Weighed:
@@ -102,9 +102,7 @@ class Fitting:
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
         estimate = self._bill(self.load(tokens), placement.setup)
-        refused = dict(estimate.facts).get(
-            "refused"
-        )  # by its pool, where the size of that was given
+        refused = dict(estimate.facts).get("refused")  # where the size of vLLM's pool was given
         return Weighed(
             context_tokens=tokens,
             estimate=estimate,
@@ -131,7 +129,7 @@ class Fitting:
         return self.fits(tokens) and self.price(tokens).status is Status.PASSED
 
     def fits(self, tokens: int) -> bool:
-        """A refusal is a no: heads that so many cards do not divide, or a ceiling of the engine's own."""
+        """False also where the engine refuses: the cards do not divide the heads, or a limit of its own."""
         try:
             return not self._is_beyond(tokens) and self.price(tokens).fits
         except RefusedError:
@@ -154,8 +152,9 @@ class Fitting:
         return sum(self._held(self._floor, tokens).values())
 
     def held_share(self, tokens: int) -> float:
-        """What weights and caches take of all devices together, of the fullest where their division is given. Of an
-        engine without a floor: what the whole bill takes.
+        """The share of all devices together that weights and caches take, or of the fullest where the split is given.
+
+        Of an engine without a floor: the share of the whole bill.
         """
         if self._floor is None:
             return self.devices_share(tokens)
@@ -179,7 +178,7 @@ class Fitting:
 
     @cached_property
     def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
-        """Pools, and what is available in them. Layers that may be divided otherwise count against all cards."""
+        """Pools, and what is available in them. Layers that may be split otherwise count against all cards."""
         cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.placement.budgets)]
         if self.placement.may_resplit:
             pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
@@ -188,7 +187,7 @@ class Fitting:
         return (*cards, *((one.pools, one.unreserved_bytes) for one in with_ram))
 
     def devices_share(self, tokens: int) -> float:
-        """How full all devices are together, or the fullest where their division is given; 1 is the most they hold."""
+        """How full all devices together are, or the fullest where the split is given; 1 is full."""
         return self._devices(self.price(tokens))
 
     def _devices(self, weighed: Weighed) -> float:
@@ -234,7 +233,7 @@ class Fitting:
 
     @cached_property
     def minimum(self) -> int:
-        """The shortest context offered unasked: 16K or what the user says, the native window where that is shorter.
+        """The shortest context offered unasked: 16K or --min-context, the native window where that is shorter.
 
         A user who asks for more than 16K wants it of every model. The built-in engine is content with less.
         """
@@ -248,7 +247,7 @@ class Fitting:
 
     @cached_property
     def windows(self) -> tuple[int, ...]:
-        """Contexts to try, the longest first (SPEC A4): the one that was asked for, else 32K and 16K."""
+        """Contexts to try, the longest first (SPEC A4): the requested one, else 32K and 16K."""
         if self.asked is not None:
             return (self.asked,)
         budget = self.task.window_budget_bytes
@@ -275,7 +274,7 @@ class Fitting:
 
     @cached_property
     def asked(self) -> int | None:
-        """The context that was asked for: by its length, by 0 for the native one, or by a job."""
+        """The requested context: by its length, by 0 for the native one, or by a job."""
         tokens, job = self.task.load.context_tokens, self.task.job
         if job is not None and tokens is not None:
             raise UsageError("give a context or a job, not both: the job sets the context")
@@ -331,18 +330,18 @@ def _check_numbers(task: Task) -> None:
 
 
 def _needed(use: Usage) -> str:
-    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that refuses it where that is another."""
-    told = (
+    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that refuses it if it is a different one."""
+    need = (
         f"{format_bytes(use.required_bytes)}; {use.budget.name} has "
         f"{format_bytes(use.budget.available_bytes)} usable"
     )
     if use.utilization > 1:
-        return told
+        return need
     if use.max_use is not None and use.utilization > use.max_use:
-        return f"{told}, of which --max-use allows {use.max_use:.0%}"
+        return f"{need}, of which --max-use allows {use.max_use:.0%}"
     if use.assumed:
-        return f"{told}; a rough estimate may take {ASSUMED_FULL_PERCENT} % of that"
+        return f"{need}; a rough estimate may take {ASSUMED_FULL_PERCENT} % of that"
     return (
-        f"{told}; with its margin of error (up to {format_bytes(use.bound_bytes)} more) it exceeds the "
+        f"{need}; with its margin of error (up to {format_bytes(use.bound_bytes)} more) it exceeds the "
         f"{format_bytes(use.budget.free_bytes)} that is free"
     )

@@ -13,7 +13,7 @@ from edgekit.plan.context import longest
 from edgekit.plan.fitting import Fitting
 
 SHORT = 8  # up to this many placements are tried one by one
-# Several cards that hold something together need not hold it each: whole layers move from one to the next.
+# What fits on several cards together need not fit on each of them: whole layers move from one to the next.
 LOOK_FURTHER = 12
 WORTH_A_PATTERN = 0.003  # of the devices' memory: for less a simpler command is better
 NEARLY_HELD = (
@@ -22,7 +22,7 @@ NEARLY_HELD = (
 
 
 class Ladder:
-    """Every rung takes less of the devices, and as a rule more of the host, than the one before it."""
+    """Every rung takes less of the devices, and as a rule more of the RAM, than the one before it."""
 
     def __init__(self, task: Task, placements: Placements) -> None:
         self.task, self._placements = task, placements
@@ -92,7 +92,7 @@ class Ladder:
         return next((one for one in rungs if one.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
-        """Where none holds them: the one that lacks least."""
+        """Where no placement holds the context: the one that is least over its limits."""
         tried = [one for one in self._rungs.values() if _is_run(one, tokens)]
         return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
 
@@ -115,8 +115,8 @@ class Ladder:
         return max(found, anywhere)
 
     def _is_hopeless(self, tokens: int) -> bool:
-        """Weights and caches alone are more than all memories together may hold: no rung mends that."""
-        needed = self.rung(self.last).held_bytes(tokens)  # on the processor nothing is held twice
+        """Weights and caches alone are more than all memories together may hold: no rung fits."""
+        needed = self.rung(self.last).held_bytes(tokens)  # on the CPU nothing is held twice
         return needed > together_bytes(self.top.placement.budgets)
 
     def _first_held(self, tokens: int) -> int:
@@ -158,7 +158,7 @@ class Ladder:
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
-    """Whether the engine would start so: some numbers of cards do not divide the heads."""
+    """Whether the engine would start in this placement: some numbers of cards do not divide the heads."""
     try:
         fitting.price(fitting.least if tokens is None else tokens)
     except RefusedError:

@@ -55,7 +55,7 @@ def make_plan(
 
 
 def find_plan(wish: Wish) -> Plan | None:
-    """The plan without what takes long to find out; None where nothing fits."""
+    """The plan without its costly parts; None where nothing fits."""
     plan = make_plan(wish, thorough=False, helpful=False)
     return plan if plan.fits else None
 

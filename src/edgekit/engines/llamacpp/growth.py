@@ -1,4 +1,4 @@
-"""A verdict -> what may grow on the host after the start, and the limits that keep it within what is left there."""
+"""A verdict -> what may grow in RAM after the start, and the limits that keep it within what is left."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FLAGS = {"cache_ram": "--cache-ram", "ctx_checkpoints": "--ctx-checkpoints"}
 
 
 def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:
-    """llama-server's prompt cache and checkpoints: nothing of them is taken at the start."""
+    """llama-server's prompt cache and checkpoints: both are empty at the start."""
     lines = result.estimate.lines
     return tuple(line for line in lines if not line.reserved and line.size_bytes and line.pool == HOST)  # fmt: skip
 
 
 def left_on_host(result: Verdict) -> int | None:
-    """What is usable there and not required at the start; None where the RAM is not known."""
+    """Usable RAM that is not required at the start; None where the RAM is unknown."""
     left = [
         use.budget.unreserved_bytes - use.required_bytes
         for use in result.uses

@@ -16,8 +16,8 @@ from edgekit.model.types import Model
 
 STEPS = 24  # of halving: to a ten-millionth of a card
 DIVIDED = ", divided "
-MOST_TAKERS = 3  # every division costs the graph of a whole model
-WORST_SHARE = 64.0  # of a card; a division that needs more is none
+MOST_TAKERS = 3  # every split costs the graph of a whole model
+WORST_SHARE = 64.0  # of a card; a split that needs more is hopeless
 
 
 def resplit(model: Model, placement: Placement, estimate: MemoryEstimate) -> Placement | None:
@@ -88,7 +88,7 @@ def pinned(model: Model, placement: Placement) -> Placement:
 
 
 def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
-    """Of every block on a device, in order, and of the head behind the last."""
+    """The size of every block on a device, in order, and of the head after the last."""
     sizes: dict[int, int] = {}
     head = 0
     for line in estimate.lines:
@@ -102,7 +102,7 @@ def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
 
 
 def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:
-    """What a card holds however many layers it has: buffers and the driver's own."""
+    """What a card holds regardless of its layers: buffers and the driver."""
     fixed = [0] * cards
     for line in estimate.lines:
         if line.pool.kind is PoolKind.DEVICE and line.layer is None and line.reserved:

@@ -143,11 +143,6 @@ class Mlx(Engine):
 
         return budgets(machine)
 
-    def capacity_bytes(self, machine: Machine) -> int:
-        from edgekit.machine.types import together_bytes
-
-        return together_bytes(self.budgets(machine))
-
     # --- placements
 
     def default_setup(self) -> MlxSetup:
@@ -196,14 +191,6 @@ class Mlx(Engine):
         return own if own and setup.quantize is None else estimate.weights_bytes or None
 
     # --- users and uses
-
-    most_users = 65_536
-    default_users = "one request at a time"
-
-    def load_for_users(self, load: Load, users: int, _native_tokens: int) -> Load:
-        from dataclasses import replace
-
-        return replace(load, sequences=users)
 
     def embedding_start(self, _start: Start) -> Start:
         raise RefusedError("mlx-lm does not return embeddings; llama.cpp and vLLM do")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from edgekit.bill.task import CacheChoice, Placement, Task, Variant
+    from edgekit.bill.task import CacheChoice, Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.flags import Flag
@@ -117,11 +117,6 @@ class Native(Engine):
 
         return budgets(machine)
 
-    def capacity_bytes(self, machine: Machine) -> int:
-        from edgekit.machine.types import together_bytes
-
-        return together_bytes(self.budgets(machine))
-
     def check_limits(self, reserve_bytes: int | None, _max_use: float | None) -> None:
         if reserve_bytes is not None:
             raise UsageError(
@@ -158,28 +153,10 @@ class Native(Engine):
 
         return cache_name(load)
 
-    # --- the weights
-
-    def variants(self, model: Model, _label: str = "") -> tuple[Variant, ...]:
-        from edgekit.engines.variants import as_named
-
-        return as_named(model)
-
-    def download_bytes(
-        self, model: Model, _setup: StreamSetup, _estimate: MemoryEstimate
-    ) -> int | None:
-        return model.header.file_bytes or model.header.tensor_bytes
-
     # --- users and uses
 
     can_plan = False
     most_users = 1
-    default_users = "one request at a time"
-
-    def load_for_users(self, load: Load, users: int, _native_tokens: int) -> Load:
-        from dataclasses import replace
-
-        return replace(load, sequences=users)
 
     # --- commands
 

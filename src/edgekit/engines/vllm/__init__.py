@@ -203,16 +203,6 @@ class Vllm(Engine):
 
         return download_bytes(model, setup)
 
-    # --- users and uses
-
-    most_users = 65_536
-    default_users = "one request at a time"
-
-    def load_for_users(self, load: Load, users: int, _native_tokens: int) -> Load:
-        from dataclasses import replace
-
-        return replace(load, sequences=users)
-
     # --- commands
 
     def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:

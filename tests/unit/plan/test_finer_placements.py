@@ -37,7 +37,7 @@ def patterns(way: Placement) -> str:
     return ",".join(one.pattern for one in way.setup.overrides)
 
 
-def test_finer_ways_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
+def test_finer_placements_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
     found = {patterns(way): way for way in finer_placements(QUESTION.model, with_experts_of(20))}
     last = "blk.(29|3[0-9]|4[0-7]).ffn_(gate|up|gate_up|down)_exps"
     assert list(found) == [
@@ -57,7 +57,7 @@ def test_finer_ways_leave_parts_of_one_layer_and_whole_others_on_the_host() -> N
     ]  # fmt: skip
 
 
-def test_finer_ways_of_one_layer_and_of_all_experts() -> None:
+def test_finer_placements_of_one_layer_and_of_all_experts() -> None:
     first = [patterns(way) for way in finer_placements(QUESTION.model, with_experts_of(1))]
     assert first == [
         "blk.47.ffn_down_exps",
@@ -72,7 +72,9 @@ def test_finer_ways_of_one_layer_and_of_all_experts() -> None:
     assert list(finer_placements(QUESTION.model, WAYS[0])) == []
 
 
-def test_finer_ways_take_more_of_the_device_than_their_way_and_less_than_the_one_before() -> None:
+def test_finer_placements_take_more_of_the_device_than_their_placement_and_less_than_the_one_before() -> (
+    None
+):
     """Experts of the first layers alone: other layers may be larger."""
     before, after = (Fitting(QUESTION, with_experts_of(count)) for count in (19, 20))
     finer = [
