@@ -8,8 +8,7 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import CacheChoice
 from edgekit.bill.types import Load
 
-FLAGS = "-ctk and -ctv"
-F16_PAIR = ("f16", "f16")
+F16_PAIR, Q8_PAIR = ("f16", "f16"), ("q8_0", "q8_0")
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -33,7 +32,11 @@ def given_pair(load: Load) -> CacheChoice | None:
 
 
 def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
-    """These pairs, with the type that the load gives for one of the two."""
+    """These pairs, with the type that the load gives for one of the two; only its own where it gives both."""
+    both = given_pair(load)
+    if both is not None:
+        yield both
+        return
     keys, values = load.cache_k, load.cache_v
     if load.flash_attention is False:  # V is quantised only with flash attention
         pairs = (F16_PAIR,)

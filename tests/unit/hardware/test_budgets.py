@@ -11,7 +11,7 @@ from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.usage import covered_bytes, for_bill
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.budget import budgets as llamacpp_budgets
-from edgekit.engines.mlx.placements import budgets as mlx_budgets
+from edgekit.engines.mlx.budget import budgets as mlx_budgets
 from edgekit.engines.vllm.budget import budgets as vllm_budgets
 from edgekit.errors import HardwareError
 from edgekit.machine.types import (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from edgekit.bill.task import CacheChoice, Placement, Task
-from edgekit.engines.cache_pairs import Pairs, given_pair, pair_choices
+from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, Pairs, given_pair, pair_choices
 from edgekit.engines.llamacpp.placements import placements
 
 # K needs a little more accuracy than V. For unequal pairs release builds of CUDA and Metal have no flash attention
 # kernel, and would compute on the CPU: fattn.cu @ 0c1e570.
-EQUAL_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"))
-CPU_PAIRS = (("f16", "f16"), ("q8_0", "q8_0"), ("q8_0", "q5_1"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
+EQUAL_PAIRS = (F16_PAIR, Q8_PAIR, ("q4_0", "q4_0"))
+CPU_PAIRS = (F16_PAIR, Q8_PAIR, ("q8_0", "q5_1"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
 
 
 def cache_choices(task: Task, placement: Placement | None) -> tuple[CacheChoice, ...]:

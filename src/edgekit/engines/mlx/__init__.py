@@ -129,17 +129,17 @@ class Mlx(Engine):
     # --- the machine
 
     def devices(self, machine: Machine) -> tuple[Device, ...]:
-        from edgekit.engines.mlx.placements import devices
+        from edgekit.engines.mlx.budget import devices
 
         return devices(machine)
 
     def check_runs(self, machine: Machine) -> None:
-        from edgekit.engines.mlx.placements import check_runs
+        from edgekit.engines.mlx.budget import check_runs
 
         check_runs(machine)
 
     def budgets(self, machine: Machine) -> tuple[Budget, ...]:
-        from edgekit.engines.mlx.placements import budgets
+        from edgekit.engines.mlx.budget import budgets
 
         return budgets(machine)
 

@@ -113,7 +113,7 @@ class Native(Engine):
     # --- the machine
 
     def budgets(self, machine: Machine) -> tuple[Budget, ...]:
-        from edgekit.engines.native.placements import budgets
+        from edgekit.engines.native.budget import budgets
 
         return budgets(machine)
 
@@ -144,9 +144,9 @@ class Native(Engine):
     def cache_choices(
         self, task: Task, _placement: Placement | None = None
     ) -> tuple[CacheChoice, ...]:
-        from edgekit.engines.native.cache_choices import cache_choices
+        from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, pair_choices
 
-        return cache_choices(task.load)
+        return tuple(pair_choices(task.load, (F16_PAIR, Q8_PAIR)))
 
     def cache_name(self, load: Load, _setup: StreamSetup) -> str:
         from edgekit.engines.cache_pairs import cache_name

@@ -1,0 +1,88 @@
+"""Placements as the engines offer them: whole ones first, and whether a model may be divided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.wishes import LLAMA, gguf, of_config
+
+from edgekit.bill.task import Start, Task
+from edgekit.engines import default_engine, engine_named, engine_on, every_engine
+from edgekit.engines.llamacpp.types import default_setup
+from edgekit.engines.native.setup import StreamSetup
+from edgekit.machine.types import Machine
+from edgekit.plan.placement import can_divide, first_placement, placements_of, whole_placements
+
+MACHINES = {
+    "llama.cpp": cards(24, ram=64),
+    "vllm": cards(24, 24, ram=64),
+    "mlx": mac(36),
+    "stream": cpu(16),
+}
+
+
+def task_on(machine: Machine, engine: str, start: Start | None = None) -> Task:
+    model = gguf(LLAMA) if engine_named(engine).loads_gguf else of_config("qwen3-8b")
+    return Task(model=model, engine=engine, machine=machine, start=start or Start())
+
+
+@pytest.mark.parametrize("engine", [engine.name for engine in every_engine()])
+def test_placements_of_begin_with_the_whole_ones(engine: str) -> None:
+    task = task_on(MACHINES[engine], engine)
+    every, whole = placements_of(task), whole_placements(task)
+    assert whole
+    assert whole == every[: len(whole)]
+    assert not any(one.whole for one in every[len(whole) :])
+    assert first_placement(task) == every[0]
+    assert can_divide(task) is (len(whole) < len(every))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "mlx"])
+def test_placements_of_vllm_and_mlx_are_all_whole(engine: str) -> None:
+    assert all(one.whole for one in placements_of(task_on(MACHINES[engine], engine)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "start", "expected"),
+    [
+        (cards(24, ram=64), "llama.cpp", Start(), True),
+        (cards(24, ram=None), "llama.cpp", Start(), False),  # nowhere to put the rest
+        (cpu(64), "llama.cpp", Start(), False),
+        (
+            cards(24, ram=64),
+            "llama.cpp",
+            Start(setup=default_setup(), settled=frozenset({"n_cpu_moe"})),
+            False,
+        ),
+        (cpu(64), "stream", Start(), True),
+        (
+            cpu(64),
+            "stream",
+            Start(setup=StreamSetup(keep_bytes=0), settled=frozenset({"keep"})),
+            False,
+        ),
+    ],
+)
+def test_can_divide_where_the_user_left_it_open(
+    machine: Machine, engine: str, start: Start, *, expected: bool
+) -> None:
+    assert can_divide(task_on(machine, engine, start)) is expected
+
+
+def test_placements_of_take_the_reserve_that_was_set() -> None:
+    task = replace(task_on(cards(24, ram=64), "llama.cpp"), reserve_bytes=7)
+    budgets = [budget for one in placements_of(task) for budget in one.budgets]
+    assert {budget.reserve_bytes for budget in budgets} == {7}
+    assert {budget.because for budget in budgets} == {"set with --reserve"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine"), [(cards(24), "vllm"), (mac(36), "mlx"), (cpu(16), "llama.cpp")]
+)
+def test_engine_on_takes_the_first_that_loads_the_files_and_runs_there(
+    machine: Machine, engine: str
+) -> None:
+    assert engine_on(of_config("qwen3-8b"), machine) == engine
+    assert engine_on(gguf(LLAMA), machine) == default_engine().name
