@@ -341,11 +341,12 @@ def answering(
     with ExitStack() as held:
         starter = judged.order.program.open(weights.model, held, judged.order.budget_bytes)
         tokens = None if prompt is None else starter.tokens_in(prompt)
-        if prompt is not None:
-            # No text has more tokens than bytes: a bound that will do for a short prompt.
-            judged = judged.again(wanted.job(prompt.size_bytes if tokens is None else tokens))
-            judged = judged if tokens is not None else _counted(judged, weights.model, wanted)
-            refuse_or_warn(judged, told)
+        # No text has more tokens than bytes: a bound that will do for a short prompt.
+        bound = 0 if prompt is None else prompt.size_bytes
+        judged = judged.again(wanted.job(bound if tokens is None else tokens))
+        if tokens is None:
+            judged = _counted(judged, weights.model, wanted)
+        refuse_or_warn(judged, told)
         at = Address(chats=prompt is None or not prompt.is_plain)
         while True:
             with ExitStack() as tried:

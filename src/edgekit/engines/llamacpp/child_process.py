@@ -35,10 +35,13 @@ def start_child(
     on_message: Callable[[Message], None] | None = None,
     title: str = "",
 ) -> ChildProcess:
-    """`job` is one of the script's; `title` shows in the list of processes. EngineError where it cannot be started."""
+    """`job` is one of the script's; `title`, by default the name of the model's file, shows in the list of processes.
+
+    EngineError where it cannot be started.
+    """
     ours = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     child = ChildProcess(
-        [sys.executable, "-P", str(SCRIPT), title or job],
+        [sys.executable, "-P", str(SCRIPT), title or Path(request.get("model", job)).name],
         environment={**ours, **_ENVIRONMENT, **environment},
         on_line=on_line,
         on_message=on_message,
