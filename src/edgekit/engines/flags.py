@@ -43,7 +43,30 @@ class Control(NamedTuple):
     fact: str = ""  # the fact of an estimate that has what the engine took
     need: str = ""  # what the model or the machine must have
     kind: str = ""  # where the flag does not tell: "layers", "share"
+    extra: int = 0  # of layers: those beyond the model's blocks
     is_wide: bool = False
+    place: int = 1  # among the controls: lower ones come first
+
+
+class CacheFlags(NamedTuple):
+    """How the engine is told in which type to keep the KV cache. Curves name a type as these flags do."""
+
+    keys: tuple[str, ...]  # one, or one for K and one for V
+    default: str
+    unit: str = ""  # what the name of a type adds to the value of the flag
+    also: tuple[tuple[str, str], ...] = ()  # flags that have to be set with it
+
+
+class Page(NamedTuple):
+    """What the page says about an engine."""
+
+    label: str
+    program: str  # the heading of its command
+    cache: CacheFlags
+    is_compared: bool = True  # the catalog is checked for it
+    runs: bool = False  # `edgekit run` starts it
+    serves: bool = False  # `edgekit serve` does
+    verdicts: tuple[tuple[str, str], ...] = ()  # status -> word, where it is not the usual one
 
 
 class Flag(NamedTuple):
@@ -72,6 +95,7 @@ class Flag(NamedTuple):
     parameter: Parameter | None = None
     group: str = ""  # what it is about: "weights", "cache", "placement" ...
     control: Control | None = None
+    instead_of: str = ""  # the key of a flag that says the same in another way
 
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
     from edgekit.bill.verdict import Speed, Usage, Verdict
     from edgekit.engines.commands import Command, Startup
-    from edgekit.engines.flags import Flag
+    from edgekit.engines.flags import Flag, Page
     from edgekit.engines.program import EngineProgram
     from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model.open import Opened
@@ -65,6 +65,7 @@ class Engine(Protocol):
         """Options of a row that the engine has and that no bill depends on."""
 
     pins_placement: bool  # a check may place the model elsewhere than a plan did: links say where
+    page: Page  # what the page says about it
     quant_key: str  # of the flag that says how weights are quantised; "" where there is none
 
     def read_quant(self, name: str, /) -> str | None:

@@ -29,6 +29,7 @@ from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
 from edgekit.resolver import file_at, inspect_named, quantised
 from edgekit.web import requests
+from edgekit.web.engines import engines_json
 from edgekit.web.failures import about
 from edgekit.web.fit import curve_answer, fit
 from edgekit.web.machines import machine_now
@@ -221,6 +222,11 @@ LISTS: dict[str, Call] = {
         request=requests.DEVICES,
         answer=_devices,
         summary="List the known devices",
+    ),
+    "engines": Call(
+        request=requests.ENGINES,
+        answer=lambda *_: engines_json(),
+        summary="List the engines, their settings and the KV cache types they offer",
     ),
     "catalog": Call(
         request=requests.CATALOG, answer=_catalog, summary="List the models of the catalog"

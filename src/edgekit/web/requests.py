@@ -290,6 +290,7 @@ CURVES = _made(
 HARDWARE = _made("HardwareRequest", _DESCRIBED)
 CARDS = _made("CardsRequest", {"engine": _said(Word, "llama.cpp (default), vllm or mlx")}, _MACHINE)
 DEVICES = _made("DevicesRequest")
+ENGINES = _made("EnginesRequest")
 CATALOG = _made(
     "CatalogRequest",
     {

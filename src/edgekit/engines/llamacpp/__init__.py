@@ -47,6 +47,7 @@ class LlamaCpp(Engine):
     # --- flags
 
     pins_placement = True
+    page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE

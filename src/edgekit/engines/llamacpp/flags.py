@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import (
+    CacheFlags,
     Control,
     Flag,
     Meaning,
+    Page,
     Parameter,
     field_values,
     fields_of,
@@ -196,17 +198,17 @@ _MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XX
 CONTEXT = common.CONTEXT._replace(option="n_ctx", parameter=Parameter("n_ctx"), group="context")
 FLAGS: tuple[Flag, ...] = (
     Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1), group="context",
-         field="batch_tokens", row=number, option="n_batch", parameter=Parameter("n_batch"), control=Control("Batch size", fact="n_batch")),
+         field="batch_tokens", row=number, option="n_batch", parameter=Parameter("n_batch"), control=Control("Batch size", fact="n_batch", place=7)),
     Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole(), group="context",
-         field="microbatch_tokens", row=number, option="n_ubatch", parameter=Parameter("n_ubatch"), control=Control("Micro-batch size", fact="n_ubatch")),
+         field="microbatch_tokens", row=number, option="n_ubatch", parameter=Parameter("n_ubatch"), control=Control("Micro-batch size", fact="n_ubatch", place=8)),
     Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
          field="cache_k", meaning=_CACHE, row=text, parameter=Parameter("cache_type_k", "ggml_type"), control=Control("KV cache (K)", _CACHE_NAMES, "f16")),
     Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
          field="cache_v", meaning=_CACHE, row=text, parameter=Parameter("cache_type_v", "ggml_type"), control=Control("KV cache (V)", _CACHE_NAMES, "f16")),
     Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True, group="context",
-         field="flash_attention", meaning=_WHEN, row=_row_flash, parameter=Parameter("flash_attn_type", "llama_flash_attn_type"), control=Control("Flash attention", ("on", "off"), "auto", fact="flash_attn")),
+         field="flash_attention", meaning=_WHEN, row=_row_flash, parameter=Parameter("flash_attn_type", "llama_flash_attn_type"), control=Control("Flash attention", ("on", "off"), "auto", fact="flash_attn", place=2)),
     Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1), group="context",
-         field="sequences", row=number, option="n_seq_max", parameter=Parameter("n_parallel"), control=Control("Parallel requests", fact="n_seq_max")),
+         field="sequences", row=number, option="n_seq_max", parameter=Parameter("n_parallel"), control=Control("Parallel requests", fact="n_seq_max", place=6)),
     Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache",
          row=yes_no, option="kv_unified", parameter=Parameter("kv_unified")),
     Flag(("-no-kvu", "--no-kv-unified"), "unified", "give each sequence its own KV cache", value=False),
@@ -214,13 +216,13 @@ FLAGS: tuple[Flag, ...] = (
          field="full_window", row=yes_no, parameter=Parameter("swa_full")),
     Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue", group="server"),
     Flag(("-ngl", "--n-gpu-layers", "--gpu-layers"), "n_gpu_layers", "layers on the GPU: a number or all (default)", "N", _layers, group="placement",
-         meaning=_LAYERS, row=_row_layers, parameter=Parameter("n_gpu_layers"), control=Control("Layers on the GPU", kind="layers", need="gpu")),
+         meaning=_LAYERS, row=_row_layers, parameter=Parameter("n_gpu_layers"), control=Control("Layers on the GPU", kind="layers", extra=1, need="gpu", place=3)),
     Flag(("-ot", "--override-tensor"), "override_tensor", "put tensors whose names match a pattern into a buffer: exps=CPU (repeatable)", "PATTERN=BUFFER", _overrides, repeats=True, group="placement",
          field="overrides", meaning=_OVERRIDES, row=_row_entries, parameter=Parameter("tensor_buft_overrides")),
     Flag(("-cmoe", "--cpu-moe"), "cpu_moe", "keep the experts of all layers in RAM", group="placement",
-         row=yes_no, control=Control("All experts on the CPU", need="experts")),
+         row=yes_no, control=Control("All experts on the CPU", need="experts", place=5), instead_of="n_cpu_moe"),
     Flag(("-ncmoe", "--n-cpu-moe"), "n_cpu_moe", "keep the experts of the first N layers in RAM", "N", whole(most=10**6), group="placement",
-         row=number, control=Control("Layers with experts on the CPU", kind="layers", need="experts")),
+         row=number, control=Control("Layers with experts on the CPU", kind="layers", need="experts", place=4), instead_of="cpu_moe"),
     Flag(("-ts", "--tensor-split"), "tensor_split", "share of the layers for each GPU: 3,1", "N,N", shares, group="placement",
          row=_row_shares, parameter=Parameter("tensor_split")),
     Flag(("-sm", "--split-mode"), "split_mode", "how several GPUs share the model: layer (default), tensor, row (before July 2026) or none", "MODE", one_of("none", "layer", "row", "tensor"), group="devices",
@@ -257,7 +259,7 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("Backend")),
     Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, ours=True),
     Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True, group="weights",
-         row=text, control=Control("Quantization", _MIXES, "Q4_K_M", need="mixable", is_wide=True)),
+         row=text, control=Control("Quantization", _MIXES, "Q4_K_M", need="mixable", is_wide=True, place=0)),
     Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True,
          row=text),
     Flag(("--cpu",), "cpu", "CPU that --repack is for: x86 or arm (default: this machine's)", "NAME", one_of("x86", "arm"), ours=True,
@@ -270,6 +272,9 @@ ROW_ONLY = (
     Flag((), "load_mtp", "", row=yes_no, parameter=Parameter("load_mtp")),
 )
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+PAGE = Page(
+    "llama.cpp", "llama.cpp", CacheFlags(("type_k", "type_v"), "f16"), runs=True, serves=True
+)
 UNUSED_OPTIONS = frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"})
 
 

@@ -36,6 +36,7 @@ class Mlx(Engine):
     # --- flags
 
     pins_placement = False
+    page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import (
+    CacheFlags,
     Control,
     Flag,
     Meaning,
+    Page,
     field_values,
     given_values,
     number,
@@ -55,10 +57,15 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--max-tokens",), "max_tokens", "tokens to generate (the rest of -c is the prompt)", "N", whole(),
          row=number, option="new_tokens", control=Control("Max new tokens", fact="new_tokens")),
     Flag(("--quantize",), "quantize", "same as --quant, for MLX: 4bit, q8_g32, mxfp4 ...", "NAME", ours=True, group="weights",
-         meaning=_QUANTIZE, option="quantization", control=Control("Quantization", _WEIGHTS, "as stored, else 4-bit", need="mixable", is_wide=True)),
+         meaning=_QUANTIZE, option="quantization", control=Control("Quantization", _WEIGHTS, "as stored, else 4-bit", need="mixable", is_wide=True, place=0)),
 )  # fmt: skip
 ROW_ONLY = (Flag((), "sequences", "", "N", row=number),)
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+PAGE = Page(
+    "MLX",
+    "mlx-lm",
+    CacheFlags(("kv_bits",), "16", unit=" bit", also=(("quantized_kv_start", "0"),)),
+)
 UNUSED_OPTIONS = frozenset(
     {"batch_size", "bits", "context_tokens", "group_size", "max_tokens", "mode", "quant"}
 )

@@ -35,6 +35,7 @@ class Native(Engine):
     # --- flags
 
     pins_placement = False
+    page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE

@@ -40,6 +40,7 @@ class Vllm(Engine):
     # --- flags
 
     pins_placement = False
+    page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE

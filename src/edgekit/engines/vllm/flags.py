@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import (
+    CacheFlags,
     Control,
     Flag,
+    Page,
     field_values,
     fields_of,
     given_values,
@@ -80,7 +82,7 @@ FLAGS: tuple[Flag, ...] = (
          row=number, control=Control("Tensor parallel GPUs", ("1", "2", "4", "8"), "auto", is_wide=True)),
     Flag(("-pp", "--pipeline-parallel-size"), "pipeline_parallel_size", "groups of GPUs that the layers are divided among (pipeline parallel)", "N", whole(1, 4096), group="cards", row=number),
     Flag(("--kv-cache-dtype",), "kv_cache_dtype", "KV cache type: auto (default), fp8 ...", "TYPE", group="cache",
-         row=text, control=Control("KV cache type", _CACHE_NAMES, "auto", is_wide=True)),
+         row=text, control=Control("KV cache type", _CACHE_NAMES, "auto", is_wide=True, place=0)),
     Flag(("--gpu-memory-utilization",), "gpu_memory_utilization", "share of the GPU's memory that vLLM may use (default 0.92)", "SHARE", share,
          row=_row_share, control=Control("GPU memory utilization", default=0.92, kind="share")),
     Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "size of the KV cache, instead of a share of the GPU: 20G", "SIZE", size, row=number),
@@ -107,6 +109,13 @@ ROW_ONLY = (
     Flag((), "flashinfer", "", row=yes_no),
 )
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+# It takes its share of the card and either starts or does not.
+PAGE = Page(
+    "vLLM",
+    "vLLM",
+    CacheFlags(("kv_cache_dtype",), "auto"),
+    verdicts=(("passed", "Starts"), ("failed", "Does not start")),
+)
 UNUSED_OPTIONS = frozenset({"available_kv_bytes"})
 QUANT_KEY = "quantization"
 

@@ -1,7 +1,8 @@
 // A memory and what lies in it as a stacked bar; verdicts as words with a shape.
 
 import { el, svg } from "./dom.js";
-import { BARS, verdictWord } from "./texts.js";
+import { verdictWord, verdictWords } from "./engines.js";
+import { BARS } from "./texts.js";
 
 /** In the order of the API; className names colour and pattern. */
 export const COMPONENTS = [
@@ -47,7 +48,7 @@ export function verdict(status, engine) {
 
 /** A sentence without the word that the badge before it already has. */
 export function sentence(told, status) {
-  const starts = [verdictWord(status), verdictWord(status, "vllm")].flatMap((word) => [`${word}: `, `${word} `]);
+  const starts = verdictWords(status).flatMap((word) => [`${word}: `, `${word} `]);
   const start = starts.find((one) => told.startsWith(one)) ?? "";
   return told.slice(start.length);
 }

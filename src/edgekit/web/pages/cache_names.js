@@ -1,37 +1,30 @@
 // Names of cache types, as curves and changes write them <-> the flags that say them to the engine.
 
-import { LLAMACPP_CACHE, MLX_BITS, STREAM_CACHE, VLLM_CACHE } from "./control_rows.js";
+import { engineNamed } from "./engines.js";
 
-const bitsName = (bits) => `${bits} bit`;
+/** All that can be drawn, the engine's default first. */
+export const cacheTypes = (name) => engineNamed(name)?.cache.types ?? [];
 
-/** All that can be drawn, the engine's own first. */
-export const OFFERED = {
-  "llama.cpp": LLAMACPP_CACHE,
-  vllm: VLLM_CACHE,
-  mlx: ["16", ...MLX_BITS].map(bitsName),
-  stream: STREAM_CACHE,
-};
-
-/** "q8_0 + q4_0" -> both flags; vLLM and MLX have one. */
-export function cacheFlags(name, engine) {
-  if (engine === "vllm") return { kv_cache_dtype: name };
-  if (engine === "mlx") return { kv_bits: String(parseInt(name, 10)), quantized_kv_start: "0" };
-  const [keys, values] = name.split(" + ");
-  return { type_k: keys, type_v: values ?? keys };
+/** "q8_0 + q4_0" -> both flags; engines with one flag for K and V have one name. */
+export function cacheFlags(type, name) {
+  const { keys, unit, also } = engineNamed(name).cache;
+  const values = type.split(" + ").map((one) => (one.endsWith(unit) ? one.slice(0, one.length - unit.length) : one));
+  return { ...Object.fromEntries(keys.map((key, at) => [key, values[at] ?? values[0]])), ...also };
 }
 
-const PAIR = { type_k: "type_v", type_v: "type_k" };
-
-/** The flag of the other half, where keys and values each have one. */
-export const otherHalf = (key) => PAIR[key] ?? null;
+/** The flag of the other half, where K and V each have one. */
+export function otherHalf(key, name) {
+  const keys = engineNamed(name)?.cache.keys ?? [];
+  return keys.length === 2 && keys.includes(key) ? keys.find((one) => one !== key) : null;
+}
 
 /** What a refusal is about where K and V must have one cache type: some models keep one cache for both. */
 export const ONE_TYPE = "cache_types";
 
 /** What the settings say, by the name that curves have. */
 export function cacheName(settings) {
-  if (settings.engine === "vllm") return settings.value("kv_cache_dtype") ?? "auto";
-  if (settings.engine === "mlx") return bitsName(settings.value("kv_bits") ?? 16);
-  const [keys, values] = ["type_k", "type_v"].map((key) => settings.value(key) ?? "f16");
-  return keys === values ? keys : `${keys} + ${values}`;
+  const cache = engineNamed(settings.engine)?.cache;
+  if (!cache) return "";
+  const values = cache.keys.map((key) => settings.value(key) ?? cache.default);
+  return [...new Set(values)].map((value) => `${value}${cache.unit}`).join(" + ");
 }

@@ -2,10 +2,8 @@
 
 import { call } from "./api.js";
 import { copy, el } from "./dom.js";
+import { engineNamed } from "./engines.js";
 import { COMMANDS, COMMON } from "./texts.js";
-
-const RUNS = new Set(["llama.cpp", "stream"]); // engines that `edgekit run` starts
-const SERVES = new Set(["llama.cpp"]);
 
 function block({ name, text, notes = [] }) {
   const button = el("button", { type: "button", class: "small", text: COMMON.copy, "aria-label": COMMANDS.copyNamed(name) });
@@ -26,10 +24,11 @@ function asVerb(command, verb) {
 
 function ofSettings(fit, isRunnable) {
   const rows = [];
-  if (fit.command) rows.push({ name: COMMANDS.own(COMMANDS.programs[fit.engine] ?? fit.engine), text: fit.command });
-  if (RUNS.has(fit.engine) && fit.can_load && isRunnable) {
+  const engine = engineNamed(fit.engine);
+  if (fit.command) rows.push({ name: COMMANDS.own(engine?.program ?? fit.engine), text: fit.command });
+  if (engine?.runs && fit.can_load && isRunnable) {
     rows.push({ name: COMMANDS.run, text: asVerb(fit.estimate_command, "run") });
-    if (SERVES.has(fit.engine)) rows.push({ name: COMMANDS.serve, text: asVerb(fit.estimate_command, "serve") });
+    if (engine.serves) rows.push({ name: COMMANDS.serve, text: asVerb(fit.estimate_command, "serve") });
   }
   rows.push({ name: COMMANDS.estimate, text: fit.estimate_command });
   return rows;

@@ -3,16 +3,16 @@
 import { call, job } from "./api.js";
 import { bar, legend, occurring, verdict } from "./bar.js";
 import { announce, copy, el, refill } from "./dom.js";
-import { COMPARED, engineWords } from "./engines.js";
+import { COMPARED, engineLabel, engineNamed, engineWords, verdictWord } from "./engines.js";
 import { bytes, tokens } from "./format.js";
 import { machine, machinePicker } from "./machine.js";
 import { replaceQuery, route } from "./router.js";
-import { COMMON, COMPARE, ENGINE_NAMES, ERRORS, verdictWord } from "./texts.js";
+import { COMMON, COMPARE, ERRORS } from "./texts.js";
 
 const LEAST_COLUMNS = 2;
 const MOST_COLUMNS = 3;
 const USUAL_CONTEXT = "16384"; // the same for all columns, as edgekit compare has it
-const ENGINES = { "": COMMON.auto, ...Object.fromEntries(COMPARED.map((name) => [name, ENGINE_NAMES[name]])) };
+const ENGINES = { "": COMMON.auto, ...Object.fromEntries(COMPARED.map((name) => [name, engineLabel(name)])) };
 const CANNOT_RUN = new Set(["RefusedError", "HardwareError"]);
 const RANKS = { passed: 3, warning: 2, failed: 1, refused: 0 };
 const USUAL_MIX = "Q4_K_M"; // what llama.cpp's bill takes where the files are no GGUF
@@ -280,8 +280,10 @@ function cacheBytes(bill) {
   return bill ? bill.kv_bytes + bill.kv_swa_bytes + bill.recurrent_bytes : null;
 }
 
+const quantizesGguf = (column) => Boolean(engineNamed(column.check.engine.name)?.quantizes_gguf);
+
 function plannedMix(column) {
-  return column.check.engine.name === "llama.cpp" && !column.facts?.mix ? mixOf(column) : null;
+  return quantizesGguf(column) && !column.facts?.mix ? mixOf(column) : null;
 }
 
 function mixOf(column) {
@@ -422,7 +424,7 @@ function shownSpeed(column) {
 
 function quantization(column) {
   if (!column.check || !column.facts) return null;
-  const named = column.check.engine.name === "llama.cpp" ? mixOf(column) : storedAs(column.facts);
+  const named = quantizesGguf(column) ? mixOf(column) : storedAs(column.facts);
   const parameters = column.facts.parameters;
   const bits = parameters ? COMPARE.bitsPerWeight((column.check.estimate.model_bytes * 8) / parameters) : null;
   return [named, bits].filter(Boolean).join(", ");

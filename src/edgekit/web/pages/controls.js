@@ -1,13 +1,21 @@
 // Settings -> controls: only what the engine has, each with a label, told at once when it changes.
 
 import { contextControl } from "./context_control.js";
-import { CONTROLS, ENGINES } from "./control_rows.js";
 import { el } from "./dom.js";
-import { COMMON, ENGINE_NAMES, SETTINGS } from "./texts.js";
+import { CONTROL_KEYS, ENGINES, engineLabel, engineNamed } from "./engines.js";
+import { COMMON, SETTINGS } from "./texts.js";
 
-const KNOWN = new Set(["engine", "context", ...Object.values(CONTROLS).flat().map((row) => row.key)]);
+const KNOWN = new Set(["engine", "context", ...CONTROL_KEYS]);
+const ONE_CACHE = { key: "one_cache", kind: "note", need: "oneCache" };
 
 const YES = new Set(["true", "yes", "on", "1", "t", "y"]); // as a link may say it
+
+/** The rows of an engine, and a note after the last of two that must agree for some models. */
+function rowsOf(name) {
+  const { controls = [], cache } = engineNamed(name) ?? {};
+  const last = cache?.keys.length > 1 ? cache.keys.at(-1) : null;
+  return controls.flatMap((row) => (row.key === last ? [row, ONE_CACHE] : [row]));
+}
 
 /** What the model and the machine have, for rows that need it. */
 function has(need, facts) {
@@ -16,20 +24,20 @@ function has(need, facts) {
 
 const own = (row, facts) => {
   const fact = row.fact ? facts.taken?.[row.fact] : undefined;
-  if (fact === true || fact === false) return SETTINGS.onOff(row.own, fact);
-  return fact ?? row.own ?? "";
+  if (fact === true || fact === false) return SETTINGS.onOff(row.default, fact);
+  return fact ?? row.default ?? "";
 };
 
 /** A menu whose first entry is the engine's own choice. */
 function menu(row, onpick) {
   const first = el("option", { value: "" });
-  const others = row.values.filter((value) => value !== row.own);
+  const others = row.values.filter((value) => value !== row.default);
   const select = el("select", { id: `set-${row.key}` }, first, ...others.map((value) => el("option", { value, text: value })));
   select.addEventListener("input", (event) => onpick(row.key, select.value || null, event));
   const show = (value, isAuto, facts) => {
     const engines = own(row, facts);
-    first.textContent = isAuto && value !== null && String(value) !== row.own ? SETTINGS.valueAuto(value) : String(engines);
-    select.value = isAuto || value === row.own ? "" : String(value);
+    first.textContent = isAuto && value !== null && String(value) !== row.default ? SETTINGS.valueAuto(value) : String(engines);
+    select.value = isAuto || value === row.default ? "" : String(value);
     if (select.selectedIndex < 0) select.append(el("option", { value, text: value, selected: true }));
   };
   return { input: select, show };
@@ -72,8 +80,8 @@ function share(row, onpick) {
     onpick(row.key, input.value, event);
   });
   const show = (value, isAuto) => {
-    input.value = value ?? row.own;
-    say(value ?? row.own, isAuto);
+    input.value = value ?? row.default;
+    say(value ?? row.default, isAuto);
   };
   return { input, beside: told, show };
 }
@@ -120,11 +128,11 @@ const KINDS = { note, menu, number, share, switch: toggle, layers };
 
 function framed(row, made) {
   if (made.node) return made.node;
-  const label = el("label", { htmlFor: made.input.id, text: SETTINGS.labels[row.key] });
+  const label = el("label", { htmlFor: made.input.id, text: row.label });
   if (made.isInline) return el("div", { class: "control inline" }, made.input, label);
   const head = el("div", { class: "row" }, label, made.above);
   const body = made.beside ? el("div", { class: "row" }, made.input, made.beside) : made.input;
-  return el("div", { class: `control${row.isWide || made.beside ? " wide" : ""}` }, head, body, made.hint);
+  return el("div", { class: `control${row.is_wide || made.beside ? " wide" : ""}` }, head, body, made.hint);
 }
 
 /** What the address says beyond the controls, each with a way to take it back. */
@@ -144,7 +152,7 @@ export function controls(settings, onpick) {
   let rows = [];
   let drawn = "";
   const build = (facts) => {
-    const wanted = (CONTROLS[facts.engine] ?? []).filter((row) => has(row.need, facts));
+    const wanted = rowsOf(facts.engine).filter((row) => has(row.need, facts));
     const now = JSON.stringify([facts.engine, wanted.map((row) => row.key), Object.keys(settings.chosen).filter((key) => !KNOWN.has(key))]);
     if (now === drawn) return;
     drawn = now;
@@ -166,7 +174,7 @@ function engineMenu(onpick) {
   const select = el("select", { id: "set-engine" }, ...ENGINES.map(([value, text]) => el("option", { value, text })));
   select.addEventListener("input", (event) => onpick("engine", select.value || null, event));
   const show = (settings, facts) => {
-    const named = ENGINE_NAMES[facts.engine] ?? facts.engine;
+    const named = engineLabel(facts.engine);
     select.options[0].textContent = settings.isAuto("engine") && named ? SETTINGS.engineAuto(named) : COMMON.auto;
     select.value = settings.chosen.engine ?? "";
   };

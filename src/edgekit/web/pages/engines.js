@@ -1,12 +1,38 @@
-// The engines that are compared, and what an engine with its version is called.
+// The engines, as the server describes them: names, settings, cache types. No other script knows one by its name.
 
-import { ENGINE_NAMES } from "./texts.js";
+import { call } from "./api.js";
+import { COMMON, VERDICTS } from "./texts.js";
+
+const { engines } = await call("engines");
+const BY_NAME = new Map(engines.map((engine) => [engine.name, engine]));
+
+/** The description of an engine; null for a name that the server does not have. */
+export const engineNamed = (name) => BY_NAME.get(name) ?? null;
+
+export const engineLabel = (name) => BY_NAME.get(name)?.label ?? name;
 
 /** The engines that the catalog is checked for. */
-export const COMPARED = ["llama.cpp", "vllm", "mlx"];
+export const COMPARED = engines.filter((one) => one.is_compared).map((one) => one.name);
+
+/** Values and names of a menu; the first leaves the choice to EdgeKit. */
+export const ENGINES = [["", COMMON.auto], ...engines.map(({ name, label }) => [name, label])];
+
+/** All controls of all engines. */
+export const CONTROL_KEYS = engines.flatMap((one) => one.controls.map((row) => row.key));
+
+/** The flags of all engines that are about one of these things: "weights", "cache", "placement" ... */
+export const flagsAbout = (...groups) => new Set(engines.flatMap((one) => groups.flatMap((group) => one.groups[group])));
+
+/** Flag -> the flag that says the same in another way. */
+export const INSTEAD_OF = Object.assign({}, ...engines.map((one) => one.instead_of));
 
 /** "llama.cpp 0.5.0", "mlx-lm 0.32.2 (MLX 0.32.4)": a version that names its program says it all. */
 export function engineWords({ name, version }) {
-  if (!version) return ENGINE_NAMES[name] ?? name;
-  return /^[a-z]/i.test(version) ? version : `${ENGINE_NAMES[name] ?? name} ${version}`;
+  if (!version) return engineLabel(name);
+  return /^[a-z]/i.test(version) ? version : `${engineLabel(name)} ${version}`;
 }
+
+export const verdictWord = (status, name) => BY_NAME.get(name)?.verdicts[status] ?? VERDICTS[status] ?? status;
+
+/** Every word that some engine has for a verdict. */
+export const verdictWords = (status) => [...new Set([null, ...BY_NAME.keys()].map((name) => verdictWord(status, name)))];

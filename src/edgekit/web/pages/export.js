@@ -2,7 +2,8 @@
 
 import { COMPONENTS } from "./bar.js";
 import { el, svg } from "./dom.js";
-import { BARS, PICTURE, verdictWord } from "./texts.js";
+import { verdictWord } from "./engines.js";
+import { BARS, PICTURE } from "./texts.js";
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity", "font-size", "font-weight", "font-family", "paint-order"];
 const MARGIN = 20;

@@ -1,15 +1,15 @@
 // Which cards are shown, in which order; all of it in the address.
 
 import { el } from "./dom.js";
-import { COMPARED } from "./engines.js";
-import { COMMON, ENGINE_NAMES, HOME } from "./texts.js";
+import { COMPARED, engineLabel } from "./engines.js";
+import { COMMON, HOME } from "./texts.js";
 
 const SIZES = [1e9, 2e9, 4e9, 8e9, 14e9, 32e9, 72e9, 130e9, 400e9];
 const FITTING = new Set(["passed", "warning"]);
 const ORDER = { passed: 0, warning: 1, failed: 2, refused: 3 }; // what is not judged yet comes after them
 
 /** What can be set, and what it is where the address says nothing. */
-export const DEFAULTS = { q: "", kind: "", size: "", family: "", fits: "", sort: "best", engine: "llama.cpp" };
+export const DEFAULTS = { q: "", kind: "", size: "", family: "", fits: "", sort: "best", engine: COMPARED[0] };
 
 const plain = (text) => text.toLowerCase().replace(/[^a-z0-9.]+/g, " ").trim();
 
@@ -135,5 +135,5 @@ export function controls(state, models, onChange) {
 
 /** Which engine the verdicts are for. */
 export function engineChoice(state, onChange) {
-  return choice(state, "engine", COMMON.engine, COMPARED.map((name) => [name, ENGINE_NAMES[name]]), onChange);
+  return choice(state, "engine", COMMON.engine, COMPARED.map((name) => [name, engineLabel(name)]), onChange);
 }

@@ -3,10 +3,11 @@
 import { call, isPassing } from "./api.js";
 import { budgetBar } from "./bar.js";
 import { el, fault, oncePerFrame, refill, scrollTable } from "./dom.js";
+import { engineLabel } from "./engines.js";
 import { gib } from "./format.js";
 import { devices, grouped, machine, machinePicker, matching } from "./machine.js";
 import { route } from "./router.js";
-import { COMMON, ENGINE_NAMES, HARDWARE, MACHINE } from "./texts.js";
+import { COMMON, HARDWARE, MACHINE } from "./texts.js";
 
 const NUMBERS = new Set(["memory", "usable", "bandwidth"]);
 const COLUMNS = Object.entries(HARDWARE.columns).map(([name, text]) => (NUMBERS.has(name) ? { text, class: "number" } : text));
@@ -108,7 +109,7 @@ function deviceCard([one, count]) {
 
 function usableTable(engines) {
   const rows = Object.entries(engines).map(([name, usable]) =>
-    el("tr", {}, el("th", { scope: "row", text: ENGINE_NAMES[name] ?? name }), el("td", {}, usableCell(usable))),
+    el("tr", {}, el("th", { scope: "row", text: engineLabel(name) }), el("td", {}, usableCell(usable))),
   );
   const head = [COMMON.engine, HARDWARE.usableBy].map((text) => el("th", { scope: "col", text }));
   return el("table", { class: "usable" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));

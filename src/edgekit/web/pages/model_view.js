@@ -2,13 +2,13 @@
 
 import { isPassing } from "./api.js";
 import { bars, billTable, headline, notes, poolNames } from "./answer.js";
-import { cacheName, OFFERED, ONE_TYPE, otherHalf } from "./cache_names.js";
+import { cacheName, cacheTypes, ONE_TYPE, otherHalf } from "./cache_names.js";
 import { changeList, changesTitle } from "./changes.js";
 import { commands } from "./commands.js";
 import { readTokens } from "./context_control.js";
 import { controls } from "./controls.js";
 import { announce, el, fault, refill, scrollRoom } from "./dom.js";
-import { engineWords } from "./engines.js";
+import { engineWords, verdictWord } from "./engines.js";
 import { machine } from "./machine.js";
 import { Plot } from "./plot.js";
 import { replaceQuery } from "./router.js";
@@ -16,7 +16,7 @@ import { Session } from "./session.js";
 import { ANEW } from "./settings.js";
 import { side } from "./side.js";
 import { Strip } from "./strip.js";
-import { COMMON, MODEL, verdictWord } from "./texts.js";
+import { COMMON, MODEL } from "./texts.js";
 import { sentence, verdict } from "./bar.js";
 
 const SAID_MS = 900; // after the last change: a reader hears the verdict, not every step
@@ -135,7 +135,7 @@ export class ModelView {
 
   /** Some models keep one cache for keys and values: the other half goes where the first was put. Whether it did. */
   #pair(about) {
-    const other = about === ONE_TYPE && otherHalf(this.#picked);
+    const other = about === ONE_TYPE && otherHalf(this.#picked, this.#settings.engine);
     if (!other) return false;
     const value = this.#settings.chosen[this.#picked] ?? null;
     this.#settings.set(other, value);
@@ -238,7 +238,7 @@ export class ModelView {
   }
 
   #onCurves({ curves, refused, failure }) {
-    const offered = OFFERED[this.#settings.engine] ?? [];
+    const offered = cacheTypes(this.#settings.engine);
     this.plot.show({ curves, offered, refused, failure, present: cacheName(this.#settings) });
   }
 

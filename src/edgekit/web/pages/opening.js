@@ -2,8 +2,8 @@
 
 import { job, query } from "./api.js";
 import { ONE_TYPE } from "./cache_names.js";
-import { ENGINES } from "./control_rows.js";
 import { el } from "./dom.js";
+import { ENGINES } from "./engines.js";
 import { COMMON, OPENING } from "./texts.js";
 
 const QUIET_MS = 150; // what is quicker shows no progress

@@ -2,6 +2,7 @@
 
 import { isPassing } from "./api.js";
 import { el, fault, oncePerFrame, refill, scrollRoom, svg } from "./dom.js";
+import { engineNamed } from "./engines.js";
 import { bytes } from "./format.js";
 import { axes, crosshair, lines, marker, rules } from "./plot_draw.js";
 import { PlotLegend, plotTable } from "./plot_legend.js";
@@ -37,7 +38,7 @@ function coloursOf(caches, drawn) {
 
 /** Whether layers could lie elsewhere: a longer context may fit then. */
 function isMovable({ engine, estimate }) {
-  return engine === "llama.cpp" && estimate !== null && estimate.backend !== "cpu";
+  return engineNamed(engine)?.pins_placement && estimate !== null && estimate.backend !== "cpu";
 }
 
 /** onpick(tokens, event) hears which context is wanted, onwant(cache) which line is not there yet, onagain() that all are. */

@@ -1,19 +1,17 @@
 // What a person chose, and what EdgeKit settled for the rest -> the fields of a call, and the address.
 
+import { engineNamed, flagsAbout, INSTEAD_OF } from "./engines.js";
+
 const NOT_FLAGS = new Set(["ref", "device", "ram", "vram"]);
-const PLACEMENT = new Set([
-  "n_gpu_layers", "cpu_moe", "n_cpu_moe", "override_tensor", "tensor_split", "offload_kqv", "backend", "device_memory",
-]);
-const CARDS = new Set([...PLACEMENT, "tensor_parallel_size", "pipeline_parallel_size"]); // said of a machine's own cards
-const CACHE = new Set([
-  "type_k", "type_v", "kv_cache_dtype", "kv_bits", "kv_group_size", "quantized_kv_start",
-]);
+const PLACEMENT = flagsAbout("placement", "backend");
+const CARDS = flagsAbout("placement", "backend", "cards"); // said of a machine's own cards
+const CACHE = flagsAbout("cache");
 const ANY_ENGINE = new Set(["engine", "context", "min_context", "window_budget", "job"]);
-const INSTEAD = { cpu_moe: "n_cpu_moe", n_cpu_moe: "cpu_moe", context: "job" }; // one says what the other does
+const INSTEAD = { ...INSTEAD_OF, context: "job" }; // one says what the other does
 const SIZING = new Set(["job", "window_budget"]); // a context is made of them, where none is said
 
 /** Another engine or other weights: nothing of the last answer holds. */
-export const ANEW = new Set(["engine", "mix", "quantize"]);
+export const ANEW = new Set(["engine", ...flagsAbout("weights")]);
 
 export class Settings {
   chosen = {}; // by the person: what the address says
@@ -85,7 +83,8 @@ export class Settings {
     const before = JSON.stringify(this.fitFields());
     this.engine = check.engine.name;
     const isPlaced = Object.keys(this.chosen).some((key) => PLACEMENT.has(key));
-    const isOnCpu = this.engine === "llama.cpp" && !isPlaced && check.estimate.backend === "cpu";
+    const hasBackends = Boolean(engineNamed(this.engine)?.groups.backend.length);
+    const isOnCpu = hasBackends && !isPlaced && check.estimate.backend === "cpu";
     const settled = { ...check.flags, ...(isOnCpu ? { backend: "cpu" } : {}) };
     this.settled = Object.fromEntries(
       Object.entries(settled).filter(([key]) => this.isAuto(key)),

@@ -25,9 +25,6 @@ export const COMMON = {
   active: (count) => `${params(count)} active`,
 };
 
-/** Names of the flags -> names on the page. */
-export const ENGINE_NAMES = { "llama.cpp": "llama.cpp", vllm: "vLLM", mlx: "MLX", stream: "EdgeKit streaming" };
-
 export const SHELL = {
   title: (page) => `${page} - EdgeKit`,
   theme: (name) => `Theme: ${name}`,
@@ -37,11 +34,8 @@ export const SHELL = {
   serverBack: "Reconnected.",
 };
 
-const VERDICTS = { passed: "Fits", warning: "Tight", failed: "Does not fit", refused: "Cannot run" };
-const VLLM_VERDICTS = { ...VERDICTS, passed: "Starts", failed: "Does not start" };
-
-/** vLLM takes its share of the card and either starts or does not. */
-export const verdictWord = (status, engine) => (engine === "vllm" ? VLLM_VERDICTS : VERDICTS)[status] ?? status;
+/** The usual words; an engine may have others. */
+export const VERDICTS = { passed: "Fits", warning: "Tight", failed: "Does not fit", refused: "Cannot run" };
 
 export const BARS = {
   components: {
@@ -287,34 +281,6 @@ export const SETTINGS = {
   percent: (percent, isDefault) => `${percent} %${isDefault ? " (default)" : ""}`,
   layers: (count, most) => `${count} of ${most}`,
   fromLink: "Also set by the link",
-  labels: {
-    mix: "Quantization",
-    quantize: "Quantization",
-    type_k: "KV cache (K)",
-    type_v: "KV cache (V)",
-    flash_attn: "Flash attention",
-    n_gpu_layers: "Layers on the GPU",
-    n_cpu_moe: "Layers with experts on the CPU",
-    cpu_moe: "All experts on the CPU",
-    parallel: "Parallel requests",
-    batch: "Batch size",
-    ubatch: "Micro-batch size",
-    kv_cache_dtype: "KV cache type",
-    tensor_parallel_size: "Tensor parallel GPUs",
-    gpu_memory_utilization: "GPU memory utilization",
-    max_num_seqs: "Max parallel requests",
-    max_num_batched_tokens: "Max batched tokens",
-    kv_bits: "KV cache bits",
-    kv_group_size: "KV cache group size",
-    quantized_kv_start: "Quantize KV cache from token",
-    prefill_step_size: "Prefill step (tokens)",
-    max_tokens: "Max new tokens",
-    keep: "Weights kept in memory",
-    rolling: "Rolling window",
-    chunk: "Prefill chunk (tokens)",
-    threads: "Threads",
-  },
-  defaults: { quantize: "as stored, else 4-bit", keep: "as much as fits" },
 };
 
 export const PLOT = {
@@ -359,7 +325,6 @@ export const LAYERS = {
 };
 
 export const COMMANDS = {
-  programs: { vllm: "vLLM", mlx: "mlx-lm", stream: "EdgeKit streaming" },
   own: (program) => `${program} command`,
   run: "Run with EdgeKit",
   serve: "Serve with EdgeKit",
