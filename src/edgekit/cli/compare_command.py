@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import OF_THE_MACHINE, OPTIONS, Asked, bill_named
+from edgekit.asking.bills import OF_THE_MACHINE, Asked, bill_named
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options
 from edgekit.cli.engine_flags import add_engine_flags
 from edgekit.cli.reach_options import (
@@ -23,6 +23,7 @@ from edgekit.cli.request_options import (
     add_users_option,
 )
 from edgekit.cli.typed import words_of
+from edgekit.engines import every_engine
 from edgekit.engines.flags import read_number
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -35,10 +36,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.resolver import ResolvedModel
     from edgekit.sources.types import Reach
 
-_BUILT_IN = "stream"  # runs a few families of GGUF files; shown only for those
-# One sequence, and without a machine to place it on, weights and cache on the GPU.
-_ALONE: dict[str, dict[str, Any]] = {"llama.cpp": {"parallel": "1"}}
-_ON_GPU: dict[str, dict[str, Any]] = {"llama.cpp": {"backend": "cuda"}}
 _DESCRIPTION = (
     "One model: what llama.cpp, vLLM and MLX need for the same context, with weights and KV cache on the GPU. Several "
     "models, or a machine: one row each, with a verdict for this machine or the one that is named."
@@ -111,18 +108,14 @@ def _engines(name: str, words: Words, flags: EngineFlags, arguments: argparse.Na
         native = opened.model.geometry.native_context or DEFAULT_TOKENS
         context = words.context or min(native, DEFAULT_TOKENS)
         users = read_number("--users", words.users, least=1)
-        alone = _ALONE if users is None else {}
         same = {"context": str(context), "users": words.users}
-        answers = [
-            _answer(
-                engine,
-                named,
-                {**_ON_GPU.get(engine, {}), **alone.get(engine, {}), **flags[engine], **same},
-                reach,
-            )
-            for engine in OPTIONS
-        ]
-    answers = [one for one in answers if one.error is None or one.engine != _BUILT_IN]
+        answers = []
+        for engine in every_engine():
+            alone = engine.one_sequence if users is None else {}
+            given = {**engine.on_gpu, **alone, **flags[engine.name], **same}
+            answer = _answer(engine.name, named, given, reach)
+            if answer.error is None or engine.page.is_compared:
+                answers.append(answer)
     if all(answer.error is not None for answer in answers):
         raise next(answer.error for answer in answers if answer.error is not None)
     if arguments.json:

@@ -9,11 +9,12 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgekit.asking.bills import OPTIONS
+from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Flag
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
 
+_GIVEN = "engine_flags"  # the attribute of what argparse found
 CHOSEN_CONTEXT = (
     "context in tokens: 8192, 32k, 0 for the native context (default: chosen to fit, from 16k up); "
     "also --ctx, --max-model-len"
@@ -23,7 +24,7 @@ CHOSEN_CONTEXT = (
 def add_engine_flags(
     parser: argparse.ArgumentParser,
     *,
-    engines: tuple[str, ...] = tuple(OPTIONS),
+    engines: tuple[str, ...] = engine_names(),
     several: bool = False,
     context_help: str | None = None,
     engine_help: str | None = None,
@@ -51,13 +52,13 @@ def add_flags_of(
     hidden: frozenset[str] = frozenset(),
 ) -> None:
     for engine in engines:
-        options = OPTIONS[engine]
+        one = engine_named(engine)
         flags = tuple(
             flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
-            for flag in options.FLAGS
+            for flag in one.flags
             if flag.key not in without and flag.lender not in engines
         )
-        add_flags(parser, engine, options.TITLE, flags)
+        add_flags(parser, engine, one.title, flags)
 
 
 def has_flags(arguments: argparse.Namespace) -> bool:
@@ -69,41 +70,24 @@ def add_flags(
 ) -> None:
     group = parser.add_argument_group(title)
     for flag in flags:
-        dest = f"{engine}:{flag.key}"
-        if not flag.metavar:
-            group.add_argument(
-                *flag.names, dest=dest, action="store_const", const=flag.value,
-                default=argparse.SUPPRESS, help=flag.help,
-            )  # fmt: skip
-            continue
         group.add_argument(
-            *flag.names, dest=dest, metavar=flag.metavar, nargs="?" if flag.alone else None,
-            const=flag.value if flag.alone else None, default=argparse.SUPPRESS, help=flag.help,
-            action=_Joined if flag.repeats else _OneAnswer if flag.aliases else "store",
+            *flag.names, dest=_GIVEN, action=_Given, engine=engine, flag=flag, help=flag.help,
+            metavar=flag.metavar or None, nargs=0 if not flag.metavar else "?" if flag.alone else None,
+            const=flag.value, default=argparse.SUPPRESS,
         )  # fmt: skip
         if flag.aliases:
             group.add_argument(
-                *flag.aliases, dest=dest, metavar=flag.metavar, default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS, action=_OneAnswer,
+                *flag.aliases, dest=_GIVEN, action=_Given, engine=engine, flag=flag,
+                help=argparse.SUPPRESS, metavar=flag.metavar, default=argparse.SUPPRESS,
             )  # fmt: skip
 
 
-class _Joined(argparse.Action):
-    """Given several times, a flag's values are one list."""
+class _Given(argparse.Action):
+    """Puts a flag under its engine and its key: `given_flags` has them all."""
 
-    def __call__(
-        self,
-        _parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        _option: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, f"{before},{values}" if before is not None else values)
-
-
-class _OneAnswer(argparse.Action):
-    """Of a flag with several names: they may repeat each other, but not contradict."""
+    def __init__(self, *words: Any, engine: str, flag: Flag, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self._engine, self._flag = engine, flag
 
     def __call__(
         self,
@@ -112,10 +96,16 @@ class _OneAnswer(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        before = getattr(namespace, self.dest, values)
-        if _plain(before) != _plain(values):
-            parser.error(f"{option_string} {values}: {before} was given already")
-        setattr(namespace, self.dest, values)
+        if not hasattr(namespace, _GIVEN):
+            setattr(namespace, _GIVEN, {})
+        given: dict[str, Any] = getattr(namespace, _GIVEN).setdefault(self._engine, {})
+        value: Any = values if self._flag.metavar else self._flag.value
+        before = given.get(self._flag.key)
+        if before is not None and self._flag.repeats:
+            value = f"{before},{value}"
+        elif before is not None and self._flag.aliases and _plain(before) != _plain(value):
+            parser.error(f"{option_string} {value}: {before} was given already")
+        given[self._flag.key] = value
 
 
 def _plain(text: object) -> object:
@@ -128,9 +118,4 @@ def _plain(text: object) -> object:
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Engine -> its flags that were given, as they were typed."""
-    found: dict[str, dict[str, Any]] = {}
-    for dest, text in vars(arguments).items():
-        engine, colon, key = dest.partition(":")
-        if colon:
-            found.setdefault(engine, {})[key] = text
-    return found
+    return {engine: dict(given) for engine, given in getattr(arguments, _GIVEN, {}).items()}

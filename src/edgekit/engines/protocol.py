@@ -65,6 +65,8 @@ class Engine(Protocol):
         """Options of a row that the engine has and that no bill depends on."""
 
     pins_placement: bool  # a check may place the model elsewhere than a plan did: links say where
+    on_gpu: Mapping[str, str]  # flags that put weights and cache on a GPU where no machine is given
+    one_sequence: Mapping[str, str]  # flags with which there is one, not the engine's default
     page: Page  # what the page says about it
     quant_key: str  # of the flag that says how weights are quantised; "" where there is none
 

@@ -47,6 +47,8 @@ class LlamaCpp(Engine):
     # --- flags
 
     pins_placement = True
+    on_gpu: Mapping[str, str] = flags.ON_GPU
+    one_sequence: Mapping[str, str] = flags.ONE_SEQUENCE
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS

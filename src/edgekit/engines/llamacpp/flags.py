@@ -272,6 +272,8 @@ ROW_ONLY = (
     Flag((), "load_mtp", "", row=yes_no, parameter=Parameter("load_mtp")),
 )
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+ON_GPU = {"backend": "cuda"}
+ONE_SEQUENCE = {"parallel": "1"}
 PAGE = Page(
     "llama.cpp", "llama.cpp", CacheFlags(("type_k", "type_v"), "f16"), runs=True, serves=True
 )

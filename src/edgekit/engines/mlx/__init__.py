@@ -36,6 +36,8 @@ class Mlx(Engine):
     # --- flags
 
     pins_placement = False
+    on_gpu: Mapping[str, str] = {}
+    one_sequence: Mapping[str, str] = {}
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS

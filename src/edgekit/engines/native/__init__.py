@@ -35,6 +35,8 @@ class Native(Engine):
     # --- flags
 
     pins_placement = False
+    on_gpu: Mapping[str, str] = {}
+    one_sequence: Mapping[str, str] = {}
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
