@@ -7,6 +7,7 @@ import http.client
 import json
 import math
 import os
+import re
 import select
 import socket
 import sys
@@ -28,6 +29,7 @@ from tests.threads import running, started_since
 from tests.web.serving import LOCAL, Answered, ask, start
 from tests.web.test_jobs import OPEN, stuck_hub
 
+import edgekit
 from edgekit import planning
 from edgekit.asking import bills
 from edgekit.asking.bills import OPTIONS
@@ -36,6 +38,7 @@ from edgekit.asking.known import recommend_words
 from edgekit.asking.words import Words, asking_of, plan_words
 from edgekit.catalog import read_catalog
 from edgekit.cli import main
+from edgekit.engines import engine_names
 from edgekit.engines.flags import CONTEXT
 from edgekit.errors import (
     CancelledError,
@@ -177,6 +180,32 @@ def test_lists(
     server: str, path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(server, f"/api/v1/{path}").json() == told(capsys, *words)
+
+
+def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:
+    """The page draws its settings from this answer alone."""
+    found = ask(server, "/api/v1/engines").json()["engines"]
+    assert [one["name"] for one in found] == list(engine_names())
+    for one in found:
+        keys = [row["key"] for row in one["controls"]]
+        assert set(one["cache"]["keys"]) <= set(keys) & set(one["groups"]["cache"])
+        assert one["cache"]["types"][0] == one["cache"]["default"] + one["cache"]["unit"]
+        assert all(row["label"] and row["kind"] for row in one["controls"])
+        assert all(row["values"] for row in one["controls"] if row["kind"] == "menu")
+    llamacpp = {row["key"]: row for row in found[0]["controls"]}
+    assert list(llamacpp)[:3] == ["mix", "type_k", "type_v"]
+    assert (llamacpp["parallel"]["least"], llamacpp["parallel"]["most"]) == (1, 2**31 - 1)
+    assert found[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
+
+
+def test_no_script_of_the_page_names_an_engine() -> None:
+    """What differs between engines comes from the answer above; text may name them."""
+    names = "|".join(re.escape(name) for name in engine_names())
+    quoted = re.compile(rf"""(["'`])(?:{names})\1|\b(?:vllm|mlx|llamacpp)\s*:""")
+    scripts = Path(edgekit.__file__).with_name("web").joinpath("pages").glob("*.js")
+    found = {script.name: quoted.search(script.read_text()) for script in scripts}
+    assert found
+    assert not {name: match[0] for name, match in found.items() if match}
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ class Flag(NamedTuple):
         None  # its value as the engine has it, where ours says more
     )
     repeats: bool = False  # given again it adds to what was given before, divided by a comma
-    lender: str = ""  # an engine with a flag of this name: one flag, for whichever is chosen
+    shared: bool = (
+        False  # another engine has a flag of this name: one flag, for whichever is chosen
+    )
     field: str = (
         ""  # the field of Load or of the engine's setup; by default the key, if there is one
     )
@@ -96,6 +98,20 @@ class Flag(NamedTuple):
     group: str = ""  # what it is about: "weights", "cache", "placement" ...
     control: Control | None = None
     instead_of: str = ""  # the key of a flag that says the same in another way
+
+    @property
+    def lender(self) -> str:
+        """The other engine of a shared flag, under whose name it is given."""
+        if not self.shared:
+            return ""
+        from edgekit.engines import every_engine
+
+        owners = (
+            one.name
+            for one in every_engine()
+            if any(flag.key == self.key and not flag.shared for flag in one.flags)
+        )
+        return next(owners, "")
 
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,9 +71,9 @@ FLAGS: tuple[Flag, ...] = (
          row=number, option="chunk_tokens", control=Control("Prefill chunk (tokens)", fact="chunk_tokens")),
     Flag(("--resident",), "resident_tokens", "tokens of a context past 64k to keep in memory; the rest goes to disk", "N", whole(512), row=number),
     Flag(("--threads",), "threads", "CPU threads (default: one per core, up to 8)", "N", whole(1, 1024), row=number, control=Control("Threads", fact="threads")),
-    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp", group="cache",
+    Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), shared=True, group="cache",
          field="cache_k", meaning=_CACHE, row=text, control=Control("KV cache (K)", _SHOWN, "f16", place=0)),
-    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), lender="llama.cpp", group="cache",
+    Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), shared=True, group="cache",
          field="cache_v", meaning=_CACHE, row=text, control=Control("KV cache (V)", _SHOWN, "f16", place=0)),
 )  # fmt: skip
 # What only rows of a batch can say: there is no flag for it.

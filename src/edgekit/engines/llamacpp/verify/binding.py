@@ -69,22 +69,19 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         raise UsageError(
             "xllamacpp is built without RPC: start llama-server with the command that check prints"
         )
-    written = {  # other than they are in load and setup; None: left to llama.cpp
-        "context": load.context_tokens or 0,
-        "parallel": load.sequences or _AUTO,
-        "n_gpu_layers": setup.n_gpu_layers if setup.has_device else 0,
-        "override_tensor": ",".join(_overrides(setup)) or None,
-        "tensor_split": list(setup.tensor_split)
-        if setup.has_device and setup.tensor_split
-        else None,
-        "main_gpu": setup.main_gpu if setup.has_device and setup.main_gpu else None,
-        "offload_kqv": setup.offload_kqv if setup.has_device else None,
-    }
     told: dict[str, Any] = {}
-    for flag, value, _ in fields_of(TABLE, load, setup):
-        wanted = written.get(flag.key, value)
-        if flag.parameter is not None and not flag.parameter.enum and wanted is not None:
-            told[flag.parameter.name] = not wanted if flag.parameter.opposite else wanted
+    for flag, value, default in fields_of(TABLE, load, setup):
+        if flag.parameter is None or flag.parameter.enum or value is None:
+            continue
+        is_placed = flag.group in {"placement", "devices"}
+        if not is_placed or (setup.has_device and value != default):
+            plain = list(value) if isinstance(value, tuple) else value
+            told[flag.parameter.name] = not value if flag.parameter.opposite else plain
+    told["n_ctx"] = load.context_tokens or 0
+    told["n_parallel"] = load.sequences or _AUTO
+    told["n_gpu_layers"] = setup.n_gpu_layers if setup.has_device else 0
+    if overrides := _overrides(setup):
+        told["tensor_buft_overrides"] = ",".join(overrides)
     return told
 
 
@@ -112,16 +109,16 @@ def _run(question: LoadQuestion) -> dict[str, Any]:
 def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, str]]:
     """Those that are enums: the enum, and the name of its member."""
     members: dict[str, dict[Any, str]] = {
-        "flash_attn": {None: "AUTO", True: "ENABLED", False: "DISABLED"},
-        "mmap": {True: "MMAP", False: "NONE"},
+        "llama_flash_attn_type": {None: "AUTO", True: "ENABLED", False: "DISABLED"},
+        "llama_load_mode": {True: "MMAP", False: "NONE"},
     }
     found: dict[str, tuple[str, str]] = {}
     for flag, value, default in fields_of(TABLE, load, setup):
         if flag.parameter is None or not flag.parameter.enum:
             continue
         name, enum, _ = flag.parameter
-        if flag.key in members:
-            member = members[flag.key][value]
+        if enum in members:
+            member = members[enum][value]
         elif value != default:
             member = value.name.upper()
         else:
