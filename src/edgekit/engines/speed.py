@@ -251,25 +251,28 @@ def modelled_speed(
     least, most = filled or (0, run.reads.context_tokens)
     timing = _Timing(run=run, places=places)
     prefill = timing.prefill_s(most)
-    ratio, spread = (1.0, 1.0), None
+    decode_scale, prefill_scale = None, None
     if measured is not None:
-        ratio, spread = (measured.decode, measured.prefill), measured.spread
+        decode_scale = (measured.decode, measured.spread)
+        prefill_scale = (measured.prefill, measured.spread)
     assumed = any(place.assumed and place.reads.is_read for place in places)
     because = timing.because(most)
     return Speed(
-        decode=_speeds(timing.decode_s(most), timing.decode_s(least), ratio[0], spread),
-        prefill=None if prefill is None else _speeds(prefill, prefill, ratio[1], spread),
+        decode=_speeds(timing.decode_s(most), timing.decode_s(least), decode_scale),
+        prefill=None if prefill is None else _speeds(prefill, prefill, prefill_scale),
         because=f"{because}; {measured.text}" if measured and measured.text else because,
         basis=Basis.ASSUMED if assumed else Basis.MODELLED,
     )
 
 
-def _speeds(longer_s: Range, shorter_s: Range, ratio: float, spread: float | None) -> Range:
-    """Seconds per token of a long and a short context, each slow and fast -> tokens per second. With a spread, around
-    the measured middle.
+def _speeds(longer_s: Range, shorter_s: Range, scale: tuple[float, float] | None) -> Range:
+    """Seconds per token with a long and a short context, each slow and fast -> tokens per second.
+
+    `scale`: a measured ratio and its spread, for a narrower range around the measured middle.
     """
-    if spread is None:
+    if scale is None:
         return 1 / longer_s[0], 1 / shorter_s[1]
+    ratio, spread = scale
     slow = ratio * middle((1 / longer_s[0], 1 / longer_s[1]))
     fast = ratio * middle((1 / shorter_s[0], 1 / shorter_s[1]))
     return slow * (1 - spread), fast * (1 + spread)
