@@ -131,10 +131,14 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
     wanted = _plain(program)
     found = tuple(one for one in ready if wanted in {_plain(one.program), _plain(one.name)})
     if ready and not found:
-        names = ", ".join(dict.fromkeys(one.program for one in ready))
-        engine = f", or add --engine {wanted}" if wanted in {"vllm", "mlx"} else ""
+        from edgekit.engines import every_engine
+
+        here = dict.fromkeys(one.program for one in ready)
+        others = (one for one in every_engine() if here.keys().isdisjoint(one.for_programs))
+        engine = next((one for one in others if wanted in map(_plain, one.for_programs)), None)
+        hint = "" if engine is None else f", or add --engine {engine.name}"
         raise UsageError(
-            f"--for: no command for {program[:40]!r} here; choose one of {names}{engine}"
+            f"--for: no command for {program[:40]!r} here; choose one of {', '.join(here)}{hint}"
         )
     return found
 

@@ -13,6 +13,7 @@ from edgekit.engines.commands import COMMAND, FILE, Command, Startup
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.model_source import has_own_file, model_source
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
+from edgekit.model.types import block_count
 from edgekit.sources.types import Origin
 from edgekit.terminal import printable
 
@@ -58,7 +59,7 @@ def ready(startup: Startup, notes: list[str]) -> Iterator[Command]:
 def _runs_by_default(startup: Startup, layers: int | None) -> bool:
     """Whether Ollama, with nothing but the server's variables, places the model as it was judged."""
     on_cpu = layers == 0 and not startup.machine.devices
-    whole = layers is None or layers == startup.variant.model.geometry.block_count + 1
+    whole = layers is None or layers == block_count(startup.variant.model.geometry) + 1
     has_batch = bool(startup.load.microbatch_tokens)
     return (on_cpu or whole) and startup.setup.use_mmap and not has_batch
 
@@ -99,7 +100,7 @@ def _layers(startup: Startup) -> int | None:
         return 0
     if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
         return None
-    every = startup.variant.model.geometry.block_count + 1  # and the output
+    every = block_count(startup.variant.model.geometry) + 1  # and the output
     return every if setup.n_gpu_layers >= ALL_LAYERS else min(setup.n_gpu_layers, every)
 
 

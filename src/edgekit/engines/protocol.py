@@ -272,12 +272,18 @@ class Engine(Protocol):
 
     # --- commands
 
+    for_programs: tuple[str, ...] = ()  # that its commands are for, as --for takes them
+
     def settle(self, verdict: Verdict, values: Mapping[str, Any], /) -> dict[str, Any]:
         """The flags that start the engine as it was judged: `values`, which were given, and what the verdict adds."""
 
     def commands(self, _startup: Startup, /) -> tuple[Command, ...]:
         """What starts it as it was judged, in the order to run it. None: only the command of an estimate does."""
         return ()
+
+    def machine_flags(self, _placement: Placement, /) -> dict[str, Any]:
+        """The cards of a placement as flags, so that an estimate without the machine has the same bill."""
+        return {}
 
     def draft_words(self, _verdict: Verdict, _drafter: Drafter, /) -> list[str]:
         """The flags that add a proposed draft model."""

@@ -338,19 +338,19 @@ class ModelGeometry:
     because: str = ""  # why the basis is not EXACT
 
     @property
-    def block_count(self) -> int:
-        """Layers and multi-token-prediction blocks together, as files and llama.cpp count them."""
-        return len(self.layers) + self.mtp_layers
-
-    @property
-    def embeds_in_one_batch(self) -> bool:
-        """Whether an input cannot be cut in pieces for an embedding: it can if only its last token counts."""
-        return not self.causal or self.pooling != "last"
-
-    @property
     def embeds(self) -> bool:
         """Whether it is made to give vectors, not text: an encoder, or a decoder whose file names a pooling."""
         return not self.causal or self.pooling in {"mean", "cls", "last"}
+
+
+def block_count(geometry: ModelGeometry) -> int:
+    """Layers and multi-token-prediction blocks together, as files count them."""
+    return len(geometry.layers) + geometry.mtp_layers
+
+
+def embeds_in_one_batch(geometry: ModelGeometry) -> bool:
+    """Whether an input cannot be cut in pieces for an embedding: it can if only its last token counts."""
+    return not geometry.causal or geometry.pooling != "last"
 
 
 P = TypeVar("P")

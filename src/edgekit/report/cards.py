@@ -22,7 +22,7 @@ from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.check_table import shortened, used_words
 from edgekit.report.check_words import context_words
 from edgekit.report.headline import cache_words as cache_changed
-from edgekit.report.headline import headline, is_divided
+from edgekit.report.headline import headline
 from edgekit.report.lines import figures
 from edgekit.report.screen import command_rows, folded, placed, section, within
 from edgekit.report.speed_words import typical_figure
@@ -198,11 +198,11 @@ def _speed(one: Suggestion) -> str:
 
 
 def _where(plan: Plan) -> str:
-    cards = plan.result.way.cards
-    if not cards or getattr(plan.result.way.setup, "n_gpu_layers", None) == 0:
+    cards, off = plan.result.way.cards, engine_named(plan.wish.engine).offload(plan.result)
+    if not cards or off.everything:
         return "CPU"
     gpus = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
-    return f"{gpus} + CPU" if is_divided(plan.result) else gpus
+    return f"{gpus} + CPU" if off.layers or off.experts else gpus
 
 
 def _details(

@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 from edgekit.asking.bills import OPTIONS, Asked, bill_of
 from edgekit.asking.checks import Asking, asked_question, for_model, start_commands
 from edgekit.asking.words import Words, asking_of
-from edgekit.bill.task import CacheChoice, Placement, Task, Variant
+from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.verdict import Status, Verdict, Weighed
 from edgekit.engines import engine_named
 from edgekit.engines.flags import CONTEXT, flag_words, read_flags, typed
-from edgekit.engines.llamacpp.flags import this_cpu
 from edgekit.engines.variants import AS_NAMED, as_named
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
-from edgekit.machine.devices import find_device
-from edgekit.machine.types import Device
 from edgekit.model.open import Opened
 from edgekit.plan.choice import NOTHING, Candidate
 from edgekit.plan.curve import curves
@@ -182,39 +179,8 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Mapping[str, Any]) ->
         **values,
         "context": weighed.context_tokens,
         **OPTIONS[engine].settled(way.setup),
-        **(_cards(way) if engine == "llama.cpp" else {}),
-        **(_gpu(min(way.cards, key=lambda card: card.total_bytes)) if engine == "vllm" else {}),
+        **engine_named(engine).machine_flags(way),
     }
-
-
-def _cards(way: Placement) -> dict[str, Any]:
-    """llama.cpp's: what computes, what weights are rearranged for, and what is free on each of several cards."""
-    own = way.cards[
-        len(way.setup.servers) :
-    ]  # those of servers come first, and --rpc says their memory
-    found: dict[str, Any] = {"backend": way.setup.backend.value}
-    if way.setup.servers and not own:
-        found.clear()
-    if way.setup.repack or way.setup.cpu is not this_cpu():
-        found["cpu"] = way.setup.cpu.value
-    if len(way.cards) > 1:
-        found |= {"device_memory": tuple(card.free_bytes for card in own)} if own else {}
-        split = way.setup.tensor_split
-        if split:  # cards that a division does not name get nothing
-            found["tensor_split"] = (*split, *[0.0] * (len(way.cards) - len(split)))
-    return found
-
-
-def _gpu(card: Device) -> dict[str, Any]:
-    """vLLM's: the card by its name where the table has it, and its memory where that is another."""
-    try:
-        device = find_device(card.name)
-    except UsageError:
-        return {"gpu_memory": card.total_bytes}
-    if device.capability is None or device.capability != card.capability:
-        return {"gpu_memory": card.total_bytes}
-    same = device.usable_bytes == card.total_bytes
-    return {"gpu": device.name, **({} if same else {"gpu_memory": card.total_bytes})}
 
 
 def _told(

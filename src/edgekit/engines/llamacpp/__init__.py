@@ -282,6 +282,8 @@ class LlamaCpp(Engine):
 
     # --- commands
 
+    for_programs = ("llama-server", "llama-cli", "ollama", "lm-studio")
+
     def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
         from edgekit.engines.llamacpp.settle import settle
 
@@ -296,6 +298,11 @@ class LlamaCpp(Engine):
         from edgekit.engines.llamacpp.commands import proposed_draft_words
 
         return proposed_draft_words(verdict, drafter)
+
+    def machine_flags(self, placement: Placement) -> dict[str, Any]:
+        from edgekit.engines.llamacpp.settle import machine_flags
+
+        return machine_flags(placement)
 
     def estimate_words(
         self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened

@@ -17,7 +17,7 @@ from edgekit.engines.llamacpp.flags import FLAGS, ask
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
-from edgekit.engines.llamacpp.settle import OWN_CACHE, repack_notes, repacking
+from edgekit.engines.llamacpp.settle import OWN_CACHE, Repacking, repack_notes, repacking
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
@@ -28,6 +28,7 @@ from edgekit.engines.llamacpp.types import (
 from edgekit.engines.model_words import NO_PROJECTOR, PLACEHOLDER_DRAFT, TEXT_ONLY, draft_words
 from edgekit.engines.visible_cards import leaves_some
 from edgekit.machine.types import Vendor
+from edgekit.model.types import embeds_in_one_batch
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
@@ -54,18 +55,19 @@ def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
     notes = [source.note, *cards] if source.note else cards
     if NO_PROJECTOR in source.words and not has_own_file(startup):  # it takes pictures
         notes = [*notes, TEXT_ONLY]
-    rest = [*_placed_words(startup), *_given_words(startup.given)]
+    repacked = repacking(startup.verdict)
+    rest = [*_placed_words(startup, repacked), *_given_words(startup.given)]
     total, load = ["-c", str(startup.verdict.context_tokens)], startup.load
     # llama-server's default is 4 sequences that share one cache; given a number, each has its own.
     sequences = {"parallel": load.sequences, "unified": load.unified or None}
     if not load.sequences:
         sequences = {"unified": False if load.unified is False else None}
     server = ["llama-server", *source.words, *total, *_words(sequences), *rest]
-    repacked = repacking(startup.verdict)
-    told = [*notes, *(repack_notes(repacked.size_bytes) if repacked.fits else [])]
-    draft = startup.given.get("draft_model")
+    told = list(notes)
+    if repacked.fits and "repack" not in startup.given:
+        told += repack_notes(repacked.size_bytes)
     if PLACEHOLDER_DRAFT in server:
-        told.append(f"replace {PLACEHOLDER_DRAFT} with the file of {draft}")
+        told.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
     yield startup.command("llama-server", "llama-server", server, around, told)
     if startup.setup.embeddings:
         return  # llama-cli has no embeddings
@@ -73,7 +75,7 @@ def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
     yield startup.command("llama-cli", "llama-cli", alone, around, notes)
 
 
-def _placed_words(startup: Startup) -> list[str]:
+def _placed_words(startup: Startup, repacked: Repacking) -> list[str]:
     """All that load and setup say. Context and layers are always given: llama.cpp would fit them to free memory."""
     load, setup = startup.load, startup.setup
     flash = load.flash_attention
@@ -92,7 +94,7 @@ def _placed_words(startup: Startup) -> list[str]:
         "ubatch": load.microbatch_tokens,
     }
     limits: dict[str, Any] = dict(growth_limits(startup.verdict))
-    if not repacking(startup.verdict).fits:
+    if not repacked.fits:
         limits = {"repack": False, **limits}
     host = {
         "embeddings": setup.embeddings or None,
@@ -194,7 +196,7 @@ def estimate_notes(
         yield note
     facts: dict[str, Any] = dict(estimate.facts)
     at_once, geometry = facts["n_ubatch"], opened.model.geometry
-    if setup.embeddings and geometry.embeds_in_one_batch and at_once < facts["n_ctx_seq"]:
+    if setup.embeddings and embeds_in_one_batch(geometry) and at_once < facts["n_ctx_seq"]:
         yield f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)"
     if "repack" not in values:  # neither counted nor turned off
         yield from repack_notes(repacked_bytes(opened.model, setup))

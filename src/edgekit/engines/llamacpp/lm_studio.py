@@ -13,6 +13,7 @@ from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.lm_studio import Setting
 from edgekit.engines.model_words import parsed
+from edgekit.model.types import block_count
 from edgekit.sources.reference import HubModel
 
 
@@ -24,7 +25,7 @@ def lm_studio_commands(startup: Startup) -> Iterator[Command]:
 
 def _settings(startup: Startup) -> Iterator[Setting]:
     setup: LlamaCppSetup = startup.setup
-    load, facts, layers = startup.load, startup.facts, startup.variant.model.geometry.block_count
+    load, facts, layers = startup.load, startup.facts, block_count(startup.variant.model.geometry)
     yield Setting("Context Length", lm_studio.CONTEXT, facts["n_ctx"])
     yield Setting("", "llm.load.llama.autoFit", False)  # else it would fit layers by itself
     yield _counted("GPU Offload", lm_studio.OFFLOAD, _offload(setup, layers), layers)

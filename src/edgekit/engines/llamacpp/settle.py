@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from edgekit.bill.task import Placement
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import settled
+from edgekit.engines.llamacpp.flags import settled, this_cpu
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import HOST
@@ -62,4 +63,22 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
     found |= settled(setup)
     if not verdict.way.cards and devices(verdict.machine):
         found["backend"] = "cpu"  # else it would use the devices that there are
+    return found
+
+
+def machine_flags(placement: Placement) -> dict[str, Any]:
+    """The backend, the CPU that weights are repacked for, and the free memory of each of several cards."""
+    setup: LlamaCppSetup = placement.setup
+    own = placement.cards[
+        len(setup.servers) :
+    ]  # those of servers come first; --rpc has their memory
+    found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
+    if setup.repack or setup.cpu is not this_cpu():
+        found["cpu"] = setup.cpu.value
+    if len(placement.cards) > 1:
+        if own:
+            found["device_memory"] = tuple(card.free_bytes for card in own)
+        if setup.tensor_split:  # cards that it does not name get nothing
+            more = len(placement.cards) - len(setup.tensor_split)
+            found["tensor_split"] = (*setup.tensor_split, *[0.0] * more)
     return found

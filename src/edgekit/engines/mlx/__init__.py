@@ -200,6 +200,8 @@ class Mlx(Engine):
 
     # --- commands
 
+    for_programs = ("mlx", "lm-studio")
+
     def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
         from edgekit.engines.mlx.commands import settle
 

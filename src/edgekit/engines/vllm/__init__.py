@@ -208,6 +208,8 @@ class Vllm(Engine):
 
     # --- commands
 
+    for_programs = ("vllm",)
+
     def settle(self, verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
         from edgekit.engines.vllm.commands import settle
 
@@ -217,6 +219,11 @@ class Vllm(Engine):
         from edgekit.engines.vllm.commands import commands
 
         return tuple(commands(startup))
+
+    def machine_flags(self, placement: Placement) -> dict[str, Any]:
+        from edgekit.engines.vllm.commands import machine_flags
+
+        return machine_flags(placement)
 
     def estimate_words(
         self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from edgekit.bill.task import Placement
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup
@@ -17,6 +18,8 @@ from edgekit.engines.model_words import repository_word
 from edgekit.engines.vllm.estimate import estimate as bill
 from edgekit.engines.vllm.flags import FLAGS, settled, told
 from edgekit.engines.vllm.types import VllmSetup
+from edgekit.errors import UsageError
+from edgekit.machine.devices import find_device
 from edgekit.machine.types import Vendor
 
 if TYPE_CHECKING:
@@ -106,6 +109,19 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
     if "max_num_seqs" not in values and (most := most_sequences(verdict)) is not None:
         found["max_num_seqs"] = most
     return found
+
+
+def machine_flags(placement: Placement) -> dict[str, Any]:
+    """The smallest card by its name where the table has it, and its memory where that is another."""
+    card = min(placement.cards, key=lambda card: card.total_bytes)
+    try:
+        device = find_device(card.name)
+    except UsageError:
+        return {"gpu_memory": card.total_bytes}
+    if device.capability is None or device.capability != card.capability:
+        return {"gpu_memory": card.total_bytes}
+    same = device.usable_bytes == card.total_bytes
+    return {"gpu": device.name, **({} if same else {"gpu_memory": card.total_bytes})}
 
 
 def load_words(verdict: Verdict) -> str:

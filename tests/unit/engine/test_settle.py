@@ -1,0 +1,109 @@
+"""Engine.settle: flags that, read again, are the bill that was judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
+
+from edgekit.asking.bills import OPTIONS
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import Load
+from edgekit.bill.verdict import Verdict
+from edgekit.cli import main
+from edgekit.engines import engine_named
+from edgekit.engines.commands import commands_of
+from edgekit.engines.llamacpp.settle import repacking
+from edgekit.engines.llamacpp.types import Cpu
+
+Q8 = cache_type("q8_0")
+SMALL, MOE = "qwen3-0.6b", "qwen3-30b-a3b"
+
+
+def settled(verdict: Verdict, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return engine_named(verdict.engine).settle(verdict, given or {})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "keys"),
+    [
+        (lambda: planned(gguf(SMALL), cpu(8)).result, {"context"}),
+        (lambda: planned(gguf(SMALL), cards(24), load=Load(context_tokens=8192, cache_k=Q8, cache_v=Q8)).result, {"context", "type_k", "type_v", "n_gpu_layers"}),
+        (lambda: planned(gguf("llama-3.1-70b"), cards(24), load=Load(context_tokens=16_384)).result, {"context", "n_gpu_layers", "repack"}),
+        (lambda: planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result, {"context"}),
+        (lambda: planned(qwen(), mac(32), engine="mlx", kv_bits=8, quantized_kv_start=0).result, {"context", "kv_bits", "quantized_kv_start"}),
+    ],
+)  # fmt: skip
+def test_settle_is_the_judged_bill_when_read_again(verdict: Any, keys: set[str]) -> None:
+    found = verdict()
+    values = settled(found)
+    assert values.keys() - {"cache_ram", "ctx_checkpoints"} <= keys
+    load, setup = OPTIONS[found.engine].ask(values)
+    same = {
+        name: getattr(found.way.setup, name)
+        for name in ("devices", "gpu", "backend", "cpu", "overhead")
+        if hasattr(found.way.setup, name)
+    }
+    again = engine_named(found.engine).estimate(found.variant.model, load, replace(setup, **same))
+    assert again.total_bytes == found.estimate.total_bytes
+
+
+def test_settle_never_replaces_a_flag_that_was_given() -> None:
+    verdict = planned(
+        gguf("gemma-3-27b"), cards(24, ram=16), load=Load(context_tokens=16_384)
+    ).result
+    assert settled(verdict)["cache_ram"] < 8192
+    assert settled(verdict, {"cache_ram": 8192})["cache_ram"] == 8192
+
+
+def test_settle_turns_the_devices_off_for_a_model_on_the_cpu() -> None:
+    on_card = planned(gguf(SMALL), cards(24)).result
+    assert "backend" not in settled(on_card)
+    alone = replace(planned(gguf(SMALL), cpu(16)).result, machine=cards(24))
+    assert settled(alone)["backend"] == "cpu"
+
+
+def test_repacked_weights_that_do_not_fit_are_turned_off_once_for_flags_and_command() -> None:
+    verdict = planned(gguf(SMALL), cpu(64)).result
+    on_arm = replace(verdict.way, setup=replace(verdict.way.setup, cpu=Cpu.ARM))
+    verdict = replace(verdict, way=on_arm)
+    size = repacking(verdict).size_bytes
+    assert size > 0
+    for left, words in ((size, False), (size - 1, True)):
+        used = tuple(
+            replace(use, budget=replace(use.budget, total_bytes=use.required_bytes + left, free_bytes=use.required_bytes + left, reserve_bytes=0, has_default_reserve=False))
+            for use in verdict.uses
+        )  # fmt: skip
+        tight = replace(verdict, uses=used)
+        assert repacking(tight).fits is not words
+        assert (settled(tight).get("repack") is False) is words
+        server = commands_of(tight, label="m")[0]
+        assert (" -nr" in server.text) is words
+
+
+def test_no_advice_to_turn_repacking_off_where_it_is_off(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ["check", "qwen3-4b", "--device", "phone-8", "--llama-version", "0.6", "--why"]
+    for more, advised in (([], True), (["-nr"], False)):
+        main([*line, *more])
+        assert ("-nr turns it off" in " ".join(capsys.readouterr().out.split())) is advised
+
+
+def test_load_words_of_vllm_are_of_the_pool_it_takes() -> None:
+    verdict = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result
+    assert "such requests at once" in engine_named("vllm").load_words(verdict)
+
+
+def test_offload_of_engines_that_divide_nothing_is_empty() -> None:
+    verdict = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result
+    assert not any(engine_named("vllm").offload(verdict))
+
+
+def test_offload_counts_the_layers_on_the_cards() -> None:
+    verdict = planned(gguf("llama-3.1-70b"), cards(24), load=Load(context_tokens=16_384)).result
+    layers = verdict.way.setup.n_gpu_layers
+    assert engine_named("llama.cpp").offload(verdict).layers == f"{layers} of 81 layers"
