@@ -18,7 +18,7 @@ from edgekit.asking.bills import (
 from edgekit.bill.task import Job, Start, Task, Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
-from edgekit.engines.commands import Command, commands_of
+from edgekit.engines.commands import Command
 from edgekit.engines.flags import typed
 from edgekit.engines.llamacpp.flags import COMPANIONS
 from edgekit.errors import CancelledError, EdgekitError, HardwareError, UsageError
@@ -27,6 +27,7 @@ from edgekit.machine.types import Machine
 from edgekit.model.open import Opened
 from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.changes import changes
+from edgekit.plan.commands import commands_of
 from edgekit.plan.tasks import reads_at_once
 from edgekit.plan.verdict import judge
 from edgekit.preflight import in_two_steps

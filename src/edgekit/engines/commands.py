@@ -13,7 +13,6 @@ from edgekit.bill.task import Placement, Variant
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import original_repository
-from edgekit.engines import engine_named
 from edgekit.engines.model_words import PLACEHOLDER, repository_word
 from edgekit.engines.visible_cards import visible_cards
 from edgekit.machine.types import Machine, System
@@ -108,32 +107,6 @@ class Startup:
             notes = (*notes, more)
         text = shell_text(words, environment or {}, self.machine.system)
         return Command(program=program, name=name, kind=COMMAND, text=text, notes=tuple(notes))
-
-
-def commands_of(
-    verdict: Verdict,
-    *,
-    label: str,
-    repository: str = "",
-    files: ModelFiles | None = None,
-    given: Mapping[str, Any] | None = None,
-    users: int | None = None,
-    nodes: int = 1,
-) -> tuple[Command, ...]:
-    """What starts the engine as it was judged, in the order to run it. None for a model known by name only."""
-    if verdict.variant is None:
-        return ()
-    startup = Startup(
-        verdict=verdict,
-        variant=verdict.variant,
-        label=label,
-        repository=repository,
-        files=files,
-        given=given or {},
-        users=users,
-        nodes=nodes,
-    )
-    return engine_named(verdict.engine).commands(startup)
 
 
 def shell_text(words: Sequence[str], environment: Mapping[str, str], system: System) -> str:

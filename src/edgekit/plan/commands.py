@@ -1,4 +1,4 @@
-"""A plan -> the commands, files and settings that run it."""
+"""A verdict or a plan -> the commands, files and settings that run it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.decisions import Lever
-from edgekit.engines.commands import COMMAND, Command, commands_of, shell_text
+from edgekit.bill.verdict import Verdict
+from edgekit.engines import engine_named
+from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.gpu_limit import raised_limit
 from edgekit.plan.planned import Plan
 
@@ -15,6 +17,32 @@ if TYPE_CHECKING:
     from edgekit.sources.types import ModelFiles
 
 LIMIT = "limit"  # of unified memory: the command that raises it does not run the model
+
+
+def commands_of(
+    verdict: Verdict,
+    *,
+    label: str,
+    repository: str = "",
+    files: ModelFiles | None = None,
+    given: Mapping[str, Any] | None = None,
+    users: int | None = None,
+    nodes: int = 1,
+) -> tuple[Command, ...]:
+    """What starts the engine as it was judged, in the order to run it. None for a model known by name only."""
+    if verdict.variant is None:
+        return ()
+    startup = Startup(
+        verdict=verdict,
+        variant=verdict.variant,
+        label=label,
+        repository=repository,
+        files=files,
+        given=given or {},
+        users=users,
+        nodes=nodes,
+    )
+    return engine_named(verdict.engine).commands(startup)
 
 
 def ready_commands(

@@ -858,6 +858,22 @@ def test_for_another_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["command"].startswith("llama-cli -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 1 ")
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--for", "vllm"), ", or add --engine vllm"),
+        (("--for", "llama-server", "--engine", "vllm"), ", or add --engine llama.cpp"),
+        (("--for", "llama.cpp"), "ollama, lm-studio"),  # an engine, not a program
+    ],
+)
+def test_for_a_program_of_another_engine_names_the_engine(
+    words: tuple[str, ...], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = ask(capsys, "qwen3-8b", "--device", "RTX 4090", "--ram", "32G", *words)
+    assert code == 2
+    assert err.splitlines()[-1].endswith(hint)
+
+
 @pytest.mark.parametrize("words", [("qwen3-8b", "qwen3-4b"), ("qwen3-8b", "--engine", "all")])
 def test_for_needs_one_answer(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = ask(capsys, *words, "--ram", "32G", "--for", "ollama")

@@ -15,9 +15,9 @@ from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.engines.commands import commands_of
 from edgekit.engines.llamacpp.settle import repacking
 from edgekit.engines.llamacpp.types import Cpu
+from edgekit.plan.commands import commands_of
 
 Q8 = cache_type("q8_0")
 SMALL, MOE = "qwen3-0.6b", "qwen3-30b-a3b"
