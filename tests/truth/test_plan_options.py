@@ -17,11 +17,10 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
 
-from edgekit.asking.bills import CONTEXT
 from edgekit.bill.task import Start
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
+from edgekit.engines.common_flags import CONTEXT, given_flags
 from edgekit.engines.flags import COMMON, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate

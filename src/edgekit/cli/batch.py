@@ -14,12 +14,13 @@ from importlib import import_module
 from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
-from edgekit.engines import engine_name, engine_named
+from edgekit.engines import engine_named
 from edgekit.engines.quant_names import with_quant
-from edgekit.engines.row_options import CONTEXT_OPTIONS, RowOptions, did_you_mean, text
+from edgekit.engines.row_options import CONTEXT_OPTIONS, RowOptions, did_you_mean
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.report.bill_json import answer_json
+from edgekit.request import Request
 from edgekit.sources.types import Reach
 
 _KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")
@@ -52,20 +53,11 @@ def answer_line(line: bytes | None, models: BatchModels) -> str:
 
 
 def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
-    asked, backend = row.get("engine"), row.get("backend")
-    options = row.get("options") or {}
-    if not isinstance(options, Mapping):
-        raise UsageError("options must be an object")
-    if not isinstance(asked, str | None) or not isinstance(backend, str | None):
-        raise UsageError("engine and backend must be names")
-    wanted = None if asked is None else engine_name(asked)
-    _check_keys(row, wanted)
-    asked_quant = text(row, "quant")
-    if asked_quant is None and "quantization" not in options:
-        asked_quant = text(options, "quant")
-    engine, model, quant = models.of_row(row, wanted, asked_quant)
-    read = RowOptions(with_quant(engine, options, quant))
-    load, setup = _read_options(engine, read, backend)
+    request = Request.from_row(row)
+    _check_keys(row, request.engine)
+    engine, model, quant = models.of_row(row, request.engine, request.quant)
+    read = RowOptions(with_quant(engine, request.options or {}, quant))
+    load, setup = _read_options(engine, read, request.backend)
     read.require_known(engine)
     answer = answer_json(engine_named(engine).estimate(model, load, setup))
     return answer | ({"ignored": read.ignored} if read.ignored else {})

@@ -9,7 +9,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgekit.asking.bills import CONTEXT, OPTIONS, QUANT
+from edgekit.engines import engine_named, engine_names
+from edgekit.engines.common_flags import CONTEXT, QUANT, given_flags
 from edgekit.engines.flags import COMMON, Flag
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
@@ -23,7 +24,7 @@ CHOSEN_CONTEXT = (
 def add_engine_flags(
     parser: argparse.ArgumentParser,
     *,
-    engines: tuple[str, ...] = tuple(OPTIONS),
+    engines: tuple[str, ...] = engine_names(),
     several: bool = False,
     context_help: str | None = None,
     engine_help: str | None = None,
@@ -51,13 +52,13 @@ def add_flags_of(
     hidden: frozenset[str] = frozenset(),
 ) -> None:
     for engine in engines:
-        options = OPTIONS[engine]
+        found = engine_named(engine)
         flags = tuple(
             flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
-            for flag in options.FLAGS
+            for flag in found.flags
             if flag.key not in without and flag.lender not in engines
         )
-        add_flags(parser, engine, options.TITLE, flags)
+        add_flags(parser, engine, found.title, flags)
 
 
 def has_flags(arguments: argparse.Namespace) -> bool:
@@ -113,7 +114,7 @@ class _OneAnswer(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         before = getattr(namespace, self.dest, values)
-        if _plain(before) != _plain(values):
+        if before != values and _plain(before) != _plain(values):
             parser.error(f"{option_string} {values}: {before} was given already")
         setattr(namespace, self.dest, values)
 
@@ -124,13 +125,3 @@ def _plain(text: object) -> object:
         return parse_tokens(str(text))
     except UsageError:
         return text
-
-
-def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Engine -> its flags that were given, as they were typed."""
-    found: dict[str, dict[str, Any]] = {}
-    for dest, text in vars(arguments).items():
-        engine, colon, key = dest.partition(":")
-        if colon:
-            found.setdefault(engine, {})[key] = text
-    return found

@@ -7,13 +7,14 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgekit.app.open import ResolvedModel, open_named
 from edgekit.catalog import find_entry
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.engines.model_words import gguf_search
 from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.plan.variants import accuracy_of
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.request import Session
 from edgekit.sources.finding import Found, find_weights
 from edgekit.sources.folders import is_here
 from edgekit.sources.types import Reach
@@ -48,7 +49,7 @@ def open_published(entry: Entry, quant: str | None, order: RunRequest) -> tuple[
 
     Without a quantisation it is chosen for this machine. UsageError where no repository is known.
     """
-    named = resolve_model(f"catalog:{entry.id}")
+    named = open_named(f"catalog:{entry.id}")
     known = repositories_of(entry.id, Form.GGUF)
     mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, order), known)
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
@@ -64,10 +65,10 @@ def open_published(entry: Entry, quant: str | None, order: RunRequest) -> tuple[
 
 def _chosen_mix(named: ResolvedModel, order: RunRequest) -> str:
     """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
-    from edgekit.asking.checks import check_named
-    from edgekit.report.check import Check
+    from edgekit.app.answers import Check
+    from edgekit.app.check import check_named
 
-    (found,) = check_named(named, order.asking(None), Reach(network=False))
+    (found,) = check_named(named, order.asked(None), Session(reach=Reach(network=False)))
     if not isinstance(found, Check):
         raise found.error
     fits = found.result.can_load

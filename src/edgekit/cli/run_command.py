@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import CONTEXT, OF_THE_MACHINE, OPTIONS, QUANT
 from edgekit.cli.engine_flags import add_flags, add_flags_of
 from edgekit.cli.generation_options import add_sampling_options, sampling_of
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS, add_reach_options
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_run_options
+from edgekit.engines.common_flags import CONTEXT, OF_THE_MACHINE, QUANT
 from edgekit.engines.flags import COMMON, read_number
 from edgekit.errors import SourceError, UsageError
 
@@ -97,8 +97,7 @@ def add_shared(parser: argparse.ArgumentParser, *engines: str) -> None:
     add_run_options(parser)
     add_reach_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
-    known = tuple(engine for engine in engines if engine in OPTIONS)
-    add_flags_of(parser, known, without=OF_THE_MACHINE | SHARED)
+    add_flags_of(parser, engines, without=OF_THE_MACHINE | SHARED)
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:

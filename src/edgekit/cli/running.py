@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import Asked
-from edgekit.asking.checks import Asking, check_opened
-from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
-from edgekit.asking.words import engine_flags, read_max_use, read_reserve
+from edgekit.app.answers import Check
+from edgekit.app.check import check_opened
+from edgekit.app.companions import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
+from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.task import Job
 from edgekit.catalog.naming import split_quant
 from edgekit.catalog.types import ModelPurpose
 from edgekit.cli.published import asking_first, catalog_name, find_published, open_published
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
-from edgekit.cli.typed import words_of
-from edgekit.engines.flags import read, read_number
+from edgekit.engines import engine_named
+from edgekit.engines.flags import read, read_flags, read_number
 from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
@@ -29,10 +29,9 @@ from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.plan.growth import growth_limits
 from edgekit.plan.making import check_users
 from edgekit.report.bars import glyphs_for
-from edgekit.report.check import Check
 from edgekit.report.check_text import check_text
 from edgekit.report.headline import headline
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.request import Request, Session, Values, in_order
 from edgekit.sources.folders import is_here
 from edgekit.sources.types import Container, Origin, Reach
 from edgekit.units import parse_size
@@ -83,43 +82,34 @@ class RunRequest:
 
     reference: str
     engine: str
-    flags: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    request: Request = field(repr=False)
     sinks: int
     rolling: bool
     force: bool
-    min_context: int | None
-    window_budget_bytes: int | None
-    max_use: float | None = None
-    reserve_bytes: int | None = None
     budget_bytes: int | None = None  # of the whole process
     purpose: Purpose = Purpose.TEXT  # who waits for cold pages
-    settled: Mapping[str, Any] = field(default_factory=dict)  # flags that the command itself sets
+    settled: Values = field(default_factory=dict)  # values of flags that the command itself sets
     published: tuple[str, ...] = ()  # hub references of a catalog name, in the order they are tried
 
     @property
     def values(self) -> dict[str, Any]:
-        return Asked(self.engine, {**self.settled, **self.flags[self.engine]}).values(self.engine)
+        return in_order(self.engine, {**self.settled, **self.request.values(self.engine)})
 
     @property
     def context(self) -> int | None:
-        """As it was typed; None where the window is ours to size."""
+        """None: it is chosen."""
         found: int | None = self.values.get("context")
         return found
 
-    def asking(self, job: Job | None) -> Asking:
+    def asked(self, job: Job | None) -> Request:
         """For the machine as it is at this moment."""
-        return Asking(
+        flags = {**self.settled, **self.request.flags.get(self.engine, {})}
+        return replace(
+            self.request.with_flags(self.engine, flags),
             machine=_within(detect(), self.budget_bytes),
-            engines=(self.engine,),
-            flags={**self.flags, self.engine: {**self.settled, **self.flags[self.engine]}},
+            quant=None,
+            users=None,
             job=None if self.context is not None else job,
-            min_context=self.min_context,
-            window_budget_bytes=self.window_budget_bytes,
-            max_use=self.max_use,
-            reserve_bytes=self.reserve_bytes,
-            with_changes=True,
-            reach=Reach,
-            confirm=None,
         )
 
 
@@ -147,7 +137,7 @@ class Judged:
         """The same start against the memory of this moment. DoesNotFitError where somebody took it meanwhile."""
         if self.order.force:
             return
-        fixed = {"context": str(self.load.context_tokens)}
+        fixed = {"context": self.load.context_tokens}
         order = replace(self.order, settled={**self.order.settled, **fixed})
         now = judge_order(order, self.opened, None)
         if now.check.result.failed:
@@ -158,11 +148,11 @@ def read_order(
     arguments: argparse.Namespace, *, engines: tuple[str, ...], settled: dict[str, Any]
 ) -> RunRequest:
     """UsageError for what cannot be meant, before anything is fetched."""
-    chosen, flags = engine_flags(words_of(arguments))
-    if len(chosen) > 1:
+    request = Request.from_argv(arguments)
+    if len(request.engines) > 1:
         raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
-    engine = next(iter(chosen), LLAMACPP)
-    flags[LLAMACPP] = _with_users(flags[LLAMACPP], getattr(arguments, "users", None))
+    engine = request.engine or LLAMACPP
+    request = _with_users(request)
     if engine in _OTHERS:
         raise UsageError(f"edgekit does not start {engine} itself: {_OTHERS[engine]}")
     if engine not in engines:
@@ -172,39 +162,33 @@ def read_order(
     budget = getattr(arguments, "budget", None)  # run has one, serve does not
     if budget is not None and engine != STREAM:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
-    window_budget = arguments.window_budget
+    own = _SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {})
     return RunRequest(
-        reference=_at_quant(arguments.model, flags[engine].get("quant")),
+        reference=_at_quant(arguments.model, request.quant),
         engine=engine,
-        flags=flags,
+        request=request,
         sinks=read_number("--sinks", arguments.sinks) or 0,
         rolling=arguments.rolling,
         force=arguments.force,
-        min_context=read_number("--min-context", arguments.min_context),
-        window_budget_bytes=None
-        if window_budget is None
-        else read("--window-budget", parse_size, window_budget),
-        max_use=read_max_use(arguments.max_use),
-        reserve_bytes=read_reserve(arguments.reserve),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
         purpose=read_purpose(getattr(arguments, "latency", None)),
-        settled=_SETTLED[engine](arguments) | (settled if engine == LLAMACPP else {}),
+        settled=read_flags(engine_named(engine).flags, own),
     )
 
 
-def _with_users(flags: dict[str, Any], users: str | None) -> dict[str, Any]:
-    """llama.cpp's flags with a slot and a context for every user (serve --users N). Raises UsageError."""
-    count = read_number("--users", users, least=1)
+def _with_users(request: Request) -> Request:
+    """llama.cpp with a slot and a context for every user (serve --users N). Raises UsageError."""
+    count, context, flags = request.users, request.context, request.flags.get(LLAMACPP, {})
     if count is None:
-        return flags
+        return request
     check_users(count, LLAMACPP)
     if "parallel" in flags or flags.get("unified"):
         raise UsageError("--users N means -np N with a context for each user: give one of them")
-    context = read_number("-c", flags.get("context"))
     if context == 0:
         raise UsageError("--users needs a context for each user: -c N")
-    more = {} if context is None else {"context": str(context * count)}
-    return {**flags, **more, "parallel": str(count), "unified": False}
+    every = None if context is None else context * count
+    own = {**flags, "parallel": count, "unified": False}
+    return replace(request, context=every, flags={**request.flags, LLAMACPP: own})
 
 
 def _at_quant(reference: str, quant: str | None) -> str:
@@ -250,11 +234,11 @@ def open_order(
     """
     found = catalog_name(order.reference)
     if found is None:
-        return order, _runnable(resolve_model(order.reference, reach=reach, confirm=confirm))
+        return order, _runnable(open_named(order.reference, Session(reach=reach, confirm=confirm)))
     entry, quant = found
     stored = _stored(order.reference, reach)
     if stored is not None:
-        named = replace(resolve_model(f"catalog:{entry.id}"), found=stored)
+        named = replace(open_named(f"catalog:{entry.id}"), found=stored)
         return order, _runnable(named)
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(order.reference))
@@ -294,7 +278,7 @@ def _runnable(named: ResolvedModel) -> Opened:
 
 def judge_order(order: RunRequest, opened: Opened, job: Job | None) -> Judged:
     """The verdict. Nothing is refused yet."""
-    check = check_opened(opened, order.engine, order.asking(job), Reach())
+    check = check_opened(opened, order.engine, order.asked(job), Session(reach=Reach()))
     result = check.result
     setup = result.way.setup
     if order.engine == LLAMACPP:

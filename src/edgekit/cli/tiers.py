@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import machine_of_arguments
-from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width
+from edgekit.engines.common_flags import CONTEXT, given_flags
 from edgekit.engines.flags import COMMON, read_number
 from edgekit.errors import HardwareError, UsageError
 
@@ -51,7 +51,6 @@ def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
 def _maker(
     arguments: argparse.Namespace, *, drafter: bool = True
 ) -> Callable[[TierMemory], TierWish]:
-    from edgekit.asking.bills import CONTEXT
     from edgekit.engines.flags import read_flags
     from edgekit.engines.memo import TierWish
     from edgekit.engines.memo.types import MIN_CONTEXT

@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import CONTEXT, QUANT
-from edgekit.cli.engine_flags import add_flags, given_flags
+from edgekit.cli.engine_flags import add_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -16,6 +15,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     seconds,
 )
+from edgekit.engines.common_flags import CONTEXT, QUANT, given_flags
 from edgekit.engines.flags import COMMON, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.errors import EdgekitError
@@ -136,11 +136,12 @@ def _files(reference: str, reach: Reach, quant: str | None) -> ModelFiles:
     """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
     from dataclasses import replace
 
+    from edgekit.app.open import ResolvedModel, file_at, quantised
+    from edgekit.catalog.resolve import resolve
     from edgekit.engines.llamacpp.as_gguf import convert
     from edgekit.engines.llamacpp.verify.generated import generated_files
     from edgekit.engines.quant_names import read_quant
     from edgekit.errors import UsageError
-    from edgekit.resolver import ResolvedModel, file_at, quantised, resolve
     from edgekit.sources import locate
 
     found = resolve(reference, lambda source: locate(source, reach=reach))

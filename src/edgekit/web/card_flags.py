@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.asking.words import LLAMACPP
+from edgekit.app.open import LLAMACPP
 from edgekit.bill.task import Placement, Task
 from edgekit.engines.flags import typed
 from edgekit.engines.llamacpp.flags import settled

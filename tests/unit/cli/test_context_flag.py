@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from edgekit.asking.bills import CONTEXT, CONTEXT_NAMES
 from edgekit.cli import main
+from edgekit.engines.common_flags import CONTEXT, CONTEXT_NAMES
 from edgekit.engines.flags import whole
 from edgekit.errors import UsageError
 

@@ -68,7 +68,7 @@ def test_a_host_that_is_not_known() -> None:
 
 LOADED = """
 from pathlib import Path
-import edgekit.cli, edgekit.asking.checks, edgekit.cli.running, edgekit.runtime.stream.engine
+import edgekit.cli, edgekit.app.check, edgekit.cli.running, edgekit.runtime.stream.engine
 import numpy, tokenizers, psutil
 from edgekit.embed.kernels import choose
 choose()

@@ -12,12 +12,11 @@ import pytest
 from tests.unit.plan.machines import host
 from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
-from edgekit.asking.bills import CONTEXT
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.decisions import Decision, Lever
 from edgekit.bill.types import Load
-from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
+from edgekit.engines.common_flags import CONTEXT, given_flags
 from edgekit.engines.flags import COMMON, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate

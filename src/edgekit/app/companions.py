@@ -1,13 +1,14 @@
-"""llama.cpp's --mmproj, --lora and --model-draft -> one bill for all that is loaded."""
+"""A model and what is loaded with it (llama.cpp's --mmproj, --lora and --model-draft) -> one bill for all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgekit.app.open import LLAMACPP, open_named
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engines.llamacpp.placement import place
@@ -17,7 +18,7 @@ from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.model.open import Opened
 from edgekit.plan.choice import reads_at_once
-from edgekit.resolver import resolve_model
+from edgekit.request import Price, Session, Values
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 from edgekit.units import format_bytes
@@ -25,18 +26,26 @@ from edgekit.units import format_bytes
 BESIDE_THE_MODEL = "auto"
 
 
+def price_loads(opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
+    """What any load costs, with the files that are loaded next to the model, opened here."""
+    if engine == LLAMACPP:
+        return LoadedBeside.of(opened, values, reach).bill
+    module = engine_named(engine)
+    return lambda load, setup: module.estimate(opened.model, load, setup)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedBeside:
     """A model and all that is loaded with it, opened once: every load has its bill."""
 
     opened: Opened
-    values: Mapping[str, Any]
+    values: Values
     projector: ModelHeader | None = None
     adapters: tuple[ModelHeader, ...] = ()
     drafter: Opened | None = None
 
     @classmethod
-    def of(cls, opened: Opened, values: Mapping[str, Any], reach: Reach) -> LoadedBeside:
+    def of(cls, opened: Opened, values: Values, reach: Reach) -> LoadedBeside:
         """Raises EdgekitError for a file that cannot be had or is something else."""
         return cls(
             opened=opened,
@@ -45,7 +54,7 @@ class LoadedBeside:
             adapters=tuple(
                 read_header(locate(name, reach=reach)) for name in values.get("lora", ())
             ),
-            drafter=resolve_model(values["draft_model"], reach=reach).as_file("llama.cpp")
+            drafter=open_named(values["draft_model"], Session(reach=reach)).as_file(LLAMACPP)
             if "draft_model" in values
             else None,
         )
@@ -74,19 +83,17 @@ class LoadedBeside:
         return with_drafter(bill, draft, own, setup, mix=None if is_gguf else self.drafter.mix)
 
 
-def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Mapping[str, Any]) -> tuple[str, ...]:
+def batch_notes(opened: Opened, setup: LlamaCppSetup, facts: Values) -> tuple[str, ...]:
     """An embedding of a text that is longer than a micro-batch is refused by the server."""
     at_once: int = facts["n_ubatch"]
-    if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, "llama.cpp", setup):
+    if at_once >= facts["n_ctx_seq"] or not reads_at_once(opened.model, LLAMACPP, setup):
         return ()
     return (
         f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)",
     )
 
 
-def repack_notes(
-    opened: Opened, setup: LlamaCppSetup, values: Mapping[str, Any]
-) -> tuple[str, ...]:
+def repack_notes(opened: Opened, setup: LlamaCppSetup, values: Values) -> tuple[str, ...]:
     """What builds that repack weights for the CPU need more, unless it is counted (--repack) or turned off (-nr)."""
     more = 0 if "repack" in values else llamacpp.repacked_bytes(opened.model, setup)
     if more <= 0:
