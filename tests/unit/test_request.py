@@ -97,3 +97,10 @@ def test_a_cache_type_that_one_of_all_engines_lacks(capsys: pytest.CaptureFixtur
     words = ["check", "qwen3-8b", "--engine", "all", "-ctk", "q4_0", "-ctv", "q4_0", "-c", "4096"]
     assert main([*words, "--device", "RTX 4090", "--ram", "64G", "--quiet"]) == 0
     assert "llama.cpp" in capsys.readouterr().out
+
+
+def test_the_built_in_engine_takes_a_quantisation_that_a_repository_may_have() -> None:
+    """Whether it has is known when it is opened; a model of the catalog is refused then."""
+    request = by_argv("org/name --engine stream --quant Q8_0")
+    assert (request.engine, request.quant) == ("stream", "Q8_0")
+    assert main(["check", "qwen3-8b", "--engine", "stream", "--quant", "Q8_0", "--ram", "16G"]) == 2
