@@ -294,7 +294,7 @@ def _recommend(question: Question) -> Answer:
     alone = replace(
         catalog, entries=tuple(one for one in catalog.entries if one.id == question.model)
     )
-    with mock.patch("edgekit.asking.known.read_catalog", return_value=alone):
+    with mock.patch("edgekit.app.recommend.read_catalog", return_value=alone):
         answer = _command("recommend", "--task", question.task, *question.words)
     if "error" in answer:
         return Answer(verdict=answer["error"]["type"])
@@ -317,26 +317,27 @@ def _page(question: Question) -> Answer:
 
 
 def _python(question: Question) -> Answer:
-    from edgekit.asking.bills import OPTIONS
-    from edgekit.asking.words import read_max_use, read_reserve
+    from edgekit.engines import engine_named
     from edgekit.engines.flags import typed
     from edgekit.errors import EdgekitError
     from edgekit.models import model_preflight
+    from edgekit.request import read_max_use, read_reserve
 
     options: Json = dict(question.flags)
     names = ("context", *OF_THE_VERDICT)
     asked: Json = {name: options.pop(name) for name in names if name in options} | question.machine
     if "job" in asked:
         asked["job"] = tuple(map(int, str(asked["job"]).split("+")))
-    asked["max_use"] = read_max_use(asked.get("max_use"))
-    asked["reserve"] = read_reserve(asked.get("reserve"))
+    for name, read in (("max_use", read_max_use), ("reserve", read_reserve)):
+        if name in asked:
+            asked[name] = read(asked[name])
     if "tensor_split" in options:
         options["tensor_split"] = [float(share) for share in options["tensor_split"].split(",")]
     try:
         result = model_preflight(question.model, question.engine, options=options, **asked)
     except EdgekitError as error:
         return Answer(verdict=type(error).__name__)
-    flags = typed(OPTIONS[result.engine].settled(result.way.setup))
+    flags = typed(engine_named(result.engine).placement(result.way.setup))
     return Answer(
         verdict=result.status.value,
         placement=_placement(flags, result.engine) if result.can_load else None,

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgekit.app.open import ResolvedModel, open_named
 from edgekit.catalog import find_entry
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.engines.model_words import gguf_search
 from edgekit.engines.variants import accuracy_of
 from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.request import Request, Session
 from edgekit.sources.finding import Found, find_weights
 from edgekit.sources.folders import is_here
 from edgekit.sources.types import Reach
 
 if TYPE_CHECKING:
-    from edgekit.asking.checks import Asking
     from edgekit.catalog.types import Entry
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
@@ -40,32 +40,32 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
 
 
 def open_published(
-    entry: Entry, quant: str | None, asking: Asking
+    entry: Entry, quant: str | None, request: Request
 ) -> tuple[tuple[str, ...], Opened]:
     """The repositories that have the model, and the model as it would be downloaded. Nothing is fetched yet.
 
     Without a quantisation it is chosen for this machine. UsageError where no repository is known.
     """
-    named = resolve_model(f"catalog:{entry.id}")
+    named = open_named(f"catalog:{entry.id}")
     known = repositories_of(entry.id, Form.GGUF)
-    mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, asking), known)
+    mix = quant.upper() if quant is not None else _published_mix(_chosen_mix(named, request), known)
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
     if mix is None or not found:
         raise UsageError(_no_repository(entry.id, quant, known))
     from edgekit.engines.llamacpp.as_gguf import convert
 
-    (engine,) = asking.engines
+    (engine,) = request.engines
     model = named.opened(engine)
     opened = replace(model, model=convert(model.model, mix).model, mix=mix)
     return tuple(f"{one.name}:{one.tag(mix)}" for one in found), opened
 
 
-def _chosen_mix(named: ResolvedModel, asking: Asking) -> str:
+def _chosen_mix(named: ResolvedModel, request: Request) -> str:
     """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
-    from edgekit.asking.checks import check_named
-    from edgekit.report.check import Check
+    from edgekit.app.answers import Check
+    from edgekit.app.check import check_named
 
-    (found,) = check_named(named, asking, Reach(network=False))
+    (found,) = check_named(named, request, Session(reach=Reach(network=False)))
     if not isinstance(found, Check):
         raise found.error
     fits = found.result.can_load

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgekit.asking.bills import Asked
-from edgekit.asking.checks import Asking, check_opened
-from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
+from edgekit.app.check import check_opened
+from edgekit.app.companions import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
+from edgekit.app.open import ResolvedModel, file_at, open_named, quantised
 from edgekit.bill.task import Job
+from edgekit.catalog.resolve import resolve
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named, every_engine
 from edgekit.engines.llamacpp.growth import growth_limits
@@ -24,18 +25,18 @@ from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.published import catalog_name, find_published, open_published
 from edgekit.report.headline import headline
 from edgekit.report.run_text import beside_text, verdict_text
-from edgekit.resolver import ResolvedModel, file_at, quantised, resolve, resolve_model
+from edgekit.request import Request, Session, Values, in_order
 from edgekit.runtime.remembering import remember_rows
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
+    from edgekit.app.answers import Check
     from edgekit.bill.types import Load
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.program import EngineProgram, Starter, Up, Verifier
     from edgekit.engines.protocol import Engine
     from edgekit.engines.sampling import Sampling
     from edgekit.model.open import Opened
-    from edgekit.report.check import Check
     from edgekit.sources.download import Download
     from edgekit.sources.types import ModelFiles
 
@@ -92,18 +93,14 @@ class RunRequest:
 
     reference: str
     engine: str
-    flags: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    request: Request = field(repr=False)
     sinks: int
     rolling: bool
     force: bool
-    min_context: int | None
-    window_budget_bytes: int | None
     threads: int | None = None
-    max_use: float | None = None
-    reserve_bytes: int | None = None
     budget_bytes: int | None = None  # of the whole process
     purpose: Purpose = Purpose.TEXT  # decides how long cold pages may take
-    settled: Mapping[str, Any] = field(default_factory=dict)  # flags that the command itself sets
+    settled: Values = field(default_factory=dict)  # values of flags that the command itself sets
     published: tuple[str, ...] = ()  # hub references of a catalog name, in the order they are tried
 
     @property
@@ -112,7 +109,7 @@ class RunRequest:
 
     @property
     def values(self) -> dict[str, Any]:
-        return Asked(self.engine, {**self.settled, **self.flags[self.engine]}).values(self.engine)
+        return in_order(self.engine, {**self.settled, **self.request.values(self.engine)})
 
     @property
     def context(self) -> int | None:
@@ -120,20 +117,15 @@ class RunRequest:
         found: int | None = self.values.get("context")
         return found
 
-    def asking(self, job: Job | None) -> Asking:
+    def at_this_moment(self, job: Job | None) -> Request:
         """For the machine as it is at this moment."""
-        return Asking(
+        flags = {**self.settled, **self.request.flags.get(self.engine, {})}
+        return replace(
+            self.request.with_flags(self.engine, flags),
             machine=_within(detect(), self.budget_bytes),
-            engines=(self.engine,),
-            flags={**self.flags, self.engine: {**self.settled, **self.flags[self.engine]}},
+            quant=None,
+            users=None,
             job=None if self.context is not None else job,
-            min_context=self.min_context,
-            window_budget_bytes=self.window_budget_bytes,
-            max_use=self.max_use,
-            reserve_bytes=self.reserve_bytes,
-            with_changes=True,
-            reach=Reach,
-            confirm=None,
         )
 
 
@@ -184,7 +176,7 @@ class Judged:
         """The same start, with the memory that is free at this moment. Raises DoesNotFitError."""
         if self.order.force:
             return
-        fixed = {"context": str(self.load.context_tokens)}
+        fixed = {"context": self.load.context_tokens}
         order = replace(self.order, settled={**self.order.settled, **fixed})
         now = judge_order(order, self.opened, None)
         if now.check.result.failed:
@@ -193,7 +185,8 @@ class Judged:
 
 def judge_order(order: RunRequest, opened: Opened, job: Job | None) -> Judged:
     """The verdict. Nothing is refused yet."""
-    check = check_opened(opened, order.engine, order.asking(job), Reach())
+    session = Session(reach=Reach())
+    check = check_opened(opened, order.engine, order.at_this_moment(job), session)
     result = check.result
     return Judged(
         order=order,
@@ -228,15 +221,15 @@ def open_order(
     """
     found = catalog_name(order.reference)
     if found is None:
-        return order, _runnable(resolve_model(order.reference, reach=reach, confirm=confirm))
+        return order, _runnable(open_named(order.reference, Session(reach=reach, confirm=confirm)))
     entry, quant = found
     stored = _stored(order.reference, reach)
     if stored is not None:
-        named = replace(resolve_model(f"catalog:{entry.id}"), found=stored)
+        named = replace(open_named(f"catalog:{entry.id}"), found=stored)
         return order, _runnable(named)
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(order.reference))
-    references, opened = open_published(entry, quant, order.asking(None))
+    references, opened = open_published(entry, quant, order.at_this_moment(None))
     told.say(f"{entry.id} at {opened.mix}, from {references[0].partition(':')[0]}")
     return replace(order, published=references), opened
 

@@ -14,9 +14,10 @@ from tests.hub.test_check import running
 from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.wishes import gguf, is_within, rated
 
+from edgekit.app.open import open_named
+from edgekit.app.plan import plan_model, wish_of
 from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
-from edgekit.bill.types import Load
 from edgekit.bill.verdict import Status
 from edgekit.cli import main
 from edgekit.engines.llamacpp.as_gguf import convert
@@ -27,8 +28,7 @@ from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.models import can_load, model_preflight
 from edgekit.plan.planned import Plan
-from edgekit.planning import Wanted, plan_model, wish_of
-from edgekit.resolver import resolve_model
+from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 
 REPOSITORY, MISNAMED = "acme/llama-8b-GGUF", "acme/misnamed-GGUF"
@@ -66,8 +66,8 @@ def _hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub cache"))
 
 
-def plan(wanted: Wanted, reach: Reach, name: str = REPOSITORY) -> Plan:
-    return plan_model(resolve_model(name, reach=reach), wanted, reach=reach)
+def plan(wanted: Request, reach: Reach, name: str = REPOSITORY) -> Plan:
+    return plan_model(open_named(name, Session(reach=reach)), wanted, Session(reach=reach))
 
 
 def files_read(hub: Hub) -> list[str]:
@@ -80,8 +80,8 @@ def files_read(hub: Hub) -> list[str]:
 
 
 def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
-    named = resolve_model(REPOSITORY, reach=reach)
-    variants = wish_of(named, Wanted(machine=cpu(16))).variants
+    named = open_named(REPOSITORY, Session(reach=reach))
+    variants = wish_of(named, Request(machine=cpu(16))).variants
     assert [one.name for one in variants] == [*QUANTS]  # nothing that would have to be made
     assert {one.reference for one in variants} == {
         REPOSITORY,
@@ -93,11 +93,11 @@ def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
 @pytest.mark.usefixtures("hub")
 def test_quant_chooses_the_file_of_a_repository(reach: Reach) -> None:
     for quant in QUANTS:
-        found = resolve_model(REPOSITORY, reach=reach, quant=quant.lower())
+        found = open_named(REPOSITORY, Session(reach=reach), quant=quant.lower())
         assert found.files is not None
         assert found.files.weights[0].name == f"llama-8b-{quant}.gguf"
         assert found.quant is None
-    other = resolve_model(REPOSITORY, reach=reach, quant="Q5_K_M")
+    other = open_named(REPOSITORY, Session(reach=reach), quant="Q5_K_M")
     assert other.quant == "Q5_K_M"  # no such file: as if it were quantised so
 
 
@@ -117,7 +117,7 @@ CHOSEN_FILES = [
 def test_the_chosen_file_is_read_itself(
     hub: Hub, reach: Reach, machine: Machine, quant: str, step: int
 ) -> None:
-    found = plan(Wanted(machine=machine), reach)
+    found = plan(Request(machine=machine), reach)
     assert is_within(found)
     assert (found.variant.name, found.result.step) == (quant, step)
     assert found.variant.reference in {REPOSITORY, f"{REPOSITORY}:{quant}"}
@@ -133,7 +133,7 @@ def test_check_and_python_choose_the_file_that_plan_chooses(
 ) -> None:
     result = model_preflight(REPOSITORY, machine=machine, reach=reach)
     assert (result.quantization, result.step) == (quant, step)
-    assert result.required_bytes == plan(Wanted(machine=machine), reach).result.required_bytes
+    assert result.required_bytes == plan(Request(machine=machine), reach).result.required_bytes
     assert files_read(hub) == list(dict.fromkeys(("Q4_K_M", quant)))
     assert can_load(REPOSITORY, machine=machine, reach=reach)
 
@@ -143,8 +143,8 @@ def test_a_file_that_is_larger_than_its_name_says_is_judged_as_it_is(
 ) -> None:
     """The Q6_K of the repository is a Q8_0: comfortable by its name, tight by its size."""
     machine = rated(cards(14))
-    assert plan(Wanted(machine=machine), reach).variant.name == "Q6_K"
-    found = plan(Wanted(machine=machine), reach, MISNAMED)
+    assert plan(Request(machine=machine), reach).variant.name == "Q6_K"
+    found = plan(Request(machine=machine), reach, MISNAMED)
     assert files_read(hub) == ["Q4_K_M", "Q6_K"]
     assert found.variant.name == "Q4_K_M"
     result = model_preflight(MISNAMED, machine=machine, reach=reach)
@@ -152,7 +152,7 @@ def test_a_file_that_is_larger_than_its_name_says_is_judged_as_it_is(
 
 
 def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
-    found = plan(Wanted(machine=FAST, load=Load(context_tokens=16_384)), reach)
+    found = plan(Request(machine=FAST, context=16_384), reach)
     own = estimate(model_at("Q6_K"), found.load, found.result.way.setup)
     assert own.total_bytes == found.result.estimate.total_bytes
     caches = [line.basis for line in found.result.estimate.lines if line.layer is not None]
@@ -164,13 +164,13 @@ def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
 
 @pytest.mark.parametrize("name", [f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}/llama-8b-Q4_K_M.gguf"])
 def test_a_file_that_was_named_stays(hub: Hub, reach: Reach, name: str) -> None:
-    found = plan(Wanted(machine=FAST), reach, name)
+    found = plan(Request(machine=FAST), reach, name)
     assert found.result.way.setup.mix is None
     assert files_read(hub) == ["Q4_K_M"]
 
 
 def test_nothing_of_it_fits(hub: Hub, reach: Reach) -> None:
-    found = plan(Wanted(machine=cpu(3)), reach)
+    found = plan(Request(machine=cpu(3)), reach)
     assert not found.fits
     assert found.to_fit
     assert model_preflight(REPOSITORY, machine=cpu(3), reach=reach).failed
@@ -193,22 +193,22 @@ def test_a_known_repository_is_taken_from_the_catalog(
     reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    named = resolve_model("Qwen/Qwen3-8B", reach=replace(reach, total_timeout_s=2.0))
+    named = open_named("Qwen/Qwen3-8B", Session(reach=replace(reach, total_timeout_s=2.0)))
     assert named.entry is not None
     assert named.entry.id == "qwen3-8b"
     assert "could not be read" in named.notes[0]
-    assert plan_model(named, Wanted(machine=cpu(16)), reach=reach).fits
+    assert plan_model(named, Request(machine=cpu(16)), Session(reach=reach)).fits
 
 
 def test_a_hub_that_goes_away_in_between(
     hub: Hub, reach: Reach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listing was read, and the header of the chosen file cannot be: no plan for a file that was not read."""
-    named = resolve_model(REPOSITORY, reach=reach)
+    named = open_named(REPOSITORY, Session(reach=reach))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    wanted = Wanted(machine=FAST)
+    wanted = Request(machine=FAST)
     with pytest.raises(RemoteInspectError, match="cannot reach"):
-        plan_model(named, wanted, reach=replace(reach, total_timeout_s=2.0))
+        plan_model(named, wanted, Session(reach=replace(reach, total_timeout_s=2.0)))
 
 
 def test_a_repository_that_is_not_there_is_not_the_catalogs(

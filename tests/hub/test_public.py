@@ -19,10 +19,11 @@ from tests.hub.nginx_hub import Hub
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, hub_of, ranged
 from tests.patience import wait_until
 
+from edgekit.app.open import open_named
 from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
 from edgekit.model.open import open_or_download
-from edgekit.preflight import inspect_model_remote
-from edgekit.resolver import resolve_model
+from edgekit.models import inspect_model_remote
+from edgekit.request import Session
 from edgekit.sources import cache, locate
 from edgekit.sources.reference import OllamaModel
 from edgekit.sources.registry import locate_ollama
@@ -339,7 +340,7 @@ def test_not_the_catalog_and_no_download(
     chosen = raw_server(script)
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(PrivateAddressError, match=rf"169\.254\.169\.254 {REFUSED}"):
-        resolve_model("Qwen/Qwen3-8B", reach=public)  # the catalog has it
+        open_named("Qwen/Qwen3-8B", Session(reach=public))  # the catalog has it
     with pytest.raises(PrivateAddressError, match=r"allows it\)$"):  # no word about a download
         open_or_download("acme/raw", reach=public, confirm=lambda _: True)
 

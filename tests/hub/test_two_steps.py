@@ -11,13 +11,13 @@ import pytest
 from tests.hub import nginx_hub, test_check
 from tests.hub.nginx_hub import Hub
 
+from edgekit.app.check import TENSORS_NOT_CHECKED
+from edgekit.app.open import open_named
 from edgekit.cli import main
 from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.llamacpp.verify.hollow import HollowFile, generated_files
 from edgekit.formats.types import Value
 from edgekit.models import can_load, model_preflight
-from edgekit.preflight import TENSORS_NOT_CHECKED
-from edgekit.resolver import resolve_model
 from edgekit.sources.types import Reach, Traffic
 
 MODEL, SEVERAL = "acme/gemma-GGUF", "acme/gemma-several-GGUF"
@@ -30,7 +30,7 @@ FITS, NEAR, ON_THE_LINE, FAILS = "256G", "26G", "17920M", "8G"
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """With gemma-3-27b: 6.9 MB of keys, vocabulary and directory, then a hole."""
-    model = resolve_model("gemma-3-27b").opened("llama.cpp").model
+    model = open_named("gemma-3-27b").opened("llama.cpp").model
     tokens = tuple(f"token number {one:06d}" for one in range(262_144))
 
     def file_at(quant: str, file_type: int) -> HollowFile:

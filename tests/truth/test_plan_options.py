@@ -19,9 +19,8 @@ from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, r
 
 from edgekit.bill.task import Start
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
-from edgekit.engines.flags import COMMON, CONTEXT, read_flags
+from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode

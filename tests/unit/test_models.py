@@ -16,7 +16,7 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG, TOKEN
 
 import edgekit.models
-import edgekit.preflight
+from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.errors import (
     HardwareError,
@@ -66,8 +66,9 @@ def test_exactly_seven_names() -> None:
     assert set(edgekit.models.__all__) == FACE
     assert len(edgekit.models.__all__) == 7
     assert set(dir(edgekit.models)) == FACE
-    for name in FACE:
+    for name in FACE - {"PreflightResult"}:
         assert getattr(edgekit.models, name).__name__ == name
+    assert edgekit.models.PreflightResult is Verdict
 
 
 def test_a_star_brings_the_seven() -> None:

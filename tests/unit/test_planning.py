@@ -12,17 +12,16 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.wishes import rated
 
+from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.plan import plan_model, wish_of
+from edgekit.app.recommend import recommended
 from edgekit.bill.decisions import Lever
-from edgekit.bill.task import Start
-from edgekit.bill.types import Load
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
-from edgekit.engines.llamacpp.types import default_setup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
-from edgekit.planning import Wanted, plan_model, recommended, wish_of
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.request import Request
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +36,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "QWEN3-8B", "catalog:qwen3-8b", "Catalog:Qwen3-8B", "catalog:Qwen/Qwen3-8B"])  # fmt: skip
 def test_a_known_model(name: str) -> None:
-    named = resolve_model(name)
+    named = open_named(name)
     assert named.entry is not None
     assert (named.entry.id, named.found, named.notes, named.files) == ("qwen3-8b", None, (), None)
 
@@ -45,16 +44,16 @@ def test_a_known_model(name: str) -> None:
 def test_a_path_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path, "qwen3-0.6b").rename(tmp_path / "qwen3-8b")
     monkeypatch.chdir(tmp_path)
-    named = resolve_model("qwen3-8b")
+    named = open_named("qwen3-8b")
     assert named.found is not None
     assert len(named.found.model.geometry.layers) == 28  # of the 0.6B in the file; the 8B has 36
-    known = resolve_model("catalog:qwen3-8b")
+    known = open_named("catalog:qwen3-8b")
     assert known.found is None
     assert len(known.opened("llama.cpp").model.geometry.layers) == 36
 
 
 def test_a_sample() -> None:
-    named = resolve_model("sample:gemma-3-27b")
+    named = open_named("sample:gemma-3-27b")
     assert named.found is not None
     assert named.engine("auto", cpu(64)) == "llama.cpp"
 
@@ -62,22 +61,22 @@ def test_a_sample() -> None:
 @pytest.mark.parametrize("name", ["catalog:qwen3-9b", "catalog:", "catalog:no such model"])
 def test_an_unknown_model_of_the_catalog(name: str) -> None:
     with pytest.raises(NotFoundError, match="in the catalog"):
-        resolve_model(name)
+        open_named(name)
 
 
 def test_a_name_that_is_nearly_right_is_offered() -> None:
     with pytest.raises(NotFoundError) as caught:
-        resolve_model("catalog:qwen3-8")
+        open_named("catalog:qwen3-8")
     assert "qwen3-8b" in caught.value.candidates
 
 
 def test_an_unknown_name() -> None:
     with pytest.raises(EdgekitError, match="model not found: 'no-such-model'"):
-        resolve_model("no-such-model")
+        open_named("no-such-model")
 
 
 def test_a_repository_that_cannot_be_reached() -> None:
-    named = resolve_model("Qwen/Qwen3-8B")
+    named = open_named("Qwen/Qwen3-8B")
     assert named.entry is not None
     assert (named.entry.id, named.found) == ("qwen3-8b", None)
     (note,) = named.notes
@@ -89,7 +88,7 @@ def test_a_repository_that_cannot_be_reached() -> None:
 
 def test_one_that_nobody_knows_cannot_either() -> None:
     with pytest.raises(EdgekitError, match=r"cannot reach 127\.0\.0\.1:9"):
-        resolve_model("acme/nobody-knows-it")
+        open_named("acme/nobody-knows-it")
 
 
 def test_a_name_without_a_model() -> None:
@@ -113,23 +112,23 @@ def test_a_name_without_a_model() -> None:
 def test_which_engine_a_known_model_is_planned_for(
     wanted: str, machine: Machine, engine: str
 ) -> None:
-    assert resolve_model("qwen3-8b").engine(wanted, machine) == engine
+    assert open_named("qwen3-8b").engine(wanted, machine) == engine
 
 
 def test_an_unknown_engine() -> None:
     with pytest.raises(UsageError, match="nobody"):
-        resolve_model("qwen3-8b").engine("nobody", cpu(16))
+        open_named("qwen3-8b").engine("nobody", cpu(16))
 
 
 def test_what_an_engine_cannot_load() -> None:
     with pytest.raises(RefusedError, match="the catalog has only the GGUF header"):
-        wish_of(resolve_model("llama-2-7b"), Wanted(machine=cards(24), engine="vllm"))
+        wish_of(open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)))
 
 
 # --- wishes
 
 
-def names(named: ResolvedModel, wanted: Wanted) -> list[str]:
+def names(named: ResolvedModel, wanted: Request) -> list[str]:
     return [one.name for one in wish_of(named, wanted).variants]
 
 
@@ -137,45 +136,44 @@ MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_
 
 
 def test_a_known_model_comes_in_every_quantisation() -> None:
-    assert names(resolve_model("qwen3-8b"), Wanted(machine=cpu(16))) == MIXES
-    assert names(resolve_model("qwen3-8b"), Wanted(machine=mac(16), engine="mlx")) == ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]  # fmt: skip
-    assert names(resolve_model("qwen3-8b"), Wanted(machine=cards(24), engine="vllm")) == [
+    assert names(open_named("qwen3-8b"), Request(machine=cpu(16))) == MIXES
+    assert names(open_named("qwen3-8b"), Request(machine=mac(16), engines=("mlx",))) == ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]  # fmt: skip
+    assert names(open_named("qwen3-8b"), Request(machine=cards(24), engines=("vllm",))) == [
         "as stored", "FP8", "AWQ"
     ]  # fmt: skip
 
 
 def test_a_settled_quantisation_is_the_only_one() -> None:
-    setup = replace(default_setup(), mix="Q6_K")
-    start = Start(setup=setup, settled=frozenset({"mix"}))
-    wanted = Wanted(machine=cpu(32), load=Load(context_tokens=4096), start=start, drafter=False)
-    wish = wish_of(resolve_model("qwen3-8b"), wanted)
+    flags = {"llama.cpp": {"mix": "Q6_K"}}
+    wanted = Request(machine=cpu(32), context=4096, flags=flags, drafter=False)
+    wish = wish_of(open_named("qwen3-8b"), wanted)
     assert len(wish.variants) == 1
-    plan = plan_model(resolve_model("qwen3-8b"), wanted)
+    plan = plan_model(open_named("qwen3-8b"), wanted)
     assert plan.result.way.setup.mix == "Q6_K"
     assert 6 * 2**30 < plan.result.estimate.weights_bytes < 6.5 * 2**30  # 8.2 billion at 6.56 bits
 
 
 def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
     path = write_model(tmp_path, "llama-3.1-8b")
-    named = resolve_model(path)
-    (only,) = wish_of(named, Wanted(machine=cpu(64))).variants
+    named = open_named(path)
+    (only,) = wish_of(named, Request(machine=cpu(64))).variants
     assert (only.name, dict(only.changes)) == ("Q4_K_M", {})
-    plan = plan_model(named, Wanted(machine=rated(cards(48))))
+    plan = plan_model(named, Request(machine=rated(cards(48))))
     assert plan.result.estimate.weights_bytes == 4_912_898_304  # the file's own tensors
     assert plan.result.estimate.basis.name in {"EXACT", "MODELLED"}
 
 
 def test_drafters_of_the_catalog() -> None:
-    wanted = Wanted(machine=cpu(64))
-    drafters = wish_of(resolve_model("qwen3-8b"), wanted).drafters
+    wanted = Request(machine=cpu(64))
+    drafters = wish_of(open_named("qwen3-8b"), wanted).drafters
     assert [one.name for one in drafters] == ["qwen3-0.6b at Q4_K_M"]
-    assert wish_of(resolve_model("qwen3-8b"), replace(wanted, drafter=False)).drafters == ()
-    on_vllm = replace(wanted, machine=cards(48), engine="vllm")
-    assert wish_of(resolve_model("qwen3-8b"), on_vllm).drafters == ()
+    assert wish_of(open_named("qwen3-8b"), replace(wanted, drafter=False)).drafters == ()
+    on_vllm = replace(wanted, machine=cards(48), engines=("vllm",))
+    assert wish_of(open_named("qwen3-8b"), on_vllm).drafters == ()
 
 
 def test_own_blocks_come_first() -> None:
-    drafters = wish_of(resolve_model("qwen3.6-27b"), Wanted(machine=cpu(64))).drafters
+    drafters = wish_of(open_named("qwen3.6-27b"), Request(machine=cpu(64))).drafters
     assert drafters[0].name == "its own prediction layers"
 
 
@@ -183,7 +181,7 @@ def test_own_blocks_come_first() -> None:
 
 
 def test_a_plan_by_name() -> None:
-    plan = plan_model(resolve_model("qwen3-8b"), Wanted(machine=cpu(16), load=Load(context_tokens=16_384)))  # fmt: skip
+    plan = plan_model(open_named("qwen3-8b"), Request(machine=cpu(16), context=16_384))  # fmt: skip
     assert plan.fits
     assert (plan.variant.name, plan.context_tokens) == ("Q4_K_M", 16_384)
     assert plan.drafter is not None  # proposed, and not in the bill
@@ -194,17 +192,13 @@ def test_a_plan_by_name() -> None:
 
 @pytest.mark.parametrize("thorough", [True, False])
 def test_a_plan_of_a_sample(thorough: bool) -> None:  # noqa: FBT001 - a table
-    plan = plan_model(
-        resolve_model("sample:gemma-3-27b"), Wanted(machine=cpu(64)), thorough=thorough
-    )
+    plan = plan_model(open_named("sample:gemma-3-27b"), Request(machine=cpu(64)), thorough=thorough)
     assert plan.fits
     assert (plan.decision(Lever.SEQUENCES) is not None) is thorough
 
 
 def test_the_same_name_has_the_same_plan() -> None:
-    one, other = (
-        plan_model(resolve_model("qwen3-8b"), Wanted(machine=cards(12))) for _ in range(2)
-    )
+    one, other = (plan_model(open_named("qwen3-8b"), Request(machine=cards(12))) for _ in range(2))
     assert (one.decisions, one.load, one.result.estimate) == (other.decisions, other.load, other.result.estimate)  # fmt: skip
 
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 
+from edgekit.app.open import automatic, open_named
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog import find_entry
+from edgekit.catalog.resolve import resolve
 from edgekit.cli import main
 from edgekit.engines.llamacpp.verify import binding
 from edgekit.engines.llamacpp.verify.hollow import generated_files
 from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
 from edgekit.formats import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight
-from edgekit.resolver import automatic, resolve, resolve_model
 from edgekit.sources.types import Origin
 
 NAME, LAYERS = "qwen3-8b", 36
@@ -148,7 +149,7 @@ def test_verify_asks_the_engine_about_a_catalog_name(
 
 
 def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
-    model = resolve_model("gemma-3-1b").as_file("llama.cpp").model
+    model = open_named("gemma-3-1b").as_file("llama.cpp").model
     files = generated_files(model.header, label="gemma-3-1b")
     read = read_header(files)
     assert files.origin is Origin.CATALOG
@@ -165,7 +166,7 @@ def test_generated_files_have_the_tensors_and_keys_of_the_model() -> None:
 
 
 def test_generated_files_need_the_keys_of_a_gguf() -> None:
-    opened = resolve_model("gpt-oss-120b").as_file("llama.cpp")
+    opened = open_named("gpt-oss-120b").as_file("llama.cpp")
     with pytest.raises(UsageError, match=r"the catalog has only the config\.json"):
         generated_files(opened.model.header, label="gpt-oss-120b")
 
@@ -208,7 +209,7 @@ def test_options_choose_the_engine_that_has_them(folder: str) -> None:
 def test_a_mistake_in_the_question_is_not_asked_of_another_engine(
     folder: str, failure: RefusedError | HardwareError | UsageError
 ) -> None:
-    named = resolve_model(folder)
+    named = open_named(folder)
     fits = model_preflight(folder, "llama.cpp", **CARD)
 
     def ask(engine: str) -> Verdict:

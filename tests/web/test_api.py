@@ -30,15 +30,15 @@ from tests.web.serving import LOCAL, Answered, ask, start
 from tests.web.test_jobs import OPEN, stuck_hub
 
 import edgekit
-from edgekit import planning
-from edgekit.asking import bills
-from edgekit.asking.bills import OPTIONS
-from edgekit.asking.checks import check_named
-from edgekit.asking.known import recommend_words
-from edgekit.asking.words import Words, asking_of, plan_words
+from edgekit.app import recommend as recommending
+from edgekit.app.check import check_named
+from edgekit.app.companions import price_loads
+from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.plan import plan_named
 from edgekit.catalog import read_catalog
+from edgekit.catalog.types import ModelPurpose
 from edgekit.cli import main
-from edgekit.engines import engine_names
+from edgekit.engines import engine_names, every_engine
 from edgekit.engines.flags import CONTEXT
 from edgekit.errors import (
     CancelledError,
@@ -50,7 +50,7 @@ from edgekit.errors import (
 )
 from edgekit.machine import probes
 from edgekit.model.open import open_model
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.request import Request, Session
 from edgekit.sources.types import Origin, Reach
 from edgekit.web import machines, turns
 from edgekit.web import models as kept_models
@@ -441,7 +441,7 @@ def test_who_says_a_flag_is_told_its_field(server: str, call: str, name: str, to
 def test_every_flag_has_a_field_with_its_help() -> None:
     """A flag that is added to a table is there, and documented."""
     schema = CALLS["estimate"].request.model_json_schema()["properties"]
-    for flag in (CONTEXT, *(flag for options in OPTIONS.values() for flag in options.FLAGS)):
+    for flag in (CONTEXT, *(flag for engine in every_engine() for flag in engine.flags)):
         if not flag.lender and "-dev" not in flag.names:
             assert flag.help in schema[flag.key]["description"], flag.key
     assert not {"device_memory", "gpu", "gpu_memory"} & CALLS["check"].request.model_fields.keys()
@@ -532,7 +532,7 @@ def test_what_cannot_be_read_is_told_before_anything_is_opened(
     def open_nothing(*_: object, **__: object) -> ResolvedModel:
         raise AssertionError
 
-    monkeypatch.setattr(kept_models, "resolve_model", open_nothing)
+    monkeypatch.setattr(kept_models, "open_named", open_nothing)
     for call in ("estimate", "check", "plan", "fit", "curves"):
         fields = {"model": "some/model", "context": "long"}
         assert ask(server, f"/api/v1/{call}", fields).status == 400, call
@@ -573,11 +573,12 @@ class Opening:
         self.calls: list[str] = []
         self.running = self.most = 0
         self.go_on, self.lock = threading.Event(), threading.Lock()
-        self._named = resolve_model("qwen3-8b")
-        monkeypatch.setattr(kept_models, "resolve_model", self)
+        self._named = open_named("qwen3-8b")
+        monkeypatch.setattr(kept_models, "open_named", self)
 
-    def __call__(self, name: str, *, reach: Any, confirm: Any) -> ResolvedModel:
-        assert confirm is None
+    def __call__(self, name: str, session: Session) -> ResolvedModel:
+        assert session.confirm is None
+        reach: Any = session.reach
         with self.lock:
             self.calls.append(name)
             self.running += 1
@@ -658,16 +659,17 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
 ) -> None:
     """What is read of its files later would be called off too."""
     opened, watch, calls = OpenedModels(WebSettings()), CallWatch(), []
-    known = resolve_model("qwen3-8b")
+    known = open_named("qwen3-8b")
 
-    def open_deaf(name: str, *, reach: Any, confirm: Any) -> ResolvedModel:
+    def open_deaf(name: str, session: Session) -> ResolvedModel:
         calls.append(name)
         watch.cancelled.set()
         if len(calls) == 1:
-            assert reach.cancelled.wait(PATIENCE_S)
+            assert session.reach.cancelled is not None
+            assert session.reach.cancelled.wait(PATIENCE_S)
         return known
 
-    monkeypatch.setattr(kept_models, "resolve_model", open_deaf)
+    monkeypatch.setattr(kept_models, "open_named", open_deaf)
     before = running()
     with pytest.raises(CancelledError):
         opened.named("org/name", watch)
@@ -791,24 +793,20 @@ class Late(threading.Event):
 @pytest.mark.parametrize("way", ["check", "plan"])
 def test_what_nobody_waits_for_is_not_gone_on_with(way: str, looks: int) -> None:
     """Noticed before the next bill is made."""
-    named, words = (
-        resolve_model(QWEN),
-        Words(vram="12G,8G", ram="60G", users="3" if way == "plan" else None),
-    )
+    named = open_named(QWEN)
+    request = Request(vram="12G,8G", ram="60G", users=3 if way == "plan" else None)
     cancelled = Late(looks)
-    reach = Reach(network=False, cancelled=cancelled)
-    with pytest.raises(CancelledError):  # noqa: PT012 - one of the two
-        if way == "check":
-            check_named(named, asking_of(words, reach=lambda: reach), reach)
-        else:
-            plan_words(words, named, reach=reach)
+    session = Session(reach=Reach(network=False, cancelled=cancelled))
+    answer = check_named if way == "check" else plan_named
+    with pytest.raises(CancelledError):
+        answer(named, request, session)
     assert cancelled.looks == looks + 1
 
 
 def test_of_a_recommendation_that_was_called_off_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planning, "keep", lambda *_: pytest.fail("it was kept"))
+    monkeypatch.setattr(recommending, "keep", lambda *_: pytest.fail("it was kept"))
     told: list[str] = []
 
     def tell(line: str) -> None:
@@ -816,9 +814,9 @@ def test_of_a_recommendation_that_was_called_off_nothing_is_kept(
         if len(told) == 3:
             raise CancelledError("called off")
 
-    words = Words(devices=("RTX 3060",), ram="31G", task="code")
+    request = Request(devices=("RTX 3060",), ram="31G", purpose=ModelPurpose.CODE)
     with pytest.raises(CancelledError):
-        recommend_words(words, tell=tell)
+        recommending.recommend(request, Session(reach=Reach(progress=tell)))
     assert len(told) == 3
 
 
@@ -861,12 +859,12 @@ def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
     named = kept_models.KeptNamed(name="org/name", catalog=read_catalog(), found=found)
     clock, read = time.monotonic(), []
 
-    def biller(*arguments: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         read.append(arguments)
-        return bills.biller(found, "llama.cpp", {}, Reach())
+        return price_loads(found, "llama.cpp", {}, Reach())
 
     monkeypatch.setattr(kept_models, "time", SimpleNamespace(monotonic=lambda: clock))
-    monkeypatch.setattr(kept_models, "biller", biller)
+    monkeypatch.setattr(kept_models, "price_loads", counted)
     for _ in range(2):
         named.pricing(found, "llama.cpp", {"mmproj": "auto"}, Reach())
         clock += kept_models.BESIDE_S + 1

@@ -19,7 +19,6 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.web.conftest import write_recorded
 from tests.web.serving import LOCAL, ask, events, start
 
-from edgekit.asking.words import Words, machine_of
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.cli import main
@@ -27,6 +26,7 @@ from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import smallest_bytes
+from edgekit.request import Request as ModelRequest
 from edgekit.web.card_making import Card, CardOrder, Maker, in_order
 from edgekit.web.card_worker import Begin, Made, work
 from edgekit.web.cards import KEPT_MACHINES, MOST_FOLLOWED, MOST_STARTS, Cards, Deck
@@ -34,7 +34,7 @@ from edgekit.web.failures import TooManyError
 from edgekit.web.jobs import JobEvent
 from edgekit.web.warming import warm
 
-SMALL = Words(ram="2G")
+SMALL = ModelRequest(ram="2G")
 PATH = "/api/v1/cards/events"
 
 
@@ -65,9 +65,8 @@ def test_a_card_says_what_plan_says(
 ) -> None:
     said = dict(zip(words[::2], words[1::2], strict=True))
     engine = said.get("--engine", "llama.cpp")
-    machine = machine_of(
-        Words(devices=tuple(filter(None, [said.get("--device")])), ram=said.get("--ram"))
-    )
+    devices = tuple(filter(None, [said.get("--device")]))
+    machine = ModelRequest(devices=devices, ram=said.get("--ram")).find_machine()
     made = {card["id"]: card for card in cards_of(ids, CardOrder(machine=machine, engine=engine))}
     assert set(made) == set(ids)
     for name, card in made.items():
@@ -98,7 +97,7 @@ def without_because(speed: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
-    machine = machine_of(Words(devices=("RTX 4060",), ram="32G"))
+    machine = ModelRequest(devices=("RTX 4060",), ram="32G").find_machine()
     usual, roomy, half = (
         next(cards_of(("llama-3.1-8b",), CardOrder(machine=machine, engine="llama.cpp", **limits)))
         for limits in ({}, {"reserve_bytes": 0}, {"max_use": 0.5})
@@ -108,7 +107,7 @@ def test_cards_keep_to_the_reserve_and_the_largest_share_asked_for() -> None:
 
 
 def test_what_an_engine_refuses_is_a_card_with_the_sentence() -> None:
-    order = CardOrder(machine=machine_of(SMALL), engine="llama.cpp")
+    order = CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
     (card,) = cards_of(("phi-3-small-8k-instruct",), order)
     assert (card["status"], card["variant"], card["bars"]) == ("refused", None, [])
     assert "no GGUF of it to run" in card["told"]
@@ -121,7 +120,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
     def break_down(*_: object) -> None:
         raise ZeroDivisionError
 
-    maker, order = Maker(LOCAL), CardOrder(machine=machine_of(SMALL), engine="llama.cpp")
+    maker, order = Maker(LOCAL), CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
     monkeypatch.setattr("edgekit.web.card_making.wish_of", break_down)
     told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
@@ -130,7 +129,9 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
 
 
 def test_cards_that_are_there_are_not_made_again() -> None:
-    order = CardOrder(machine=machine_of(SMALL), engine="llama.cpp", made=frozenset({"qwen3-0.6b"}))
+    order = CardOrder(
+        machine=SMALL.find_machine(), engine="llama.cpp", made=frozenset({"qwen3-0.6b"})
+    )
     assert [card["id"] for card in cards_of(("qwen3-0.6b", "qwen2.5-0.5b"), order)] == [
         "qwen2.5-0.5b"
     ]
@@ -142,7 +143,7 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["recommend", *machine, "--all-sizes", "--limit", "4", "--json"]) == 0
     best = [one["id"] for one in json.loads(capsys.readouterr().out)["suggestions"]]
     order = CardOrder(
-        machine=machine_of(Words(devices=("RTX 4090",), ram="64G")), engine="llama.cpp"
+        machine=ModelRequest(devices=("RTX 4090",), ram="64G").find_machine(), engine="llama.cpp"
     )
     cards = list(cards_of(tuple({*best, "step-3.7-flash", "qwen3.5-122b-a10b"}), order))
     merits = {
@@ -159,7 +160,7 @@ def test_what_is_recommended_comes_first(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_plausibly_fits_comes_first_each_by_rank() -> None:
-    machine = machine_of(Words(devices=("RTX 4090",), ram="64G"))
+    machine = ModelRequest(devices=("RTX 4090",), ram="64G").find_machine()
     found = in_order(read_catalog().entries, machine, "llama.cpp")
     card, every = machine.devices[0].free_bytes, engine_named("llama.cpp").capacity_bytes(machine)
     places = [sum(smallest_bytes(entry) > room for room in (card, every)) for entry in found]
@@ -182,7 +183,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("mine")
 def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> None:
-    order = CardOrder(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
+    order = CardOrder(machine=ModelRequest(ram="32G").find_machine(), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("mine"),))
     (outside,) = Maker(LOCAL).cards(order, entries)
     assert outside["status"] == "refused"
@@ -198,7 +199,7 @@ def test_what_the_user_added_is_read_only_inside_the_folders(tmp_path: Path) -> 
 
 def test_where_a_file_lies_is_not_told_elsewhere(mine: Path, tmp_path: Path) -> None:
     mine.write_bytes(b"GGUF" + b"\xff" * 60)
-    order = CardOrder(machine=machine_of(Words(ram="32G")), engine="llama.cpp")
+    order = CardOrder(machine=ModelRequest(ram="32G").find_machine(), engine="llama.cpp")
     there = replace(LOCAL, host="0.0.0.0", models_dirs=(tmp_path.resolve(),))
     (card,) = Maker(there).cards(order, Catalog(entries=(find_entry("mine"),)))
     assert card["status"] == "refused"
@@ -232,7 +233,9 @@ def test_a_check_with_its_flags_says_what_a_card_says(
     address: str, ids: tuple[str, ...], said: dict[str, Any]
 ) -> None:
     engine = said.get("engine", "llama.cpp")
-    machine = machine_of(Words(devices=tuple(said.get("device", ())), ram=said.get("ram")))
+    machine = ModelRequest(
+        devices=tuple(said.get("device", ())), ram=said.get("ram")
+    ).find_machine()
     made = list(cards_of(ids, CardOrder(machine=machine, engine=engine)))
     assert {card["id"] for card in made} == set(ids)
     for card in made:
@@ -304,12 +307,12 @@ def test_too_many_machines_at_once_are_refused(shared: Cards) -> None:
     async def follow_many(cards: Cards) -> None:
         async with AsyncExitStack() as following:
             for size in range(MOST_FOLLOWED):
-                deck = deck_of(cards, Words(ram=f"{size + 16}G"))
+                deck = deck_of(cards, ModelRequest(ram=f"{size + 16}G"))
                 one = await following.enter_async_context(aclosing(cards.follow(deck)))
                 await anext(one)
-            deck_of(cards, Words(ram="16G"))  # the same as another: no more work
+            deck_of(cards, ModelRequest(ram="16G"))  # the same as another: no more work
             with pytest.raises(TooManyError):
-                deck_of(cards, Words(ram="64G"))
+                deck_of(cards, ModelRequest(ram="64G"))
 
     asyncio.run(follow_many(shared))
 
@@ -319,7 +322,7 @@ def test_whoever_follows_gets_cards_though_the_machine_is_no_longer_kept(shared:
 
     async def follow_all(cards: Cards) -> None:
         sizes = range(100, 100 + KEPT_MACHINES + 4)
-        decks = [deck_of(cards, Words(ram=f"{size}G")) for size in sizes]
+        decks = [deck_of(cards, ModelRequest(ram=f"{size}G")) for size in sizes]
         assert len(cards._decks) == KEPT_MACHINES
         async with aclosing(cards.follow(decks[0])) as one, asyncio.timeout(30):
             assert len(await next_cards(one, 2)) == 2
@@ -331,14 +334,14 @@ def test_whoever_follows_gets_cards_though_the_machine_is_no_longer_kept(shared:
 def test_whoever_follows_gets_cards_though_the_machine_is_asked_about_anew(
     monkeypatch: pytest.MonkeyPatch, shared: Cards
 ) -> None:
-    words = Words(ram="3G")
+    request = ModelRequest(ram="3G")
 
     async def follow_both(cards: Cards) -> None:
-        first = deck_of(cards, words)
+        first = deck_of(cards, request)
         async with aclosing(cards.follow(first)) as one, asyncio.timeout(30):
             await next_cards(one, 1)
             monkeypatch.setattr("edgekit.web.cards.KEPT_S", 0.0)
-            assert deck_of(cards, words) is not first
+            assert deck_of(cards, request) is not first
             before = len(first.cards)
             assert len(await next_cards(one, before + 2)) == before + 2
 
@@ -395,8 +398,8 @@ def shared() -> Iterator[Cards]:
         yield cards
 
 
-def deck_of(cards: Cards, words: Words = SMALL) -> Deck:
-    return cards.deck(CardOrder(machine=machine_of(words), engine="llama.cpp"))
+def deck_of(cards: Cards, request: ModelRequest = SMALL) -> Deck:
+    return cards.deck(CardOrder(machine=request.find_machine(), engine="llama.cpp"))
 
 
 async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str]:
@@ -412,8 +415,8 @@ async def next_cards(following: AsyncIterator[JobEvent], count: int) -> list[str
 
 def test_listeners_share_the_work_and_who_comes_later_gets_all(shared: Cards) -> None:
     async def listen(cards: Cards) -> None:
-        deck = deck_of(cards, Words(ram="5G"))
-        assert deck_of(cards, Words(ram="5G")) is deck
+        deck = deck_of(cards, ModelRequest(ram="5G"))
+        assert deck_of(cards, ModelRequest(ram="5G")) is deck
         async with aclosing(cards.follow(deck)) as one, aclosing(cards.follow(deck)) as other:
             first = await next_cards(one, 3)
             both = await asyncio.gather(next_cards(one, 3), next_cards(other, 6))
@@ -425,12 +428,12 @@ def test_listeners_share_the_work_and_who_comes_later_gets_all(shared: Cards) ->
 
 def test_who_leaves_stops_what_nobody_else_wants_and_may_come_back(shared: Cards) -> None:
     async def leave_and_return(cards: Cards) -> None:
-        deck = deck_of(cards, Words(ram="6G"))
+        deck = deck_of(cards, ModelRequest(ram="6G"))
         async with aclosing(cards.follow(deck)) as following:
             first = await next_cards(following, 2)
         made = len(deck.cards)
         assert not deck.is_begun
-        async with aclosing(cards.follow(deck_of(cards, Words(ram="7G")))) as another:
+        async with aclosing(cards.follow(deck_of(cards, ModelRequest(ram="7G")))) as another:
             await next_cards(another, 3)  # the worker goes on, and not with the first one
         assert len(deck.cards) == made
         async with aclosing(cards.follow(deck)) as following:
@@ -443,7 +446,7 @@ def test_who_leaves_stops_what_nobody_else_wants_and_may_come_back(shared: Cards
 
 def test_two_machines_get_their_cards_in_turn(shared: Cards) -> None:
     async def listen(cards: Cards) -> None:
-        small, large = (deck_of(cards, Words(ram=size)) for size in ("9G", "10G"))
+        small, large = (deck_of(cards, ModelRequest(ram=size)) for size in ("9G", "10G"))
         async with aclosing(cards.follow(small)) as one, aclosing(cards.follow(large)) as other:
             await asyncio.gather(next_cards(one, 3), next_cards(other, 3))
         assert not small.is_done
@@ -548,7 +551,7 @@ def test_a_worker_whose_server_goes_while_it_works_ends() -> None:
     ours, theirs = multiprocessing.Pipe()
     worker = threading.Thread(target=work, args=(theirs,), kwargs={"settings": LOCAL})
     worker.start()
-    ours.send(Begin(number=7, order=CardOrder(machine=machine_of(SMALL), engine="llama.cpp")))
+    ours.send(Begin(number=7, order=CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")))
     made = ours.recv()
     assert isinstance(made, Made)
     assert (made.number, made.card is None) == (7, False)

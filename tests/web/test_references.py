@@ -12,7 +12,7 @@ import pytest
 from tests.web.serving import LOCAL, ask, events, start
 from tests.web.test_api import write_model
 
-from edgekit.asking.words import Words
+from edgekit.app.open import open_named
 from edgekit.catalog.store import save_entry
 from edgekit.engines.model_words import typed_gguf_words
 from edgekit.errors import (
@@ -24,13 +24,13 @@ from edgekit.errors import (
 )
 from edgekit.model.open import open_model
 from edgekit.plan.entries import entry_of
-from edgekit.resolver import resolve_model
+from edgekit.request import Request, Session
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model
 from edgekit.sources.types import Reach
 from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
-from edgekit.web.references import allowed, allowed_words, files_inside, is_near
+from edgekit.web.references import allowed, allowed_request, files_inside, is_near
 from edgekit.web.types import CallWatch, WebSettings
 
 NOWHERE = WebSettings()
@@ -85,6 +85,11 @@ ESCAPES = (
 )  # fmt: skip
 
 
+def with_file(flag: str, name: str) -> Request:
+    """A request that loads a file next to the model."""
+    return Request.from_query({flag: name}, frozenset({flag}))
+
+
 @pytest.mark.parametrize("name", ESCAPES)
 @pytest.mark.parametrize("given", [False, True])
 def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
@@ -93,7 +98,7 @@ def test_no_way_out(name: str, folder: Path, *, given: bool) -> None:
         allowed(name, settings)
     for flag in ("mmproj", "lora", "draft_model"):
         with pytest.raises(NotAllowedError):
-            allowed_words(Words(given={"llama.cpp": {flag: name}}), settings)
+            allowed_request(with_file(flag, name), settings)
 
 
 @pytest.mark.parametrize("name", ["", " ", "\0", "model\0.gguf", "a\nb", "x" * 9000, "\ud800"])
@@ -220,7 +225,7 @@ def test_a_folder_with_a_link_in_it_that_leads_out(folder: Path) -> None:
     with pytest.raises(NotAllowedError):
         OpenedModels(settings).named("inner", CallWatch())
     with pytest.raises(NotAllowedError):
-        allowed_words(Words(given={"llama.cpp": {"lora": "org/name,inner"}}), settings)
+        allowed_request(with_file("lora", "org/name,inner"), settings)
 
 
 def test_what_a_link_leads_out_to_is_not_told(folder: Path) -> None:
@@ -371,25 +376,20 @@ def test_companions_are_said_as_they_are_opened(folder: Path) -> None:
     settings = WebSettings(models_dirs=(folder,))
     path = str(next(folder.rglob("*.gguf")))
     relative = path.removeprefix(f"{folder}/")
-    given = {
-        "": {"context": "4096"},
-        "llama.cpp": {"mmproj": relative, "lora": f"{relative},{path}", "draft_model": "qwen3-8b"},
-    }
-    words = allowed_words(Words(given=given), settings)
-    assert words.given == {
-        "": {"context": "4096"},
-        "llama.cpp": {"mmproj": path, "lora": f"{path},{path}", "draft_model": "qwen3-8b"},
-    }
-    same = Words(given={"llama.cpp": {"mmproj": "auto"}})
-    assert allowed_words(same, settings) == same
+    flags = {"mmproj": relative, "lora": (relative, path), "draft_model": "qwen3-8b"}
+    request = allowed_request(Request(context=4096, flags={"llama.cpp": flags}), settings)
+    expected = {"mmproj": path, "lora": (path, path), "draft_model": "qwen3-8b"}
+    assert (request.context, request.flags) == (4096, {"llama.cpp": expected})
+    same = Request(flags={"llama.cpp": {"mmproj": "auto"}})
+    assert allowed_request(same, settings) == same
 
 
 def test_an_adapter_with_a_comma_in_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "a,b"
     path = write_model(folder)
-    words = Words(given={"llama.cpp": {"lora": path.name}})
+    request = with_file("lora", path.name)
     with pytest.raises(UsageError, match="comma"):
-        allowed_words(words, WebSettings(models_dirs=(folder,)))
+        allowed_request(request, WebSettings(models_dirs=(folder,)))
 
 
 # --- over HTTP
@@ -519,7 +519,7 @@ def test_the_command_line_takes_paths_as_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    assert resolve_model("org/name", reach=Reach(network=False)).found is not None
+    assert open_named("org/name", Session(reach=Reach(network=False))).found is not None
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3 8B", "qwen3-8b:Q8_0", "catalog:qwen3-8b:Q8_0"])

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from tests.patience import wait_until
 from tests.thoroughness import LONG, RANDOM
 
-from edgekit.asking.bills import OPTIONS
+from edgekit.engines import engine_named, engine_names
 from edgekit.web.app import OPENAPI, create_app
 from edgekit.web.calls import CALLS
 from edgekit.web.types import WebSettings
@@ -193,9 +193,9 @@ MACHINES: tuple[dict[str, Any], ...] = (
 def loads(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A call and fields that a person could mean: most of them are understood, and many are refused by an engine."""
     call = draw(st.sampled_from(("estimate", "fit", "fit", "check", "curves")))
-    engine = draw(st.sampled_from((*OPTIONS, "llama.cpp", "llama.cpp")))
+    engine = draw(st.sampled_from((*engine_names(), "llama.cpp", "llama.cpp")))
     known = CALLS[call].request.model_fields
-    flags = [flag for flag in OPTIONS[engine].FLAGS if flag.key in known]
+    flags = [flag for flag in engine_named(engine).flags if flag.key in known]
     fields: dict[str, Any] = {"model": draw(st.sampled_from(MODELS)), "engine": engine}
     for flag in draw(st.lists(st.sampled_from(flags), max_size=4, unique_by=lambda one: one.key)):
         fields[flag.key] = draw(st.sampled_from(WORDS) if flag.metavar else st.booleans())

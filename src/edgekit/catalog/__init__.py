@@ -10,7 +10,7 @@ from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotFoundError
 
-__all__ = ["find_entry", "near_ids", "read_catalog"]
+__all__ = ["find_entry", "listed", "near_ids", "read_catalog"]
 
 SHOWN = 6  # names in one message
 
@@ -23,6 +23,17 @@ def read_catalog() -> Catalog:
         entries=tuple(entries[name] for name in sorted(entries)),
         problems=tuple(one for one in found if isinstance(one, str)),
     )
+
+
+def listed(catalog: Catalog, *, kind: str | None = None, family: str | None = None) -> list[Entry]:
+    """The models for this purpose, of this family or one whose name begins with it."""
+    start = (family or "").lower()
+    return [
+        entry
+        for entry in catalog.entries
+        if (kind is None or kind in {one.value for one in entry.kinds})
+        and entry.family.lower().startswith(start)
+    ]
 
 
 def find_entry(name: str, catalog: Catalog | None = None) -> Entry:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
-from edgekit.engines import engine_name, engine_named, engine_names
+from edgekit.engines import engine_named, engine_names
 from edgekit.engines.quant_names import with_quant
 from edgekit.engines.row_options import RowOptions, context_option, did_you_mean
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.report.bill_json import answer_json
+from edgekit.request import Request
 from edgekit.sources.types import Reach
 
 _KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")
@@ -51,23 +52,12 @@ def answer_line(line: bytes | None, models: BatchModels) -> str:
 
 
 def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
-    asked, backend = row.get("engine"), row.get("backend")
-    options = row.get("options") or {}
-    if not isinstance(options, Mapping):
-        raise UsageError("options must be an object")
-    if not isinstance(asked, str | None) or not isinstance(backend, str | None):
-        raise UsageError("engine and backend must be names")
-    wanted = None if asked is None else engine_name(asked)
-    _check_keys(row, wanted)
-    asked_quant = row.get("quant")
-    if asked_quant is None and "quantization" not in options:
-        asked_quant = options.get("quant")
-    if not isinstance(asked_quant, str | None):
-        raise UsageError(f"quant {asked_quant!r:.60} is not a string")
-    name, model, quant = models.of_row(row, wanted, asked_quant)
+    request = Request.from_row(row)
+    _check_keys(row, request.engine)
+    name, model, quant = models.of_row(row, request.engine, request.quant)
     engine = engine_named(name)
-    read = RowOptions(with_quant(name, options, quant))
-    load, setup = engine.read_row(read, backend)
+    read = RowOptions(with_quant(name, request.options or {}, quant))
+    load, setup = engine.read_row(read, request.backend)
     read.require_known(name)
     answer = answer_json(engine.estimate(model, load, setup))
     return answer | ({"ignored": read.ignored} if read.ignored else {})

@@ -10,11 +10,12 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgekit.app.open import ResolvedModel, open_named, quantised
 from edgekit.catalog.types import Catalog
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.model.open import open_config
 from edgekit.model.types import Model
-from edgekit.resolver import ResolvedModel, quantised, resolve_model
+from edgekit.request import Session
 from edgekit.sources.types import Reach
 
 KEPT_MODELS = 512  # rows may go back and forth between all models of a collection
@@ -75,7 +76,7 @@ class BatchModels:
             raise UsageError("the row has neither a model (a path or an id) nor a config")
 
         def open_it() -> ResolvedModel:
-            return resolve_model(reference, reach=self._reach)
+            return open_named(reference, Session(reach=self._reach))
 
         return self._model(_file_key(reference), open_it, wanted, quant)
 

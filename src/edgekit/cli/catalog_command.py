@@ -126,8 +126,7 @@ def _add_update(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run_list(arguments: argparse.Namespace) -> str:
-    from edgekit.asking.known import listed
-    from edgekit.catalog import read_catalog
+    from edgekit.catalog import listed, read_catalog
 
     catalog = read_catalog()
     known = listed(catalog, kind=arguments.kind, family=arguments.family)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import OF_THE_MACHINE
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_engine_flags
 from edgekit.cli.reach_options import (
@@ -27,14 +26,14 @@ from edgekit.cli.request_options import (
     add_users_option,
     add_window_budget_option,
 )
-from edgekit.cli.typed import words_of
+from edgekit.engines.flags import OF_THE_MACHINE
 from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.asking.checks import Answer
+    from edgekit.app.answers import Answer
     from edgekit.engines.commands import Command
     from edgekit.report.bars import Glyphs
     from edgekit.sources.download import Download
@@ -161,40 +160,25 @@ def pasted(ready: tuple[Command, ...]) -> str:
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
-    from dataclasses import replace
-
-    from edgekit.asking.checks import check_all, check_model, worst_code
-    from edgekit.asking.words import asking_of, engine_flags
+    from edgekit.app.check import check, check_all, worst_code
     from edgekit.cli.naming import references
     from edgekit.formats.types import Depth
-    from edgekit.sources.types import Traffic
+    from edgekit.request import Request, Session
 
-    words = words_of(arguments)
-    engines, _ = engine_flags(words)  # errors in flags come before anything is read
+    request = Request.from_argv(arguments)  # errors in flags come before anything is read
     names = references(arguments.models)
     alone = len(names) == 1
-    if arguments.program is not None and (not alone or len(engines) > 1):
+    if arguments.program is not None and (not alone or len(request.engines) > 1):
         raise UsageError("--for prints the command of one model and one engine")
     depth = Depth.TENSORS if arguments.json or arguments.exact else Depth.ARCHITECTURE
     with reach_of(arguments, quiet=arguments.quiet or (arguments.json and alone)) as reach:
         if alone:
-            asking = asking_of(
-                words,
-                reach=lambda: reach,
-                with_changes=not arguments.quiet,
-                depth=depth,
-                confirm=confirmed(arguments, alone=True),
-            )
-            found = [check_model(names[0], asking)]
+            session = Session(reach=reach, confirm=confirmed(arguments, alone=True))
+            quiet = arguments.quiet
+            found = [check(names[0], request, session, depth=depth, with_changes=not quiet)]
         else:
-            each = replace(reach, progress=None)
-            asking = asking_of(
-                words,
-                reach=lambda: replace(each, traffic=Traffic()),
-                with_changes=False,  # a table has no room for them
-                depth=depth,
-            )
-            coming = counting(check_all(names, asking), len(names), reach.progress)
+            answers = check_all(names, request, Session(reach=reach), depth=depth)
+            coming = counting(answers, len(names), reach.progress)
             if not arguments.json:
                 return "", worst_code(_show_table(coming), strict=arguments.strict)
             found = list(coming)
@@ -259,7 +243,7 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
 def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
     from dataclasses import replace
 
-    from edgekit.report.check import Check, Unanswered
+    from edgekit.app.answers import Check, Unanswered
 
     if len(answers) == 1 and isinstance(answers[0], Unanswered):
         raise answers[0].error  # told as every error is
@@ -270,15 +254,15 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
         bill = replace(answers[0].bill, command=ready[-1].text)
         answers = [replace(answers[0], bill=bill)]
     if arguments.json:
-        from edgekit.asking.checks import answers_json
         from edgekit.report.as_json import json_text
+        from edgekit.report.check_json import answers_json
 
         return json_text(answers_json(answers))
     return _as_text(answers, arguments)
 
 
 def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    from edgekit.report.check import Check
+    from edgekit.app.answers import Check
     from edgekit.report.check_table import check_table
     from edgekit.report.check_text import check_text, quiet_text
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import OF_THE_MACHINE, Asked, bill_named
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options
 from edgekit.cli.engine_flags import add_engine_flags
 from edgekit.cli.reach_options import (
@@ -22,19 +21,14 @@ from edgekit.cli.request_options import (
     add_min_context_option,
     add_users_option,
 )
-from edgekit.cli.typed import words_of
-from edgekit.engines import every_engine
-from edgekit.engines.flags import read_number
+from edgekit.engines import engine_names
+from edgekit.engines.flags import OF_THE_MACHINE
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.asking.words import EngineFlags, Words
-    from edgekit.model.open import Opened
-    from edgekit.report.check import Check, Unanswered
-    from edgekit.report.compare import EngineAnswer
-    from edgekit.resolver import ResolvedModel
-    from edgekit.sources.types import Reach
+    from edgekit.app.answers import Check, Unanswered
+    from edgekit.request import Request
 
 _DESCRIPTION = (
     "One model: what llama.cpp, vLLM and MLX need for the same context, with weights and KV cache on the GPU. Several "
@@ -85,84 +79,45 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text. A model or an engine that fails is a row; where all do, an error."""
-    from edgekit.asking.words import engine_flags
-    from edgekit.cli.naming import references
-
-    words = words_of(arguments)
-    _, flags = engine_flags(words)  # errors in flags come before anything is read
-    names = references(arguments.models)
-    machine = bool(words.devices or words.ram or words.vram or words.job)
-    if len(names) == 1 and not machine and arguments.engine is None:
-        return _engines(names[0], words, flags, arguments)
-    return _models(names, words, arguments)
-
-
-def _engines(name: str, words: Words, flags: EngineFlags, arguments: argparse.Namespace) -> str:
-    from edgekit.plan.context import DEFAULT_TOKENS
-    from edgekit.report.compare import compare_json, compare_text
-    from edgekit.resolver import resolve_model
-
-    with reach_of(arguments, quiet=arguments.json) as reach:
-        named = resolve_model(name, reach=reach, quant=words.quant)
-        opened = named.as_file(named.first_engine)
-        native = opened.model.geometry.native_context or DEFAULT_TOKENS
-        context = words.context or min(native, DEFAULT_TOKENS)
-        users = read_number("--users", words.users, least=1)
-        same = {"context": str(context), "users": words.users}
-        answers = []
-        for engine in every_engine():
-            alone = engine.one_sequence if users is None else {}
-            given = {**engine.on_gpu, **alone, **flags[engine.name], **same}
-            answer = _answer(engine.name, named, given, reach)
-            if answer.error is None or engine.page.is_compared:
-                answers.append(answer)
-    if all(answer.error is not None for answer in answers):
-        raise next(answer.error for answer in answers if answer.error is not None)
-    if arguments.json:
-        from edgekit.report.as_json import json_text
-
-        return json_text(compare_json(opened.label, name, context, answers, users=users or 1))
-    hint = _hint(opened) if named.found else ""
-    return compare_text(
-        opened.label, context, answers, hint, users=users or 1, width=screen_width()
-    )
-
-
-def _hint(opened: Opened) -> str:
-    from edgekit.sources.types import Container
-
-    if opened.model.header.container is not Container.GGUF:
-        return ""
-    return "For vLLM and MLX give the repository that this file was converted from."
-
-
-def _answer(engine: str, named: ResolvedModel, given: dict[str, Any], reach: Reach) -> EngineAnswer:
-    from edgekit.errors import EdgekitError
-    from edgekit.report.compare import EngineAnswer
-
-    try:
-        return EngineAnswer(engine=engine, bill=bill_named(named, Asked(engine, given), reach))
-    except EdgekitError as error:
-        return EngineAnswer(engine=engine, error=error)
-
-
-def _models(names: tuple[str, ...], words: Words, arguments: argparse.Namespace) -> str:
-    """Judged as `check` judges them; one model by every engine."""
     from dataclasses import replace
 
-    from edgekit.asking.checks import check_all
-    from edgekit.asking.words import ALL, asking_of
-    from edgekit.report.check import Check, Unanswered
-    from edgekit.sources.types import Traffic
+    from edgekit.cli.naming import references
+    from edgekit.request import Request
 
-    if len(names) == 1 and words.engine is None:
-        words = replace(words, engine=ALL)
+    request = Request.from_argv(arguments)  # errors in flags come before anything is read
+    names = references(arguments.models)
+    if len(names) > 1 or arguments.engine is not None:
+        return _models(names, request, arguments)
+    if request.devices or request.ram or request.vram or request.job:
+        return _models(names, replace(request, engines=engine_names()), arguments)
+    return _engines(names[0], request, arguments)
+
+
+def _engines(name: str, request: Request, arguments: argparse.Namespace) -> str:
+    from edgekit.app.compare import compare
+    from edgekit.request import Session
+
     with reach_of(arguments, quiet=arguments.json) as reach:
-        each = replace(reach, progress=None)
-        asking = asking_of(
-            words, reach=lambda: replace(each, traffic=Traffic()), with_changes=False
-        )
-        found = counting(check_all(names, asking), len(names), reach.progress)
+        found = compare(name, request, Session(reach=reach))
+    if arguments.json:
+        from edgekit.report.as_json import json_text
+        from edgekit.report.compare import compare_json
+
+        return json_text(compare_json(found, name))
+    from edgekit.report.compare import compare_text
+
+    return compare_text(found, width=screen_width())
+
+
+def _models(names: tuple[str, ...], request: Request, arguments: argparse.Namespace) -> str:
+    """Judged as `check` judges them; one model by every engine."""
+    from edgekit.app.answers import Check, Unanswered
+    from edgekit.app.check import check_all
+    from edgekit.request import Session
+
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        answers = check_all(names, request, Session(reach=reach))
+        found = counting(answers, len(names), reach.progress)
         rows = [row for answers in found for row in answers]
     if not any(isinstance(row, Check) for row in rows):
         raise next(row.error for row in rows if isinstance(row, Unanswered))

@@ -38,10 +38,9 @@ def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> 
 
 def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
     """Raises UsageError for a name or a size that means nothing."""
-    from edgekit.asking.words import machine_of
-    from edgekit.cli.typed import words_of
+    from edgekit.machine import this_or_wished
 
-    return machine_of(words_of(arguments))
+    return this_or_wished(devices=tuple(arguments.device), ram=arguments.ram, vram=arguments.vram)
 
 
 def join_counts(argv: Sequence[str]) -> list[str]:

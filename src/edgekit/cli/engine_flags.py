@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgekit.engines import engine_named, engine_names
-from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Flag
+from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag, given_flags
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
 
-_GIVEN = "engine_flags"  # the attribute of what argparse found
 CHOSEN_CONTEXT = (
     "context in tokens: 8192, 32k, 0 for the native context (default: chosen to fit, from 16k up); "
     "also --ctx, --max-model-len"
@@ -71,13 +70,13 @@ def add_flags(
     group = parser.add_argument_group(title)
     for flag in flags:
         group.add_argument(
-            *flag.names, dest=_GIVEN, action=_Given, engine=engine, flag=flag, help=flag.help,
+            *flag.names, dest=GIVEN, action=_Given, engine=engine, flag=flag, help=flag.help,
             metavar=flag.metavar or None, nargs=0 if not flag.metavar else "?" if flag.alone else None,
             const=flag.value, default=argparse.SUPPRESS,
         )  # fmt: skip
         if flag.aliases:
             group.add_argument(
-                *flag.aliases, dest=_GIVEN, action=_Given, engine=engine, flag=flag,
+                *flag.aliases, dest=GIVEN, action=_Given, engine=engine, flag=flag,
                 help=argparse.SUPPRESS, metavar=flag.metavar, default=argparse.SUPPRESS,
             )  # fmt: skip
 
@@ -96,9 +95,9 @@ class _Given(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        if not hasattr(namespace, _GIVEN):
-            setattr(namespace, _GIVEN, {})
-        given: dict[str, Any] = getattr(namespace, _GIVEN).setdefault(self._engine, {})
+        if not hasattr(namespace, GIVEN):
+            setattr(namespace, GIVEN, {})
+        given: dict[str, Any] = getattr(namespace, GIVEN).setdefault(self._engine, {})
         value: Any = values if self._flag.metavar else self._flag.value
         before = given.get(self._flag.key)
         if before is not None and self._flag.repeats:
@@ -114,8 +113,3 @@ def _plain(text: object) -> object:
         return parse_tokens(str(text))
     except UsageError:
         return text
-
-
-def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Engine -> its flags that were given, as they were typed."""
-    return {engine: dict(given) for engine, given in getattr(arguments, _GIVEN, {}).items()}

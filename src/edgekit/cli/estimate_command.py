@@ -17,13 +17,12 @@ from edgekit.cli.reach_options import (
     screen_width,
 )
 from edgekit.cli.request_options import add_users_option
-from edgekit.cli.typed import words_of
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.report.bill import Bill
+    from edgekit.app.answers import Bill
 
 _DESCRIPTION = (
     "How much memory an engine will allocate for the model: weights, KV cache and compute buffers, in each memory, and "
@@ -77,14 +76,15 @@ def run(arguments: argparse.Namespace) -> str:
         return _run_batch(arguments)
     if arguments.model is None:
         raise UsageError("give a MODEL, or --batch FILE")
-    from edgekit.asking.bills import assume_bill, make_bill, read_asked
-    from edgekit.asking.words import bill_flags
+    from edgekit.app.estimate import assume, check_one_engine, estimate
+    from edgekit.request import Request, Session
 
-    asked = read_asked(bill_flags(words_of(arguments)), engine=arguments.engine)
+    request = Request.from_argv(arguments)
+    check_one_engine(request)
     if arguments.assume:
-        return _render(assume_bill(arguments.model, asked), arguments)
+        return _render(assume(arguments.model, request), arguments)
     with reach_of(arguments, quiet=arguments.json) as reach:
-        bill = make_bill(arguments.model, asked, reach)
+        bill = estimate(arguments.model, request, Session(reach=reach))
     return _render(bill, arguments)
 
 

@@ -65,12 +65,13 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The answer as text."""
+    from edgekit.app.inspect import inspect
     from edgekit.formats.types import Depth
-    from edgekit.resolver import inspect_named
+    from edgekit.request import Session
 
     depth = Depth.ARCHITECTURE if arguments.light and not arguments.tensors else Depth.TENSORS
     with reach_of(arguments, quiet=arguments.json) as reach:
-        found = inspect_named(arguments.model, depth=depth, reach=reach, quant=arguments.quant)
+        found = inspect(arguments.model, Session(reach=reach), depth=depth, quant=arguments.quant)
     return _render(found, arguments)
 
 

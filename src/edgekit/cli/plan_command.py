@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.asking.bills import NOT_PLANNED, OF_THE_MACHINE, PLANNED
 from edgekit.cli.check_command import (
     add_download_options,
     add_program_option,
@@ -26,7 +25,8 @@ from edgekit.cli.reach_options import (
 )
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
-from edgekit.cli.typed import words_of
+from edgekit.engines import planned_engines
+from edgekit.engines.flags import NOT_PLANNED, OF_THE_MACHINE
 from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -84,7 +84,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_reach_options(parser)
     add_engine_flags(
         parser,
-        engines=PLANNED,
+        engines=planned_engines(),
         context_help=CHOSEN_CONTEXT,
         without=OF_THE_MACHINE,
         hidden=frozenset(NOT_PLANNED),
@@ -97,20 +97,19 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     if is_tier(arguments.model):
         return run_tier(arguments)
     check_latency(arguments)
-    from edgekit.asking.words import plan_words, planned_engine
-    from edgekit.resolver import resolve_model
+    from edgekit.app.plan import plan as make_plan
+    from edgekit.request import Request, Session
 
-    words = words_of(arguments)
-    planned_engine(words)  # errors in flags come before anything is read
+    request = Request.from_argv(arguments)  # errors in flags come before anything is read
     with reach_of(arguments, quiet=arguments.json) as reach:
-        confirm = confirmed(arguments, alone=True)
-        named = resolve_model(arguments.model, reach=reach, confirm=confirm, quant=words.quant)
-        plan, ready, notes = plan_words(words, named, reach=reach)
+        session = Session(reach=reach, confirm=confirmed(arguments, alone=True))
+        found = make_plan(arguments.model, request, session)
+    plan, notes = found.plan, found.notes
     if arguments.plot is not None:
         _plot(plan, arguments.plot)
         notes = (*notes, f"wrote a plot of memory versus context to {arguments.plot}")
     code = 0 if plan.fits else HardwareError.exit_code
-    return _told(plan, notes, for_program(ready, arguments.program), arguments), code
+    return _told(plan, notes, for_program(found.ready, arguments.program), arguments), code
 
 
 def _plot(plan: Plan, path: str) -> None:

@@ -8,20 +8,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags, given_flags
+from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
-from edgekit.cli.typed import words_of
-from edgekit.engines.flags import COMMON, CONTEXT
+from edgekit.engines import default_engine
+from edgekit.engines.flags import COMMON, CONTEXT, given_flags
 from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.asking.known import Best
+    from edgekit.app.answers import Best
 
-LLAMACPP = "llama.cpp"
 
 _EXAMPLES = """
 examples:
@@ -83,18 +82,16 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The best few as text; that nothing fits is an exit code."""
     if arguments.tiers:
         return run_tiers(arguments)
-    arguments.engine = arguments.engine or LLAMACPP
+    arguments.engine = arguments.engine or default_engine().name
     check_latency(arguments)
-    from edgekit.asking.known import recommend_words
+    from edgekit.app.recommend import recommend
+    from edgekit.request import Request, Session
+    from edgekit.sources.types import Reach
 
     shows = is_terminal(sys.stderr) and not arguments.json
+    request = Request.from_argv(arguments)
     try:
-        best = recommend_words(
-            words_of(arguments),
-            limit=arguments.limit,
-            all_sizes=arguments.all_sizes,
-            tell=show_progress if shows else None,
-        )
+        best = recommend(request, Session(reach=Reach(progress=show_progress if shows else None)))
     finally:
         if shows:
             show_progress("")
@@ -135,7 +132,7 @@ def _same_words(arguments: argparse.Namespace) -> Iterator[str]:
     context = given_flags(arguments).get(COMMON, {}).get("context")
     if context is not None:
         yield from ("-c", context)
-    if arguments.engine != LLAMACPP:
+    if arguments.engine != default_engine().name:
         yield from ("--engine", arguments.engine)
     if arguments.prefer_accurate_kv:
         yield "--prefer-accurate-kv"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from edgekit.asking.bills import OF_THE_MACHINE
 from edgekit.cli.engine_flags import add_flags, add_flags_of
 from edgekit.cli.reach_options import add_reach_options
 from edgekit.cli.request_options import (
@@ -13,7 +12,7 @@ from edgekit.cli.request_options import (
     add_window_budget_option,
 )
 from edgekit.engines import every_engine
-from edgekit.engines.flags import COMMON, CONTEXT, QUANT
+from edgekit.engines.flags import COMMON, CONTEXT, OF_THE_MACHINE, QUANT
 
 DEFAULT_NEW_TOKENS = 512  # of one question
 # What run has for both engines, or settles itself.

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edgekit.asking.words import engine_flags, read_max_use, read_reserve
 from edgekit.catalog.naming import split_quant
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
-from edgekit.cli.typed import words_of
 from edgekit.engines import engine_named
-from edgekit.engines.flags import read, read_number
+from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
 from edgekit.plan.users import check_users
 from edgekit.published import catalog_name
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check_text import check_text
+from edgekit.request import Request
 from edgekit.running import DoesNotFitError, RunRequest, program_for, startable
 from edgekit.sources.folders import is_here
 from edgekit.units import format_download, parse_size
@@ -48,22 +47,22 @@ class StderrNotices:
 
 def read_order(arguments: argparse.Namespace, verb: str) -> RunRequest:
     """For `run` or `serve`. UsageError for what makes no sense, before anything is fetched."""
-    chosen, flags = engine_flags(words_of(arguments))
+    request = Request.from_argv(arguments)
     engines = tuple(engine.name for engine in startable(verb))
-    if len(chosen) > 1:
+    if len(request.engines) > 1:
         raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
-    engine = next(iter(chosen), engines[0])
+    engine = request.engine or engines[0]
     program = program_for(verb, engine_named(engine))
-    users = read_number("--users", getattr(arguments, "users", None), least=1)
-    if users is not None:
-        check_users(users, engine)
-        flags[engine] = program.with_users(flags[engine], users)
+    if request.users is not None:
+        check_users(request.users, engine)
+        values = program.with_users(request.values(engine), request.users)
+        context = values.pop(CONTEXT.key, None)
+        request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
         raise UsageError("--sinks only works with a rolling context: add --rolling")
     budget = getattr(arguments, "budget", None)  # run has one, serve does not
     if budget is not None and not program.has_budget:
         raise UsageError("--budget only works with the built-in engine: add --engine stream")
-    window_budget = arguments.window_budget
     settled = program.settled(
         RunOptions(
             rolling=arguments.rolling,
@@ -74,22 +73,16 @@ def read_order(arguments: argparse.Namespace, verb: str) -> RunRequest:
     )
     own_threads = "threads" in settled  # a flag of the engine's own
     return RunRequest(
-        reference=_at_quant(arguments.model, flags[engine].get("quant")),
+        reference=_at_quant(arguments.model, request.quant),
         engine=engine,
-        flags=flags,
+        request=request,
         sinks=read_number("--sinks", arguments.sinks) or 0,
         rolling=arguments.rolling,
         force=arguments.force,
-        min_context=read_number("--min-context", arguments.min_context),
-        window_budget_bytes=None
-        if window_budget is None
-        else read("--window-budget", parse_size, window_budget),
         threads=None if own_threads else read_plain("--threads", arguments.threads, least=1),
-        max_use=read_max_use(arguments.max_use),
-        reserve_bytes=read_reserve(arguments.reserve),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
         purpose=read_purpose(getattr(arguments, "latency", None)),
-        settled=settled,
+        settled=read_flags(engine_named(engine).flags, settled),
     )
 
 

@@ -18,8 +18,8 @@ from edgekit.report.run_json import ended_json, ready_json
 from edgekit.running import DoesNotFitError, fetch, serving
 
 if TYPE_CHECKING:
+    from edgekit.app.answers import Check
     from edgekit.engines.program import Server, Up
-    from edgekit.report.check import Check
 
 
 def serve(arguments: argparse.Namespace, *, default_port: int) -> tuple[str, int]:

@@ -7,9 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import machine_of_arguments
-from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.reach_options import is_terminal, screen_width
-from edgekit.engines.flags import COMMON, read_number
+from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_number
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -51,7 +50,7 @@ def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
 def _maker(
     arguments: argparse.Namespace, *, drafter: bool = True
 ) -> Callable[[TierMemory], TierWish]:
-    from edgekit.engines.flags import CONTEXT, read_flags
+    from edgekit.engines.flags import read_flags
     from edgekit.engines.memo import TierWish
     from edgekit.engines.memo.types import MIN_CONTEXT
 

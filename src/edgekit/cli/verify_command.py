@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.engine_flags import add_flags, given_flags
+from edgekit.cli.engine_flags import add_flags
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -16,7 +16,7 @@ from edgekit.cli.reach_options import (
     seconds,
 )
 from edgekit.engines import every_engine
-from edgekit.engines.flags import COMMON, CONTEXT, QUANT, read_flags
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -39,6 +39,11 @@ def engine_names() -> tuple[str, ...]:
     return tuple(_by_name())
 
 
+def planned_engines() -> tuple[str, ...]:
+    """Those that a plan can be made for."""
+    return tuple(one.name for one in every_engine() if one.can_plan)
+
+
 def engine_name(name: str) -> str:
     """The engine's own name for any spelling of it. Raises UsageError."""
     return engine_named(name).name

@@ -8,12 +8,16 @@ A flag that was not given leaves no trace, so that the engine's own default coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.errors import UsageError
 from edgekit.units import parse_size, parse_tokens
 
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    import argparse
+
 COMMON = ""  # the name under which flags of every engine stand
+GIVEN = "engine_flags"  # the attribute of an argparse.Namespace with the flags that were given
 LARGEST = 2**63 - 1
 
 Read = Callable[[str], Any]
@@ -323,6 +327,18 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(parse_size(word) for word in text.split(","))
 
 
+# What the machine says, not the caller, wherever a machine is checked.
+OF_THE_MACHINE = frozenset({"cpu", "device_memory", "gpu", "gpu_memory"})
+# What a plan chooses itself, or leaves to another command.
+NOT_PLANNED = {
+    "parallel": "-np: use --users N, which gives each user a full context",
+    "unified": "-kvu: with --users every user gets a full context",
+    "mmproj": "--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector",
+    "lora": "--lora: use edgekit check, which counts adapters",
+    "draft_model": "-md: it looks for a draft model itself; use edgekit check for one you choose",
+    "spec_type": "--spec-type: it looks for a draft model itself (--no-drafter turns that off)",
+    "max_num_seqs": "--max-num-seqs: use --users N for N requests at the same time",
+}
 # What the engines and the programs around them call it: one flag, whichever of them is known.
 CONTEXT_NAMES = (
     "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
@@ -343,3 +359,8 @@ QUANT = Flag(
     "quantisation of the weights: Q4_K_M, Q8_0 (llama.cpp), 4bit (MLX), fp8 (vLLM)",
     "NAME",
 )
+
+
+def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Engine -> its flags that were given, as they were typed."""
+    return {engine: dict(given) for engine, given in getattr(arguments, GIVEN, {}).items()}

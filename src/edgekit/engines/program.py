@@ -160,7 +160,7 @@ class EngineProgram(Protocol):
         """The engine's flags that follow from these options."""
 
     def with_users(self, flags: dict[str, Any], users: int, /) -> dict[str, Any]:
-        """The flags with a slot and a context for every user. Raises UsageError."""
+        """The values of flags with a slot and a context for every user. Raises UsageError."""
 
     def limited(self, setup: Any, limits: Callable[[], Mapping[str, int]], /) -> Any:
         """The setup with these limits, by flag, on what grows after the start."""

@@ -69,6 +69,7 @@ class Engine(Protocol):
     one_sequence: Mapping[str, str]  # flags with which there is one, not the engine's default
     page: Page  # what the page says about it
     quant_key: str  # of the flag that says how weights are quantised; "" where there is none
+    companions: frozenset[str] = frozenset()  # flags of files that are loaded with the model
 
     def read_quant(self, name: str, /) -> str | None:
         """The quantisation of `--quant NAME` in the engine's own words; None where it has no such."""
@@ -280,6 +281,20 @@ class Engine(Protocol):
     def commands(self, _startup: Startup, /) -> tuple[Command, ...]:
         """What starts it as it was judged, in the order to run it. None: only the command of an estimate does."""
         return ()
+
+    def taken(self, verdict: Verdict, /) -> MemoryEstimate:
+        """The bill with all that the engine takes when it starts, which may be more than its load needs."""
+        return verdict.estimate
+
+    def values_for_users(
+        self, values: Mapping[str, Any], _users: int, _load: Load, /
+    ) -> dict[str, Any]:
+        """The flags with which every user has a context of their own. Raises UsageError."""
+        return dict(values)
+
+    def values_on_cards(self, _cards: Sequence[Device], *, named: bool) -> dict[str, Any]:  # noqa: ARG002
+        """The flags for these cards; `named`: they are in the table of devices."""
+        return {}
 
     def machine_flags(self, _placement: Placement, /) -> dict[str, Any]:
         """The cards of a placement as flags, so that an estimate without the machine has the same bill."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.decisions import Lever
@@ -71,3 +71,23 @@ def _higher_limit(plan: Plan) -> tuple[Command, ...]:
     text = shell_text(shlex.split(raised.how), {}, machine.system)
     notes = (decision.because, raised.note)
     return (Command(program=LIMIT, name="GPU memory limit", kind=COMMAND, text=text, notes=notes),)
+
+
+def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
+    """In the order in which they come; what runs the model first."""
+    found: dict[str, list[Command]] = {}
+    for one in sorted(ready, key=lambda one: one.program == LIMIT):
+        found.setdefault(one.program, []).append(one)
+    return found
+
+
+def main_command(ready: Sequence[Command]) -> str:
+    """What starts the model, after what is to be run before it; "" where there is nothing."""
+    shown = next(iter(by_program(ready).values()), [])
+    return shown[-1].text if shown else ""
+
+
+def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
+    """What is to be known before `main_command` is pasted."""
+    shown = next(iter(by_program(ready).values()), [])
+    return shown[-1].notes if shown else ()

@@ -1,37 +1,12 @@
-"""Nouns of a told bill: an estimate and what was asked for."""
+"""The columns and sums of a memory breakdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.machine.types import Pool, PoolKind
-from edgekit.model.types import ModelGeometry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What a report is made of."""
-
-    label: str  # of the model
-    reference: str  # as it was typed
-    version: str  # of the engine that the rules were checked against
-    asked: str  # the load in words, as the engine resolved it
-    command: str  # starts the engine so
-    notes: tuple[str, ...] = ()  # on the model and the load; the estimate has its own
-    estimate: MemoryEstimate = field(repr=False)
-    geometry: ModelGeometry | None = field(default=None, repr=False)  # None: only a name is known
-
-    @property
-    def engine_title(self) -> str:
-        """'llama.cpp 0.5.0'; 'mlx-lm 0.32.2' says itself whose version it is."""
-        engine = self.estimate.engine
-        return (
-            self.version if self.version.startswith(engine) else f"{engine} {self.version}".strip()
-        )
-
 
 # The columns people know from the engines' own logs.
 COLUMNS: tuple[tuple[str, frozenset[Component]], ...] = (

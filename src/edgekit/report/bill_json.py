@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgekit.app.answers import Bill
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines import engine_named
 from edgekit.machine.types import Pool, PoolKind
-from edgekit.report.bill import Bill, column_of, later_lines
+from edgekit.report.bill import column_of, later_lines
 
 SCHEMA = 1
 _KEYS = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from edgekit.app.answers import Bill
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.report.bill import RAM, Bill, column_of, how_known, later_lines, pool_names, pool_sums
+from edgekit.report.bill import RAM, column_of, how_known, later_lines, pool_names, pool_sums
 from edgekit.report.lines import figures
 from edgekit.report.screen import (
     MOST_WIDTH,

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from edgekit.app.answers import Answer, Check, Unanswered
 from edgekit.bill.verdict import Change, Speed, Usage
 from edgekit.plan.download import download_bytes
 from edgekit.report.bill_json import SCHEMA, bill_json
-from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_table import counts
 from edgekit.report.hardware_json import budget_json, machine_json
 from edgekit.report.headline import headline
@@ -108,3 +108,12 @@ def speed_json(speed: Speed) -> dict[str, Any]:
         "basis": speed.basis.value,
         "because": speed.because,
     }
+
+
+def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """One model and one engine as they are, else a list. Raises the error if the only answer is one."""
+    if len(answers) > 1:
+        return checks_json(answers)
+    if isinstance(answers[0], Unanswered):
+        raise answers[0].error
+    return check_json(answers[0])

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from edgekit.app.answers import Bill, Check, Unanswered
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.variants import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.parameters import count_parameters
 from edgekit.report.bars import BLOCKS, Glyphs, memories
-from edgekit.report.bill import Bill
-from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_words import (
     VERDICTS,
     context_words,

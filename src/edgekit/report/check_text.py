@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgekit.app.answers import Check
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
 from edgekit.report.answer_lines import (
@@ -16,7 +17,6 @@ from edgekit.report.answer_lines import (
 )
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill_text import basis_rows
-from edgekit.report.check import Check
 from edgekit.report.check_memory import memory_lines
 from edgekit.report.check_words import is_beyond
 from edgekit.report.headline import embeds, headline

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from edgekit.errors import EdgekitError
+from edgekit.app.answers import Bill, Check, EngineAnswer, EngineComparison, Unanswered
 from edgekit.model.parameters import count_parameters
-from edgekit.report.bill import Bill, pool_sums
+from edgekit.report.bill import pool_sums
 from edgekit.report.bill_json import SCHEMA, bill_json
-from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_json import check_json, unanswered_json
 from edgekit.report.lines import figures
 from edgekit.report.screen import folded, within
@@ -19,39 +17,26 @@ from edgekit.units import format_bytes
 _COLUMNS = ("model", "context", "compute", "other")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAnswer:
-    """An engine's bill, or why there is none."""
-
-    engine: str
-    bill: Bill | None = None
-    error: EdgekitError | None = None
-
-
 def compare_text(
-    label: str,
-    context_tokens: int,
-    answers: Sequence[EngineAnswer],
-    hint: str = "",
+    found: EngineComparison,
     *,
-    users: int = 1,
     width: int = 100,
 ) -> str:
     """A row for each engine, then what each was asked, then those that refuse."""
     width = within(width)
-    billed = [answer.bill for answer in answers if answer.bill is not None]
-    each = "one sequence" if users == 1 else f"{users} sequences"
-    lines = [*folded(f"{label}  ·  {each} of {context_tokens:,} tokens", width), ""]
+    billed = [answer.bill for answer in found.answers if answer.bill is not None]
+    each = "one sequence" if found.users == 1 else f"{found.users} sequences"
+    lines = [*folded(f"{found.label}  ·  {each} of {found.context_tokens:,} tokens", width), ""]
     if billed:
         lines += figures(("", *_COLUMNS, "total", "basis"), [_row(bill) for bill in billed])
     for bill in billed:
         asked = f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}"
         lines += ["", *folded(asked, width)]
         lines += [f"  {line}" for note in bill.estimate.notes for line in folded(note, width - 2)]
-    for answer in answers:
+    for answer in found.answers:
         if answer.error is not None:
             lines += ["", *folded(f"{answer.engine}: no estimate: {answer.error}", width)]
-    lines += ["", *folded(hint, width)] if hint else []
+    lines += ["", *folded(found.hint, width)] if found.hint else []
     return "\n".join(lines) + "\n"
 
 
@@ -63,21 +48,14 @@ def _row(bill: Bill) -> tuple[str, ...]:
     return (bill.estimate.engine, *cells, total, bill.estimate.basis.value)
 
 
-def compare_json(
-    label: str,
-    reference: str,
-    context_tokens: int,
-    answers: Sequence[EngineAnswer],
-    *,
-    users: int = 1,
-) -> dict[str, Any]:
+def compare_json(found: EngineComparison, reference: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "model": label,
+        "model": found.label,
         "reference": reference,
-        "context_tokens": context_tokens,
-        "users": users,
-        "engines": {answer.engine: _one(answer) for answer in answers},
+        "context_tokens": found.context_tokens,
+        "users": found.users,
+        "engines": {answer.engine: _one(answer) for answer in found.answers},
     }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from edgekit.app.answers import Bill
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import Pool
-from edgekit.report.bill import Bill, pool_names
+from edgekit.report.bill import pool_names
 from edgekit.report.bill_text import known_words, percent
 from edgekit.report.kinds import kind_name, window_of
 from edgekit.report.lines import figures

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from edgekit.app.answers import Bill
 from edgekit.engines import engine_named
 from edgekit.plan.planned import Plan
-from edgekit.report.bill import Bill
 
 
 def bill_of(plan: Plan, command: str = "") -> Bill:

@@ -11,6 +11,7 @@ from edgekit.bill.decisions import Decision
 from edgekit.bill.task import Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
+from edgekit.plan.commands import main_command
 from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
@@ -18,7 +19,6 @@ from edgekit.report.check_json import change_json, speed_json, use_json
 from edgekit.report.hardware_json import machine_json
 from edgekit.report.headline import headline
 from edgekit.report.plan_bill import bill_of
-from edgekit.report.plan_run import main_command
 
 if TYPE_CHECKING:
     from edgekit.engines.commands import Command

@@ -6,29 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from edgekit.engines.commands import COMMAND, SETTINGS, Command
 from edgekit.machine.types import System
-from edgekit.plan.commands import LIMIT
+from edgekit.plan.commands import LIMIT, by_program
 from edgekit.report.screen import continued, folded, hanging, placed, row_width
 from edgekit.terminal import printable
-
-
-def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
-    """In the order in which they come; what runs the model first."""
-    found: dict[str, list[Command]] = {}
-    for one in sorted(ready, key=lambda one: one.program == LIMIT):
-        found.setdefault(one.program, []).append(one)
-    return found
-
-
-def main_command(ready: Sequence[Command]) -> str:
-    """What starts the model, after what is to be run before it; "" where there is nothing."""
-    shown = next(iter(by_program(ready).values()), [])
-    return shown[-1].text if shown else ""
-
-
-def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
-    """What is to be known before `main_command` is pasted."""
-    shown = next(iter(by_program(ready).values()), [])
-    return shown[-1].notes if shown else ()
 
 
 def run_lines(ready: Sequence[Command], system: System, width: int) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from edgekit.app.answers import Check
 from edgekit.engines.chat import Written
 from edgekit.engines.comparison import ComparedRow
-from edgekit.report.check import Check
 from edgekit.report.check_json import check_json
 from edgekit.report.verify_json import row_json
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgekit.app.answers import Check
 from edgekit.engines.chat import Written
 from edgekit.engines.comparison import ComparedRow
 from edgekit.engines.llamacpp.versions import answered_version, version_name
-from edgekit.report.check import Check
 from edgekit.report.headline import headline
 from edgekit.report.lines import counted
 from edgekit.report.verify_text import beside_lines

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.asking.bills import bill_named, read_asked
-from edgekit.asking.checks import answers_json, check_named
-from edgekit.asking.known import listed, recommend_words
-from edgekit.asking.words import (
-    Words,
-    asking_of,
-    bill_flags,
-    engine_flags,
-    plan_words,
-    planned_engine,
-)
-from edgekit.catalog import read_catalog
+from edgekit.app.check import check_named
+from edgekit.app.estimate import check_one_engine, estimate_named
+from edgekit.app.fit import curve, fit
+from edgekit.app.inspect import inspect
+from edgekit.app.open import file_at, quantised
+from edgekit.app.plan import check_engine, plan_named
+from edgekit.app.recommend import recommend
+from edgekit.catalog import listed, read_catalog
 from edgekit.catalog.types import ModelPurpose
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
@@ -25,17 +21,18 @@ from edgekit.report.as_json import inspection_json
 from edgekit.report.bill_json import bill_json
 from edgekit.report.cards_json import cards_json
 from edgekit.report.catalog_json import catalog_json
+from edgekit.report.check_json import answers_json
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.report.plan_json import plan_json
-from edgekit.resolver import file_at, inspect_named, quantised
+from edgekit.request import Request, Session
 from edgekit.web import requests
 from edgekit.web.engines import engines_json
 from edgekit.web.failures import about
-from edgekit.web.fit import curve_answer, fit
+from edgekit.web.fit import curves_json, fit_json
 from edgekit.web.machines import machine_now
 from edgekit.web.references import (
     allowed,
-    allowed_words,
+    allowed_request,
     far_beside,
     files_inside,
     is_file,
@@ -61,15 +58,26 @@ class Call:
     is_long: bool = False  # it may compute for seconds: of one client a few at once
 
 
-def _named(state: WebState, asked: Any, words: Words, watch: CallWatch) -> KeptNamed:
+def _request(state: WebState, asked: Any) -> Request:
+    """The request, with what may be opened for it; for the machine as it is now where none is described."""
+    request = allowed_request(asked.request(), state.settings)
+    return replace(request, machine=machine_now(request))
+
+
+def _named(state: WebState, asked: Any, request: Request, watch: CallWatch) -> KeptNamed:
     """The model at the quantisation that was given separately from its name."""
     with about("model"):
         named = state.models.named(asked.model, watch)
-    quant = words.quant
+    quant = request.quant
     if quant is None:
         return named
     other = file_at(named, quant)
     return quantised(named, quant) if other is None else state.models.named(other, watch)
+
+
+def _session(state: WebState, watch: CallWatch, named: KeptNamed | None = None) -> Session:
+    pricing = None if named is None else named.pricing
+    return Session(reach=reach_of(state.settings, watch), pricing=pricing)
 
 
 def _inspect(state: WebState, asked: Any, watch: CallWatch) -> Json:
@@ -78,83 +86,61 @@ def _inspect(state: WebState, asked: Any, watch: CallWatch) -> Json:
         files_inside(reference, state.settings)
     depth = Depth.ARCHITECTURE if asked.light and not asked.tensors else Depth.TENSORS
     with state.models.among_the_waiting(watch, far=not is_near(reference)):
-        found = inspect_named(
-            reference, depth=depth, reach=reach_of(state.settings, watch), quant=asked.quant
-        )
+        found = inspect(reference, _session(state, watch), depth=depth, quant=asked.quant)
     return inspection_json(
         found, tensors=bool(asked.tensors), layers=bool(asked.layers), keys=bool(asked.keys)
     )
 
 
 def _estimate(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    words = allowed_words(asked.words(), state.settings)
-    flags = read_asked(bill_flags(words), engine=words.engine)
-    named = _named(state, asked, words, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(words)):
-        bill = bill_named(named, flags, reach_of(state.settings, watch), named.pricing)
+    request = allowed_request(asked.request(), state.settings)
+    check_one_engine(request)
+    named = _named(state, asked, request, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(request)):
+        bill = estimate_named(named, request, _session(state, watch, named))
     return bill_json(bill, layers=bool(asked.per_layer))
 
 
 def _check(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    words = allowed_words(asked.words(), state.settings)
-    engine_flags(words)  # what cannot be read is told before anything is fetched
-    reach = reach_of(state.settings, watch)
-    named = _named(state, asked, words, watch)
-    asking = asking_of(words, reach=lambda: reach, machine=machine_now(words))
-    with state.models.among_the_waiting(watch, far=far_beside(words)):
-        return answers_json(check_named(named, asking, reach))
+    request = _request(state, asked)
+    named = _named(state, asked, request, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(request)):
+        return answers_json(check_named(named, request, _session(state, watch)))
 
 
 def _plan(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    words = allowed_words(asked.words(), state.settings)
-    planned_engine(words)
-    named = _named(state, asked, words, watch)
-    is_far = (
-        named.files is not None and named.files.origin.is_remote
-    )  # another of its files may be chosen
+    request = _request(state, asked)
+    check_engine(request)
+    named = _named(state, asked, request, watch)
+    # another of its files may be chosen
+    is_far = named.files is not None and named.files.origin.is_remote
     with state.models.among_the_waiting(watch, far=is_far):
-        plan, ready, notes = plan_words(
-            words, named, reach=reach_of(state.settings, watch), machine=machine_now(words)
-        )
-    return plan_json(plan, ready=ready, notes=notes)
+        found = plan_named(named, request, _session(state, watch))
+    return plan_json(found.plan, ready=found.ready, notes=found.notes)
 
 
-def _recommend(_: WebState, asked: Any, watch: CallWatch) -> Json:
-    words = asked.words()
-
-    def tell(line: str) -> None:
-        watch.check()
-        if watch.progress is not None:
-            watch.progress(line)
-
-    best = recommend_words(
-        words,
-        limit=asked.limit,
-        all_sizes=bool(asked.all_sizes),
-        machine=machine_now(words),
-        tell=tell,
-    )
+def _recommend(state: WebState, asked: Any, watch: CallWatch) -> Json:
+    best = recommend(_request(state, asked), _session(state, watch))
     return cards_json(best.found, problems=best.notes)
 
 
 def _fit(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    words = allowed_words(asked.words(), state.settings)
-    engine_flags(words)
-    named = _named(state, asked, words, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(words)):
-        return fit(state, words, named, watch)
+    request = _request(state, asked)
+    named = _named(state, asked, request, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(request)):
+        return fit_json(fit(named, request, _session(state, watch, named)))
 
 
 def _curves(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    words = allowed_words(asked.words(), state.settings)
-    engine_flags(words)
-    named = _named(state, asked, words, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(words)):
-        return curve_answer(state, words, named, watch, points=asked.points)
+    request = _request(state, asked)
+    named = _named(state, asked, request, watch)
+    with state.models.among_the_waiting(watch, far=far_beside(request)):
+        found = curve(named, request, _session(state, watch), points=asked.points)
+    return curves_json(found)
 
 
 def _hardware(_: WebState, asked: Any, _watch: CallWatch) -> Json:
-    return hardware_json(machine_now(asked.words()))
+    return hardware_json(machine_now(asked.request()))
 
 
 def _devices(_: WebState, _asked: Any, _watch: CallWatch) -> Json:

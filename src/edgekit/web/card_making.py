@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.plan import plan_model, wish_of
+from edgekit.catalog.resolve import CATALOG
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import opened
@@ -20,12 +23,11 @@ from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import rank_of
 from edgekit.plan.recommending import Suggestion, smallest_bytes
-from edgekit.planning import Wanted, plan_model, wish_of
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
 from edgekit.report.headline import headline
 from edgekit.report.plan_json import plan_speed
-from edgekit.resolver import CATALOG, ResolvedModel, resolve_model
+from edgekit.request import Request, Session
 from edgekit.terminal import printable
 from edgekit.web.bars import bars_json
 from edgekit.web.card_flags import plan_flags
@@ -61,7 +63,7 @@ class Maker:
     def __init__(self, settings: WebSettings) -> None:
         """Nothing is fetched for a card."""
         self._settings = replace(settings, network=False)
-        self._reach = reach_of(self._settings, CallWatch())
+        self._session = Session(reach=reach_of(self._settings, CallWatch()))
         self._opened: OrderedDict[tuple[str, str], ResolvedModel] = OrderedDict()
 
     def cards(self, order: CardOrder, catalog: Catalog) -> Iterator[Card]:
@@ -88,16 +90,16 @@ class Maker:
 
     def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
         named = self._named(entry, catalog, order.engine)
-        wanted = Wanted(
+        request = Request(
             machine=order.machine,
-            engine=order.engine,
+            engines=(order.engine,),
             drafter=False,
             max_use=order.max_use,
             reserve_bytes=order.reserve_bytes,
         )
         if named.found is not None and named.files is not None:
-            return plan_model(named, wanted, reach=self._reach, thorough=False)
-        return make_plan(wish_of(named, wanted), thorough=False, helpful=False)
+            return plan_model(named, request, self._session, thorough=False)
+        return make_plan(wish_of(named, request), thorough=False, helpful=False)
 
     def _named(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
         """What the user added is opened from where it came, anew each time: it may have changed.
@@ -105,9 +107,7 @@ class Maker:
         Raises NotAllowedError where that is outside of the folders that may be read.
         """
         if entry.is_users:
-            named = resolve_model(
-                allowed(f"{CATALOG}{entry.id}", self._settings), reach=self._reach
-            )
+            named = open_named(allowed(f"{CATALOG}{entry.id}", self._settings), self._session)
             return named if named.found is not None else _as_known(entry, catalog, engine)
         key = (entry.id, engine)
         if key not in self._opened:

@@ -15,10 +15,11 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.responses import StreamingResponse
 
-from edgekit.asking.words import Words, ask_of
+from edgekit.app.recommend import ask_of
+from edgekit.app.recommendation_cache import steadied
 from edgekit.catalog import read_catalog
-from edgekit.kept import steadied
 from edgekit.report.as_json import json_line
+from edgekit.request import Request as ModelRequest
 from edgekit.web import requests
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.card_making import Card, CardOrder
@@ -223,8 +224,8 @@ class Cards:
                 del self._decks[key]
 
 
-def _asked(cards: Cards, words: Words) -> Deck:
-    ask = ask_of(words, machine_now(words))
+def _asked(cards: Cards, request: ModelRequest) -> Deck:
+    ask = ask_of(replace(request, machine=machine_now(request)))
     return cards.deck(
         CardOrder(
             machine=ask.machine,
@@ -251,5 +252,5 @@ async def events(
     fields: Annotated[requests.CARDS, Query()],  # type: ignore[valid-type]  # made from a table
 ) -> StreamingResponse:
     cards = state_of(request).cards
-    deck = await to_thread.run_sync(_asked, cards, cast("requests.CallFields", fields).words())
+    deck = await to_thread.run_sync(_asked, cards, cast("requests.CallFields", fields).request())
     return events_answer(cards.follow(deck))

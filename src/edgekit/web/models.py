@@ -5,19 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edgekit.asking.bills import Price, biller
-from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.engines.llamacpp.flags import COMPANIONS
+from edgekit.app.companions import BESIDE_THE_MODEL, price_loads
+from edgekit.app.open import ResolvedModel, open_named
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model.open import Opened
-from edgekit.resolver import ResolvedModel, resolve_model
+from edgekit.request import Price, Session, Values
 from edgekit.sources.types import Origin, Reach
 from edgekit.web.places import Places
 from edgekit.web.references import (
@@ -45,7 +43,7 @@ LOOKS_S = 0.05  # how often a waiter looks whether it was called off
 PATIENCE_S = 5.0  # beyond the time-out, for what came before
 
 # What else a price depends on than the load and the setup.
-_BESIDE = (*sorted(COMPANIONS), "draft_type_k", "draft_type_v")
+_BESIDE = ("draft_model", "lora", "mix", "mmproj", "draft_type_k", "draft_type_v")
 Beside = tuple[Any, ...]
 Stamps = tuple[tuple[str, Stamp], ...]
 
@@ -65,22 +63,20 @@ class KeptNamed(ResolvedModel):
             found = self.by_engine[engine] = ResolvedModel.as_file(self, engine)
         return found
 
-    def pricing(
-        self, opened: Opened, engine: str, values: Mapping[str, Any], reach: Reach
-    ) -> Price:
-        """As `biller`; files beside the model are not read again for every step of a slider."""
+    def pricing(self, opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
+        """As `price_loads`; files next to the model are not read again for every step of a slider."""
         key = (engine, *((key, values[key]) for key in _BESIDE if key in values))
         if len(key) == 1:
-            return biller(opened, engine, values, reach)
+            return price_loads(opened, engine, values, reach)
         until_s, price = self.beside.get(key, (0.0, None))
         if price is None or time.monotonic() > until_s:
-            price = biller(opened, engine, values, reach)
+            price = price_loads(opened, engine, values, reach)
             if len(self.beside) >= BESIDE_KEPT:
                 self.beside.clear()
             self.beside[key] = (time.monotonic() + self._beside_s(values), price)
         return price
 
-    def _beside_s(self, values: Mapping[str, Any]) -> float:
+    def _beside_s(self, values: Values) -> float:
         """A remote model and the projector beside it are asked for in the same time, which is not given twice."""
         is_remote = self.files is not None and self.files.origin.is_remote
         return REMOTE_S if is_remote and values.get("mmproj") == BESIDE_THE_MODEL else BESIDE_S
@@ -240,7 +236,7 @@ class OpenedModels:
             self._openings.leave(watch.client)
 
     def _named(self, wanted: str, watch: CallWatch, stamps: Stamps) -> _Kept:
-        named = resolve_model(wanted, reach=reach_of(self._settings, watch), confirm=None)
+        named = open_named(wanted, Session(reach=reach_of(self._settings, watch)))
         plain = {one.name: getattr(named, one.name) for one in fields(named)}
         return _Kept(
             named=KeptNamed(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)

@@ -9,21 +9,21 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.asking.llamacpp_bill import BESIDE_THE_MODEL
-from edgekit.asking.words import LLAMACPP, Words
+from edgekit.app.companions import BESIDE_THE_MODEL
 from edgekit.catalog import read_catalog
 from edgekit.catalog.naming import ollama_latest
+from edgekit.catalog.resolve import CATALOG, find_quantised, may_be_elsewhere
 from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.resolver import CATALOG, find_quantised, may_be_elsewhere
+from edgekit.request import Request, Values
 from edgekit.sources import locate, path_of
 from edgekit.sources.disk import is_regular, names_in
 from edgekit.sources.naming import MODEL_SUFFIXES
@@ -247,13 +247,16 @@ def _each(files: ModelFiles) -> Iterator[ModelFile]:
     yield from (one for one in (files.config, files.index, files.quantization) if one is not None)
 
 
-def allowed_words(words: Words, settings: WebSettings) -> Words:
-    """The same, with what is loaded beside the model as it may be opened. Raises as `allowed`."""
-    flags: Mapping[str, Any] = words.given.get(LLAMACPP, {})
-    found = {key: say(flags[key], settings) for key, say in _BESIDE.items() if key in flags}
-    if not found:
-        return words
-    return replace(words, given={**words.given, LLAMACPP: {**flags, **found}})
+def allowed_request(request: Request, settings: WebSettings) -> Request:
+    """The same, with what is loaded next to the model as it may be opened. Raises as `allowed`."""
+    allowed_flags = {
+        engine: {
+            key: _BESIDE[key](value, settings) if key in _BESIDE else value
+            for key, value in flags.items()
+        }
+        for engine, flags in request.flags.items()
+    }
+    return replace(request, flags=allowed_flags)
 
 
 def _file(text: str, settings: WebSettings) -> str:
@@ -267,25 +270,28 @@ def _projector(text: str, settings: WebSettings) -> str:
     return text if text == BESIDE_THE_MODEL else _file(text, settings)
 
 
-def _adapters(text: str, settings: WebSettings) -> str:
-    """Several are divided by commas, so none may have one in its path."""
-    found = [_file(one, settings) for one in text.split(",") if one]
+def _adapters(names: tuple[str, ...], settings: WebSettings) -> tuple[str, ...]:
+    """Commands divide them by commas, so none may have one in its path."""
+    found = tuple(_file(one, settings) for one in names)
     if any("," in one for one in found):
         raise UsageError("lora: the path of an adapter must not contain a comma")
-    return ",".join(found)
+    return found
 
 
-_BESIDE = {"mmproj": _projector, "lora": _adapters, "draft_model": _file}
+_BESIDE: dict[str, Callable[[Any, WebSettings], Any]] = {
+    "mmproj": _projector,
+    "lora": _adapters,
+    "draft_model": _file,
+}
 
 
-def far_beside(words: Words) -> bool:
-    """Whether something that is loaded beside the model may have to be asked for elsewhere."""
-    flags: Mapping[str, Any] = words.given.get(LLAMACPP, {})
-    return any(key in flags and not near(flags[key]) for key, near in _NEAR.items())
+def far_beside(request: Request) -> bool:
+    """Whether something that is loaded next to the model may have to be fetched from elsewhere."""
+    return any(_is_far(flags) for flags in request.flags.values())
 
 
-def _all_local(text: str) -> bool:
-    return all(one == BESIDE_THE_MODEL or is_local(one) for one in text.split(","))
-
-
-_NEAR = {"mmproj": _all_local, "lora": _all_local, "draft_model": is_near}
+def _is_far(flags: Values) -> bool:
+    files = (*flags.get("lora", ()), *([flags["mmproj"]] if "mmproj" in flags else []))
+    if any(one != BESIDE_THE_MODEL and not is_local(one) for one in files):
+        return True
+    return "draft_model" in flags and not is_near(flags["draft_model"])

@@ -21,20 +21,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgekit.asking.bills import OF_THE_MACHINE, OPTIONS, PLANNED
-from edgekit.asking.words import Words
-from edgekit.engines.flags import COMMON, CONTEXT, QUANT, Flag
+from edgekit.engines import engine_named, engine_names, every_engine, planned_engines
+from edgekit.engines.flags import CONTEXT, OF_THE_MACHINE, QUANT, Flag
+from edgekit.request import Request
 
 MAX_WORD_CHARS = 4096
 MAX_DEVICES = 8
 MOST_POINTS = 64
 LARGEST_NUMBER = 2**63 - 1
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_PLAIN = (
-    "ram", "vram", "job", "min_context", "window_budget", "users", "nodes", "task", "engine",
-    "prefer_accurate_kv", "max_use", "reserve",
-)  # fmt: skip
-
 Fields = dict[str, Any]
 
 
@@ -76,13 +71,7 @@ Name = Annotated[
 ]
 Devices = Annotated[list[Word], Field(max_length=MAX_DEVICES), BeforeValidator(_several)]
 
-_OWNERS = {
-    flag.key: engine for engine in OPTIONS for flag in OPTIONS[engine].FLAGS if not flag.lender
-} | {CONTEXT.key: COMMON, QUANT.key: COMMON}
-_MEANT: dict[str, set[Any]] = {}
-for _flag in (flag for options in OPTIONS.values() for flag in options.FLAGS):
-    if not _flag.metavar:
-        _MEANT.setdefault(_flag.key, set()).add(_flag.value)
+_FLAGS = (CONTEXT, QUANT, *(flag for engine in every_engine() for flag in engine.flags))
 
 
 def _spelled(name: str) -> str:
@@ -90,7 +79,7 @@ def _spelled(name: str) -> str:
 
 
 _BY_NAME: dict[str, list[Flag]] = {}  # a body may hold ten thousand names: each is looked up once
-for _flag in (CONTEXT, QUANT, *(flag for options in OPTIONS.values() for flag in options.FLAGS)):
+for _flag in _FLAGS:
     for _one in (*_flag.names, *_flag.aliases):
         _BY_NAME.setdefault(_spelled(_one), []).append(_flag)
 
@@ -123,22 +112,10 @@ class CallFields(BaseModel):
                 raise PydanticCustomError("field", "{name}: unknown field; use {instead}", words)
         return said
 
-    def words(self) -> Words:
-        """What was said beside the model."""
+    def request(self) -> Request:
+        """What is asked of the model. Raises UsageError."""
         said = {name: getattr(self, name) for name in self.model_fields_set}
-        plain = {name: said[name] for name in _PLAIN if said.get(name) is not None}
-        given: dict[str, dict[str, Any]] = {}
-        for key in sorted(self.flags & said.keys()):
-            value = said[key]
-            # a switch that no flag sets so is as if not said: --no-cpu-moe there is none
-            if value is not None and (key not in _MEANT or value in _MEANT[key]):
-                given.setdefault(_OWNERS[key], {})[key] = value
-        return Words(
-            given=given,
-            devices=tuple(said.get("device") or ()),
-            drafter=not said.get("no_drafter"),
-            **plain,
-        )
+        return Request.from_query(said, self.flags)
 
 
 def _said(kind: Any, told: str, **more: Any) -> Any:
@@ -165,7 +142,7 @@ def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozense
     flags = (
         flag
         for engine in names
-        for flag in OPTIONS[engine].FLAGS
+        for flag in engine_named(engine).flags
         if flag.key not in without and flag.lender not in names
     )
     return dict(_flag_fields((CONTEXT, QUANT, *flags) if names else (CONTEXT,)))
@@ -183,7 +160,7 @@ _MODEL = _model(
     "sample:gemma-3-27b",
 )
 _ENGINE: Fields = {
-    "engine": _said(Word, f"{', '.join(OPTIONS)} (default: the engine for this file format)")
+    "engine": _said(Word, f"{', '.join(engine_names())} (default: the engine for this file format)")
 }
 _DESCRIBED: Fields = {
     "device": _said(
@@ -219,8 +196,8 @@ _WISHES: Fields = (
         "prefer_accurate_kv": _said(bool, "prefer an accurate KV cache to a longer context"),
     }
 )
-_CHECKED = _engine_fields(OPTIONS, without=OF_THE_MACHINE)
-_EVERY = _engine_fields(OPTIONS)
+_CHECKED = _engine_fields(engine_names(), without=OF_THE_MACHINE)
+_EVERY = _engine_fields(engine_names())
 
 
 def _made(name: str, *parts: Fields) -> type[CallFields]:
@@ -228,7 +205,7 @@ def _made(name: str, *parts: Fields) -> type[CallFields]:
     for part in parts:
         fields |= part
     made = create_model(name, __base__=CallFields, **fields)
-    made.flags = frozenset(_OWNERS) & fields.keys()
+    made.flags = frozenset(flag.key for flag in _FLAGS) & fields.keys()
     return made
 
 
@@ -257,7 +234,7 @@ PLAN = _made(
     "PlanRequest",
     _MODEL,
     _ENGINE,
-    _engine_fields(PLANNED, without=OF_THE_MACHINE),
+    _engine_fields(planned_engines(), without=OF_THE_MACHINE),
     _WISHES,
     {
         "nodes": _said(Word, "number of identical machines joined by Ray (vLLM)"),

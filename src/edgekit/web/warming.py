@@ -6,15 +6,15 @@ import logging
 import threading
 from collections.abc import Callable
 
-from edgekit.asking.words import Words
 from edgekit.catalog import read_catalog
 from edgekit.report.hardware_json import devices_json, hardware_json
+from edgekit.request import Request
 from edgekit.web.machines import machine_now
 
 _log = logging.getLogger("edgekit.web")
 _STEPS: tuple[Callable[[], object], ...] = (
     read_catalog,
-    lambda: hardware_json(machine_now(Words())),
+    lambda: hardware_json(machine_now(Request())),
     devices_json,
 )
 

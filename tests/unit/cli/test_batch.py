@@ -16,7 +16,7 @@ from tests.calls import calls_of
 from tests.patience import PATIENCE_S
 from tests.recorded import header_bytes, models, padded, rows
 
-from edgekit import resolver
+from edgekit.app.open import open_named
 from edgekit.cli import batch, batch_models, main
 from edgekit.cli.batch import answer_line
 from edgekit.cli.batch_models import BatchModels
@@ -200,13 +200,13 @@ def test_names_of_the_catalog(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real = resolver.resolve_model
+    real = open_named
 
-    def counted(reference: str, **more: Any) -> Any:
+    def counted(reference: str, *more: Any) -> Any:
         opened.append(reference)
-        return real(reference, **more)
+        return real(reference, *more)
 
-    monkeypatch.setattr(batch_models, "resolve_model", counted)
+    monkeypatch.setattr(batch_models, "open_named", counted)
     models_of_batch = BatchModels(Reach(network=False))
     path = write_model(tmp_path, "lfm2-1.2b", "Q4_K_M")
     missing = str(tmp_path / "missing.gguf")

@@ -19,7 +19,8 @@ from tests.thoroughness import sampled, wide
 from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG
 
-from edgekit.asking import checks
+from edgekit.app import check as checking
+from edgekit.app.answers import Answer
 from edgekit.cli import main
 
 FITTING, TIGHT, FAILING = "tinyllama-1.1b", "llama-3.1-8b", "gemma-3-27b"
@@ -339,13 +340,13 @@ def test_rows_are_written_while_later_models_are_read(
         os.link(one, home / name)
     so_far: list[str] = []
 
-    def opened(reference: str, asking: checks.Asking) -> list[checks.Answer]:
+    def opened(reference: str, *arguments: Any, **more: Any) -> list[Answer]:
         if reference == names[-1]:
             so_far.append(capsys.readouterr().out)
-        return check_model(reference, asking)
+        return check(reference, *arguments, **more)
 
-    check_model = checks.check_model
-    monkeypatch.setattr(checks, "check_model", opened)
+    check = checking.check
+    monkeypatch.setattr(checking, "check", opened)
     code, out, _ = ask(capsys, *names, "--ram", "24G")
     assert code == 0
     assert [line.split()[1] for line in so_far[0].splitlines()[3:]] == names[:-1]

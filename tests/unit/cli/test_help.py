@@ -8,10 +8,9 @@ import shlex
 
 import pytest
 
-from edgekit.asking.words import machine_of
 from edgekit.catalog import find_entry
 from edgekit.cli.parser import build_parser
-from edgekit.cli.typed import words_of
+from edgekit.request import Request
 
 # "(default 120)", "default 127.0.0.1", "default 64"
 STATED = re.compile(r"\bdefault ([0-9][0-9.]*)(?![0-9kKMG.]| GiB)")
@@ -52,8 +51,7 @@ def test_examples_are_command_lines_that_work(name: str) -> None:
     assert 2 <= len(found) <= 3
     for line in found:
         arguments = build_parser().parse_args(shlex.split(line.partition(" > ")[0]))
-        words = words_of(arguments)
-        machine_of(words)
+        Request.from_argv(arguments).find_machine()
         models = [getattr(arguments, "model", None), *getattr(arguments, "models", ())]
         for model in filter(None, models):
             if "/" not in model and not model.endswith(".gguf"):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 
+from edgekit.app.open import open_named
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.quant_names import read_quant, takes, with_quant
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
-from edgekit.resolver import resolve_model
 
 NAME = "qwen3-8b"
 Q8_0_BYTES = 8_703_561_728  # 8,190,735,360 weights: 34 bytes for 32, norms in f32
@@ -223,7 +223,7 @@ def test_model_preflight_takes_a_quantisation() -> None:
     "name", ["gemma3:27b", "google/gemma-3-27b-it", "hf.co/google/gemma-3-27b-it"]
 )
 def test_names_that_cannot_be_read_come_from_the_catalog_with_a_note(name: str) -> None:
-    found = resolve_model(name)
+    found = open_named(name)
     assert found.entry is not None
     assert found.entry.id == "gemma-3-27b"
     assert found.notes[0].startswith("taken from the catalog (gemma-3-27b), because")
@@ -237,7 +237,7 @@ def test_a_name_of_ollama_without_a_tag_has_the_size_that_ollama_gives_it(
 
 
 def test_a_tag_of_such_a_name_is_its_quantisation() -> None:
-    assert resolve_model("unsloth/gemma-3-27b-it-GGUF:Q8_0").quant == "Q8_0"
+    assert open_named("unsloth/gemma-3-27b-it-GGUF:Q8_0").quant == "Q8_0"
 
 
 def test_a_hub_id_is_not_the_model_that_the_user_added_under_a_similar_name(
@@ -247,15 +247,15 @@ def test_a_hub_id_is_not_the_model_that_the_user_added_under_a_similar_name(
     path = write_model(tmp_path, "gemma-3-1b", "Q4_K_M")
     assert main(["catalog", "add", str(path), "--id", "mine"]) == 0
     capsys.readouterr()
-    assert resolve_model("Mine:Q8_0").found is not None
+    assert open_named("Mine:Q8_0").found is not None
     with pytest.raises(RemoteInspectError):
-        resolve_model("acme/mine")
+        open_named("acme/mine")
 
 
 def test_a_missing_file_is_not_taken_from_the_catalog() -> None:
     for name in ("gemma-3-27b.gguf", "./gemma-3-27b", "models/gemma-3-27b.gguf"):
         with pytest.raises(NotFoundError, match="no such file"):
-            resolve_model(name)
+            open_named(name)
 
 
 def test_unknown_names_suggest_names_of_the_catalog(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.recorded import DATA, engine_models, gguf_files, header_bytes
 
-from edgekit.asking.words import Words, machine_of
+from edgekit.app.recommendation_cache import key_of
 from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import engine_named
@@ -34,9 +34,9 @@ from edgekit.engines.llamacpp.versions import (
 )
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats import read_header
-from edgekit.kept import key_of
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
+from edgekit.request import Request
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_variable_that_names_no_version_is_named_itself(
 
 
 def test_recommendations_are_remembered_for_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = machine_of(Words(ram="16G"))
+    machine = Request(ram="16G").find_machine()
     keys = set()
     for version in ("0.5", "0.6"):
         monkeypatch.setenv(VARIABLE, version)

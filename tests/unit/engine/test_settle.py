@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
-from edgekit.asking.bills import OPTIONS
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
@@ -41,7 +40,7 @@ def test_settle_is_the_judged_bill_when_read_again(verdict: Any, keys: set[str])
     found = verdict()
     values = settled(found)
     assert values.keys() - {"cache_ram", "ctx_checkpoints"} <= keys
-    load, setup = OPTIONS[found.engine].ask(values)
+    load, setup = engine_named(found.engine).setup(values)
     same = {
         name: getattr(found.way.setup, name)
         for name in ("devices", "gpu", "backend", "cpu", "overhead")

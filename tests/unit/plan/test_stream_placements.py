@@ -66,7 +66,7 @@ def test_a_host_that_is_not_known() -> None:
 
 LOADED = """
 from pathlib import Path
-import edgekit.cli, edgekit.asking.checks, edgekit.cli.run_requests, edgekit.runtime.stream.engine
+import edgekit.cli, edgekit.app.check, edgekit.cli.run_requests, edgekit.runtime.stream.engine
 import numpy, tokenizers, psutil
 from edgekit.embed.kernels.choice import choose
 choose()

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
 
+from edgekit.app.answers import Check, Unanswered
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import Status
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
 from edgekit.machine.types import HOST
 from edgekit.report.bars import ASCII
-from edgekit.report.check import Check, Unanswered
 from edgekit.report.check_table import (
     FIRST_ROWS,
     Found,

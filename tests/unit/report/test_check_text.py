@@ -20,12 +20,12 @@ from tests.unit.report.verdicts import (
     with_change,
 )
 
+from edgekit.app.answers import Check
+from edgekit.app.check import TENSORS_NOT_CHECKED
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import ChangeKind, Speed
 from edgekit.machine.types import MemoryLimit
-from edgekit.preflight import TENSORS_NOT_CHECKED
 from edgekit.report.bars import ASCII, BLOCKS
-from edgekit.report.check import Check
 from edgekit.report.check_text import check_text, quiet_text
 from edgekit.units import GIB
 

@@ -16,11 +16,10 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.decisions import Decision, Lever
 from edgekit.bill.task import Drafter
 from edgekit.bill.types import Load
-from edgekit.cli.engine_flags import given_flags
 from edgekit.cli.parser import build_parser
 from edgekit.engines import engine_named
 from edgekit.engines.commands import Command, shell_text
-from edgekit.engines.flags import COMMON, CONTEXT, read_flags
+from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import Backend

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.unit.report.verdicts import RECORDED, TOO_LARGE, card, mac, machine, recorded
 
+from edgekit.app.answers import Unanswered
 from edgekit.cli import main
 from edgekit.errors import HeaderError
 from edgekit.machine.types import HostMemory, MemoryLimit, Process
-from edgekit.report.check import Unanswered
 from edgekit.report.check_json import check_json, checks_json
 from edgekit.report.hardware_json import devices_json, hardware_json
 from edgekit.units import GIB

@@ -25,7 +25,7 @@ from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.machine import this_or_wished
 from edgekit.machine.types import System
 from edgekit.model.open import open_model
-from edgekit.plan.commands import ready_commands
+from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan, Wish
 from edgekit.report.answer_lines import MOST_CHANGES
@@ -33,7 +33,6 @@ from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII, BLOCKS
 from edgekit.report.headline import headline
 from edgekit.report.plan_json import plan_json
-from edgekit.report.plan_run import by_program
 from edgekit.report.plan_text import plan_text
 from edgekit.report.screen import continued
 from edgekit.report.speed_words import rate_words, speed_row

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models
 
-from edgekit.asking.bills import OPTIONS
+from edgekit.app.answers import Bill, Check
 from edgekit.basis import Basis
 from edgekit.bill.task import Placement, Start, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
@@ -32,8 +32,6 @@ from edgekit.machine.types import (
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.verdict import judge
-from edgekit.report.bill import Bill
-from edgekit.report.check import Check
 from edgekit.units import GIB
 
 
@@ -171,7 +169,9 @@ def judged(
     """As the engine's own rules bill it."""
     load = Load(context_tokens=context)
     result = judge(Task(model=model, engine=engine, machine=on, load=load, start=start or Start()))
-    told = OPTIONS[engine].told(Load(context_tokens=result.context_tokens), result.estimate)
+    told = engine_named(engine).describe(
+        Load(context_tokens=result.context_tokens), result.estimate
+    )
     bill = Bill(
         label=model.header.name,
         reference=model.header.name,

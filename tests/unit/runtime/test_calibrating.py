@@ -17,8 +17,11 @@ from tests.unit.plan.machines import cards
 from tests.unit.verify import small_model
 
 from edgekit import __version__
+from edgekit.app.fit import fit
+from edgekit.app.open import open_named
+from edgekit.app.plan import plan_model
 from edgekit.basis import Basis
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest, measured_ratio
@@ -40,8 +43,7 @@ from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured, 
 from edgekit.machine.types import HOST, Machine, System
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
-from edgekit.planning import Wanted, plan_model
-from edgekit.resolver import resolve_model
+from edgekit.request import Request, Session
 from edgekit.runtime.calibrating import calibrate
 from edgekit.runtime.calibrating import host as host_room
 from edgekit.runtime.calibrating.busy import watched
@@ -50,6 +52,7 @@ from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes
 from edgekit.runtime.calibrating.types import CalibrateOptions
 from edgekit.runtime.remembering import remember_rows, worth_keeping
 from edgekit.sources.places import data_folder
+from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB
 
 DAY = "2026-11-16"
@@ -489,7 +492,7 @@ def test_it_is_paid_once_with_a_card_and_with_a_drafter(monkeypatch: pytest.Monk
     host = [line for line in runtime_lines(result.estimate) if line.pool == HOST]
     assert [line.size_bytes for line in host] == [123 * MIB]
     assert "on the CPU only" in host[0].because  # a card's driver takes more
-    plan = plan_model(resolve_model(MODEL), Wanted(machine=with_calibration(monkeypatch), engine="llama.cpp"))  # fmt: skip
+    plan = plan_model(open_named(MODEL), Request(machine=with_calibration(monkeypatch), engines=("llama.cpp",)))  # fmt: skip
     assert len(runtime_lines(plan.result.estimate)) == 1
 
 
@@ -532,8 +535,20 @@ def test_the_memory_is_as_fast_as_it_was_measured(monkeypatch: pytest.MonkeyPatc
     assert fast / slow < plain.rates()[1] / plain.rates()[0]
 
 
+def test_a_fit_has_the_overhead_in_its_bars_and_in_its_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = Request(machine=with_calibration(monkeypatch), engines=("llama.cpp",), context=4096)
+    found = fit(open_named(MODEL), request, Session(reach=Reach(network=False)))
+    assert found.result is not None
+    assert found.bill is not None
+    assert any("measured on this machine" in line.because for line in found.bill.estimate.lines)
+    total = found.bill.estimate.total_bytes
+    assert sum(use.required_bytes for use in found.result.uses) == total
+
+
 def speed_on(machine: Machine) -> Any:
-    plan = plan_model(resolve_model(MODEL), Wanted(machine=machine, engine="llama.cpp", load=Load(context_tokens=4096)))  # fmt: skip
+    plan = plan_model(open_named(MODEL), Request(machine=machine, engines=("llama.cpp",), context=4096))  # fmt: skip
     assert plan.speed is not None
     return plan.speed
 

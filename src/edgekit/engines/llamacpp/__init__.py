@@ -51,6 +51,7 @@ class LlamaCpp(Engine):
     one_sequence: Mapping[str, str] = flags.ONE_SEQUENCE
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
+    companions = flags.COMPANIONS
     unused_options = flags.UNUSED_OPTIONS
     table = flags.TABLE
     flags = flags.FLAGS
@@ -298,6 +299,22 @@ class LlamaCpp(Engine):
         from edgekit.engines.llamacpp.commands import proposed_draft_words
 
         return proposed_draft_words(verdict, drafter)
+
+    def values_for_users(self, values: Mapping[str, Any], users: int, load: Load) -> dict[str, Any]:
+        """-np and -c are for all sequences together."""
+        from edgekit.errors import UsageError
+
+        if "parallel" in values or values.get("unified"):
+            raise UsageError("--users N means -np N with a context for each user: give one of them")
+        found = {**values, "parallel": users, "unified": False}
+        together = load.context_tokens
+        return found if together is None else {**found, "context": together}
+
+    def values_on_cards(self, cards: Sequence[Device], *, named: bool) -> dict[str, Any]:  # noqa: ARG002
+        from edgekit.engines.llamacpp.budget import backend_name
+
+        memory = tuple(card.free_bytes for card in cards)
+        return {"backend": backend_name(cards[0]), "device_memory": memory}
 
     def machine_flags(self, placement: Placement) -> dict[str, Any]:
         from edgekit.engines.llamacpp.settle import machine_flags

@@ -9,7 +9,7 @@ from edgekit.engines.vllm import flags
 from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     from edgekit.bill.task import CacheChoice, Placement, Task, Variant
@@ -219,6 +219,24 @@ class Vllm(Engine):
         from edgekit.engines.vllm.commands import commands
 
         return tuple(commands(startup))
+
+    def taken(self, verdict: Verdict) -> MemoryEstimate:
+        """Judged is what the requests need; at the start it takes its whole share of the card."""
+        from edgekit.engines.vllm.commands import whole_pool
+
+        return whole_pool(verdict) or verdict.estimate
+
+    def values_on_cards(self, cards: Sequence[Device], *, named: bool) -> dict[str, Any]:
+        """The smallest card, which is what every rank has."""
+        from edgekit.engines.flags import read_flags
+
+        smallest = min(cards, key=lambda card: card.total_bytes)
+        found: dict[str, Any] = {"gpu_memory": smallest.total_bytes}
+        if named:
+            found |= read_flags(self.flags, {"gpu": smallest.name})
+        if len(cards) > 1:
+            found["tensor_parallel_size"] = len(cards)
+        return found
 
     def machine_flags(self, placement: Placement) -> dict[str, Any]:
         from edgekit.engines.vllm.commands import machine_flags

@@ -11,7 +11,6 @@ from typing import Any
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
 from edgekit.engines.chat import Prompt
-from edgekit.engines.flags import read_number
 from edgekit.engines.llamacpp import flags as own_flags
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.types import Verification
@@ -44,11 +43,11 @@ class LlamaCppProgram:
     def with_users(self, flags: dict[str, Any], users: int) -> dict[str, Any]:
         if "parallel" in flags or flags.get("unified"):
             raise UsageError("--users N means -np N with a context for each user: give one of them")
-        context = read_number("-c", flags.get("context"))
+        context: int | None = flags.get("context")
         if context == 0:
             raise UsageError("--users needs a context for each user: -c N")
-        more = {} if context is None else {"context": str(context * users)}
-        return {**flags, **more, "parallel": str(users), "unified": False}
+        more = {} if context is None else {"context": context * users}
+        return {**flags, **more, "parallel": users, "unified": False}
 
     def limited(
         self, setup: LlamaCppSetup, limits: Callable[[], Mapping[str, int]]

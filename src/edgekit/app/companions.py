@@ -1,13 +1,14 @@
-"""llama.cpp's --mmproj, --lora and --model-draft -> one bill for all that is loaded."""
+"""A model and what is loaded with it (llama.cpp's --mmproj, --lora and --model-draft) -> one bill for all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgekit.app.open import open_named
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import adapter_lines, projector_lines, with_drafter
 from edgekit.engines.llamacpp.placement import place
@@ -16,11 +17,19 @@ from edgekit.errors import UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.model.open import Opened
-from edgekit.resolver import resolve_model
+from edgekit.request import Price, Session, Values
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 
 BESIDE_THE_MODEL = "auto"
+
+
+def price_loads(opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
+    """What any load costs, with the files that are loaded next to the model, opened here."""
+    one = engine_named(engine)
+    if one.companions:
+        return LoadedBeside.of(opened, engine, values, reach).bill
+    return lambda load, setup: one.estimate(opened.model, load, setup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +37,13 @@ class LoadedBeside:
     """A model and all that is loaded with it, opened once: every load has its bill."""
 
     opened: Opened
-    values: Mapping[str, Any]
+    values: Values
     projector: ModelHeader | None = None
     adapters: tuple[ModelHeader, ...] = ()
     drafter: Opened | None = None
 
     @classmethod
-    def of(cls, opened: Opened, values: Mapping[str, Any], reach: Reach) -> LoadedBeside:
+    def of(cls, opened: Opened, engine: str, values: Values, reach: Reach) -> LoadedBeside:
         """Raises EdgekitError for a file that cannot be had or is something else."""
         return cls(
             opened=opened,
@@ -43,7 +52,7 @@ class LoadedBeside:
             adapters=tuple(
                 read_header(locate(name, reach=reach)) for name in values.get("lora", ())
             ),
-            drafter=resolve_model(values["draft_model"], reach=reach).as_file("llama.cpp")
+            drafter=open_named(values["draft_model"], Session(reach=reach)).as_file(engine)
             if "draft_model" in values
             else None,
         )

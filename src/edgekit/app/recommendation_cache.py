@@ -17,7 +17,6 @@ from typing import Any
 from edgekit import __version__
 from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.versions import default_version
 from edgekit.errors import HeaderLimitError
 from edgekit.machine.types import Device, Machine
 from edgekit.sources.cache import cache_folder
@@ -60,7 +59,8 @@ def key_of(
 
     Raises UsageError where EDGEKIT_LLAMA_VERSION names no version.
     """
-    version = default_version() if engine == "llama.cpp" else engine_named(engine).version(None)
+    one = engine_named(engine)
+    version = one.version(one.default_setup())
     seen = (
         __version__,
         version,

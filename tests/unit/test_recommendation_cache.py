@@ -13,12 +13,12 @@ import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
 
+from edgekit.app.recommend import recommended
+from edgekit.app.recommendation_cache import MOST_FILES, STEP_BYTES, steadied
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Catalog
-from edgekit.kept import MOST_FILES, STEP_BYTES, steadied
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.plan.recommending import Ask, Recommendation
-from edgekit.planning import recommended
 from edgekit.report.cards_json import cards_json
 from edgekit.units import GIB
 
@@ -71,7 +71,9 @@ def test_the_same_again(
 ) -> None:
     first = answer(catalog, machine)
     assert first.suggestions
-    monkeypatch.setattr("edgekit.planning.recommend", None)  # nobody searches a second time
+    monkeypatch.setattr(
+        "edgekit.plan.recommending.recommend", None
+    )  # nobody searches a second time
     assert cards_json(answer(catalog, machine)) == cards_json(first)
 
 

@@ -1,0 +1,1 @@
+"""The application: one function per verb. Commands, the Python API and the page call these and nothing else."""

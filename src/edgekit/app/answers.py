@@ -1,0 +1,122 @@
+"""What the application answers: values, which `report` renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.verdict import Change, Verdict
+from edgekit.errors import EdgekitError
+from edgekit.model.types import ModelGeometry
+
+if TYPE_CHECKING:
+    from edgekit.engines.commands import Command
+    from edgekit.plan.planned import Plan
+    from edgekit.plan.recommending import Recommendation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """What a report is made of."""
+
+    label: str  # of the model
+    reference: str  # as it was typed
+    version: str  # of the engine that the rules were checked against
+    asked: str  # the load in words, as the engine resolved it
+    command: str  # starts the engine so
+    notes: tuple[str, ...] = ()  # on the model and the load; the estimate has its own
+    estimate: MemoryEstimate = field(repr=False)
+    geometry: ModelGeometry | None = field(default=None, repr=False)  # None: only a name is known
+
+    @property
+    def engine_title(self) -> str:
+        """'llama.cpp 0.5.0'; 'mlx-lm 0.32.2' says itself whose version it is."""
+        engine = self.estimate.engine
+        return (
+            self.version if self.version.startswith(engine) else f"{engine} {self.version}".strip()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One model on one engine and machine."""
+
+    bill: Bill = field(repr=False)  # label, reference, version, asked, command, notes, estimate
+    result: Verdict
+    changes: tuple[Change, ...] = ()
+    flags: Mapping[str, str | bool] = field(
+        default_factory=dict
+    )  # of the engine, as they are typed
+    ready: tuple[Command, ...] = field(default=(), repr=False)  # commands for every program
+    is_remote: bool = False  # the weights are not on this machine
+    is_assumed: bool = False  # from the size and quantisation in a name: no file was found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """A model, or an engine for it, that could not be judged."""
+
+    reference: str
+    engine: str | None
+    error: EdgekitError
+
+
+Answer = Check | Unanswered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAnswer:
+    """An engine's bill, or why there is none."""
+
+    engine: str
+    bill: Bill | None = None
+    error: EdgekitError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineComparison:
+    """One load of one model on every engine."""
+
+    label: str
+    context_tokens: int
+    users: int
+    answers: tuple[EngineAnswer, ...]
+    hint: str = ""  # how to get answers of the engines that have none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """A plan, the commands that start it (none if nothing fits), and notes on the model."""
+
+    plan: Plan
+    ready: tuple[Command, ...] = field(repr=False)
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best few models, with notes on them and on the catalog."""
+
+    found: Recommendation
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One load, as it was asked for, against the memory of a machine."""
+
+    label: str
+    reference: str  # what the command line takes for the same model
+    engine: str
+    flags: Mapping[str, Any]  # all that settle the load, by their keys
+    context_tokens: int
+    native_context: int | None
+    notes: tuple[str, ...]
+    result: Verdict | None = None  # None: the engine refuses the model, or cannot run there
+    bill: Bill | None = field(default=None, repr=False)
+    command: str = ""  # starts the engine; "" where it does not load
+    estimate_command: str
+    refused: str = ""
+    refused_about: str = ""  # the flag to blame

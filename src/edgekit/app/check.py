@@ -1,0 +1,405 @@
+"""Models and a request -> a verdict for each model and engine, several models at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from edgekit.app.answers import Answer, Bill, Check, Unanswered
+from edgekit.app.commands import start_commands
+from edgekit.app.companions import price_loads
+from edgekit.app.estimate import bill_of, values_for_users
+from edgekit.app.open import (
+    ResolvedModel,
+    automatic,
+    choose_file,
+    open_named,
+)
+from edgekit.bill.task import Start, Task
+from edgekit.bill.types import Load
+from edgekit.bill.verdict import Verdict
+from edgekit.engines import engine_named, engine_names, quant_names
+from edgekit.engines.flags import typed
+from edgekit.engines.row_options import RowOptions
+from edgekit.errors import (
+    CancelledError,
+    EdgekitError,
+    HardwareError,
+    HeaderError,
+    RefusedError,
+    UnknownArchitectureError,
+    UsageError,
+)
+from edgekit.formats.types import Depth
+from edgekit.model.open import Opened, open_model
+from edgekit.plan.assumed import AssumedChoice
+from edgekit.plan.changes import changes
+from edgekit.plan.commands import main_command, main_notes
+from edgekit.plan.tasks import reads_at_once
+from edgekit.plan.users import for_users
+from edgekit.plan.verdict import is_decided, judge, result_of
+from edgekit.request import AUTO, Request, Session, Values, in_order
+from edgekit.sources.folders import is_here
+from edgekit.sources.side_by_side import side_by_side
+from edgekit.sources.types import Reach, Traffic
+
+TENSORS_NOT_CHECKED = (
+    "tensors were not checked: the start of the file was enough to answer"
+    " (--exact or exact=True reads the whole header)"
+)
+
+
+def check_all(
+    names: Sequence[str], request: Request, session: Session, *, depth: Depth = Depth.TENSORS
+) -> Iterator[list[Answer]]:
+    """The answers of each model, in order, as they become known. Nothing is downloaded.
+
+    Remote models are read side by side, in threads; local ones one after the other: each keeps a core busy.
+    """
+    request = replace(request, machine=request.find_machine())
+
+    def one(name: str) -> list[Answer]:
+        own = replace(session.reach, progress=None, traffic=Traffic())
+        return check(name, request, Session(reach=own), depth=depth, with_changes=False)
+
+    far = [name for name in names if not is_here(name)]
+    coming = side_by_side(one, far)
+    away = set(far)
+    for name in names:
+        yield next(coming) if name in away else one(name)
+
+
+def check(
+    reference: str,
+    request: Request,
+    session: Session,
+    *,
+    depth: Depth = Depth.TENSORS,
+    with_changes: bool = True,
+) -> list[Answer]:
+    """One answer for each engine that is asked for. `depth` of remote headers; ARCHITECTURE: the rest only where it
+    decides.
+    """
+    request = replace(request, machine=request.find_machine())
+    try:
+        named = open_named(reference, session, depth=depth, assume=True, quant=request.quant)
+    except EdgekitError as error:
+        return [Unanswered(reference=reference, engine=None, error=error)]
+    return check_named(named, request, session, with_changes=with_changes)
+
+
+def check_named(
+    named: ResolvedModel, request: Request, session: Session, *, with_changes: bool = True
+) -> list[Answer]:
+    """The same of a model that is open."""
+    machine = request.find_machine()
+    request = replace(request, machine=machine)
+
+    def checked(engine: str) -> Check:
+        if named.assumed is not None:
+            return _assumed(named, named.assumed, engine, request, session)
+        opened = named.opened(engine)
+        found = check_opened(
+            opened, engine, request, session, named=named, with_changes=with_changes
+        )
+        return replace(found, bill=replace(found.bill, notes=(*named.notes, *found.bill.notes)))
+
+    if not request.engines:
+        try:
+            found, note = automatic(named, machine, checked, lambda check: check.result)
+        except CancelledError:
+            raise
+        except EdgekitError as error:
+            engine = named.engine(AUTO, machine)
+            return [Unanswered(reference=named.name, engine=engine, error=error)]
+        notes = (note, *found.bill.notes) if note else found.bill.notes
+        return [replace(found, bill=replace(found.bill, notes=notes))]
+    answers: list[Answer] = []
+    for engine in request.engines:
+        try:
+            answers.append(checked(engine))
+        except CancelledError:
+            raise
+        except EdgekitError as error:
+            answers.append(Unanswered(reference=named.name, engine=engine, error=error))
+    # of all engines, the built-in one only where it runs the model: it is for a few families of GGUF files
+    return [one for one in answers if isinstance(one, Check) or _is_compared(one.engine)] or answers
+
+
+def _is_compared(engine: str | None) -> bool:
+    return engine is None or engine_named(engine).page.is_compared
+
+
+def _assumed(
+    named: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
+) -> Check:
+    """Of a name alone. There is no command: nothing to start is known."""
+    bill = choice.bill(engine)
+    known = Opened(label=choice.assumed.name, model=choice.stand_in)
+    task, values = task_of(known, engine, request, session)
+    if unused := sorted(engine_named(engine).companions & values.keys()):
+        flag = "-md" if unused[0] == "draft_model" else f"--{unused[0]}"
+        raise UsageError(
+            f"{flag} does not apply to {named.name!r}, of which only the name is known: give a file or a repository"
+        )
+    result = judge(replace(task, bill=bill))
+    shown = Bill(
+        label=choice.assumed.name,
+        reference=named.name,
+        version="",
+        asked=f"{result.context_tokens:,} tokens; rule of thumb from the name alone, no file was read",
+        command="",
+        notes=named.notes,
+        estimate=result.estimate,
+    )
+    return Check(bill=shown, result=result, flags=typed(values), is_assumed=True)
+
+
+def check_opened(
+    opened: Opened,
+    engine: str,
+    request: Request,
+    session: Session,
+    *,
+    named: ResolvedModel | None = None,
+    with_changes: bool = True,
+) -> Check:
+    """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses.
+
+    Where only the first range of a file was read, and that does not decide it, the rest of its header is read too.
+    `named` lists the weights to choose from; None: the file that was named.
+    """
+    found, task, values, result = _judged(opened, engine, request, session, named=named)
+    if result.variant is not None and "mix" in result.variant.changes:
+        found = replace(found, mix=result.variant.name)
+    elif result.variant is not None and result.variant.reference and found.files is None:
+        found = replace(found, repository=result.variant.reference)
+    return _answer_of(found, task, result, values, users=request.users, with_changes=with_changes)
+
+
+def verdict(
+    reference: str | os.PathLike[str],
+    request: Request,
+    session: Session,
+    *,
+    depth: Depth = Depth.TENSORS,
+    loads_only: bool = False,
+) -> Verdict:
+    """The verdict alone, on the engine that is chosen or that has the options. `loads_only`: only `can_load` matters.
+
+    Raises EdgekitError.
+    """
+    machine = request.find_machine()
+    request = replace(request, machine=machine)
+    named = open_named(reference, session, depth=depth, assume=not loads_only, quant=request.quant)
+
+    def judged(engine: str) -> Verdict:
+        if named.assumed is not None:
+            known = Opened(label=named.name, model=named.assumed.stand_in)
+            task, _ = task_of(known, engine, request, session, quant=named.quant)
+            return judge(replace(task, bill=named.assumed.bill(engine)))
+        opened = named.opened(engine)
+        return _judged(opened, engine, request, session, named=named, loads_only=loads_only)[-1]
+
+    if request.engine is not None:
+        return judged(request.engine)
+    own = named.engine(AUTO, machine)
+    options = {name: value for name, value in (request.options or {}).items() if name != "quant"}
+    if not _takes(own, options):  # as on the command line: the engine that has these options
+        return judged(next((name for name in engine_names() if _takes(name, options)), own))
+    found, note = automatic(named, machine, judged, lambda result: result)
+    bill = found.estimate
+    return replace(found, estimate=replace(bill, notes=(note, *bill.notes))) if note else found
+
+
+def _judged(
+    opened: Opened,
+    engine: str,
+    request: Request,
+    session: Session,
+    *,
+    named: ResolvedModel | None,
+    loads_only: bool = False,
+) -> tuple[Opened, Task, dict[str, Any], Verdict]:
+    """The file that was chosen, what was asked of it with which flags, and the verdict."""
+    embeds, quant = (False, None) if named is None else (named.embeds, named.quant)
+
+    def ask(opened: Opened) -> Task:
+        task, _ = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
+        is_billed = task.bill is not None and "mix" not in task.start.settled
+        if named is None or (is_billed and opened.files is not None):
+            return task  # what is loaded with it was opened for this file
+        return replace(task, variants=named.variants(opened, engine, task.start))
+
+    found, task, result = _in_two_steps(opened, ask, session.reach, loads_only=loads_only)
+    values: dict[str, Any] = {}
+    if request.options is None:
+        values = values_of(engine, request, embeds=embeds, quant=quant)
+        values = values_for_users(values, engine, request.users, found.model)
+    return found, task, values, result
+
+
+def _in_two_steps(
+    opened: Opened, ask: Callable[[Opened], Task], reach: Reach, *, loads_only: bool = False
+) -> tuple[Opened, Task, Verdict]:
+    """The verdict, from the first range of a remote file where that decides it, else from its whole header.
+
+    Where another file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load`
+    matters, and that can be said without a look at a better file.
+    """
+    if opened.whole is not None:
+        # errors: the keys alone leave something open
+        with suppress(RefusedError, HeaderError, UnknownArchitectureError):
+            task = ask(opened)
+            result = judge(task)
+            other = result.variant if result.can_load and not loads_only else None
+            if other is not None and other.changes and other.reference:
+                opened = open_model(other.reference, depth=Depth.ARCHITECTURE, reach=reach)
+                task = ask(opened)
+                result = judge(task)
+            if is_decided(task, result, loads_only=loads_only):
+                bill = result.estimate
+                noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
+                return opened, task, replace(result, estimate=noted)
+        opened = opened if opened.whole is None else opened.whole()
+    opened, task, choice = choose_file(opened, ask(opened), reach)
+    return opened, task, result_of(choice)
+
+
+def task_of(
+    opened: Opened,
+    engine: str,
+    request: Request,
+    session: Session,
+    *,
+    embeds: bool = False,
+    quant: str | None = None,
+) -> tuple[Task, dict[str, Any]]:
+    """What the request asks of this model on this engine, and the values of the flags that say so.
+
+    `embeds`: it is an embedding model, which the engine is started for. `quant`: how its weights are to be quantised.
+    Raises EdgekitError.
+    """
+    values: dict[str, Any] = {}
+    if request.options is not None:
+        load, start = _of_options(request, engine, embeds=embeds, quant=quant)
+        load = for_users(load, request.users, engine, opened.model)
+    else:
+        values = values_of(engine, request, embeds=embeds, quant=quant)
+        values = values_for_users(values, engine, request.users, opened.model)
+        load, setup = engine_named(engine).setup(values)
+        if values.get("context") == 0:  # every engine: the whole native window
+            load = replace(load, context_tokens=0)
+        if request.users is not None:
+            load = replace(load, sequences=request.users)
+        start = Start(setup=setup, settled=frozenset(values))
+    pricing = session.pricing or price_loads
+    is_accompanied = bool(engine_named(engine).companions & values.keys())
+    return Task(
+        model=opened.model,
+        engine=engine,
+        machine=request.find_machine(),
+        load=load,
+        start=start,
+        bill=pricing(opened, engine, values, session.reach) if is_accompanied else None,
+        job=request.job,
+        min_context=request.min_context,
+        in_one_batch=reads_at_once(opened.model, start.setup),
+        alternatives=opened.files.alternatives if opened.files is not None else (),
+        window_budget_bytes=request.window_budget_bytes,
+        max_use=request.max_use,
+        reserve_bytes=request.reserve_bytes,
+        cancelled=session.reach.cancelled,
+    ), values
+
+
+def values_of(
+    engine: str, request: Request, *, embeds: bool = False, quant: str | None = None
+) -> dict[str, Any]:
+    """The values of the engine's flags for a model, which is started to embed if it is an embedding model.
+
+    Raises UsageError for a quantisation that the engine lacks, RefusedError where it returns no embeddings.
+    """
+    values = request.values(engine, quant)
+    if embeds and engine_named(engine).embedding_start(Start()).settled:
+        values = in_order(engine, {"embeddings": True, **values})
+    return values
+
+
+def _of_options(
+    request: Request, engine: str, *, embeds: bool, quant: str | None
+) -> tuple[Load, Start]:
+    """What Python's options ask of an engine."""
+    options = quant_names.with_quant(engine, request.options or {}, quant)
+    load, setup = _read_options(engine, options) if options else (Load(), None)
+    own: dict[str, Any] = {"context_tokens": request.context, "sequences": request.sequences}
+    load = replace(load, **{name: value for name, value in own.items() if value is not None})
+    start = Start(setup=setup, settled=frozenset(options))
+    return load, engine_named(engine).embedding_start(start) if embeds else start
+
+
+def _takes(engine: str, options: Values) -> bool:
+    try:
+        _read_options(engine, options)
+    except UsageError:
+        return False
+    return True
+
+
+def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
+    read = RowOptions(options)
+    load, setup = engine_named(engine).read_keywords(read)
+    read.require_known(engine)
+    return load, setup
+
+
+def _answer_of(
+    opened: Opened,
+    task: Task,
+    result: Verdict,
+    values: Values,
+    *,
+    users: int | None,
+    with_changes: bool,
+) -> Check:
+    engine = engine_named(result.engine)
+    settled = engine.settle(result, values)
+    ready = start_commands(opened, result, values, users=users) if result.can_load else ()
+    bill = bill_of(opened, engine, settled, (result.load, result.way.setup), result.estimate)
+    bill = replace(bill, asked=engine.load_words(result))
+    if ready:
+        notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
+        bill = replace(bill, command=main_command(ready), notes=tuple(notes))
+    return Check(
+        bill=bill,
+        result=result,
+        changes=changes(task, result) if with_changes else (),
+        flags=typed(settled),
+        ready=ready,
+        is_remote=opened.files is None or opened.files.origin.is_remote,
+    )
+
+
+def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
+    """Of one model: the best of its engines, for it runs if any of them runs it."""
+    codes = [_code(answer, strict=strict) for answer in answers]
+    return min(codes, key=_CODES.index)
+
+
+def worst_code(found: Sequence[Sequence[Answer]], *, strict: bool) -> int:
+    """Of several models: that a question made no sense is worse than that something does not fit."""
+    return max((exit_code(answers, strict=strict) for answers in found), key=_CODES.index)
+
+
+_CODES = (0, 1, 3, 2, 4, 5)  # the better ones first
+
+
+def _code(answer: Answer, *, strict: bool) -> int:
+    if isinstance(answer, Unanswered):
+        return answer.error.exit_code
+    if answer.result.failed:
+        return HardwareError.exit_code
+    return int(strict and answer.result.warning)

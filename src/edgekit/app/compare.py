@@ -1,0 +1,50 @@
+"""One model -> what every engine allocates for the same load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.app.answers import EngineAnswer, EngineComparison
+from edgekit.app.estimate import estimate_named
+from edgekit.app.open import open_named
+from edgekit.engines import every_engine
+from edgekit.engines.flags import read_flags
+from edgekit.errors import EdgekitError
+from edgekit.plan.context import DEFAULT_TOKENS
+from edgekit.request import Request, Session
+from edgekit.sources.types import Container
+
+
+def compare(reference: str, request: Request, session: Session) -> EngineComparison:
+    """An engine that fails is an answer too, the built-in one only if it runs the model. Raises EdgekitError if none
+    answers.
+    """
+    named = open_named(reference, session, quant=request.quant)
+    opened = named.as_file(named.first_engine)
+    native = opened.model.geometry.native_context or DEFAULT_TOKENS
+    context = request.context or min(native, DEFAULT_TOKENS)
+    answers: list[EngineAnswer] = []
+    for one in every_engine():
+        # one sequence, and without a machine to place it on, weights and cache on the GPU
+        alone = one.one_sequence if request.users is None else {}
+        engine, default = one.name, read_flags(one.flags, {**one.on_gpu, **alone})
+        flags = {**default, **request.flags.get(engine, {})}
+        asked = replace(request, context=context, devices=(), vram=None)
+        try:
+            bill = estimate_named(named, asked.with_flags(engine, flags), session)
+            answers.append(EngineAnswer(engine=engine, bill=bill))
+        except EdgekitError as error:
+            if one.page.is_compared:
+                answers.append(EngineAnswer(engine=engine, error=error))
+    if all(answer.error is not None for answer in answers):
+        raise next(answer.error for answer in answers if answer.error is not None)
+    hint = ""
+    if named.found is not None and opened.model.header.container is Container.GGUF:
+        hint = "For vLLM and MLX give the repository that this file was converted from."
+    return EngineComparison(
+        label=opened.label,
+        context_tokens=context,
+        users=request.users or 1,
+        answers=tuple(answers),
+        hint=hint,
+    )

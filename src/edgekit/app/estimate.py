@@ -1,0 +1,155 @@
+"""A model and a load -> the memory that an engine allocates for it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from edgekit.app.answers import Bill
+from edgekit.app.companions import price_loads
+from edgekit.app.open import ResolvedModel, open_named
+from edgekit.bill.assumed import assumed_estimate, from_name
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.catalog import read_catalog
+from edgekit.engines import default_engine, engine_name, engine_named
+from edgekit.engines.protocol import Engine
+from edgekit.errors import UsageError
+from edgekit.model.open import Opened
+from edgekit.model.types import Model, ModelGeometry
+from edgekit.plan.assumed import assumed_choice
+from edgekit.plan.users import for_users
+from edgekit.request import ALL, Request, Session, Values
+from edgekit.sources.types import ModelFiles
+
+CELLS = 256  # llama.cpp rounds a context up to a multiple of this
+
+
+def estimate(reference: str | os.PathLike[str], request: Request, session: Session) -> Bill:
+    """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
+    return estimate_named(open_named(reference, session, quant=request.quant), request, session)
+
+
+def estimate_named(named: ResolvedModel, request: Request, session: Session) -> Bill:
+    """The same of a model that is open."""
+    check_one_engine(request)
+    engine = request.engine or named.first_engine
+    opened, users = named.as_file(engine), request.users
+    values = _on_cards(request.values(engine, named.quant), engine, request)
+    if users is not None:
+        values.setdefault("context", 0)  # the whole native window, for each
+    values = values_for_users(values, engine, users, opened.model)
+    load, setup = engine_named(engine).setup(values)
+    if users is not None:
+        load = replace(load, sequences=users)
+    price = (session.pricing or price_loads)(opened, engine, values, session.reach)
+    bill = bill_of(opened, engine_named(engine), values, (load, setup), price(load, setup))
+    return replace(bill, notes=(*named.notes, *bill.notes))
+
+
+def check_one_engine(request: Request) -> None:
+    """Raises UsageError where several were chosen."""
+    if len(request.engines) > 1:
+        engine_name(ALL)
+
+
+def assume(name: str, request: Request) -> Bill:
+    """By rules of thumb, of a name alone. Raises UsageError where the name does not state the model's size."""
+    check_one_engine(request)
+    engine = request.engine or default_engine().name
+    values = request.values(engine)
+    unused = ", ".join(sorted(set(values) - {"mix", "context"}))
+    if unused:
+        raise UsageError(
+            f"--assume ignores {unused}: its rule of thumb knows only the size, the quantisation and the context"
+        )
+    model = from_name(name, mix=values.get("mix") or request.quant)
+    choice = assumed_choice(model, read_catalog().entries)
+    load = Load(context_tokens=values.get("context"))
+    return Bill(
+        label=model.name,
+        reference=name,
+        version="",
+        asked="rule of thumb from the name alone; no file was read",
+        command="",
+        notes=() if choice is None else (choice.note,),
+        estimate=assumed_estimate(model if choice is None else choice.assumed, load, engine=engine),
+    )
+
+
+def values_for_users(
+    values: Values, engine: str, users: int | None, model: Model
+) -> dict[str, Any]:
+    """The flags with which every user has a context of their own. Raises UsageError."""
+    if users is None:
+        return dict(values)
+    load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
+    return engine_named(engine).values_for_users(values, users, load)
+
+
+def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:
+    """The flags for the cards that --device or --vram name."""
+    devices, vram = request.devices, request.vram
+    if not devices and vram is None:
+        return dict(values)
+    from edgekit.machine.wishes import wished_machine
+
+    cards = wished_machine(devices=devices, vram=vram).devices
+    found = engine_named(engine).values_on_cards(cards, named=bool(devices)) if cards else {}
+    return {**found, **values}
+
+
+def bill_of(
+    opened: Opened,
+    engine: Engine,
+    values: Values,
+    asked: tuple[Load, Any],
+    estimate: MemoryEstimate,
+) -> Bill:
+    """The estimate with the load in words, and the command that starts the engine so."""
+    files = opened.files
+    return Bill(
+        label=opened.label,
+        reference=files.reference if files is not None else opened.label,
+        version=engine.version(asked[1]),
+        asked=engine.describe(asked[0], estimate),
+        notes=tuple(_notes(opened, engine, asked, values, estimate)),
+        command=shlex.join(engine.estimate_words(values, estimate, opened)),
+        estimate=estimate,
+        geometry=opened.model.geometry,
+    )
+
+
+def model_notes(
+    files: ModelFiles | None,
+    geometry: ModelGeometry,
+    context_tokens: int | None,
+    *,
+    has_projector: bool = False,
+) -> Iterator[str]:
+    """Notes on a model at a context length that check and plan share, whatever the engine."""
+    if files is not None:
+        yield from files.notes
+    if geometry.because:
+        yield f"approximate: {geometry.because}"
+    native, length = geometry.native_context, context_tokens
+    if native is not None and length is not None and length - native >= CELLS:
+        yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
+    if files is not None and files.projectors and not has_projector:
+        yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
+
+
+def _notes(
+    opened: Opened,
+    engine: Engine,
+    asked: tuple[Load, Any],
+    values: Values,
+    estimate: MemoryEstimate,
+) -> Iterator[str]:
+    facts: dict[str, Any] = dict(estimate.facts)
+    length = facts.get("n_ctx_seq") or asked[0].context_tokens
+    has_projector = "mmproj" in values
+    yield from model_notes(opened.files, opened.model.geometry, length, has_projector=has_projector)
+    yield from engine.estimate_notes(values, asked[1], estimate, opened)

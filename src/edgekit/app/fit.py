@@ -1,0 +1,213 @@
+"""A model and settings -> that one load against a machine, nothing chosen; and what it costs as the context grows."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgekit.app.answers import Fit
+from edgekit.app.check import task_of, values_of
+from edgekit.app.commands import start_commands
+from edgekit.app.estimate import bill_of
+from edgekit.app.open import ResolvedModel, stored_quant
+from edgekit.bill.task import CacheChoice, Task, Variant
+from edgekit.bill.verdict import Verdict, Weighed
+from edgekit.catalog.resolve import CATALOG
+from edgekit.engines import engine_named
+from edgekit.engines.flags import CONTEXT, flag_words
+from edgekit.engines.variants import AS_NAMED, as_named
+from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
+from edgekit.model.open import Opened
+from edgekit.plan.choice import NOTHING, Candidate
+from edgekit.plan.commands import main_command
+from edgekit.plan.curve import Curve, curves
+from edgekit.plan.fitting import Fitting
+from edgekit.plan.ladder import Ladder
+from edgekit.plan.placement import first_placement
+from edgekit.plan.verdict import result_for
+from edgekit.request import AUTO, Request, Session, Values, in_order
+
+POINTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """One load that is settled: its weights, and where they are."""
+
+    opened: Opened = field(repr=False)
+    variant: Variant
+    fitting: Fitting = field(repr=False)
+
+    @property
+    def task(self) -> Task:
+        return self.fitting.task
+
+    @property
+    def weighed(self) -> Weighed:
+        return self.fitting.price(self.fitting.asked or self.fitting.native)
+
+    def result(self) -> Verdict:
+        """The verdict on this load as it is: nothing of it is chosen here."""
+        weighed, held, least = self.weighed, self.fitting, self.task.min_context
+        tokens = weighed.context_tokens
+        # a check that sets such a context has failed: the user did not ask for it
+        is_too_short = least is not None and least * held.streams == tokens > held.most
+        if is_too_short:
+            unasked = replace(self.task.load, context_tokens=None)
+            held = Fitting(replace(self.task, load=unasked), weighed.way)
+        cache = engine_named(self.task.engine).cache_name(self.task.load, weighed.way.setup)
+        settled = Candidate(
+            step=NOTHING if is_too_short else 1,
+            variant=self.variant,
+            choice=CacheChoice(name=cache, place=0, flags=""),
+            ladder=Ladder(self.task, (weighed.way,)),
+            held=held,
+            tokens=tokens,
+            because="",
+        )
+        return result_for(settled, max_context=tokens)
+
+
+def fit(named: ResolvedModel, request: Request, session: Session) -> Fit:
+    """What the engine refuses is an answer too. Raises EdgekitError for a request that makes no sense."""
+    request = replace(request, machine=request.find_machine())
+    engine = _engine(named, request)
+    try:
+        opened = named.as_file(engine)
+        task, values = task_of(
+            opened, engine, request, session, embeds=named.embeds, quant=named.quant
+        )
+        return _fit(named, _settled(named, opened, task), values, users=request.users)
+    except (RefusedError, HardwareError) as error:
+        return _refused(error, named, engine, request)
+
+
+def curve(
+    named: ResolvedModel, request: Request, session: Session, *, points: int | None = None
+) -> tuple[Curve, ...]:
+    """Memory by context for each type of cache, all else as requested."""
+    request = replace(request, machine=request.find_machine())
+    engine = _engine(named, request)
+    opened = named.as_file(engine)
+    plain = replace(session, pricing=None)
+    task, _ = task_of(opened, engine, request, plain, embeds=named.embeds, quant=named.quant)
+    if _repositories(named, opened, task):  # the weights that hold the shortest context there is
+        least = Fitting(task, first_placement(task)).windows[-1]
+        shortest = replace(task, load=replace(task.load, context_tokens=least))
+        task = replace(task, model=_settled(named, opened, shortest).variant.model)
+    return tuple(curves(task, first_placement(task), points=points or POINTS))
+
+
+def _engine(named: ResolvedModel, request: Request) -> str:
+    if len(request.engines) > 1:
+        raise UsageError("engine: choose one engine; /check compares all of them")
+    return request.engine or named.engine(AUTO, request.find_machine())
+
+
+def _label(named: ResolvedModel) -> str:
+    if named.found is not None:
+        return named.found.label
+    return named.entry.id if named.entry is not None else named.name
+
+
+def _reference(named: ResolvedModel) -> str:
+    """What the command line takes; of the catalog, so that no file here is taken for it."""
+    entry = named.entry
+    if entry is not None and (named.found is None or entry.is_users):
+        return f"{CATALOG}{entry.id}"
+    return named.name
+
+
+def _settled(named: ResolvedModel, opened: Opened, task: Task) -> _Load:
+    """The file as it is. Where it does not fit, another repository of the model that does, as in a check."""
+    stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
+    first = _load(opened, as_named(opened.model, opened.mix or stored)[0], task)
+    if first.weighed.fits:
+        return first
+    others = _repositories(named, opened, task)
+    loads = (_load(replace(opened, repository=one.reference), one, task) for one in others)
+    return next((one for one in loads if one.fitting.fits(first.weighed.context_tokens)), first)
+
+
+def _repositories(named: ResolvedModel, opened: Opened, task: Task) -> list[Variant]:
+    """Other repositories of the model that the engine loads as they are."""
+    others = named.variants(opened, task.engine, task.start)[1:]
+    return [one for one in others if one.reference and not one.changes]
+
+
+def _load(opened: Opened, variant: Variant, task: Task) -> _Load:
+    asked = replace(task, model=variant.model)
+    return _Load(
+        opened=replace(opened, model=variant.model),
+        variant=variant,
+        fitting=Fitting(asked, first_placement(asked)),
+    )
+
+
+def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None) -> Fit:
+    """The load is priced once: the bars, the estimate and the verdict are of the same figures."""
+    weighed, result, engine = load.weighed, load.result(), load.task.engine
+    flags = _completed(load.fitting, weighed, values)
+    asked = load.fitting.load(weighed.context_tokens)
+    one = engine_named(engine)
+    bill = bill_of(load.opened, one, flags, (asked, weighed.way.setup), one.taken(result))
+    command = main_command(start_commands(load.opened, result, values, users=users)) or bill.command
+    return Fit(
+        label=_label(named),
+        reference=_reference(named),
+        engine=engine,
+        flags=flags,
+        context_tokens=weighed.context_tokens,
+        native_context=result.native_context,
+        notes=named.notes,
+        result=result,
+        bill=bill,
+        command=command if result.can_load else "",
+        estimate_command=_command(load.variant.reference or _reference(named), engine, flags),
+        refused=weighed.refused,
+    )
+
+
+def _refused(error: EdgekitError, named: ResolvedModel, engine: str, request: Request) -> Fit:
+    """With the flags as requested."""
+    values = request.values(engine, named.quant)
+    with suppress(RefusedError):
+        values = values_of(engine, request, embeds=named.embeds, quant=named.quant)
+    if named.found is not None:
+        geometry = named.found.model.geometry
+        native = geometry.native_context or geometry.trained_context
+    else:
+        native = named.entry.native_context if named.entry is not None else None
+    return Fit(
+        label=_label(named),
+        reference=_reference(named),
+        engine=engine,
+        flags=values,
+        context_tokens=values.get("context") or native or 0,
+        native_context=native,
+        notes=named.notes,
+        estimate_command=_command(_reference(named), engine, values),
+        refused=str(error),
+        refused_about=error.about,
+    )
+
+
+def _completed(fitting: Fitting, weighed: Weighed, values: Values) -> dict[str, Any]:
+    """What was asked, and all that the machine adds to it."""
+    engine, placement = engine_named(fitting.task.engine), weighed.way
+    load = fitting.load(weighed.context_tokens)
+    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
+    return {
+        **(batch if fitting.task.in_one_batch else {}),
+        **values,
+        "context": weighed.context_tokens,
+        **engine.placement(placement.setup),
+        **engine.machine_flags(placement),
+    }
+
+
+def _command(reference: str, engine: str, flags: Values) -> str:
+    words = flag_words((CONTEXT, *engine_named(engine).flags), in_order(engine, flags), ours=True)
+    return shlex.join(["edgekit", "estimate", reference, "--engine", engine, *words])

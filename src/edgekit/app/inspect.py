@@ -1,0 +1,73 @@
+"""A reference -> what the model is, from its header alone."""
+
+from __future__ import annotations
+
+import os
+
+from edgekit.app.open import ResolvedModel, file_at, open_named, quantised
+from edgekit.catalog.resolve import resolve
+from edgekit.engines import default_engine
+from edgekit.engines.llamacpp.as_gguf import convert
+from edgekit.engines.quant_names import read_quant
+from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError, UsageError
+from edgekit.formats.types import Depth
+from edgekit.model.inspect import Inspection, inspect_header, inspect_model
+from edgekit.model.metadata import ModelMetadata, read_metadata
+from edgekit.request import Session
+from edgekit.sources.types import ModelFiles, Origin, Reach
+
+
+def inspect(
+    reference: str | os.PathLike[str],
+    session: Session | None = None,
+    *,
+    depth: Depth = Depth.TENSORS,
+    quant: str | None = None,
+) -> Inspection:
+    """What a model is. One of the catalog is shown as it was released, or at the quantisation that is asked for."""
+    reach = Reach() if session is None else session.reach
+
+    def read(source: str) -> Inspection:
+        return inspect_model(source, depth=depth, reach=reach)
+
+    found = resolve(reference, read, absolute=reach.within is not None)
+    if found.found is not None and quant is not None:
+        other = file_at(found, quant)
+        if other is None:
+            raise UsageError(
+                f"{found.name} has no file at {quant}: inspect shows files as they are"
+            )
+        return read(other)
+    if found.found is not None:
+        return found.found
+    model = ResolvedModel(
+        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
+    )
+    if quant is not None:
+        model = quantised(model, quant)
+    opened = model.opened(model.first_engine)
+    header, at = opened.model.header, ""
+    if model.quant is not None:
+        mix = read_quant(default_engine().name, model.quant)
+        header, at = convert(opened.model, mix).model.header, f" at {mix}"
+    listed = f"edgekit catalog show {header.name} lists its sizes at other quantisations"
+    files = ModelFiles(
+        reference=os.fspath(reference),
+        label=header.name,
+        origin=Origin.CATALOG,
+        container=header.container,
+        notes=(*found.notes, f"from the catalog{at}, no file was read: {listed}"),
+    )
+    return inspect_header(files, header, reach.traffic)
+
+
+def metadata(reference: str | os.PathLike[str], session: Session) -> ModelMetadata:
+    """The public description of a model. Raises RemoteInspectError, whatever the reason."""
+    try:
+        named = open_named(reference, session)
+        model = named.opened(named.first_engine).model
+    except (RemoteInspectError, CancelledError):
+        raise
+    except EdgekitError as error:
+        raise RemoteInspectError(str(error)) from error
+    return read_metadata(model.header, model.geometry)

@@ -1,0 +1,484 @@
+"""A request: everything that may be asked about a model, as one frozen value.
+
+Command lines, queries, Python keywords and rows of a batch are parsed into it, each text once. What is not a value
+(how far to reach, whom to ask before a download) is in a `Session` next to it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from edgekit.engines import engine_name, engine_named, engine_names, every_engine
+from edgekit.engines.flags import (
+    COMMON,
+    CONTEXT,
+    QUANT,
+    Flag,
+    given_flags,
+    read,
+    read_flags,
+    read_number,
+    whole,
+)
+from edgekit.errors import CancelledError, UsageError
+from edgekit.units import MIB, parse_size
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    import argparse
+
+    from edgekit.bill.task import Job
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.catalog.types import ModelPurpose
+    from edgekit.machine.types import Machine
+    from edgekit.model.open import Opened
+    from edgekit.sources.download import Download
+    from edgekit.sources.types import Reach
+
+ALL, AUTO = "all", "auto"
+_PURPOSES = {
+    "embed": "embedding",
+    "embeddings": "embedding",
+    "coding": "code",
+    "reason": "reasoning",
+}
+# Fields that argv and a query spell the same.
+_TEXTS = (
+    "engine", "ram", "vram", "job", "min_context", "window_budget", "max_use", "reserve", "users", "nodes", "task",
+    "limit",
+)  # fmt: skip
+_SWITCHES = ("prefer_accurate_kv", "all_sizes")
+
+Values = Mapping[str, Any]  # of the flags of one engine, parsed, by their keys
+Price = Callable[["Load", Any], "MemoryEstimate"]
+Pricing = Callable[["Opened", str, Values, "Reach"], Price]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """How a request is answered, next to what it asks."""
+
+    reach: Reach = field(repr=False)
+    confirm: Callable[[Download], bool] | None = field(
+        default=None, repr=False
+    )  # None: no download
+    # What any load costs with all that is loaded next to the model; None: that is opened for each answer.
+    pricing: Pricing | None = field(default=None, repr=False)
+
+    def tell(self, line: str) -> None:
+        """Show progress. Raises CancelledError if nobody waits for the answer."""
+        if self.reach.cancelled is not None and self.reach.cancelled.is_set():
+            raise CancelledError("cancelled")
+        if self.reach.progress is not None:
+            self.reach.progress(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked about a model. What was not given is None, or empty."""
+
+    engines: tuple[str, ...] = ()  # empty: the one that the model's files are for
+    flags: Mapping[str, Values] = field(default_factory=dict)  # engine -> its own flags
+    options: Values | None = None  # instead: the engine's options as Python and rows name them
+    backend: str | None = None  # of a row
+    context: int | None = None  # 0: the whole native context
+    quant: str | None = None  # of the weights, whichever the engine
+    machine: Machine | None = field(default=None, repr=False)  # instead of a description
+    devices: tuple[str, ...] = ()
+    ram: str | None = None
+    vram: str | None = None
+    users: int | None = None  # at the same time, each with a context of their own
+    sequences: int | None = None  # at the same time, sharing one context
+    job: Job | None = None  # sizes the context
+    min_context: int | None = None
+    window_budget_bytes: int | None = None
+    max_use: float | None = None  # share of the usable memory
+    reserve_bytes: int | None = None
+    nodes: int | None = None
+    prefer_accurate_kv: bool = False
+    drafter: bool = True
+    purpose: ModelPurpose | None = None  # None: chat
+    limit: int | None = None  # number of models to recommend
+    all_sizes: bool = False  # several models of a family, not only the best
+    # Engine -> why it cannot have a flag that it shares with another engine.
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_argv(cls, arguments: argparse.Namespace) -> Request:
+        """A command has some of the options: what it does not have was not given. Raises UsageError."""
+        texts: dict[str, Any] = {name: getattr(arguments, name, None) for name in _TEXTS}
+        switches: dict[str, Any] = {name: getattr(arguments, name, False) for name in _SWITCHES}
+        return _parsed(
+            given_flags(arguments),
+            **texts,
+            devices=tuple(getattr(arguments, "device", ())),
+            **switches,
+            drafter=not getattr(arguments, "no_drafter", False),
+        )
+
+    @classmethod
+    def from_query(cls, fields: Mapping[str, Any], flags: frozenset[str]) -> Request:
+        """`fields` by the names of REST; `flags` are those of them that are an engine's. Raises UsageError."""
+        owners = {COMMON: (CONTEXT, QUANT)} | {
+            engine: engine_named(engine).flags for engine in engine_names()
+        }
+        texts: dict[str, Any] = {name: fields.get(name) for name in _TEXTS}
+        switches: dict[str, Any] = {name: bool(fields.get(name)) for name in _SWITCHES}
+        given: dict[str, dict[str, Any]] = {}
+        for owner, table in owners.items():
+            for flag in table:
+                value = fields.get(flag.key) if flag.key in flags and not flag.lender else None
+                # a switch that no flag sets to this value counts as not given: there is no --no-cpu-moe
+                if value is not None and (flag.metavar or value == flag.value):
+                    given.setdefault(owner, {})[flag.key] = value
+        return _parsed(
+            given,
+            **texts,
+            devices=tuple(fields.get("device") or ()),
+            **switches,
+            drafter=not fields.get("no_drafter"),
+        )
+
+    @classmethod
+    def from_kwargs(
+        cls,
+        engine: str = AUTO,
+        *,
+        options: Values | None = None,
+        quant: str | None = None,
+        device: str | None = None,
+        ram: str | None = None,
+        vram: str | None = None,
+        machine: Machine | None = None,
+        job: tuple[int, int] | None = None,
+        max_use: float | None = None,
+        reserve: int | None = None,
+        **numbers: int | None,
+    ) -> Request:
+        """Python's keywords, whose types nobody has checked. Raises UsageError."""
+        if not isinstance(engine, str):
+            raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
+        if not isinstance(options, Mapping | None):
+            raise UsageError(f"options {options!r:.60} are not a mapping of names to values")
+        found = (options or {}).get("quant") if quant is None else quant
+        if not isinstance(found, str | None):
+            raise UsageError(f"quant {found!r:.60} is not a name such as 'Q4_K_M'")
+        named = {"device": device, "ram": ram, "vram": vram}
+        for name, value in named.items():
+            if not isinstance(value, str | None):
+                raise UsageError(
+                    f"{name} {value!r:.60} is not a string such as 'RTX 4090' or '24G'"
+                )
+        if machine is not None and any(value is not None for value in named.values()):
+            raise UsageError("give either a machine or device, ram and vram, not both")
+        for name, number in {**numbers, "reserve": reserve}.items():
+            _check_whole(name, number)
+        if numbers.get("users") is not None and numbers.get("sequences") is not None:
+            raise UsageError("users= and sequences= both say how many at a time: give one")
+        share: object = max_use
+        if share is not None and (isinstance(share, bool) or not isinstance(share, float | int)):
+            raise UsageError(f"max_use {share!r:.60} is not a share such as 0.85")
+        return cls(
+            engines=() if engine.lower() == AUTO else (engine_name(engine),),
+            options=options or {},
+            quant=found,
+            machine=machine,
+            devices=() if device is None else (device,),
+            ram=ram,
+            vram=vram,
+            job=_python_job(job),
+            max_use=max_use,
+            reserve_bytes=reserve,
+            **cast("dict[str, Any]", numbers),
+        )
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Request:
+        """A row of a batch, without its model. Raises UsageError."""
+        engine, backend = row.get("engine"), row.get("backend")
+        options = row.get("options") or {}
+        if not isinstance(options, Mapping):
+            raise UsageError("options must be an object")
+        if not isinstance(engine, str | None) or not isinstance(backend, str | None):
+            raise UsageError("engine and backend must be names")
+        engines = () if engine is None else (engine_name(engine),)
+        quant = row.get("quant")
+        if quant is None and "quantization" not in options:
+            quant = options.get("quant")
+        if not isinstance(quant, str | None):
+            raise UsageError(f"quant {quant!r:.60} is not a string")
+        return cls(engines=engines, options=options, backend=backend, quant=quant)
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that was chosen, if it is one."""
+        return self.engines[0] if len(self.engines) == 1 else None
+
+    def values(self, engine: str, quant: str | None = None) -> dict[str, Any]:
+        """The values of the engine's flags, the context and the quantisation of the weights among them, in the order of
+        the table.
+
+        Raises UsageError for a quantisation or a value that the engine lacks.
+        """
+        if engine in self.unreadable:
+            raise UsageError(self.unreadable[engine])
+        found = {**self.flags.get(engine, {})}
+        if self.context is not None:
+            found[CONTEXT.key] = self.context
+        return in_order(engine, with_quant(found, engine, quant))
+
+    def with_flags(self, engine: str, flags: Values) -> Request:
+        """For this engine, with these flags instead of those it was given."""
+        return replace(self, engines=(engine,), flags={**self.flags, engine: dict(flags)})
+
+    def find_machine(self) -> Machine:
+        """The machine that is described, else this one. Raises UsageError for an unknown name or size."""
+        if self.machine is not None:
+            return self.machine
+        from edgekit.machine import this_or_wished
+
+        return this_or_wished(devices=self.devices, ram=self.ram, vram=self.vram)
+
+
+def in_order(engine: str, values: Values) -> dict[str, Any]:
+    """The values in the order of the engine's table, in which they are shown."""
+    keys = dict.fromkeys(flag.key for flag in (CONTEXT, *engine_named(engine).flags))
+    return {key: values[key] for key in keys if key in values}
+
+
+def with_quant(values: Values, engine: str, quant: str | None) -> Values:
+    """The engine's values with the quantisation among them. Raises UsageError where the engine lacks it."""
+    if quant is None:
+        return values
+    from edgekit.engines.quant_names import read_quant
+
+    value = read_quant(engine, quant)
+    key = engine_named(engine).quant_key
+    if str(values.get(key, value)).upper() != value.upper():
+        raise UsageError(f"{values[key]} and {quant} are two different quantisations: give one")
+    return {**values, key: value}
+
+
+def _parsed(
+    given: Mapping[str, Mapping[str, Any]],
+    *,
+    engine: str | None,
+    ram: str | None,
+    vram: str | None,
+    job: str | None,
+    min_context: str | None,
+    window_budget: str | None,
+    max_use: str | None,
+    reserve: str | None,
+    users: str | None,
+    nodes: str | None,
+    task: str | None,
+    limit: str | None,
+    devices: tuple[str, ...],
+    prefer_accurate_kv: bool,
+    all_sizes: bool,
+    drafter: bool,
+) -> Request:
+    """The texts, each parsed here and nowhere else. Errors come before anything is fetched."""
+    word = AUTO if engine is None else engine.lower()
+    named = None if word in {AUTO, ALL} else engine_name(word)
+    own = _with_one_quant(given, named)
+    common = own.pop(COMMON, {})
+    engines = engine_names() if word == ALL else _chosen(own, named)
+    context: int | None = read_flags((CONTEXT,), common).get(CONTEXT.key)
+    flags: dict[str, Values] = {}
+    unreadable: dict[str, str] = {}
+    for one in engine_names():
+        try:
+            flags[one] = read_flags(engine_named(one).flags, _given_to(one, own))
+        except UsageError as error:
+            if one in own or engines == (one,):
+                raise
+            unreadable[one] = str(error)
+    quant = common.get(QUANT.key)
+    if len(engines) == 1 and engine_named(engines[0]).quant_key:
+        with_quant({}, engines[0], quant)
+    if job is not None and context is not None:
+        raise UsageError("give a context or a job, not both: the job sets the context")
+    return Request(
+        engines=engines,
+        flags=flags,
+        context=context,
+        quant=None if quant is None else str(quant),
+        devices=devices,
+        ram=ram,
+        vram=vram,
+        users=read_number("--users", users, least=1),
+        job=None if job is None else _job(job),
+        min_context=read_number("--min-context", min_context),
+        window_budget_bytes=None
+        if window_budget is None
+        else read("--window-budget", parse_size, window_budget),
+        max_use=None if max_use is None else read_max_use(max_use),
+        reserve_bytes=None if reserve is None else read_reserve(reserve),
+        nodes=read_number("--nodes", nodes, least=1),
+        prefer_accurate_kv=prefer_accurate_kv,
+        drafter=drafter,
+        purpose=None if task is None else _purpose(task),
+        limit=read_number("--limit", limit, least=1),
+        all_sizes=all_sizes,
+        unreadable=unreadable,
+    )
+
+
+def _chosen(given: Mapping[str, Values], named: str | None) -> tuple[str, ...]:
+    """The engine that was named, else the one whose flags were given. Raises UsageError for another engine's flags."""
+    able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
+    if given and not able:
+        told = "; ".join(
+            _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
+        )
+        raise UsageError(
+            f"{told}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
+        )
+    return (named,) if named else tuple(able[:1])
+
+
+def _with_one_quant(
+    flags: Mapping[str, Mapping[str, Any]], engine: str | None
+) -> dict[str, dict[str, Any]]:
+    """The flags with `-q`, `--quantize` and `--mix` as `--quant` where their value is not for their own engine.
+
+    So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
+    """
+    from edgekit.engines.quant_names import read_quant, takes
+
+    given = {one: dict(keys) for one, keys in flags.items()}
+    named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
+    for owner, key in ((one.name, one.quant_key) for one in every_engine()):
+        name = given.get(owner, {}).get(key)
+        if name is None:
+            continue
+        if (engine or owner) != owner or not takes(owner, name):
+            del given[owner][key]
+            if not given[owner]:
+                del given[owner]
+            named.add(name)
+            continue
+        given[owner][key] = read_quant(owner, name)
+        if named and engine is None:
+            named.add(name)
+    if len({str(name).upper() for name in named}) > 1:
+        raise UsageError(
+            f"{' and '.join(sorted(map(str, named)))} are two different quantisations: give one"
+        )
+    if named:
+        given[COMMON] = {**given.get(COMMON, {}), "quant": named.pop()}
+    return given
+
+
+def _given_to(engine: str, given: Mapping[str, Values]) -> dict[str, Any]:
+    """Its own flags that were given, and those that it shares with another engine."""
+    lent = {
+        flag.key: given[flag.lender][flag.key]
+        for flag in _lent(engine)
+        if flag.key in given.get(flag.lender, {})
+    }
+    return {**lent, **given.get(engine, {})}
+
+
+def _lent(engine: str) -> Iterator[Flag]:
+    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.lender)
+
+
+def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
+    """Other engine -> flags that were given and that this one does not have."""
+    lent = {(flag.lender, flag.key) for flag in _lent(engine)}
+    found = {
+        other: {key: text for key, text in keys.items() if (other, key) not in lent}
+        for other, keys in given.items()
+        if other != engine
+    }
+    return {other: keys for other, keys in found.items() if keys}
+
+
+def _belonging(engine: str, keys: Values) -> str:
+    named = {flag.key: "/".join(flag.names) for flag in reversed(engine_named(engine).flags)}
+    words = ", ".join(named[key] for key in keys)
+    return f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}"
+
+
+def read_max_use(text: str) -> float:
+    """'85%' or '0.85' of the usable memory."""
+    text = text.strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise UsageError(
+            f"--max-use takes a share above 0 and up to 100%, for example 85% or 0.85 (got {text[:40]!r})"
+        )
+    return share
+
+
+def read_reserve(text: str) -> int:
+    """Memory to leave free, of each: '512M', '0'."""
+    try:
+        size = 0 if text.strip() == "0" else parse_size(text)
+    except UsageError:
+        size = -1
+    if size < MIB and size != 0:
+        raise UsageError(
+            f"--reserve takes a size like 512M or 2G, or 0 (got {text.strip()[:40]!r})"
+        )
+    return size
+
+
+def _purpose(word: str) -> ModelPurpose:
+    from edgekit.catalog.types import ModelPurpose
+
+    name = word.lower()
+    try:
+        return ModelPurpose(_PURPOSES.get(name, name))
+    except ValueError as error:
+        known = ", ".join(
+            "embed" if kind is ModelPurpose.EMBEDDING else kind.value for kind in ModelPurpose
+        )
+        raise UsageError(f"--task must be one of {known} (got {word[:40]!r})") from error
+
+
+def _job(text: str) -> Job:
+    from edgekit.bill.task import Job
+
+    prompt, plus, new = text.partition("+")
+    if not plus:
+        raise UsageError(
+            f"--job takes prompt tokens + new tokens, for example 6000+800 (got {text[:40]!r})"
+        )
+    return Job(prompt_tokens=read("--job", whole(), prompt), new_tokens=read("--job", whole(), new))
+
+
+def _python_job(job: tuple[int, int] | None) -> Job | None:
+    if job is None:
+        return None
+    from edgekit.bill.task import Job
+
+    try:
+        prompt, new = job
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"job {job!r:.60} is not (prompt tokens, new tokens)") from error
+    _check_whole("prompt tokens", prompt)
+    _check_whole("new tokens", new)
+    return Job(prompt_tokens=prompt, new_tokens=new)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UsageError(f"{name} {value!r:.60} is not a whole number")
+
+
+def check_reference(model_id: object) -> None:
+    """Raises UsageError for what cannot be a model."""
+    if not isinstance(model_id, str | os.PathLike):
+        raise UsageError(
+            f"{model_id!r:.60} is not a model: give a path, a Hugging Face ID or a URL"
+        )

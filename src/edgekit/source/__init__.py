@@ -1,0 +1,1 @@
+"""The former place of `edgekit.sources`."""
