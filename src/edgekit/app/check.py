@@ -101,6 +101,7 @@ def check_named(
     def checked(engine: str) -> Check:
         if named.assumed is not None:
             return _assumed(named, named.assumed, engine, request, session)
+        values_of(engine, request, embeds=named.embeds, quant=named.quant)  # refusals come first
         opened = named.opened(engine)
         found = check_opened(
             opened, engine, request, session, named=named, with_changes=with_changes
