@@ -84,7 +84,7 @@ PLANTED = {
         question="edgekit estimate qwen3-30b-a3b -c 32k -ngl all -ncmoe 20 --json",
     ),
     "a lost note": Planted(
-        target="edgekit.asking.bills.model_notes",
+        target="edgekit.app.estimate.model_notes",
         change=lambda _: lambda *_, **__: (),
         question="edgekit estimate sample:gemma-3-27b -c 8k -ngl all",
     ),
