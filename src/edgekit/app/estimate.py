@@ -75,7 +75,12 @@ def assume(name: str, request: Request) -> Bill:
         asked="rule of thumb from the name alone; no file was read",
         command="",
         notes=() if choice is None else (choice.note,),
-        estimate=assumed_estimate(model if choice is None else choice.assumed, load, engine=engine),
+        estimate=assumed_estimate(
+            model if choice is None else choice.assumed,
+            load,
+            engine=engine,
+            wired=engine_named(engine).wires_memory,
+        ),
     )
 
 
