@@ -19,8 +19,10 @@ def plan_flags(plan: Plan) -> dict[str, str | bool]:
     """As they are typed. What a check chooses by itself as the plan did is left to it."""
     engine = engine_named(plan.wish.engine)
     chosen = engine.values(plan.load, plan.result.way.setup)
-    shown = {flag.key for flag in engine.flags if flag.group in {"weights", "cache"}}
-    said = {key: value for key, value in chosen.items() if key in shown}
+    shown = [
+        flag.key for group in ("weights", "cache") for flag in engine.flags if flag.group == group
+    ]
+    said = {key: chosen[key] for key in shown if key in chosen}
     placed = _placed(plan) if engine.pins_placement else {}
     return typed({"context": plan.result.context_tokens, **said, **placed})
 

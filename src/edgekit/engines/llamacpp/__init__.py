@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp import flags
 from edgekit.engines.protocol import Engine
-from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,6 +89,7 @@ class LlamaCpp(Engine):
         return prepare(model)
 
     def is_made_for(self, model: Model) -> bool:
+        from edgekit.sources.types import Container
 
         return model.header.container is Container.GGUF
 
@@ -340,11 +340,6 @@ class LlamaCpp(Engine):
         return list(estimate_notes(values, setup, estimate, opened))
 
     # --- reports
-
-    def load_words(self, verdict: Verdict) -> str:
-        from edgekit.engines.llamacpp.flags import told
-
-        return told(verdict.load, verdict.estimate)
 
     def offload(self, verdict: Verdict) -> Offload:
         from edgekit.engines.llamacpp.offload import offload

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from edgekit.bill.task import Placement
 from edgekit.bill.verdict import Status, Verdict
+from edgekit.engines.llamacpp import flags
 from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import settled, this_cpu
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import HOST
@@ -60,7 +60,7 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = kind.name
     if setup.mix is not None:
         found["mix"] = setup.mix
-    found |= settled(setup)
+    found |= flags.placement(setup)
     if not verdict.way.cards and devices(verdict.machine):
         found["backend"] = "cpu"  # else it would use the devices that there are
     return found
@@ -73,7 +73,7 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
         len(setup.servers) :
     ]  # those of servers come first; --rpc has their memory
     found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
-    if setup.repack or setup.cpu is not this_cpu():
+    if setup.repack or setup.cpu is not flags.this_cpu():
         found["cpu"] = setup.cpu.value
     if len(placement.cards) > 1:
         if own:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from edgekit.engines.mlx import flags
 from edgekit.engines.protocol import Engine
 from edgekit.errors import RefusedError
-from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from collections.abc import Iterator, Mapping
@@ -80,6 +79,8 @@ class Mlx(Engine):
         return prepare(model)
 
     def is_made_for(self, model: Model) -> bool:
+        from edgekit.sources.types import Container
+
         return model.header.container is not Container.GGUF
 
     def version(self, _setup: MlxSetup | None) -> str:
@@ -231,11 +232,6 @@ class Mlx(Engine):
         return estimate_notes(values, estimate, opened)
 
     # --- reports
-
-    def load_words(self, verdict: Verdict) -> str:
-        from edgekit.engines.mlx.flags import told
-
-        return told(verdict.load, verdict.estimate)
 
     def answer_facts(self, estimate: MemoryEstimate) -> Mapping[str, Any]:
         return {"cache_bytes": estimate.kv_cache_bytes}

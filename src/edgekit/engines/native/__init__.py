@@ -177,11 +177,6 @@ class Native(Engine):
 
     # --- reports
 
-    def load_words(self, verdict: Verdict) -> str:
-        from edgekit.engines.native.flags import told
-
-        return told(verdict.load, verdict.estimate)
-
     def offload(self, verdict: Verdict) -> Offload:
         way = verdict.way
         place = "on the built-in engine"

@@ -9,7 +9,7 @@ from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.flags import flag_words
 from edgekit.engines.model_words import own_word
-from edgekit.engines.native.flags import FLAGS, settled
+from edgekit.engines.native.flags import FLAGS, placement
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
         **values,
         "context": verdict.context_tokens,
         **{key: kind.name for key, kind in types.items() if kind and kind.name != OWN_CACHE},
-        **settled(verdict.way.setup),
+        **placement(verdict.way.setup),
     }
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from edgekit.engines.protocol import Engine
 from edgekit.engines.vllm import flags
-from edgekit.sources.types import Container
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +79,7 @@ class Vllm(Engine):
         return prepare(model)
 
     def is_made_for(self, model: Model) -> bool:
+        from edgekit.sources.types import Container
 
         return model.header.container is not Container.GGUF and not model.header.mlx
 

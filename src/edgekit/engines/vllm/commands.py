@@ -15,8 +15,8 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
 from edgekit.engines.model_words import repository_word
+from edgekit.engines.vllm import flags
 from edgekit.engines.vllm.estimate import estimate as bill
-from edgekit.engines.vllm.flags import FLAGS, settled, told
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.devices import find_device
@@ -71,7 +71,9 @@ def _setup_words(setup: VllmSetup) -> list[str]:
         for name in _PRINTED
         if getattr(setup, name) != getattr(plain, name)
     }
-    words = [word for name, value in found.items() for word in flag_words(FLAGS, {name: value})]
+    words = [
+        word for name, value in found.items() for word in flag_words(flags.FLAGS, {name: value})
+    ]
     if setup.mamba_cache_dtype != plain.mamba_cache_dtype:  # only Python can set it
         words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
     return words
@@ -105,7 +107,7 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
     found = {**values, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
         found["kv_cache_dtype"] = setup.kv_cache_dtype
-    found |= settled(setup)
+    found |= flags.placement(setup)
     if "max_num_seqs" not in values and (most := most_sequences(verdict)) is not None:
         found["max_num_seqs"] = most
     return found
@@ -126,7 +128,7 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
 
 def load_words(verdict: Verdict) -> str:
     """What was asked for, and what the pool that vLLM takes holds of it."""
-    return told(verdict.load, whole_pool(verdict) or verdict.estimate)
+    return flags.describe(verdict.load, whole_pool(verdict) or verdict.estimate)
 
 
 def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
@@ -148,4 +150,4 @@ def estimate_words(
     """The command of an estimate. The length is always given: vLLM would take the model's own, or what fits."""
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
-    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
+    return [*words, "--max-model-len", str(length), *flag_words(flags.FLAGS, values)]

@@ -59,7 +59,7 @@ class LlamaCppProgram:
         return LlamaCppStarter()
 
     def verifier(self, request: VerifyRequest) -> LlamaCppVerifier:
-        load, setup = own_flags.ask(request.values)
+        load, setup = own_flags.setup(request.values)
         mode = setup.mode if "mode" in request.values else None
         way = choose_way(mode, really=request.really)
         return LlamaCppVerifier(request=request, load=load, setup=setup, way=way)
@@ -165,4 +165,4 @@ class LlamaCppVerifier:
         )
 
     def asked(self, found: Verification) -> str:
-        return own_flags.told(self.load, found.estimate)
+        return own_flags.describe(self.load, found.estimate)
