@@ -15,7 +15,6 @@ from edgekit.bill.task import Job
 from edgekit.catalog.resolve import resolve
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named, every_engine
-from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.program import Address, LocalWeights, StartRequest, VerifyRequest
 from edgekit.engines.spill import Purpose
 from edgekit.engines.visible_cards import visible_cards
@@ -24,7 +23,7 @@ from edgekit.machine import detect
 from edgekit.machine.types import Machine, MemoryLimit
 from edgekit.published import catalog_name, find_published, open_published
 from edgekit.report.headline import headline
-from edgekit.report.run_text import beside_text, verdict_text
+from edgekit.report.run_text import comparison_text, verdict_text
 from edgekit.request import Request, Session, Values, in_order
 from edgekit.runtime.remembering import remember_rows
 from edgekit.sources.types import Container, Origin, Reach
@@ -193,7 +192,7 @@ def judge_order(order: RunRequest, opened: Opened, job: Job | None) -> Judged:
         opened=opened,
         check=check,
         load=result.load,
-        setup=order.program.limited(result.way.setup, lambda: growth_limits(result)),
+        setup=order.program.limited(result),
     )
 
 
@@ -416,7 +415,7 @@ def started(
     )
     with starter.start(request) as up:
         if up.rows:
-            told.say(beside_text(up.rows, up.version))
+            told.say(comparison_text(order.engine, up))
             _remember_differences(judged, up, told)
         yield up
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.comparison import ComparedRow, Resident
     from edgekit.engines.spill import Purpose
@@ -105,6 +106,7 @@ class Up:
 
     talker: Talker
     version: str = ""
+    rules_version: str = ""  # whose rules the bill follows
     rows: tuple[ComparedRow, ...] = ()  # the bill next to what the engine reports, if it does
     server: Server | None = None  # of one that serves
     guard: MemoryGuard | None = None
@@ -162,8 +164,8 @@ class EngineProgram(Protocol):
     def with_users(self, flags: dict[str, Any], users: int, /) -> dict[str, Any]:
         """The values of flags with a slot and a context for every user. Raises UsageError."""
 
-    def limited(self, setup: Any, limits: Callable[[], Mapping[str, int]], /) -> Any:
-        """The setup with these limits, by flag, on what grows after the start."""
+    def limited(self, verdict: Verdict, /) -> Any:
+        """The setup that was judged, with limits that keep what grows after the start within the RAM that is left."""
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
         """What it opens is closed with `held`. Raises MissingExtraError where the engine is not installed."""

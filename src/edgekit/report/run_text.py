@@ -1,13 +1,10 @@
-"""A start, an answer, an end -> the few lines that are told of them beside what the model says."""
+"""A start, an answer, an end -> the few lines that are printed about them, besides what the model writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from edgekit.app.answers import Check
 from edgekit.engines.chat import Written
-from edgekit.engines.comparison import ComparedRow
-from edgekit.engines.llamacpp.versions import answered_version, version_name
+from edgekit.engines.program import Up
 from edgekit.report.headline import headline
 from edgekit.report.lines import counted
 from edgekit.report.verify_text import beside_lines
@@ -19,16 +16,17 @@ def verdict_text(check: Check) -> str:
     return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
-def beside_text(rows: Sequence[ComparedRow], version: str) -> str:
-    """The bill beside what the engine has allocated."""
-    outside = [row.part for row in rows if not row.within]
-    told = "as predicted"
+def comparison_text(engine: str, up: Up) -> str:
+    """The bill next to what the engine has allocated."""
+    outside = [row.part for row in up.rows if not row.within]
+    outcome = "as predicted"
     if outside:
-        told = f"OUTSIDE BOUNDS: {', '.join(outside)}"
-    elif any(row.difference_bytes for row in rows):
-        rules = version_name(*answered_version(version))
-        told = f"within the bounds of the estimate, which follows the rules of {rules}"
-    return "\n".join([f"llama.cpp {version} is up, {told}", *beside_lines(rows)])
+        outcome = f"OUTSIDE BOUNDS: {', '.join(outside)}"
+    elif any(row.difference_bytes for row in up.rows):
+        outcome = (
+            f"within the bounds of the estimate, which follows the rules of {up.rules_version}"
+        )
+    return "\n".join([f"{engine} {up.version} is up, {outcome}", *beside_lines(up.rows)])
 
 
 def written_text(written: Written, *, asked: int | None) -> str:

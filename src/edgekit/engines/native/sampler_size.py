@@ -1,4 +1,4 @@
-"""How much memory choosing the next token takes: the arrays of runtime/choosing.py, to the byte."""
+"""How much memory choosing the next token takes: the arrays of engines/native/choosing.py, to the byte."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
 
 if TYPE_CHECKING:
+    from edgekit.bill.verdict import Verdict
     from edgekit.runtime.stream.text import FileText
 
 # For each byte of a prompt: at most one token, as two Python objects, and its text.
@@ -32,9 +33,9 @@ class NativeProgram:
     def with_users(self, _flags: dict[str, Any], _users: int) -> NoReturn:
         raise UsageError("--users: the built-in engine serves one user at a time")
 
-    def limited(self, setup: Any, _limits: Callable[[], Mapping[str, int]]) -> Any:
-        """Nothing of it grows."""
-        return setup
+    def limited(self, verdict: Verdict) -> Any:
+        """Nothing grows after the start."""
+        return verdict.way.setup
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None) -> NativeStarter:
         try:

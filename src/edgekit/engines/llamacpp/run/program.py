@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
+from edgekit.bill.verdict import Verdict
 from edgekit.engines.chat import Prompt
 from edgekit.engines.llamacpp import flags as own_flags
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
-from edgekit.engines.llamacpp.versions import installed_version, version_name
+from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
 from edgekit.engines.program import RunOptions, StartRequest, Up, VerifyRequest
 from edgekit.errors import EngineError, MemoryPressureError, UsageError
 from edgekit.model.types import Model
@@ -49,10 +51,10 @@ class LlamaCppProgram:
         more = {} if context is None else {"context": context * users}
         return {**flags, **more, "parallel": users, "unified": False}
 
-    def limited(
-        self, setup: LlamaCppSetup, limits: Callable[[], Mapping[str, int]]
-    ) -> LlamaCppSetup:
-        changes: dict[str, Any] = {_LIMITS[flag]: number for flag, number in limits().items()}
+    def limited(self, verdict: Verdict) -> LlamaCppSetup:
+        limits = growth_limits(verdict)
+        changes: dict[str, Any] = {_LIMITS[flag]: number for flag, number in limits.items()}
+        setup: LlamaCppSetup = verdict.way.setup
         return replace(setup, **changes)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
@@ -91,6 +93,7 @@ class LlamaCppStarter:
                 yield Up(
                     talker=talker,
                     version=running.version,
+                    rules_version=version_name(*answered_version(running.version)),
                     rows=compare_reported(request.estimate, running),
                     server=running,
                     guard=watch,

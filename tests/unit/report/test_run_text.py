@@ -1,0 +1,29 @@
+"""The lines about a start of an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgekit.engines.comparison import ComparedRow, MeasuredBytes
+from edgekit.engines.program import Up
+from edgekit.report.run_text import comparison_text
+
+
+@pytest.mark.parametrize(
+    ("predicted", "outcome"),
+    [
+        (100, "as predicted"),
+        (101, "within the bounds of the estimate, which follows the rules of b2"),
+        (103, "OUTSIDE BOUNDS: weights"),
+    ],
+)
+def test_comparison_names_the_engine_and_its_version(predicted: int, outcome: str) -> None:
+    talker: Any = None
+    measured = MeasuredBytes(low_bytes=100, high_bytes=100)
+    row = ComparedRow(part="weights", predicted_bytes=predicted, measured=measured, allowed_bytes=1)
+    up = Up(talker=talker, version="b1", rules_version="b2", rows=(row,))
+    first, *rows = comparison_text("some engine", up).splitlines()
+    assert first == f"some engine b1 is up, {outcome}"
+    assert "weights" in rows[-1]
