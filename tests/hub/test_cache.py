@@ -270,7 +270,7 @@ for number in range(40):
     prefix = cache.new_prefix()
     prefix.write(bytes([number]) * 100_000)
     version = Version(total_bytes=200_000, etag=f'"{{os.getpid()}}-{{number}}"')
-    entry = cache.Entry(version=version, linked_etag=None, prefix=prefix, length=100_000)
+    entry = cache.CachedRange(version=version, linked_etag=None, prefix=prefix, length=100_000)
     assert cache.store({kept!r}, entry)
     prefix.close()
     seen = cache.load({kept!r})

@@ -48,7 +48,7 @@ def july(monkeypatch: pytest.MonkeyPatch) -> None:
     def dated(**values: object) -> cache.CachedRange:
         return real(**{"kept_at": KEPT_ON, **values})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cache, "Entry", dated)
+    monkeypatch.setattr(cache, "CachedRange", dated)
 
 
 @pytest.fixture
