@@ -74,9 +74,9 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         if flag.parameter is None or flag.parameter.enum or value is None:
             continue
         is_placed = flag.group in {"placement", "devices"}
-        # a switch is always said: another build may have another default
-        is_said = value != default or isinstance(value, bool)
-        if not is_placed or (setup.has_device and is_said):
+        # a switch is always set: another build may have another default
+        is_given = isinstance(value, bool) or value != default
+        if not is_placed or (setup.has_device and is_given):
             plain = list(value) if isinstance(value, tuple) else value
             told[flag.parameter.name] = not value if flag.parameter.opposite else plain
     told["n_ctx"] = load.context_tokens or 0
