@@ -10,7 +10,7 @@ import pytest
 from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import sampled
 
-from edgekit.engines.llamacpp.as_gguf import converted
+from edgekit.engines.llamacpp.estimate import converted
 from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader, Tensor
 from edgekit.model import read_geometry

@@ -9,8 +9,9 @@ import pytest
 from tests.recorded import TRUTH
 
 from edgekit.errors import HeaderError
-from edgekit.formats import count_weights, effective_bits, read_quantization
 from edgekit.formats.dtype import by_name
+from edgekit.formats.packing import count_weights
+from edgekit.formats.quantization import effective_bits, read_quantization
 from edgekit.formats.types import Quantization, Tensor
 
 

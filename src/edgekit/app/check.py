@@ -6,11 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekit.app.answers import Answer, Bill, Check, Unanswered
 from edgekit.app.commands import start_commands
-from edgekit.app.companions import price_loads
 from edgekit.app.estimate import bill_of, values_for_users
 from edgekit.app.open import (
     ResolvedModel,
@@ -21,9 +20,8 @@ from edgekit.app.open import (
 from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
-from edgekit.engines import engine_named, engine_names, quant_names
+from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import typed
-from edgekit.engines.row_options import RowOptions
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -35,16 +33,16 @@ from edgekit.errors import (
 )
 from edgekit.formats.types import Depth
 from edgekit.model.open import Opened, open_model
-from edgekit.plan.assumed import AssumedChoice
 from edgekit.plan.changes import changes
 from edgekit.plan.commands import main_command, main_notes
-from edgekit.plan.tasks import reads_at_once
-from edgekit.plan.users import for_users
+from edgekit.plan.tasks import for_users, reads_at_once
 from edgekit.plan.verdict import is_decided, judge, result_of
-from edgekit.request import AUTO, Request, Session, Values, in_order
+from edgekit.request import AUTO, Price, Request, Session, Values, in_order
 from edgekit.sources.folders import is_here
-from edgekit.sources.side_by_side import side_by_side
 from edgekit.sources.types import Reach, Traffic
+
+if TYPE_CHECKING:
+    from edgekit.plan.assumed import AssumedChoice
 
 TENSORS_NOT_CHECKED = (
     "tensors were not checked: the start of the file was enough to answer"
@@ -66,6 +64,8 @@ def check_all(
         return check(name, request, Session(reach=own), depth=depth, with_changes=False)
 
     far = [name for name in names if not is_here(name)]
+    from edgekit.sources.side_by_side import side_by_side
+
     coming = side_by_side(one, far)
     away = set(far)
     for name in names:
@@ -297,15 +297,18 @@ def task_of(
         if request.users is not None:
             load = replace(load, sequences=request.users)
         start = Start(setup=setup, settled=frozenset(values))
-    pricing = session.pricing or price_loads
-    is_accompanied = bool(engine_named(engine).companions & values.keys())
+    bill: Price | None = None
+    if engine_named(engine).companions & values.keys():
+        from edgekit.app.companions import price_loads
+
+        bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
     return Task(
         model=opened.model,
         engine=engine,
         machine=request.find_machine(),
         load=load,
         start=start,
-        bill=pricing(opened, engine, values, session.reach) if is_accompanied else None,
+        bill=bill,
         job=request.job,
         min_context=request.min_context,
         in_one_batch=reads_at_once(opened.model, start.setup),
@@ -334,7 +337,9 @@ def _of_options(
     request: Request, engine: str, *, embeds: bool, quant: str | None
 ) -> tuple[Load, Start]:
     """What Python's options ask of an engine."""
-    options = quant_names.with_quant(engine, request.options or {}, quant)
+    from edgekit.engines.quant_names import with_quant
+
+    options = with_quant(engine, request.options or {}, quant)
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": request.context, "sequences": request.sequences}
     load = replace(load, **{name: value for name, value in own.items() if value is not None})
@@ -351,6 +356,8 @@ def _takes(engine: str, options: Values) -> bool:
 
 
 def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
+    from edgekit.engines.row_options import RowOptions
+
     read = RowOptions(options)
     load, setup = engine_named(engine).read_keywords(read)
     read.require_known(engine)

@@ -9,18 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.app.answers import Bill
-from edgekit.app.companions import price_loads
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.bill.assumed import assumed_estimate, from_name
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.catalog import read_catalog
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.model.open import Opened
 from edgekit.model.types import Model, ModelGeometry
-from edgekit.plan.assumed import assumed_choice
-from edgekit.plan.users import for_users
+from edgekit.plan.tasks import for_users
 from edgekit.request import ALL, Request, Session, Values
 from edgekit.sources.types import ModelFiles
 
@@ -44,6 +40,8 @@ def estimate_named(named: ResolvedModel, request: Request, session: Session) -> 
     load, setup = engine_named(engine).setup(values)
     if users is not None:
         load = replace(load, sequences=users)
+    from edgekit.app.companions import price_loads
+
     price = (session.pricing or price_loads)(opened, engine, values, session.reach)
     bill = bill_of(opened, engine_named(engine), values, (load, setup), price(load, setup))
     return replace(bill, notes=(*named.notes, *bill.notes))
@@ -65,6 +63,10 @@ def assume(name: str, request: Request) -> Bill:
         raise UsageError(
             f"--assume ignores {unused}: its rule of thumb knows only the size, the quantisation and the context"
         )
+    from edgekit.bill.assumed import assumed_estimate, from_name
+    from edgekit.catalog import read_catalog
+    from edgekit.plan.assumed import assumed_choice
+
     model = from_name(name, mix=values.get("mix") or request.quant)
     choice = assumed_choice(model, read_catalog().entries)
     load = Load(context_tokens=values.get("context"))

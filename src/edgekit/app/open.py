@@ -7,13 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgekit.bill.assumed import from_name
-from edgekit.bill.names import read_name
 from edgekit.bill.task import Start, Task, Variant
 from edgekit.bill.verdict import Verdict
-from edgekit.catalog import read_catalog
 from edgekit.catalog.resolve import Resolved, resolve
-from edgekit.catalog.types import Catalog, ModelPurpose
 from edgekit.engines import (
     default_engine,
     engine_for,
@@ -22,11 +18,7 @@ from edgekit.engines import (
     engine_names,
     engine_on,
 )
-from edgekit.engines.entries import opened
-from edgekit.engines.llamacpp.as_gguf import MADE_IN_MXFP4, convert, default_mix
-from edgekit.engines.llamacpp.variants import at_mixes
-from edgekit.engines.llamacpp.variants import variants as mixes_of
-from edgekit.engines.quant_names import takes
+from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, default_mix
 from edgekit.engines.variants import (
     AS_NAMED,
     accuracy_of,
@@ -44,7 +36,6 @@ from edgekit.errors import (
 )
 from edgekit.formats.types import Depth
 from edgekit.model.open import Opened, open_model, open_or_download
-from edgekit.plan.assumed import AssumedChoice, assumed_choice
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import AUTO, Session
 from edgekit.sources.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
@@ -52,6 +43,7 @@ from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
     from edgekit.machine.types import Machine
+    from edgekit.plan.assumed import AssumedChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +77,19 @@ class ResolvedModel(Resolved[Opened]):
     def _quantising(self, engine: str) -> str:
         """The engine, or the first that has the quantisation where this one lacks it."""
         quant = self.quant
-        if quant is None or takes(engine, quant):
+        if quant is None:
+            return engine
+        from edgekit.engines.quant_names import takes
+
+        if takes(engine, quant):
             return engine
         return next((one for one in engine_names() if takes(one, quant)), engine)
 
     def opened(self, engine: str) -> Opened:
         """Raises RefusedError where the entry has nothing that the engine loads."""
         if self.found is None and self.entry is not None:
+            from edgekit.engines.entries import opened
+
             return opened(self.entry, engine)
         if self.found is None:
             raise self.missing or UsageError(f"{self.name}: neither opened nor in the catalog")
@@ -107,6 +105,9 @@ class ResolvedModel(Resolved[Opened]):
             return model
         if model.model.header.container is not Container.GGUF:
             return replace(model, mix=self.quant or default_mix(model.model))
+        from edgekit.engines.llamacpp.as_gguf import convert
+        from edgekit.engines.llamacpp.variants import variants as mixes_of
+
         usual = usual_variant(mixes_of(model.model))
         mix = self.quant or usual.name
         return replace(model, model=convert(model.model, mix).model, mix=mix)
@@ -130,6 +131,8 @@ class ResolvedModel(Resolved[Opened]):
         released = model.model.geometry.architecture in MADE_IN_MXFP4  # nothing is better than that
         if is_named or released or files.origin is not Origin.HUB:
             return own
+        from edgekit.engines.llamacpp.variants import at_mixes
+
         repository = files.reference.removesuffix(f":{title}")
         others = at_mixes(model.model, files.alternatives, repository=repository)
         mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
@@ -150,6 +153,8 @@ class ResolvedModel(Resolved[Opened]):
     def embeds(self) -> bool:
         """Whether it is an embedding model, which the engine has to be started for."""
         if self.entry is not None:
+            from edgekit.catalog.types import ModelPurpose
+
             return ModelPurpose.EMBEDDING in self.entry.kinds
         return self.found is not None and self.found.model.geometry.embeds
 
@@ -186,7 +191,6 @@ def open_named(
         note = f"estimated from its name alone: {error}"
         return ResolvedModel(
             name=name,
-            catalog=Catalog(entries=()),
             notes=(note,),
             assumed=assumed,
             missing=error,
@@ -236,6 +240,11 @@ def _assumed(name: str) -> AssumedChoice | None:
     """None for a path, an address or a name with a tag, and where size and quantisation are not both stated."""
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
+    from edgekit.bill.assumed import from_name
+    from edgekit.bill.names import read_name
+    from edgekit.catalog import read_catalog
+    from edgekit.plan.assumed import assumed_choice
+
     try:
         stated = read_name(name)
         if stated.mix is None:

@@ -97,7 +97,9 @@ def wish_of(named: ResolvedModel, request: Request) -> Wish:
     drafters: tuple[Drafter, ...] = ()
     if request.drafter and engine_named(engine).drafts and not named.embeds:
         entry = named.entry
-        known = () if entry is None else catalog_drafters(entry, named.catalog.entries)
+        known: tuple[Drafter, ...] = ()
+        if entry is not None and named.catalog is not None:
+            known = catalog_drafters(entry, named.catalog.entries)
         drafters = (*own_drafter(model.model), *known)
     return Wish(
         label=model.label,

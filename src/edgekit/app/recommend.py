@@ -10,7 +10,7 @@ from edgekit.app.answers import Best
 from edgekit.app.estimate import check_one_engine
 from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
 from edgekit.catalog import read_catalog
-from edgekit.catalog.resolve import base_note
+from edgekit.catalog.known_names import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.plan import recommending

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from edgekit.catalog.packaged import packaged
 from edgekit.catalog.repositories import model_of_original
-from edgekit.catalog.store import stored_entries
-from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from edgekit.catalog.types import Catalog, Entry
 
 __all__ = ["find_entry", "listed", "near_ids", "read_catalog"]
 
@@ -17,6 +18,10 @@ SHOWN = 6  # names in one message
 
 def read_catalog() -> Catalog:
     """Everything. What cannot be read is a sentence in `problems`; of one id the user's entry counts."""
+    from edgekit.catalog.packaged import packaged
+    from edgekit.catalog.store import stored_entries
+    from edgekit.catalog.types import Catalog, Entry
+
     found = (*packaged(), *stored_entries())
     entries = {one.id: one for one in found if isinstance(one, Entry)}
     return Catalog(

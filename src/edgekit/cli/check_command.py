@@ -263,11 +263,12 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
 
 def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
     from edgekit.app.answers import Check
-    from edgekit.report.check_table import check_table
     from edgekit.report.check_text import check_text, quiet_text
 
     width, signs = screen_width(), glyphs()
     if len(answers) > 1 or not isinstance(answers[0], Check):
+        from edgekit.report.check_table import check_table
+
         return check_table(answers, width=width, glyphs=signs)
     if arguments.quiet:
         return quiet_text(answers[0])

@@ -6,42 +6,28 @@ import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from edgekit import __version__
-from edgekit.cli import (
-    calibrate_command,
-    catalog_command,
-    check_command,
-    compare_command,
-    embed_command,
-    estimate_command,
-    hardware_command,
-    inspect_command,
-    plan_command,
-    recommend_command,
-    run_command,
-    serve_command,
-    verify_command,
-    web_command,
-)
 
-_COMMANDS = {  # in the order of --help
-    "recommend": recommend_command,
-    "plan": plan_command,
-    "check": check_command,
-    "inspect": inspect_command,
-    "estimate": estimate_command,
-    "compare": compare_command,
-    "verify": verify_command,
-    "run": run_command,
-    "serve": serve_command,
-    "web": web_command,
-    "embed": embed_command,
-    "hardware": hardware_command,
-    "calibrate": calibrate_command,
-    "catalog": catalog_command,
-}
+# In the order of --help; each has a file of its own, NAME_command.py, which is imported when its flags are needed.
+_COMMANDS = (
+    "recommend",
+    "plan",
+    "check",
+    "inspect",
+    "estimate",
+    "compare",
+    "verify",
+    "run",
+    "serve",
+    "web",
+    "embed",
+    "hardware",
+    "calibrate",
+    "catalog",
+)
 
 _EXAMPLES = """\
 examples:
@@ -142,8 +128,7 @@ def build_parser(word: str | None = None) -> Parser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, prog="edgekit"
     )
-    for name, command in _COMMANDS.items():
-        if word not in _COMMANDS or word == name:
-            command.add_to(commands)
+    for name in (word,) if word in _COMMANDS else _COMMANDS:
+        import_module(f"edgekit.cli.{name}_command").add_to(commands)
     parser.commands = dict(commands.choices)
     return parser

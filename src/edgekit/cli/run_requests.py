@@ -15,7 +15,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
-from edgekit.plan.users import check_users
+from edgekit.plan.tasks import check_users
 from edgekit.published import catalog_name
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check_text import check_text

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edgekit.errors import UnknownArchitectureError
-from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Tensor
 from edgekit.model.cached import Cached
 from edgekit.model.types import Model, ModelGeometry, attention_of
@@ -163,6 +162,7 @@ def _head_name(tensors: Iterable[Tensor]) -> str:
 
 
 def _by_architecture(model: Model) -> ActiveWeights:
+    from edgekit.formats.quantization import read_quantization
     from edgekit.model.expected import expected_tensors
     from edgekit.model.tensor_roles import TensorKind, TensorRole
 

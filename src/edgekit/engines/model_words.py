@@ -13,7 +13,7 @@ PLACEHOLDER_FILE = "MODEL.gguf"
 PLACEHOLDER_DRAFT = "DRAFT.gguf"
 NO_PROJECTOR = "--no-mmproj"  # -hf would load a vision model's projector, which is not in the bill
 TEXT_ONLY = f"text only: without {NO_PROJECTOR} llama.cpp also loads the image projector, which is not counted here"
-UNCONVERTED = "Q4_K_M"  # engine.llamacpp.as_gguf.DEFAULT_MIX
+UNCONVERTED = "Q4_K_M"  # engines.llamacpp.mixes.DEFAULT_MIX
 
 
 def repository_word(files: ModelFiles | None, known: str = "") -> str:

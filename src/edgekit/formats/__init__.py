@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from edgekit.errors import HeaderLimitError
 from edgekit.formats import limits
 from edgekit.formats.gguf_model import read_gguf_model
-from edgekit.formats.packing import count_weights
-from edgekit.formats.quantization import effective_bits, read_quantization
-from edgekit.formats.safetensors_model import read_safetensors_model
 from edgekit.formats.types import ArrayFact, Depth, ModelHeader, Quantization, Tensor
 from edgekit.sources.types import Container, ModelFiles
 
-__all__ = [
-    "ArrayFact",
-    "Depth",
-    "ModelHeader",
-    "Quantization",
-    "Tensor",
-    "count_weights",
-    "effective_bits",
-    "read_header",
-    "read_quantization",
-]
-
-_READERS: Mapping[Container, Callable[[ModelFiles, Depth], ModelHeader]] = {
-    Container.GGUF: read_gguf_model,
-    Container.SAFETENSORS: read_safetensors_model,
-    Container.CONFIG: read_safetensors_model,
-}
+__all__ = ["ArrayFact", "Depth", "ModelHeader", "Quantization", "Tensor", "read_header"]
 
 
 def read_header(files: ModelFiles, *, depth: Depth = Depth.TENSORS) -> ModelHeader:
@@ -42,4 +21,8 @@ def read_header(files: ModelFiles, *, depth: Depth = Depth.TENSORS) -> ModelHead
         raise HeaderLimitError(
             "number of shards", value=len(files.weights), limit=limits.SHARDS, file=files.label
         )
-    return _READERS[files.container](files, depth)
+    if files.container is Container.GGUF:
+        return read_gguf_model(files, depth)
+    from edgekit.formats.safetensors_model import read_safetensors_model
+
+    return read_safetensors_model(files, depth)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from edgekit.machine import is_arm
 from edgekit.machine.amd import find_amd
 from edgekit.machine.apple import find_apple
 from edgekit.machine.calibration import measured_on
@@ -16,7 +17,7 @@ from edgekit.machine.nvidia import find_nvidia
 from edgekit.machine.ram import find_host
 from edgekit.machine.shared_memory import shared_memory_notes
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
-from edgekit.machine.system import core_count, is_arm, processor_name
+from edgekit.machine.system import core_count, processor_name
 from edgekit.machine.tree import printable
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 

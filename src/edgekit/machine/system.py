@@ -27,11 +27,6 @@ def processor_name(here: Surroundings) -> str:
     return printable(platform.processor() or platform.machine(), 96)
 
 
-def is_arm() -> bool:
-    """Whether this program runs as one for ARM."""
-    return platform.machine().lower() in {"arm64", "aarch64"}
-
-
 def core_count(here: Surroundings) -> int | None:
     """Real cores, no more than this process may run on."""
     cores = here.psutil().cpu_count(logical=False) or os.cpu_count()

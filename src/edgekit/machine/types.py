@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
-from edgekit.machine.measured import Measured
+
+if TYPE_CHECKING:
+    from edgekit.machine.measured import Measured
 
 
 class System(enum.Enum):

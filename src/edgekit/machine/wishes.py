@@ -242,7 +242,7 @@ def _gpu_limit(device: KnownDevice) -> tuple[int | None, str]:
     """The most that the GPU may use of the one memory, by default."""
     half, linux = device.memory_bytes // 2, _system_of(device) is System.LINUX
     if device.kind is DeviceKind.MAC:
-        from edgekit.machine.apple import default_working_set_bytes, working_set_because
+        from edgekit.machine.gpu_limit import default_working_set_bytes, working_set_because
 
         macos = _FIRST_MACOS if device.released >= _FIRST_MACOS_SINCE else 0
         limit_bytes = default_working_set_bytes(device.memory_bytes, macos=macos)

@@ -19,7 +19,6 @@ from edgekit.model.architectures import (
 from edgekit.model.arrange import Word
 from edgekit.model.feedforward import feed_forwards
 from edgekit.model.hyper import MAX_LAYERS, Hyper
-from edgekit.model.library_defaults import library_defaults
 from edgekit.model.outside import pooling_of, tied_embeddings, towers_of, vocabulary_of
 from edgekit.model.positions import native_context, read_rope
 from edgekit.model.types import (
@@ -117,6 +116,8 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
 def _defaults(hyper: Hyper, row: Architecture) -> Mapping[str, object]:
     if hyper.gguf:
         return row.gguf_defaults
+    from edgekit.model.library_defaults import library_defaults
+
     return {**library_defaults(hyper.architecture, nested=hyper.nested), **row.config_defaults}
 
 

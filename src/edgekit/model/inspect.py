@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
-from edgekit.formats import count_weights
 from edgekit.formats.located import open_header
 from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.packing import count_weights
 from edgekit.formats.types import Depth, ModelHeader, Tensor
 from edgekit.model import not_a_language_model, read_geometry
 from edgekit.model.outside import towers_of

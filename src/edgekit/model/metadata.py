@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgekit.basis import Basis
-from edgekit.formats import count_weights
 from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.packing import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.parameters import count_parameters
 from edgekit.model.types import (

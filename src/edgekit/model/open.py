@@ -16,7 +16,7 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.formats import read_header, read_quantization
+from edgekit.formats import read_header
 from edgekit.formats.located import open_header
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.model import not_a_language_model, read_geometry
@@ -108,6 +108,8 @@ def _opened(files: ModelFiles, header: ModelHeader) -> Opened:
 
 def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Opened:
     """A config.json that is at hand already."""
+    from edgekit.formats.quantization import read_quantization
+
     header = ModelHeader(
         name=label,
         container=Container.CONFIG,

@@ -6,14 +6,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.decisions import Lever
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.gpu_limit import raised_limit
-from edgekit.plan.planned import Plan
 
 if TYPE_CHECKING:
+    from edgekit.plan.planned import Plan
     from edgekit.sources.types import ModelFiles
 
 LIMIT = "limit"  # of unified memory: the command that raises it does not run the model
@@ -64,6 +63,8 @@ def ready_commands(
 
 def _higher_limit(plan: Plan) -> tuple[Command, ...]:
     """Raises the system's limit on what the GPU may use, where the plan says that it helps."""
+    from edgekit.bill.decisions import Lever
+
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)
     if decision is None or raised is None or not raised.is_command:

@@ -12,10 +12,11 @@ from edgekit.basis import Basis
 from edgekit.catalog.naming import family_of, id_of, kinds_of
 from edgekit.catalog.runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
-from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES, default_mix, mixed_model
+from edgekit.engines.llamacpp.as_gguf import mixed_model
+from edgekit.engines.llamacpp.mixes import USUAL_MIXES, default_mix
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.formats import count_weights
 from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.packing import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.expected import ExpectedTensor, expected_tensors
 from edgekit.model.open import Opened

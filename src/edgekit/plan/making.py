@@ -16,8 +16,8 @@ from edgekit.plan.choice import Attempt, Candidate, Choice, choose
 from edgekit.plan.drafting import propose_drafter
 from edgekit.plan.placement import whole_placements
 from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.tasks import reads_at_once
-from edgekit.plan.users import check_users, decide_sequences, for_users
+from edgekit.plan.tasks import check_users, for_users, reads_at_once
+from edgekit.plan.users import decide_sequences
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
 

@@ -22,7 +22,7 @@ from edgekit.plan.context import MINIMUM_TOKENS, job_window
 from edgekit.plan.making import check_planned, find_plan, make_plan
 from edgekit.plan.planned import Plan, Wish
 from edgekit.plan.ranking import is_minor, rank_of, root_of, version_of
-from edgekit.plan.users import check_users
+from edgekit.plan.tasks import check_users
 
 SHOWN = 5
 

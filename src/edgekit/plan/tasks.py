@@ -1,4 +1,4 @@
-"""A task with something changed: other weights, another cache, another setup."""
+"""A task with something changed: other weights, another cache, another setup, a load for several users."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.bill.task import CacheChoice, Task, Variant
+from edgekit.bill.types import Load
 from edgekit.engines import engine_named
+from edgekit.errors import UsageError
 from edgekit.model.types import Model
+from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 
 
 def with_setup(task: Task, **changes: Any) -> Task:
@@ -42,3 +45,26 @@ def reads_at_once(model: Model, setup: Any) -> bool:
     """
     embeds = bool(getattr(setup, "embeddings", False))
     return embeds and (not model.geometry.causal or model.geometry.pooling != "last")
+
+
+def check_users(users: int | None, engine: str) -> None:
+    """Raises UsageError for more than an engine serves at once."""
+    most = engine_named(engine).most_users
+    if users is None or 1 <= users <= most:
+        return
+    if most == 1 < users:
+        raise UsageError("--users: the built-in engine serves one user at a time")
+    raise UsageError(f"--users must be 1 to {most:,} for {engine} (got {users:,})")
+
+
+def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
+    """The load with a context of its own for each user.
+
+    Raises UsageError for more users than the engine serves at once.
+    """
+    if users is None:
+        return load
+    check_users(users, engine)
+    geometry = model.geometry
+    native = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
+    return engine_named(engine).load_for_users(load, users, native)

@@ -1,4 +1,4 @@
-"""Users who are served at the same time: how many an engine allows, their load, and how many a plan has room for."""
+"""Users who are served at the same time: how many a plan has room for."""
 
 from __future__ import annotations
 
@@ -6,39 +6,13 @@ from dataclasses import replace
 
 from edgekit.bill.decisions import Decision, Lever
 from edgekit.bill.task import Placements, Task
-from edgekit.bill.types import Load
 from edgekit.engines import engine_named
-from edgekit.errors import RefusedError, UsageError
-from edgekit.model.types import Model
+from edgekit.errors import RefusedError
 from edgekit.plan.choice import Candidate
-from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.planned import Wish
 
 MOST_USERS = 256  # vLLM's own limit on cards of usual size; more are not searched for
-
-
-def check_users(users: int | None, engine: str) -> None:
-    """Raises UsageError for more than an engine serves at once."""
-    most = engine_named(engine).most_users
-    if users is None or 1 <= users <= most:
-        return
-    if most == 1 < users:
-        raise UsageError("--users: the built-in engine serves one user at a time")
-    raise UsageError(f"--users must be 1 to {most:,} for {engine} (got {users:,})")
-
-
-def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
-    """The load with a context of its own for each user.
-
-    Raises UsageError for more users than the engine serves at once.
-    """
-    if users is None:
-        return load
-    check_users(users, engine)
-    geometry = model.geometry
-    native = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
-    return engine_named(engine).load_for_users(load, users, native)
 
 
 def decide_sequences(wish: Wish, found: Candidate, placements: Placements) -> Decision:

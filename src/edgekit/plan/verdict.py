@@ -168,3 +168,14 @@ def _at_bound(task: Task, sign: int) -> Bill:
         return replace(estimate, lines=tuple(map(moved, estimate.lines)))
 
     return bill
+
+
+def download_bytes(result: Verdict) -> int | None:
+    """The weights that were judged, as a file or repository holds them; None where that is not known.
+
+    Of a repository that was read its own size, else what a quantisation of the model's tensors takes.
+    """
+    if result.variant is None:
+        return None
+    engine = engine_named(result.engine)
+    return engine.download_bytes(result.variant.model, result.way.setup, result.estimate)

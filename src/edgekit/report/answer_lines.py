@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.wishes import IDLE
-from edgekit.plan.download import download_bytes
+from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.headline import embeds, headline

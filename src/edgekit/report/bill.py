@@ -55,3 +55,25 @@ def how_known(lines: Iterable[MemoryLine]) -> tuple[Basis, float | None]:
         return basis, None
     off = sum(line.size_bytes * line.within for line in counted if line.within is not None)
     return basis, off / total if basis is not Basis.EXACT else None
+
+
+def known_words(lines: Iterable[MemoryLine]) -> str:
+    """'exact', 'modelled, within 3 %', 'assumed'."""
+    basis, within = how_known(lines)
+    if within is None or basis is Basis.EXACT:
+        return basis.value
+    return f"{basis.value}, within {percent(within)}"
+
+
+def percent(part: float) -> str:
+    return f"{part * 100:.1f} %" if part < 0.1 else f"{part * 100:.0f} %"
+
+
+def basis_rows(estimate: MemoryEstimate) -> list[str]:
+    """Parts that are known equally well, together."""
+    parts: dict[str, list[str]] = {}
+    for component in Component:
+        lines = [one for one in estimate.lines if one.component is component and one.size_bytes]
+        if lines:
+            parts.setdefault(known_words(lines), []).append(component.value)
+    return [f"{words}: {', '.join(names)}" for words, names in parts.items()]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from edgekit.app.answers import Bill
-from edgekit.basis import Basis
-from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.report.bill import RAM, column_of, how_known, later_lines, pool_names, pool_sums
+from edgekit.bill.types import MemoryEstimate, MemoryLine
+from edgekit.report.bill import RAM, basis_rows, column_of, later_lines, pool_names, pool_sums
 from edgekit.report.lines import figures
 from edgekit.report.screen import (
     MOST_WIDTH,
@@ -34,18 +33,6 @@ def bill_text(bill: Bill, *, bold: bool = False, width: int = MOST_WIDTH) -> str
         lines += section(label, rows, width)
     lines += placed("Run", command_rows(bill.command, width), width)
     return "\n".join(lines) + "\n"
-
-
-def known_words(lines: Iterable[MemoryLine]) -> str:
-    """'exact', 'modelled, within 3 %', 'assumed'."""
-    basis, within = how_known(lines)
-    if within is None or basis is Basis.EXACT:
-        return basis.value
-    return f"{basis.value}, within {percent(within)}"
-
-
-def percent(part: float) -> str:
-    return f"{part * 100:.1f} %" if part < 0.1 else f"{part * 100:.0f} %"
 
 
 def _answer(estimate: MemoryEstimate) -> str:
@@ -102,13 +89,3 @@ def _told(line: MemoryLine, pool: str) -> str:
     most = "" if line.reserved else "up to "
     what = f"{line.part} {line.component.value}" if line.part else line.component.value
     return f"{most}{format_bytes(line.size_bytes)} {what} {_where(pool)}: {line.because}"
-
-
-def basis_rows(estimate: MemoryEstimate) -> list[str]:
-    """Parts that are known equally well, together."""
-    parts: dict[str, list[str]] = {}
-    for component in Component:
-        lines = [one for one in estimate.lines if one.component is component and one.size_bytes]
-        if lines:
-            parts.setdefault(known_words(lines), []).append(component.value)
-    return [f"{words}: {', '.join(names)}" for words, names in parts.items()]

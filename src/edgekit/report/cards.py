@@ -13,9 +13,9 @@ from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.variants import AS_NAMED
 from edgekit.machine.types import Device, Machine
-from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
 from edgekit.plan.recommending import Ask, Recommendation, Suggestion
+from edgekit.plan.verdict import download_bytes
 from edgekit.report.answer_lines import assumed_of, change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgekit.app.answers import Answer, Check, Unanswered
 from edgekit.bill.verdict import Change, Speed, Usage
-from edgekit.plan.download import download_bytes
+from edgekit.plan.verdict import download_bytes
 from edgekit.report.bill_json import SCHEMA, bill_json
 from edgekit.report.check_table import counts
 from edgekit.report.hardware_json import budget_json, machine_json

@@ -8,9 +8,8 @@ from edgekit.bill.verdict import Status, Verdict
 from edgekit.machine.types import HOST, PoolKind
 from edgekit.report.bars import PARTS, RAM, Glyphs, Memory, bar, memories
 from edgekit.report.bill import column_of
-from edgekit.report.check_words import budget_names, sizes_words
+from edgekit.report.check_words import budget_names, limit_on, reserve_words, sizes_words
 from edgekit.report.screen import folded
-from edgekit.report.usable import limit_on, reserve_words
 from edgekit.terminal import printable
 from edgekit.units import format_bytes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edgekit.bill.verdict import COMFORTABLE_PERCENT, Status, Usage, Verdict
-from edgekit.machine.types import Device, PoolKind
-from edgekit.units import GIB, MIB
+from edgekit.machine.types import HOST, Budget, Device, Machine, PoolKind
+from edgekit.units import GIB, MIB, format_bytes
 
 VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 K_TOKENS = 1024
@@ -80,3 +80,24 @@ def share_words(use: Usage) -> str:
         finer = round(percent, 1)
         return f"just over {rounded} %" if finer == rounded else f"{percent:.1f} %"
     return f"{rounded:,} %"
+
+
+def reserve_words(budget: Budget, limit: str = "") -> str:
+    """'23.50 GiB free minus 1 GiB reserve'. `limit` names what leaves so little."""
+    free, because = format_bytes(budget.free_bytes), budget.because
+    if budget.blocked:
+        return f"{free} of {format_bytes(budget.total_bytes)} free"
+    if budget.is_limited:
+        on_cpu = f", plus {format_bytes(budget.cpu_bytes)} on the CPU" if budget.cpu_bytes else ""
+        return f"{free} free; {budget.limit_because or 'the system limits the GPU'}{on_cpu}"
+    if not budget.reserve_bytes:
+        return because or f"{free} free"
+    # some reasons open with the amount themselves: '20 % of 36.00 GiB for macOS'
+    amount = "" if because[:1].isdigit() else f"{format_bytes(budget.reserve_bytes)} "
+    return f"{free} free{f' within {limit},' if limit else ''} minus {amount}{because}"
+
+
+def limit_on(budget: Budget, machine: Machine) -> str:
+    """The name of what holds a process below the machine's own memory; '' where nothing does."""
+    limit = machine.host.tightest if machine.host is not None and HOST in budget.pools else None
+    return "" if limit is None else limit.name

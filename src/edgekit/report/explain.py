@@ -9,8 +9,7 @@ from edgekit.app.answers import Bill
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import Pool
-from edgekit.report.bill import pool_names
-from edgekit.report.bill_text import known_words, percent
+from edgekit.report.bill import known_words, percent, pool_names
 from edgekit.report.kinds import kind_name, window_of
 from edgekit.report.lines import figures
 from edgekit.report.screen import MOST_WIDTH, folded

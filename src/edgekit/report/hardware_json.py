@@ -8,7 +8,8 @@ from edgekit.machine.devices import KnownDevice, listed_devices
 from edgekit.machine.types import Budget, Device, HostMemory, Machine, Pool, PoolKind
 from edgekit.report.bill_json import SCHEMA
 from edgekit.report.calibrate_json import measured_json
-from edgekit.report.usable import Usable, limit_on, reserve_words, usable_by_engines
+from edgekit.report.check_words import limit_on, reserve_words
+from edgekit.report.usable import Usable, usable_by_engines
 
 
 def hardware_json(machine: Machine) -> dict[str, Any]:

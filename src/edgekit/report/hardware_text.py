@@ -10,9 +10,10 @@ from edgekit.machine.gpu_limit import RaisedLimit, raised_limit
 from edgekit.machine.types import Device, HostMemory, Machine, Process, System
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.calibrate_text import measured_rows
+from edgekit.report.check_words import limit_on, reserve_words
 from edgekit.report.explain import ranges
 from edgekit.report.screen import folded, joined, placed, row_width, section, within
-from edgekit.report.usable import Usable, limit_on, reserve_words, usable_by_engines
+from edgekit.report.usable import Usable, usable_by_engines
 from edgekit.units import format_bytes
 
 USERS_TOLD = 5

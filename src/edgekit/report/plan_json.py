@@ -12,8 +12,8 @@ from edgekit.bill.task import Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
 from edgekit.plan.commands import main_command
-from edgekit.plan.download import download_bytes
 from edgekit.plan.planned import Plan
+from edgekit.plan.verdict import download_bytes
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json
 from edgekit.report.hardware_json import machine_json

@@ -18,7 +18,7 @@ from edgekit.report.answer_lines import (
     top_lines,
 )
 from edgekit.report.bars import BLOCKS, Glyphs
-from edgekit.report.bill_text import basis_rows
+from edgekit.report.bill import basis_rows
 from edgekit.report.check_memory import memory_lines
 from edgekit.report.headline import embeds
 from edgekit.report.plan_bill import bill_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from edgekit.engines.comparison import ComparedRow, Resident
 from edgekit.engines.llamacpp.verify.types import Verification
-from edgekit.report.bill_text import percent
+from edgekit.report.bill import percent
 from edgekit.report.lines import figures
 from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.terminal import printable

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.hardware.trees import machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.machine.apple import default_working_set_bytes, find_apple
+from edgekit.machine.apple import find_apple
+from edgekit.machine.gpu_limit import default_working_set_bytes
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.types import System
 from edgekit.units import GIB, MIB

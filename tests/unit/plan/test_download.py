@@ -9,8 +9,8 @@ from tests.unit.plan.machines import cards, mac
 from tests.unit.plan.wishes import any_mix, from_config, gguf, one_file
 
 from edgekit.cli import main
-from edgekit.plan.download import download_bytes
 from edgekit.plan.making import make_plan
+from edgekit.plan.verdict import download_bytes
 
 
 def test_download_bytes_of_a_quantisation_are_those_of_its_file() -> None:

@@ -9,7 +9,7 @@ from tests.recorded import config_header
 from tests.unit.plan.wishes import LLAMA, gguf, of_config
 
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.as_gguf import USUAL_MIXES
+from edgekit.engines.llamacpp.mixes import USUAL_MIXES
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.engines.mlx.variants import at_bits

@@ -9,6 +9,7 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
 from edgekit.engines.llamacpp.gguf_keys import gguf_architecture, gguf_keys
+from edgekit.engines.llamacpp.mixes import USUAL_MIXES
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantize.layout import WITHOUT_PREDICTION
 from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel, laid_at_mix, lay
@@ -31,12 +32,6 @@ from edgekit.sources.naming import quant_tag
 from edgekit.sources.types import Container
 from edgekit.units import MIB
 
-DEFAULT_MIX = "Q4_K_M"
-MADE_IN_MXFP4 = frozenset(
-    {"gpt-oss", "gpt_oss"}
-)  # released in 4 bits: no other mix is smaller and as good
-# Those that people publish, the largest first.
-USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
 # Equal on all 43 recorded models that were compared; other families may have keys that gguf_keys.py does not write.
 COMPUTE_WITHIN = 0.05
 LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
@@ -104,25 +99,7 @@ class Converted:
         return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
 
 
-def converted(model: Model, mix: str | None) -> Converted | None:
-    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described.
-
-    A GGUF of which only the keys were read is made out like a conversion, at the mix that it has by name or by size.
-    """
-    if mix is None and _is_gguf(model):
-        if model.header.tensors is not None:
-            return None
-        mix = prepare(model).likely_mix.get(lambda: _likely_mix(model))
-    name = mix or default_mix(model)
-    return prepare(model).conversions.get(name, lambda: convert(model, name))
-
-
-def default_mix(model: Model) -> str:
-    """What a model is converted to if no mix is asked for: Q4_K_M, or its own 4-bit form."""
-    return "MXFP4_MOE" if model.geometry.architecture in MADE_IN_MXFP4 else DEFAULT_MIX
-
-
-def _likely_mix(model: Model) -> str:
+def likely_mix(model: Model) -> str:
     """The one that the file's key or name states, unless the file is too small for it; else the nearest by size."""
     number, size = model.header.keys.get("general.file_type"), model.header.file_bytes
     mix = mix_by_file_type(number) if isinstance(number, int) else None

@@ -24,7 +24,6 @@ from edgekit.model.types import (
 )
 
 FLOAT_BYTES = 4
-WITHIN = 1.0  # of the line: all of it may be too much, none of it is missing
 ASSUMED_VOCABULARY = 262_144
 INPUT_COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, over several devices
 SMALL_INPUTS = 2**20  # rotations of quantised caches, indices of states

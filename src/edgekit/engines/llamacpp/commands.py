@@ -11,12 +11,12 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines import ollama
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
-from edgekit.engines.llamacpp.as_gguf import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.flags import setup as setup_of
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
+from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
 from edgekit.engines.llamacpp.settle import OWN_CACHE, Repacking, repack_notes, repacking
 from edgekit.engines.llamacpp.types import (

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.llamacpp.closed import WITHIN, bound_bytes, pool_bounds
 from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
 from edgekit.engines.llamacpp.placement import TensorPlacement
 from edgekit.engines.llamacpp.schedule.target import pools, spread
@@ -61,8 +60,11 @@ _OTHER = _Known(
     0.2,
     "llama.cpp's largest compute graph, placed as the CUDA backend would place it",
 )
+BOUND_WITHIN = 1.0  # of the line: all of it may be too much, none of it is missing
 _BOUND = _Known(
-    Basis.MODELLED, WITHIN, "upper bound: everything alive at once in the largest step of a layer"
+    Basis.MODELLED,
+    BOUND_WITHIN,
+    "upper bound: everything alive at once in the largest step of a layer",
 )
 
 
@@ -76,6 +78,8 @@ def compute_lines(
         sizes = (*sizes[:1] * (placement.ranks - 1), *sizes)
         known = _known(placement, setup)
     except NoGraphError as error:
+        from edgekit.engines.llamacpp.closed import bound_bytes, pool_bounds
+
         on_host = (bound_bytes(model, context),)
         sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
         known = _BOUND._replace(because=f"{_BOUND.because} ({error})")

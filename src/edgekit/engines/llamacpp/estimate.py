@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
 from edgekit.bill.types import (
@@ -15,10 +16,10 @@ from edgekit.bill.types import (
     weakest,
 )
 from edgekit.engines.llamacpp import weights
-from edgekit.engines.llamacpp.as_gguf import Converted, converted
 from edgekit.engines.llamacpp.caches import cache_lines, cache_sums
 from edgekit.engines.llamacpp.compute import compute_lines
 from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.mixes import default_mix
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engines.llamacpp.output import output_line
 from edgekit.engines.llamacpp.placement import TensorPlacement, place
@@ -27,13 +28,15 @@ from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
 from edgekit.engines.llamacpp.shift import shift_lines
-from edgekit.engines.llamacpp.slices import UNCOMPARED
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, SplitMode
 from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.errors import RefusedError
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
+
+if TYPE_CHECKING:
+    from edgekit.engines.llamacpp.as_gguf import Converted
 
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
@@ -49,6 +52,22 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
     _check_file(model, setup)
     found = converted(model, setup.mix)
     return _estimate(model if found is None else found.model, load, setup, found)
+
+
+def converted(model: Model, mix: str | None) -> Converted | None:
+    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described.
+
+    A GGUF of which only the keys were read is made out like a conversion, at the mix that it has by name or by size.
+    """
+    is_gguf = model.header.container is Container.GGUF
+    if mix is None and is_gguf and model.header.tensors is not None:
+        return None
+    from edgekit.engines.llamacpp.as_gguf import convert, likely_mix
+
+    if mix is None and is_gguf:
+        mix = prepare(model).likely_mix.get(lambda: likely_mix(model))
+    name = mix or default_mix(model)
+    return prepare(model).conversions.get(name, lambda: convert(model, name))
 
 
 def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
@@ -184,9 +203,11 @@ def _as_known(
 
 def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
     """Divisions among devices that were read from the source, and not compared with the engine."""
-    slices = setup.split_mode is SplitMode.TENSOR
-    unseen = model.geometry.architecture in UNCOMPARED
-    return setup.has_device and (setup.split_mode is SplitMode.ROW or (slices and unseen))
+    if setup.split_mode is not SplitMode.TENSOR:
+        return setup.has_device and setup.split_mode is SplitMode.ROW
+    from edgekit.engines.llamacpp.slices import UNCOMPARED
+
+    return setup.has_device and model.geometry.architecture in UNCOMPARED
 
 
 def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:

@@ -129,9 +129,11 @@ def _cache_field(name: str) -> CacheType:
 
 
 def _override_field(entries: tuple[str, ...]) -> tuple[Override, ...]:
+    if not entries:
+        return ()
     from edgekit.engines.llamacpp.devices import read_overrides
 
-    return read_overrides(",".join(entries)) if entries else ()
+    return read_overrides(",".join(entries))
 
 
 def _layers_field(layers: str | int) -> int:
@@ -423,15 +425,17 @@ def quant_names() -> tuple[str, ...]:
 def this_cpu() -> Cpu:
     """That of the machine at hand; a machine that is judged has its own."""
     from edgekit.engines.llamacpp.types import Cpu
-    from edgekit.machine.system import is_arm
+    from edgekit.machine import is_arm
 
     return Cpu.ARM if is_arm() else Cpu.X86
 
 
 def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
+    if not values.get("rpc"):
+        return ()
     from edgekit.engines.llamacpp.devices import read_servers
 
-    return read_servers(",".join(values["rpc"])) if values.get("rpc") else ()
+    return read_servers(",".join(values["rpc"]))
 
 
 def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.llamacpp.as_gguf import default_mix
+from edgekit.engines.llamacpp.mixes import default_mix
 from edgekit.engines.model_words import NO_PROJECTOR, GgufSource, gguf_source, typed_gguf_words
 from edgekit.sources.types import Container
 

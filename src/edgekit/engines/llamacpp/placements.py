@@ -22,8 +22,7 @@ from edgekit.engines.llamacpp.types import (
     used_devices,
 )
 from edgekit.errors import HardwareError, UsageError
-from edgekit.machine.apple import longest_buffer_bytes
-from edgekit.machine.calibration import device_key
+from edgekit.machine.gpu_limit import longest_buffer_bytes
 from edgekit.machine.types import Device, Machine, Vendor
 from edgekit.model.types import Model
 from edgekit.units import GIB
@@ -285,6 +284,8 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
     """
     if machine.measured is None or machine.what_if:
         return None
+    from edgekit.machine.calibration import device_key
+
     for device in dict.fromkeys((device_key(machine, cards), device_key(machine))):
         found = machine.measured.engine("llama.cpp", device)
         if found is not None and found.overhead_bytes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from edgekit import __version__
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.bill.verdict import Speed
 from edgekit.engines.active_weights import LayerShare
-from edgekit.engines.llamacpp.as_gguf import converted
 from edgekit.engines.llamacpp.budget import devices
-from edgekit.engines.llamacpp.estimate import NAME
+from edgekit.engines.llamacpp.estimate import NAME, converted
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.speed import (
     CPU_READING,
@@ -31,11 +31,12 @@ from edgekit.engines.speed import (
     nvidia_flops_per_byte,
 )
 from edgekit.engines.token_reads import TokenReads, token_reads
-from edgekit.machine.calibration import device_key
-from edgekit.machine.measured import Pace
 from edgekit.machine.types import Device, Machine, Pool, PoolKind, Vendor
 from edgekit.model.types import Model
 from edgekit.units import MIB
+
+if TYPE_CHECKING:
+    from edgekit.machine.measured import Pace
 
 # A token of a smaller model may read from the caches of the CPU.
 LEAST_READ_BYTES = 256 * MIB
@@ -155,6 +156,8 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
         return None
     if setup.has_device and not _is_whole(setup):
         return None
+    from edgekit.machine.calibration import device_key
+
     device = device_key(machine, machine.devices if setup.has_device else ())
     found = machine.measured.engine(NAME, device)
     if found is None or found.pace is None or not _still_holds(found.pace, machine):

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from edgekit.bill.task import Task, Variant
-from edgekit.engines.llamacpp.as_gguf import (
-    MADE_IN_MXFP4,
-    USUAL_MIXES,
-    converted,
-    default_mix,
-    mixed_model,
-)
+from edgekit.engines.llamacpp.as_gguf import mixed_model
+from edgekit.engines.llamacpp.estimate import converted
+from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.variants import USUAL_ACCURACY, accuracy_of

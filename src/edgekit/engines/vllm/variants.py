@@ -13,7 +13,7 @@ from edgekit.engines.variants import as_named
 from edgekit.engines.vllm.estimate import estimate
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
-from edgekit.formats import read_quantization
+from edgekit.formats.quantization import read_quantization
 from edgekit.model.types import Model
 
 # What such repositories usually state, and the order in which they are tried.
