@@ -82,7 +82,7 @@ def billed_again(plan: Plan) -> MemoryEstimate:
     (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
     words = shlex.split(text)
     values = flags_of(words[words.index("llama-server") + 1 :])
-    load, setup = llamacpp_options.ask(values)
+    load, setup = llamacpp_options.setup(values)
     planned = plan.result.way.setup
     asked = replace(setup, devices=planned.devices, mix=planned.mix)
     if planned.has_device:
@@ -169,7 +169,7 @@ def test_llama_cpp_makes_room_for_what_was_planned(
 
 def read_back(plan: Plan) -> tuple[Load, LlamaCppSetup]:
     (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
-    return llamacpp_options.ask(flags_of(shlex.split(text)[1:]))
+    return llamacpp_options.setup(flags_of(shlex.split(text)[1:]))
 
 
 def test_a_quantisation_that_was_planned_is_billed_as_the_file_will_be() -> None:

@@ -377,7 +377,7 @@ def _answer_of(
     settled = engine.settle(result, values)
     ready = start_commands(opened, result, values, users=users) if result.can_load else ()
     bill = bill_of(opened, engine, settled, (result.load, result.way.setup), result.estimate)
-    bill = replace(bill, asked=engine.load_words(result))
+    bill = replace(bill, asked=engine.describe(result.load, engine.taken(result)))
     if ready:
         notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
         bill = replace(bill, command=main_command(ready), notes=tuple(notes))

@@ -317,10 +317,6 @@ class Engine(Protocol):
 
     # --- reports
 
-    def load_words(self, verdict: Verdict, /) -> str:
-        """What was asked for, in words, as it was judged."""
-        return self.describe(verdict.load, verdict.estimate)
-
     def offload(self, _verdict: Verdict, /) -> Offload:
         """Which parts of the model are not on the devices."""
         return Offload()

@@ -189,7 +189,7 @@ def test_the_emitted_flags_are_the_planned_bill(plan: Any) -> None:
     plan = plan()
     line = words(plan)
     values = _read(line[line.index("llama-server") + 3 :])
-    load, setup = llamacpp_options.ask(values)
+    load, setup = llamacpp_options.setup(values)
     setup = replace(setup, devices=plan.result.way.setup.devices)
     if "backend" not in values:
         setup = replace(setup, backend=plan.result.way.setup.backend)

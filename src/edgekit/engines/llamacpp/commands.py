@@ -13,7 +13,7 @@ from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.flags import FLAGS
-from edgekit.engines.llamacpp.flags import setup as setup_of
+from edgekit.engines.llamacpp.flags import setup as read_setup
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
@@ -179,7 +179,7 @@ def estimate_words(
     """The command of an estimate."""
     program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
     context = values.get("context") or dict(estimate.facts)["n_ctx"]
-    _, setup = setup_of(values)
+    _, setup = read_setup(values)
     rest = {key: value for key, value in values.items() if key not in {"draft_model", "mmap"}}
     words = [program, *estimate_source(values, opened).words, "-c", str(context)]
     words += [*flag_words(FLAGS, rest), *setup.load_words]

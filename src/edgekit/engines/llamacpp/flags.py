@@ -485,7 +485,3 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
         f"{facts['n_ctx']:,} tokens of context {who} {count} sequence{'s' * (count != 1)}, "
         f"cache {' and '.join(kept)}, flash attention {'on' if facts['flash_attn'] else 'off'}"
     )
-
-
-# Names that asking/ still uses.
-ask, settled, told = setup, placement, describe

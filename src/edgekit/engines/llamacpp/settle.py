@@ -11,6 +11,7 @@ from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.llamacpp import flags
 from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import repacked_bytes
+from edgekit.engines.llamacpp.flags import placement
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import HOST
@@ -60,7 +61,7 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = kind.name
     if setup.mix is not None:
         found["mix"] = setup.mix
-    found |= flags.placement(setup)
+    found |= placement(setup)
     if not verdict.way.cards and devices(verdict.machine):
         found["backend"] = "cpu"  # else it would use the devices that there are
     return found

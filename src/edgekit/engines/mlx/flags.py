@@ -131,7 +131,3 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
     several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
     new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""
     return f"{facts['prompt_tokens']:,} tokens of prompt{new}{several}, {facts['chunk_tokens']:,} at once"
-
-
-# Names that asking/ still uses.
-ask, settled, told = setup, placement, describe

@@ -150,7 +150,3 @@ def _weights(kept_bytes: int, streamed_bytes: int) -> str:
         return "all weights in memory"
     read = f"{format_bytes(streamed_bytes)} of weights read from the file for every token"
     return f"{format_bytes(kept_bytes)} of weights in memory, {read}" if kept_bytes else read
-
-
-# Names that asking/ still uses.
-ask, settled, told = setup, placement, describe

@@ -252,11 +252,6 @@ class Vllm(Engine):
 
     # --- reports
 
-    def load_words(self, verdict: Verdict) -> str:
-        from edgekit.engines.vllm.commands import load_words
-
-        return load_words(verdict)
-
     def answer_facts(self, estimate: MemoryEstimate) -> Mapping[str, Any]:
         facts = dict(estimate.facts)
         refused = {"refused": facts["refused"]} if facts.get("refused") else {}

@@ -17,6 +17,7 @@ from edgekit.engines.flags import flag_words
 from edgekit.engines.model_words import repository_word
 from edgekit.engines.vllm import flags
 from edgekit.engines.vllm.estimate import estimate as bill
+from edgekit.engines.vllm.flags import placement
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.devices import find_device
@@ -107,7 +108,7 @@ def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
     found = {**values, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
         found["kv_cache_dtype"] = setup.kv_cache_dtype
-    found |= flags.placement(setup)
+    found |= placement(setup)
     if "max_num_seqs" not in values and (most := most_sequences(verdict)) is not None:
         found["max_num_seqs"] = most
     return found
@@ -124,11 +125,6 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
         return {"gpu_memory": card.total_bytes}
     same = device.usable_bytes == card.total_bytes
     return {"gpu": device.name, **({} if same else {"gpu_memory": card.total_bytes})}
-
-
-def load_words(verdict: Verdict) -> str:
-    """What was asked for, and what the pool that vLLM takes holds of it."""
-    return flags.describe(verdict.load, whole_pool(verdict) or verdict.estimate)
 
 
 def _ray(startup: Startup, nodes: int) -> Iterator[Command]:

@@ -220,7 +220,3 @@ def describe(load: Load, estimate: MemoryEstimate) -> str:
         count = load.sequences or 1
         return f"{asked}GPU memory unknown (add --gpu): cache for {count} such request{'s' * (count > 1)}"
     return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"
-
-
-# Names that asking/ still uses.
-ask, settled, told = setup, placement, describe
