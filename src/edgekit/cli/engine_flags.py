@@ -23,14 +23,17 @@ CHOSEN_CONTEXT = (
 def add_engine_flags(
     parser: argparse.ArgumentParser,
     *,
-    engines: tuple[str, ...] = engine_names(),
+    engines: tuple[str, ...] = (),
     several: bool = False,
     context_help: str | None = None,
     engine_help: str | None = None,
     without: frozenset[str] = frozenset(),
     hidden: frozenset[str] = frozenset(),
 ) -> None:
-    """`hidden` flags are read, so that an error can say what to use instead, but --help does not list them."""
+    """`engines`: all by default. `hidden` flags are read, so that an error can say what to use instead, but --help does
+    not list them.
+    """
+    engines = engines or engine_names()
     *first, last = (*engines, "auto", "all") if several else engines
     named = f"{', '.join(first)} or {last}"
     parser.add_argument(

@@ -55,7 +55,7 @@ class Control(NamedTuple):
 class CacheFlags(NamedTuple):
     """How the engine is told in which type to keep the KV cache. Curves name a type as these flags do."""
 
-    keys: tuple[str, ...]  # one, or one for K and one for V
+    keys: tuple[str, ...]  # one, or one for K and one for V; none where there is only one type
     default: str
     unit: str = ""  # what the name of a type adds to the value of the flag
     also: tuple[tuple[str, str], ...] = ()  # flags that have to be set with it

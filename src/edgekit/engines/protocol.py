@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model.open import Opened
     from edgekit.model.types import Model
+
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Floor(Protocol):
@@ -63,19 +67,23 @@ class Engine(Protocol):
     @property
     def unused_options(self) -> frozenset[str]:
         """Options of a row that the engine has and that no bill depends on."""
+        return frozenset()
 
-    pins_placement: bool  # a check may place the model elsewhere than a plan did: links say where
-    on_gpu: Mapping[str, str]  # flags that put weights and cache on a GPU where no machine is given
-    one_sequence: Mapping[str, str]  # flags with which there is one, not the engine's default
+    # A check may place the model elsewhere than a plan did: links say where.
+    pins_placement: bool = False
+    on_gpu: Mapping[str, str] = NONE  # flags that put weights and cache on a GPU, without a machine
+    one_sequence: Mapping[str, str] = NONE  # flags with which there is one, not the default
     page: Page  # what the page says about it
-    quant_key: str  # of the flag that says how weights are quantised; "" where there is none
+    quant_key: str = ""  # of the flag that says how weights are quantised; "": there is none
     companions: frozenset[str] = frozenset()  # flags of files that are loaded with the model
 
-    def read_quant(self, name: str, /) -> str | None:
+    def read_quant(self, _name: str, /) -> str | None:
         """The quantisation of `--quant NAME` in the engine's own words; None where it has no such."""
+        return None
 
     def quant_names(self) -> tuple[str, ...]:
         """To show to somebody who typed another."""
+        return ()
 
     def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Any]:
         """What values of its flags ask for. Raises UsageError."""
@@ -83,8 +91,9 @@ class Engine(Protocol):
     def values(self, load: Load, setup: Any, /) -> dict[str, Any]:
         """And back: read again, they give the same bill. Files loaded with the model are not among them."""
 
-    def placement(self, setup: Any, /) -> dict[str, Any]:
+    def placement(self, _setup: Any, /) -> dict[str, Any]:
         """Where a plan has put the model, as values of flags."""
+        return {}
 
     def read_row(self, options: Mapping[str, Any], backend: str | None, /) -> tuple[Load, Any]:
         """A row of a batch, in the engine's own parameters. Raises UsageError."""
@@ -111,36 +120,39 @@ class Engine(Protocol):
 
     # --- programs
 
-    starts_for: tuple[
-        str, ...
-    ]  # the verbs that EdgeKit can start it for: run, serve, verify, calibrate
+    # The verbs that EdgeKit can start it for: run, serve, verify, calibrate.
+    starts_for: tuple[str, ...] = ()
 
     @property
     def verified_flags(self) -> tuple[Flag, ...]:
         """The flags that `verify` takes."""
+        return ()
 
     def program(self) -> EngineProgram | None:
         """How it is started on this machine; None where EdgeKit only prints the command."""
+        return None
 
     # --- speed
 
     def speed(
         self,
-        task: Task,
-        placement: Placement,
-        bill: MemoryEstimate,
-        filled: tuple[int, int] | None = None,
+        _task: Task,
+        _placement: Placement,
+        _bill: MemoryEstimate,
+        _filled: tuple[int, int] | None = None,
         /,
     ) -> Speed | None:
         """For one sequence, from the fewest to the most tokens in the context (None: from an empty to a full one).
 
         None if unknown.
         """
+        return None
 
     def fastest_tokens_per_s(
-        self, read_bytes: float, held_bytes: int, machine: Machine, /
+        self, _read_bytes: float, _held_bytes: int, _machine: Machine, /
     ) -> float | None:
         """A bound for models of `held_bytes` that read `read_bytes` per token. None if unknown."""
+        return None
 
     @property
     def floor(self) -> Floor | None:

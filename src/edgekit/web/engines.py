@@ -50,7 +50,8 @@ def _engine_json(engine: Engine) -> Json:
 def _cache_values(engine: Engine) -> dict[str, None]:
     """The default first, then what the control offers."""
     cache = engine.page.cache
-    control = next(flag.control for flag in engine.flags if flag.key == cache.keys[0])
+    controls = (flag.control for flag in engine.flags if flag.key in cache.keys and flag.control)
+    control = next(controls, None)  # None: the engine has one type of cache
     return dict.fromkeys((cache.default, *(control.choices if control is not None else ())))
 
 

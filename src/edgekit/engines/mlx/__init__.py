@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed, Verdict
     from edgekit.engines.commands import Command, Startup
-    from edgekit.engines.flags import Flag
     from edgekit.engines.mlx.prepared import MlxPrepared
     from edgekit.engines.mlx.types import MlxSetup
     from edgekit.machine.types import Budget, Device, Machine
@@ -34,9 +33,6 @@ class Mlx(Engine):
 
     # --- flags
 
-    pins_placement = False
-    on_gpu: Mapping[str, str] = {}
-    one_sequence: Mapping[str, str] = {}
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
@@ -58,9 +54,6 @@ class Mlx(Engine):
 
     def values(self, load: Load, setup: MlxSetup) -> dict[str, Any]:
         return flags.values(load, setup)
-
-    def placement(self, setup: MlxSetup) -> dict[str, Any]:
-        return flags.placement(setup)
 
     def read_row(self, options: Mapping[str, Any], _backend: str | None) -> tuple[Load, MlxSetup]:
         return flags.read_row(options)
@@ -92,14 +85,6 @@ class Mlx(Engine):
         from edgekit.engines.mlx.estimate import estimate
 
         return estimate(model, load, setup)
-
-    # --- programs
-
-    starts_for: tuple[str, ...] = ()
-    verified_flags: tuple[Flag, ...] = ()
-
-    def program(self) -> None:
-        """EdgeKit prints its command, and does not start it."""
 
     # --- speed
 

@@ -120,11 +120,6 @@ def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
     return read_quantize(str(named), bits=bits, group_size=group)
 
 
-def placement(_setup: MlxSetup) -> dict[str, Any]:
-    """A plan has nothing to place: there is one memory and one device."""
-    return {}
-
-
 def describe(load: Load, estimate: MemoryEstimate) -> str:
     """What was asked for, as mlx-lm resolved it."""
     facts: dict[str, Any] = dict(estimate.facts)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.task import CacheChoice, Placement, Task
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Verdict
-    from edgekit.engines.flags import Flag
     from edgekit.engines.native.prepared import NativePrepared
     from edgekit.engines.native.setup import StreamSetup
     from edgekit.engines.program import EngineProgram
@@ -34,9 +33,6 @@ class Native(Engine):
 
     # --- flags
 
-    pins_placement = False
-    on_gpu: Mapping[str, str] = {}
-    one_sequence: Mapping[str, str] = {}
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
@@ -45,9 +41,6 @@ class Native(Engine):
 
     def read_quant(self, name: str) -> str | None:
         return flags.read_quant(name)
-
-    def quant_names(self) -> tuple[str, ...]:
-        return ()
 
     def setup(self, values: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
         return flags.setup(values)
@@ -92,7 +85,6 @@ class Native(Engine):
     # --- programs
 
     starts_for = ("run",)
-    verified_flags: tuple[Flag, ...] = ()
 
     def program(self) -> EngineProgram:
         from importlib import import_module
@@ -101,10 +93,7 @@ class Native(Engine):
         found: EngineProgram = import_module("edgekit.runtime.stream.program").PROGRAM
         return found
 
-    # --- speed
-
-    def speed(self, *_: object) -> None:
-        """Unknown: it may have to read from a disk."""
+    # --- speed: unknown, it may have to read from a disk
 
     def fastest_tokens_per_s(
         self, read_bytes: float, held_bytes: int, machine: Machine

@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Speed, Verdict
     from edgekit.engines.commands import Command, Startup
-    from edgekit.engines.flags import Flag
     from edgekit.engines.vllm.prepared import VllmPrepared
     from edgekit.engines.vllm.types import VllmSetup
     from edgekit.machine.types import Budget, Device, Machine
@@ -38,9 +37,6 @@ class Vllm(Engine):
 
     # --- flags
 
-    pins_placement = False
-    on_gpu: Mapping[str, str] = {}
-    one_sequence: Mapping[str, str] = {}
     page = flags.PAGE
     quant_key = flags.QUANT_KEY
     unused_options = flags.UNUSED_OPTIONS
@@ -92,14 +88,6 @@ class Vllm(Engine):
         from edgekit.engines.vllm.estimate import estimate
 
         return estimate(model, load, setup)
-
-    # --- programs
-
-    starts_for: tuple[str, ...] = ()
-    verified_flags: tuple[Flag, ...] = ()
-
-    def program(self) -> None:
-        """EdgeKit prints its command, and does not start it."""
 
     # --- speed
 

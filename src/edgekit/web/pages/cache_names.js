@@ -25,6 +25,6 @@ export const ONE_TYPE = "cache_types";
 export function cacheName(settings) {
   const cache = engineNamed(settings.engine)?.cache;
   if (!cache) return "";
-  const values = cache.keys.map((key) => settings.value(key) ?? cache.default);
+  const values = cache.keys.length ? cache.keys.map((key) => settings.value(key) ?? cache.default) : [cache.default];
   return [...new Set(values)].map((value) => `${value}${cache.unit}`).join(" + ");
 }

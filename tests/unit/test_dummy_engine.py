@@ -1,0 +1,155 @@
+"""Adding an engine touches 1 folder + 1 line: tests/data/dummy_engine, and its name in the list of the engines.
+
+Every front end then has the engine: its name, its flag, its bill and its command.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tools.goldens import response_of
+
+from edgekit import engines
+from edgekit.cli import main
+from edgekit.models import model_preflight
+
+FOLDER = "tests.data.dummy_engine"
+MODEL = "sample:gemma-3-27b"
+SETTINGS = ("--engine", "dummy", "--dummy-spare", "1G", "-c", "8192")
+FIELDS = {"model": MODEL, "engine": "dummy", "dummy_spare": "1G", "context": 8192}
+WEIGHTS_BYTES = 16_539_843_584
+CACHE_BYTES = 8192 * 62 * 2 * 16 * 128 * 2  # tokens, layers, K and V, heads, width, bytes
+SPARE_BYTES = 2**30
+BILL_BYTES = WEIGHTS_BYTES + CACHE_BYTES + SPARE_BYTES
+COMMAND = "dummy-server gemma-3-27b.Q4_K_M.gguf --tokens 8192 --dummy-spare 1073741824"
+
+
+@pytest.fixture(autouse=True)
+def _one_line_more(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(engines, "LIST", (*engines.LIST, FOLDER))
+    engines._by_name.cache_clear()
+    yield
+    monkeypatch.undo()
+    engines._by_name.cache_clear()
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    assert not code, err
+    return out
+
+
+def test_every_engine_has_the_new_one_last() -> None:
+    assert engines.engine_names() == ("llama.cpp", "vllm", "mlx", "stream", "dummy")
+    assert engines.engine_named("DumDum").name == "dummy"
+
+
+@pytest.mark.parametrize("verb", ["check", "plan"])
+def test_check_and_plan_print_its_bill_and_command(
+    capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    text = printed(capsys, verb, MODEL, *SETTINGS, "--ram", "64G")
+    assert "Runs on the CPU: 20.3 of 62.0 GiB at 8K" in text
+    assert "·  dummy  ·" in text
+    assert COMMAND in " ".join(text.split())
+
+
+def test_check_json_has_its_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, "check", MODEL, *SETTINGS, "--ram", "64G", "--json"))
+    assert found["engine"] == {"name": "dummy", "version": "dummy 1.0"}
+    assert (found["required_bytes"], found["basis"]) == (BILL_BYTES, "exact")
+    assert found["flags"] == {"context": "8192", "dummy_spare": "1073741824"}
+    assert found["way"] == "in dummy memory"
+    assert found["command"] == COMMAND
+    assert found["estimate"]["asked"] == "8,192 dummy tokens"
+
+
+def test_plan_chooses_a_context_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MODEL, "--engine", "dummy", "--ram", "32G", "--json")
+    found = json.loads(printed(capsys, "plan", *words))
+    cache_bytes = found["required_bytes"] - WEIGHTS_BYTES
+    assert cache_bytes == CACHE_BYTES // 8192 * found["context_tokens"]
+    assert found["required_bytes"] <= found["available_bytes"] == 30 * 2**30
+
+
+def test_estimate_has_its_bill_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, "estimate", MODEL, *SETTINGS, "--json"))
+    sizes = (found["model_bytes"], found["kv_bytes"], found["runtime_bytes"])
+    assert sizes == (WEIGHTS_BYTES, CACHE_BYTES, SPARE_BYTES)
+    assert (found["engine_version"], found["command"]) == ("dummy 1.0", COMMAND)
+
+
+def test_check_of_all_engines_has_a_row_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "check", MODEL, "--engine", "all", "-c", "8192", "--ram", "64G")
+    assert "dummy" in [line.split()[1] for line in text.splitlines() if line.startswith("fits")]
+
+
+def test_help_lists_its_name_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "stream, dummy, auto or all" in text
+    assert "Dummy: --dummy-spare SIZE memory to allocate for nothing" in text
+
+
+def test_its_flag_alone_chooses_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (MODEL, "--dummy-spare", "1G", "--ram", "64G", "--json")
+    assert json.loads(printed(capsys, "check", *words))["engine"]["name"] == "dummy"
+
+
+def test_its_flag_is_refused_for_another_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", MODEL, "--engine", "vllm", "--dummy-spare", "1G"]) == 2
+    assert "--dummy-spare is a flag of dummy" in capsys.readouterr().err
+
+
+def test_model_preflight_takes_its_option_as_a_number() -> None:
+    options = {"dummy_spare": SPARE_BYTES}
+    found = model_preflight(MODEL, "dummy", ram="64G", context=8192, options=options)
+    assert (found.engine, found.estimate.total_bytes) == ("dummy", BILL_BYTES)
+
+
+@pytest.fixture
+def _web_of_the_longer_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imported again: the fields of the calls are made from the list when edgekit.web is imported."""
+    import edgekit.web.app  # so that all of it is as it was at the end
+
+    monkeypatch.setattr(edgekit, "web", edgekit.web)
+    for name in list(sys.modules):
+        if name.startswith("edgekit.web"):
+            monkeypatch.delitem(sys.modules, name)
+
+
+def answer_of(verb: str, call: str, fields: dict[str, Any] | None = None) -> Any:
+    status, answer = response_of(verb, call, fields)
+    assert status == 200, answer
+    return answer
+
+
+@pytest.mark.usefixtures("_web_of_the_longer_list")
+def test_page_api_has_it() -> None:
+    check = answer_of("POST", "check", {**FIELDS, "ram": "64G"})
+    assert (check["engine"]["name"], check["required_bytes"]) == ("dummy", BILL_BYTES)
+    assert check["command"] == COMMAND
+
+    fit = answer_of("POST", "fit", {**FIELDS, "ram": "64G"})
+    assert (fit["engine"], fit["bars"][0]["required_bytes"]) == ("dummy", BILL_BYTES)
+    assert (fit["command"], fit["flags"]["dummy_spare"]) == (COMMAND, "1073741824")
+
+    plan = answer_of("POST", "plan", {**FIELDS, "ram": "64G"})
+    assert (plan["engine"]["name"], plan["required_bytes"]) == ("dummy", BILL_BYTES)
+
+    estimate = answer_of("POST", "estimate", FIELDS)
+    assert (estimate["engine"], estimate["total_bytes"]) == ("dummy", BILL_BYTES)
+
+    curves = answer_of("POST", "curves", {**FIELDS, "ram": "64G", "points": 2})
+    assert [one["cache"] for one in curves["curves"]] == ["f16"]
+
+    *_, last = answer_of("GET", "engines")["engines"]
+    assert (last["name"], last["label"], last["program"]) == ("dummy", "Dummy", "dummy-server")
+    assert last["cache"]["types"] == ["f16"]
+    assert [row["key"] for row in last["controls"]] == ["dummy_spare"]
