@@ -27,6 +27,8 @@ CLEAR = frozenset({"llama.cpp", "llamacpp", "vllm"})  # these mean nothing but t
 FOLDERS = ("engine", "engines")
 COMPARISON, TABLE, VALUE = "comparison", "table", "value"
 
+_FOLDER_OF = {"llama.cpp": "llamacpp", "stream": "native"}  # where it is not the name
+
 _LOOKUPS = frozenset({"get", "has", "pop", "setdefault", "index", "count"})
 _TESTS = frozenset(
     {"startswith", "endswith", "includes", "startsWith", "endsWith", "localeCompare"}
@@ -45,8 +47,11 @@ class Dependence:
     text: str
 
 
-def dependences(root: Path) -> list[Dependence]:
-    """All of a checkout, in order of file and line."""
+def dependences(root: Path, *, strict: bool = False) -> list[Dependence]:
+    """All of a checkout, in order of file and line.
+
+    `strict`: also in the files that the engines share, and in an engine's folder if the name is another engine's.
+    """
     package = root / "src" / "edgekit"
     modules = {
         _module_name(path, package): _Module(path, path.relative_to(package).as_posix())
@@ -57,7 +62,7 @@ def dependences(root: Path) -> list[Dependence]:
     found = {
         dependence
         for module in modules.values()
-        if module.relative.split("/")[0] not in FOLDERS
+        if strict or module.relative.split("/")[0] not in FOLDERS
         for dependence in _of_module(module, modules)
     }
     scripts = {
@@ -90,6 +95,10 @@ class _Module:
     imported: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> module, name there
     of_engines: set[str] = field(default_factory=set)  # classes and modules from an engine's folder
 
+    @property
+    def own_folder(self) -> str:
+        return _engine_folder(f"edgekit.{self.relative.replace('/', '.')}")
+
     def read_constants(self) -> None:
         self.tree = ast.parse(self.path.read_text(encoding="utf-8"))
         self.parents = {
@@ -105,7 +114,8 @@ class _Module:
                 for alias in node.names:
                     name = alias.asname or alias.name
                     self.imported[name] = (node.module, alias.name)
-                    if _is_of_an_engine(f"{node.module}.{alias.name}"):
+                    folder = _engine_folder(f"{node.module}.{alias.name}")
+                    if folder and folder != self.own_folder:
                         self.of_engines.add(name)
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
@@ -116,10 +126,10 @@ class _Module:
             self.constants[target.id] = ast.literal_eval(value)
 
 
-def _is_of_an_engine(dotted: str) -> bool:
-    """edgekit.engines.vllm.types.VllmSetup, but not what all engines share (edgekit.engines.types)."""
+def _engine_folder(dotted: str) -> str:
+    """edgekit.engines.vllm.types.VllmSetup -> vllm; "" for what all engines share (edgekit.engines.flags)."""
     parts = dotted.split(".")
-    return len(parts) > 2 and parts[1] in FOLDERS and parts[2] in NAMES
+    return parts[2] if len(parts) > 2 and parts[1] in FOLDERS and parts[2] in NAMES else ""
 
 
 def _is_name(node: ast.AST) -> bool:
@@ -158,6 +168,8 @@ def _of_module(module: _Module, modules: dict[str, _Module]) -> Iterator[Depende
         if isinstance(getattr(node, "ctx", None), ast.Store):
             continue
         name = _name_of(node, module, modules)
+        if name and _FOLDER_OF.get(name, name) == module.own_folder:
+            continue
         found = _classified(node, name, module, modules) if name else _class_test(node, module)
         if found is not None:
             where, kind = found

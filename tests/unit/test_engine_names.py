@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tools.engine_names import COMPARISON, TABLE, VALUE, dependences
 
+IS_SETUP = "from edgekit.engines.vllm.types import Setup\ndef f(x): return isinstance(x, Setup)"
 COUNTED = {
     'if engine == "vllm": ...': COMPARISON,
     'if question.engine != "llama.cpp": ...': COMPARISON,
@@ -17,7 +18,7 @@ COUNTED = {
     "from edgekit import names\ndef f(x): return x == names.MLX": COMPARISON,
     "from edgekit.engines import vllm\ndef f(x): return x.NAME == vllm.NAME": COMPARISON,
     "from edgekit.engines import vllm\ndef f(x): return x is vllm": COMPARISON,
-    "from edgekit.engines.vllm.types import Setup\ndef f(x): return isinstance(x, Setup)": COMPARISON,
+    IS_SETUP: COMPARISON,
     'match engine:\n    case "mlx": ...': COMPARISON,
     'engine.startswith("vllm")': COMPARISON,
     'both[engine == "vllm"]': COMPARISON,
@@ -66,7 +67,7 @@ SCRIPTS_NOT_COUNTED = (
 )
 
 
-def found_in(folder: Path, name: str, text: str) -> set[str]:
+def found_in(folder: Path, name: str, text: str, *, strict: bool = False) -> set[str]:
     for path, content in {
         "names.py": 'MLX = "mlx"',
         "engines/vllm/types.py": "class Setup: ...",
@@ -76,7 +77,7 @@ def found_in(folder: Path, name: str, text: str) -> set[str]:
         file = folder / "src" / "edgekit" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text if path == name else content)
-    return {each.kind for each in dependences(folder) if each.path == name}
+    return {each.kind for each in dependences(folder, strict=strict) if each.path == name}
 
 
 @pytest.mark.parametrize("text", COUNTED)
@@ -92,6 +93,24 @@ def test_dependences_leaves_out_other_meanings(tmp_path: Path, text: str) -> Non
 @pytest.mark.parametrize("text", COUNTED)
 def test_dependences_leaves_out_the_engines_folder(tmp_path: Path, text: str) -> None:
     assert found_in(tmp_path, "engines/vllm/one.py", text) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kinds"),
+    [
+        ("engines/one.py", 'if engine == "vllm": ...', {COMPARISON}),
+        ("engines/mlx/one.py", 'if engine == "vllm": ...', {COMPARISON}),
+        ("engines/vllm/one.py", 'if engine == "vllm": ...', set()),
+        ("engines/llamacpp/one.py", 'if engine == "llama.cpp": ...', set()),
+        ("engines/native/one.py", 'if engine == "stream": ...', set()),
+        ("engines/vllm/one.py", IS_SETUP, set()),
+        ("engines/mlx/one.py", IS_SETUP, {COMPARISON}),
+    ],
+)
+def test_strict_dependences_allow_an_engine_its_own_name_only(
+    tmp_path: Path, path: str, text: str, kinds: set[str]
+) -> None:
+    assert found_in(tmp_path, path, text, strict=True) == kinds
 
 
 @pytest.mark.parametrize("text", SCRIPTS)

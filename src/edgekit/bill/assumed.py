@@ -82,7 +82,7 @@ def assumed_estimate(
     model: AssumedModel,
     load: Load,
     *,
-    engine: str = "llama.cpp",
+    engine: str,
     backend: str = "",
     wired: bool = False,
 ) -> MemoryEstimate:

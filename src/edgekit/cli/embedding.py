@@ -30,7 +30,7 @@ from edgekit.embed.bulk.types import (
     input_bytes_for,
 )
 from edgekit.embed.bulk.writers import form_of, output_format
-from edgekit.embed.types import Limits
+from edgekit.embed.types import BUILT_IN, ENGINES, Limits
 from edgekit.engines.flags import one_of, whole
 from edgekit.errors import UsageError
 from edgekit.units import parse_size
@@ -84,7 +84,7 @@ def read_asked(arguments: argparse.Namespace) -> EmbedArguments:
         is None,  # what a worker of Ray itself takes is not ours to promise
         "memory_budget": read("budget", parse_size),
         "threads": read("threads", whole(1, 1024)),
-        "engine": read("engine", one_of("edgekit", "llama.cpp")) or "edgekit",
+        "engine": read("engine", one_of(*ENGINES)) or BUILT_IN,
         "tokenizer_cache": arguments.tokenizer_cache,
         "mode": read("mode", one_of("encoder", "tokens")) or "encoder",
         "pooling": read("pooling", one_of("mean", "cls", "last")),

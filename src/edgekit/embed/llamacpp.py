@@ -20,13 +20,13 @@ import numpy as np
 
 from edgekit.embed.types import Checkpoint, Pooling
 from edgekit.embed.walk import Walked
+from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.child_process import PASSIVE, start_child
 from edgekit.engines.native.arrays import Floats
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB
 
-ENGINE = "llama.cpp"
 INSTALL = "pip install 'edgekit-models[llama]'"
 
 _SEQUENCES = 32  # texts that one batch may hold
@@ -91,13 +91,13 @@ class LlamaCppEncoder:
         MemoryPressureError where that much may not be had, EngineError with the engine's last words.
         """
         if not is_here():
-            raise UsageError(f"engine {ENGINE} is not installed: {INSTALL}")
+            raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL}")
         size_bytes = needed_bytes(walked, settings) if memory_bytes is None else memory_bytes
         self.width = width_of(walked)
         self._path = path
         self._settings = settings
         self._child: _Child | None = None
-        self._memory = monitor.try_allocate(size_bytes, f"{walked.name} in {ENGINE}")
+        self._memory = monitor.try_allocate(size_bytes, f"{walked.name} in {ENGINE.name}")
         try:
             self._child = self._start(lambda _: monitor.check())
         except BaseException:
@@ -174,7 +174,9 @@ class _Child:
     def _failed(self, how: str) -> EngineError:
         self.end()  # everything it wrote has been read
         words = "".join(self._log)[-_LAST_WORDS_CHARS:].strip()
-        return EngineError(f"{ENGINE} {how}" + (f"; its last output:\n{words}" if words else ""))
+        return EngineError(
+            f"{ENGINE.name} {how}" + (f"; its last output:\n{words}" if words else "")
+        )
 
 
 def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
@@ -224,12 +226,12 @@ def _parts(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequenc
 def _put(told: Mapping[str, Any], texts: Sequence[Sequence[int]], into: Floats) -> None:
     vectors = told["vectors"]
     if len(vectors) != len(texts):
-        raise EngineError(f"{ENGINE} returned {len(vectors)} vectors for {len(texts)} texts")
+        raise EngineError(f"{ENGINE.name} returned {len(vectors)} vectors for {len(texts)} texts")
     for row, vector in zip(into, vectors, strict=True):
         floats = np.frombuffer(base64.b64decode(vector), dtype="<f4")
         if floats.shape != row.shape:
             raise EngineError(
-                f"{ENGINE} returned {len(floats)} numbers, but the file says {len(row)}"
+                f"{ENGINE.name} returned {len(floats)} numbers, but the file says {len(row)}"
             )
         row[:] = floats
 

@@ -31,7 +31,7 @@ from edgekit.embed.tokenizer import (
     read_vocabulary,
     tokenizer_cost_bytes,
 )
-from edgekit.embed.types import Encoder, Limits, Mode, Pooling
+from edgekit.embed.types import BUILT_IN, ENGINES, Encoder, Limits, Mode, Pooling
 from edgekit.embed.walk import Walked, walk
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.threads import usable_cores
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
 
-BUILT_IN = "edgekit"
-ENGINES = (BUILT_IN, llamacpp.ENGINE)
 _ROWS_BYTES = MIB  # vectors of one pass, before they are the caller's
 _TOKEN_ROWS_BYTES = 16 * KIB
 _MOST_ROWS = 256
@@ -430,7 +428,7 @@ def _engine_way(asked: _Asked) -> _Way:
     )
     width = llamacpp.width_of(walked)
     engine = PlanLine(
-        what=llamacpp.ENGINE,
+        what=llamacpp.ENGINE.name,
         size_bytes=llamacpp.needed_bytes(walked, settings),
         basis=Basis.MODELLED,
         because="the whole file, its KV cache and its compute buffers, in a separate process",

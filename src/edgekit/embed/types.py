@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from edgekit.engines.llamacpp import ENGINE as LLAMACPP
 from edgekit.engines.native.arrays import Floats
 from edgekit.units import MB
+
+BUILT_IN = "edgekit"
+ENGINES = (BUILT_IN, LLAMACPP.name)
 
 
 class Mode(enum.Enum):

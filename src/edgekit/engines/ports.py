@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from edgekit.errors import UsageError
 
 LARGEST_PORT = 65_535
-_ENGINE = str(Path("llamacpp") / "child.py")
+_ENGINE = re.compile(r"edgekit[/\\]engines[/\\]\w+[/\\]child\.py")  # the process of an engine
 _NAME_CHARS = 60
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -104,7 +104,7 @@ def _by_whom(port: int) -> str:
 def _named(process: Any) -> str:
     """Of another program only its name: what it was started with may be secret."""
     words: list[str] = process.cmdline()
-    if len(words) > 1 and any(word.endswith(_ENGINE) for word in words):
+    if len(words) > 1 and any(_ENGINE.search(word) for word in words):
         model = words[-1][:_NAME_CHARS]
         own = ", started by this program" if process.ppid() == os.getpid() else ""
         return f" by a model that edgekit already runs ({model}, process {process.pid}{own})"

@@ -114,4 +114,5 @@ def _opened(entry: Entry) -> Model | None:
 
 def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
     load = Load(context_tokens=COMPARED_TOKENS)
-    return assumed_estimate(replace(assumed, geometry=model.geometry), load).of(*CACHES)
+    whole = replace(assumed, geometry=model.geometry)
+    return assumed_estimate(whole, load, engine=default_engine().name).of(*CACHES)

@@ -12,7 +12,7 @@ from edgekit.bill.task import GOOD_ACCURACY, Job, Start
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
-from edgekit.engines import engine_named
+from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.engines.variants import accuracy_of
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
@@ -43,7 +43,7 @@ class Ask:
 
     machine: Machine
     task: ModelPurpose = ModelPurpose.CHAT
-    engine: str = "llama.cpp"
+    engine: str = field(default_factory=lambda: default_engine().name)
     context_tokens: int | None = None  # of each user
     users: int | None = None
     job: Job | None = None

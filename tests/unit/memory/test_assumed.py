@@ -18,6 +18,7 @@ from edgekit.model import read_geometry
 from edgekit.units import GIB
 
 BILLION = 10**9
+ENGINE = "llama.cpp"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def of_size(parameters: int, *, experts: bool = False) -> AssumedModel:
 
 
 def overhead(model: AssumedModel, *, wired: bool = False) -> int:
-    return assumed_estimate(model, Load(), wired=wired).of(Component.RUNTIME)
+    return assumed_estimate(model, Load(), engine=ENGINE, wired=wired).of(Component.RUNTIME)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +140,17 @@ def test_overhead_goes_by_size(parameters: int, *, experts: bool, tenths: int) -
 
 def test_weights_are_parameters_times_bits_and_more_for_experts() -> None:
     plain, routed = of_size(8 * BILLION), of_size(8 * BILLION, experts=True)
-    assert assumed_estimate(plain, Load()).weights_bytes == 8 * BILLION * 9 // 16
-    assert assumed_estimate(routed, Load()).weights_bytes == 8 * BILLION * 9 * 105 // 1600
+    assert assumed_estimate(plain, Load(), engine=ENGINE).weights_bytes == 8 * BILLION * 9 // 16
+    assert (
+        assumed_estimate(routed, Load(), engine=ENGINE).weights_bytes
+        == 8 * BILLION * 9 * 105 // 1600
+    )
 
 
 def test_a_name_has_no_cache_and_says_so() -> None:
-    bill = assumed_estimate(from_name("Qwen3-8B-Q4_K_M"), Load(context_tokens=32_768))
+    bill = assumed_estimate(
+        from_name("Qwen3-8B-Q4_K_M"), Load(context_tokens=32_768), engine=ENGINE
+    )
     assert bill.kv_cache_bytes == 0
     assert "the KV cache is not included" in bill.notes[0]
     assert bill.basis is Basis.ASSUMED
@@ -172,7 +178,7 @@ PARAMETERS = 2 * 1000 * 256 + 2 * (256 * (256 + 128 + 128 + 256) + 3 * 256 * 512
 def of_config(load: Load, mix: str | None = None, **changes: Any) -> MemoryEstimate:
     config = {**CONFIG, **changes}
     geometry = read_geometry(config_header(config))
-    return assumed_estimate(from_config(geometry, config, mix=mix), load)
+    return assumed_estimate(from_config(geometry, config, mix=mix), load, engine=ENGINE)
 
 
 def test_a_config_gives_parameters_and_cache() -> None:
@@ -220,4 +226,4 @@ def test_packed_weights_in_a_config_need_a_mix() -> None:
 
 def test_a_number_of_parameters_that_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="invalid parameter count"):
-        assumed_estimate(of_size(10**15), Load())
+        assumed_estimate(of_size(10**15), Load(), engine=ENGINE)
