@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from edgekit.bill.task import Placement
 from edgekit.bill.verdict import Status, Verdict
-from edgekit.engines.llamacpp import flags
 from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import placement
+from edgekit.engines.llamacpp.flags import placement, this_cpu
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import HOST
@@ -74,7 +73,7 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
         len(setup.servers) :
     ]  # those of servers come first; --rpc has their memory
     found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
-    if setup.repack or setup.cpu is not flags.this_cpu():
+    if setup.repack or setup.cpu is not this_cpu():
         found["cpu"] = setup.cpu.value
     if len(placement.cards) > 1:
         if own:

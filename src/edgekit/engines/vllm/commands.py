@@ -15,9 +15,8 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
 from edgekit.engines.model_words import repository_word
-from edgekit.engines.vllm import flags
 from edgekit.engines.vllm.estimate import estimate as bill
-from edgekit.engines.vllm.flags import placement
+from edgekit.engines.vllm.flags import FLAGS, placement
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.devices import find_device
@@ -72,9 +71,7 @@ def _setup_words(setup: VllmSetup) -> list[str]:
         for name in _PRINTED
         if getattr(setup, name) != getattr(plain, name)
     }
-    words = [
-        word for name, value in found.items() for word in flag_words(flags.FLAGS, {name: value})
-    ]
+    words = [word for name, value in found.items() for word in flag_words(FLAGS, {name: value})]
     if setup.mamba_cache_dtype != plain.mamba_cache_dtype:  # only Python can set it
         words += ["--mamba-cache-dtype", setup.mamba_cache_dtype]
     return words
@@ -146,4 +143,4 @@ def estimate_words(
     """The command of an estimate. The length is always given: vLLM would take the model's own, or what fits."""
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
-    return [*words, "--max-model-len", str(length), *flag_words(flags.FLAGS, values)]
+    return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
