@@ -93,8 +93,9 @@ def test_no_advice_to_turn_repacking_off_where_it_is_off(
 
 
 def test_load_words_of_vllm_are_of_the_pool_it_takes() -> None:
+    engine = engine_named("vllm")
     verdict = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result
-    assert "such requests at once" in engine_named("vllm").load_words(verdict)
+    assert "such requests at once" in engine.describe(verdict.load, engine.taken(verdict))
 
 
 def test_offload_of_engines_that_divide_nothing_is_empty() -> None:
