@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,8 +26,3 @@ def this_or_wished(
     from edgekit.machine.wishes import wished_machine
 
     return wished_machine(devices=tuple(devices), ram=ram, vram=vram)
-
-
-def is_arm() -> bool:
-    """Whether this program runs as one for ARM."""
-    return platform.machine().lower() in {"arm64", "aarch64"}

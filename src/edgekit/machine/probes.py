@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from edgekit.machine import is_arm
 from edgekit.machine.amd import find_amd
 from edgekit.machine.apple import find_apple
 from edgekit.machine.calibration import measured_on
@@ -19,7 +18,7 @@ from edgekit.machine.shared_memory import shared_memory_notes
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
 from edgekit.machine.system import core_count, processor_name
 from edgekit.machine.tree import printable
-from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
+from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor, is_arm
 
 T = TypeVar("T")
 _NO_NOTES: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -212,3 +213,8 @@ def _gpu_share(budget: Budget) -> Budget:
         has_default_reserve=False,
         because=budget.limit_because,
     )
+
+
+def is_arm() -> bool:
+    """Whether this program runs as one for ARM."""
+    return platform.machine().lower() in {"arm64", "aarch64"}

@@ -425,7 +425,7 @@ def quant_names() -> tuple[str, ...]:
 def this_cpu() -> Cpu:
     """That of the machine at hand; a machine that is judged has its own."""
     from edgekit.engines.llamacpp.types import Cpu
-    from edgekit.machine import is_arm
+    from edgekit.machine.types import is_arm
 
     return Cpu.ARM if is_arm() else Cpu.X86
 
