@@ -349,14 +349,14 @@ def _with_one_quant(
 
     So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
     """
-    from edgekit.engines.quant_names import read_quant, takes
-
     given = {one: dict(keys) for one, keys in flags.items()}
     named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
     for owner, key in ((one.name, one.quant_key) for one in every_engine()):
         name = given.get(owner, {}).get(key)
         if name is None:
             continue
+        from edgekit.engines.quant_names import read_quant, takes
+
         if (engine or owner) != owner or not takes(owner, name):
             del given[owner][key]
             if not given[owner]:

@@ -15,9 +15,9 @@ from edgekit.bill.task import Job
 from edgekit.catalog.resolve import resolve
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named, every_engine
+from edgekit.engines.commands import visible_cards
 from edgekit.engines.program import Address, LocalWeights, StartRequest, VerifyRequest
 from edgekit.engines.spill import Purpose
-from edgekit.engines.visible_cards import visible_cards
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
 from edgekit.machine.types import Machine, MemoryLimit

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.app.answers import Answer, Bill, Check, Unanswered
-from edgekit.app.commands import start_commands
 from edgekit.app.estimate import bill_of, values_for_users
 from edgekit.app.open import (
     ResolvedModel,
@@ -34,7 +33,7 @@ from edgekit.errors import (
 from edgekit.formats.types import Depth
 from edgekit.model.open import Opened, open_model
 from edgekit.plan.changes import changes
-from edgekit.plan.commands import main_command, main_notes
+from edgekit.plan.commands import main_command, main_notes, start_commands
 from edgekit.plan.tasks import for_users, reads_at_once
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.request import AUTO, Price, Request, Session, Values, in_order

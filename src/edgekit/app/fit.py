@@ -9,7 +9,6 @@ from typing import Any
 
 from edgekit.app.answers import Fit
 from edgekit.app.check import task_of, values_of
-from edgekit.app.commands import start_commands
 from edgekit.app.estimate import bill_of
 from edgekit.app.open import ResolvedModel, stored_quant
 from edgekit.bill.task import CacheChoice, Task, Variant
@@ -21,7 +20,7 @@ from edgekit.engines.variants import AS_NAMED, as_named
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.model.open import Opened
 from edgekit.plan.choice import NOTHING, Candidate
-from edgekit.plan.commands import main_command
+from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
 from edgekit.plan.fitting import Fitting
 from edgekit.plan.ladder import Ladder

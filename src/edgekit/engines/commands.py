@@ -13,9 +13,9 @@ from edgekit.bill.task import Placement, Variant
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import original_repository
+from edgekit.engines import engine_named
 from edgekit.engines.model_words import PLACEHOLDER, repository_word
-from edgekit.engines.visible_cards import visible_cards
-from edgekit.machine.types import Machine, System
+from edgekit.machine.types import Machine, System, Vendor
 from edgekit.terminal import printable
 
 if TYPE_CHECKING:
@@ -128,3 +128,26 @@ def _bare_or_quoted(word: str) -> str:
 def _powershell(word: str) -> str:
     """In single quotes only the quote itself is special: it is doubled."""
     return "'" + word.replace("'", "''") + "'"
+
+
+# NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
+AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def visible_cards(placement: Placement, machine: Machine, engine: str) -> dict[str, str]:
+    """Empty where all cards are used, and alike or not told apart."""
+    used = placement.cards
+    if not used or used[0].vendor is not Vendor.NVIDIA:
+        return {}
+    if leaves_some(placement, machine, engine) and not any(card.partition for card in used):
+        chosen = ",".join(str(card.index) for card in used)
+        return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
+    seen = engine_named(engine).devices(machine) if placement.by_number else used
+    alike = len({card.total_bytes for card in seen}) == 1
+    return {} if alike else dict(AS_NVML_COUNTS)
+
+
+def leaves_some(placement: Placement, machine: Machine, engine: str) -> bool:
+    """Whether the machine has cards that the engine must not use. A card that is named by number hides no other."""
+    every = engine_named(engine).devices(machine)
+    return len(placement.cards) < len(every) and not placement.by_number

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from edgekit.bill.task import Variant
-from edgekit.formats.mixes import mix_by_name
 from edgekit.model.types import Model
 
 USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
@@ -19,6 +18,8 @@ def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[V
 
 def accuracy_of(mix: str) -> int | None:
     """By the bits of its name: a file's average differs by model, the order of the names does not. None: unknown."""
+    from edgekit.formats.mixes import mix_by_name
+
     known = mix_by_name(mix)
     return round(known.bits_per_weight * 100) if known is not None else None
 

@@ -12,15 +12,6 @@ from edgekit.formats.json_stream import explain
 from edgekit.formats.lookalikes import LOOK_BYTES, describe
 from edgekit.sources.types import ByteSource
 
-# Parts of a config.json that hold the language model, outermost first; they may nest.
-TEXT_SECTIONS = (
-    "thinker_config",
-    "text_config",
-    "llm_config",
-    "language_config",
-    "language_model_config",
-)
-
 
 def read_config(source: ByteSource) -> Mapping[str, Any]:
     """The object in the file. Of a key that occurs twice the last counts, as everywhere in Python."""

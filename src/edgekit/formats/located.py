@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import cache
 
 from edgekit.errors import PrivateAddressError, RemoteInspectError
 from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.sources import cached_in_need, locate
-from edgekit.sources.held import held
-from edgekit.sources.types import ModelFiles, Reach
+from edgekit.sources.types import ByteSource, GrowingSource, ModelFile, ModelFiles, Reach
 
 
 def open_header(
@@ -24,7 +25,7 @@ def open_header(
     try:
         files = locate(name, reach=reach or Reach())
         if depth is Depth.ARCHITECTURE:
-            files = held(files)
+            files = _held(files)
         return files, read_header(files, depth=depth)
     except PrivateAddressError:
         raise
@@ -33,3 +34,47 @@ def open_header(
         if cached is None:
             raise
         return cached, read_header(cached, depth=depth)
+
+
+class _HeldSource:
+    """A GrowingSource that stays open when a reader closes it."""
+
+    def __init__(self, source: GrowingSource) -> None:
+        self._source = source
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def size_bytes(self) -> int:
+        return self._source.size_bytes
+
+    @property
+    def available_bytes(self) -> int:
+        return self._source.available_bytes
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
+        return self._source.read(offset, length, ahead=ahead)
+
+    def keep(self) -> None:
+        self._source.keep()
+
+    def close(self) -> None:
+        """The source closes itself when the last who holds it lets go."""
+
+
+def _held(files: ModelFiles) -> ModelFiles:
+    """The same files, each opened once: who reads on appends to what was read, and never starts from byte 0 again."""
+
+    def held_file(file: ModelFile) -> ModelFile:
+        @cache
+        def open_once() -> ByteSource:
+            source = file.open()
+            return _HeldSource(source) if isinstance(source, GrowingSource) else source
+
+        return replace(file, open=open_once)
+
+    if not files.origin.is_remote:
+        return files
+    return replace(files, weights=tuple(map(held_file, files.weights)))

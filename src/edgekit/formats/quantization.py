@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from edgekit.errors import HeaderError
-from edgekit.formats.config import TEXT_SECTIONS
-from edgekit.formats.types import Quantization
+from edgekit.formats.types import TEXT_SECTIONS, Quantization
 
 _Number = TypeVar("_Number", int, float)
 

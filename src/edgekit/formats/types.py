@@ -14,6 +14,15 @@ from edgekit.sources.types import Container
 Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
 
+# Parts of a config.json that hold the language model, outermost first; they may nest.
+TEXT_SECTIONS = (
+    "thinker_config",
+    "text_config",
+    "llm_config",
+    "language_config",
+    "language_model_config",
+)
+
 
 class Depth(enum.Enum):
     """How much to read."""

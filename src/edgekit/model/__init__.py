@@ -19,8 +19,14 @@ from edgekit.model.architectures import (
 from edgekit.model.arrange import Word
 from edgekit.model.feedforward import feed_forwards
 from edgekit.model.hyper import MAX_LAYERS, Hyper
-from edgekit.model.outside import pooling_of, tied_embeddings, towers_of, vocabulary_of
-from edgekit.model.positions import native_context, read_rope
+from edgekit.model.outside import (
+    native_context,
+    pooling_of,
+    read_rope,
+    tied_embeddings,
+    towers_of,
+    vocabulary_of,
+)
 from edgekit.model.types import (
     Attention,
     HybridLayer,

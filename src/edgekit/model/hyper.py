@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
-from edgekit.formats.config import TEXT_SECTIONS
 from edgekit.formats.quoting import quoted
-from edgekit.formats.types import ModelHeader
+from edgekit.formats.types import TEXT_SECTIONS, ModelHeader
 from edgekit.model.keys import BY_WORD
 from edgekit.sources.types import Container
 

@@ -12,6 +12,7 @@ from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.gpu_limit import raised_limit
 
 if TYPE_CHECKING:
+    from edgekit.model.open import Opened
     from edgekit.plan.planned import Plan
     from edgekit.sources.types import ModelFiles
 
@@ -92,3 +93,23 @@ def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
     """What is to be known before `main_command` is pasted."""
     shown = next(iter(by_program(ready).values()), [])
     return shown[-1].notes if shown else ()
+
+
+def start_commands(
+    opened: Opened,
+    result: Verdict,
+    values: Mapping[str, Any],
+    *,
+    users: int | None = None,
+) -> tuple[Command, ...]:
+    """As `plan` prints them; none for llama.cpp as a library, whose bill has the command."""
+    if values.get("mode") == "library":
+        return ()
+    return commands_of(
+        result,
+        label=opened.label,
+        repository=opened.repository,
+        files=opened.files,
+        users=users,
+        given=values,
+    )

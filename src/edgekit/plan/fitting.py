@@ -9,8 +9,15 @@ from typing import Any
 
 from edgekit.bill.task import Bill, Placement, Task
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
-from edgekit.bill.usage import covered_bytes, for_bill
-from edgekit.bill.verdict import ASSUMED_FULL_PERCENT, Status, Usage, Weighed, fullness
+from edgekit.bill.verdict import (
+    ASSUMED_FULL_PERCENT,
+    Status,
+    Usage,
+    Weighed,
+    covered_bytes,
+    for_bill,
+    fullness,
+)
 from edgekit.engines import engine_named
 from edgekit.engines.protocol import Floor
 from edgekit.errors import CancelledError, RefusedError, UsageError

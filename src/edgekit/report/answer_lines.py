@@ -10,9 +10,9 @@ from edgekit.machine.wishes import IDLE
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
+from edgekit.report.check_words import range_words
 from edgekit.report.headline import embeds, headline
 from edgekit.report.screen import folded, joined, section
-from edgekit.report.speed_words import range_words
 from edgekit.units import format_download
 
 MOST_CHANGES = 3

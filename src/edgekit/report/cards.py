@@ -20,12 +20,11 @@ from edgekit.report.answer_lines import assumed_of, change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.check_table import shortened, used_words
-from edgekit.report.check_words import context_words
+from edgekit.report.check_words import context_words, typical_figure
 from edgekit.report.headline import cache_words as cache_changed
 from edgekit.report.headline import headline
 from edgekit.report.lines import figures
 from edgekit.report.screen import command_rows, folded, placed, section, within
-from edgekit.report.speed_words import typical_figure
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_download, short_count
 

@@ -19,10 +19,10 @@ from edgekit.report.check_words import (
     is_blocked,
     rounded_context_words,
     sizes_words,
+    typical_figure,
 )
 from edgekit.report.headline import cache_words, embeds, is_divided
 from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined, within
-from edgekit.report.speed_words import typical_figure
 from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 

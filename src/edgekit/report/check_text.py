@@ -18,7 +18,7 @@ from edgekit.report.answer_lines import (
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill import basis_rows
 from edgekit.report.check_memory import memory_lines
-from edgekit.report.check_words import is_beyond
+from edgekit.report.check_words import is_beyond, speed_row
 from edgekit.report.headline import embeds, headline
 from edgekit.report.screen import (
     command_rows,
@@ -29,7 +29,6 @@ from edgekit.report.screen import (
     section,
     within,
 )
-from edgekit.report.speed_words import speed_row
 
 _UNCHECKED = "tensors were not checked"  # preflight.py: only the first range of a file was read
 

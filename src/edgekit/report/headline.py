@@ -12,11 +12,11 @@ from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.verdict import is_too_short
 from edgekit.report.bars import Memory, memories
 from edgekit.report.check_words import (
+    about_words,
     card_names,
     context_words,
     sizes_words,
 )
-from edgekit.report.speed_words import about_words
 from edgekit.terminal import printable
 from edgekit.units import GIB, MIB
 

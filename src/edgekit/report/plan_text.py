@@ -20,11 +20,11 @@ from edgekit.report.answer_lines import (
 from edgekit.report.bars import BLOCKS, Glyphs
 from edgekit.report.bill import basis_rows
 from edgekit.report.check_memory import memory_lines
+from edgekit.report.check_words import speed_row
 from edgekit.report.headline import embeds
 from edgekit.report.plan_bill import bill_of
 from edgekit.report.plan_run import run_lines, run_notes
 from edgekit.report.screen import hanging, joined, placed, row_width, section, within
-from edgekit.report.speed_words import speed_row
 
 if TYPE_CHECKING:
     from edgekit.engines.commands import Command

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, host, mac
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.bill.usage import covered_bytes, for_bill
+from edgekit.bill.verdict import covered_bytes, for_bill
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.budget import budgets as llamacpp_budgets
 from edgekit.engines.mlx.budget import budgets as mlx_budgets

@@ -15,7 +15,7 @@ from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.bill.usage import covered_bytes
+from edgekit.bill.verdict import covered_bytes
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind

@@ -342,7 +342,7 @@ class LlamaCpp(Engine):
     # --- reports
 
     def offload(self, verdict: Verdict) -> Offload:
-        from edgekit.engines.llamacpp.offload import offload
+        from edgekit.engines.llamacpp.settle import offload
 
         return offload(verdict)
 

@@ -9,7 +9,7 @@ from edgekit.bill.task import Drafter, Placement
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import ollama
-from edgekit.engines.commands import Command, Startup
+from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.flags import flag_words
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.flags import FLAGS
@@ -27,7 +27,6 @@ from edgekit.engines.llamacpp.types import (
     SplitMode,
 )
 from edgekit.engines.model_words import NO_PROJECTOR, PLACEHOLDER_DRAFT, TEXT_ONLY, draft_words
-from edgekit.engines.visible_cards import leaves_some
 from edgekit.machine.types import Vendor
 from edgekit.model.types import embeds_in_one_batch
 

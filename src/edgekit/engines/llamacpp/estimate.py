@@ -17,17 +17,15 @@ from edgekit.bill.types import (
 )
 from edgekit.engines.llamacpp import weights
 from edgekit.engines.llamacpp.caches import cache_lines, cache_sums
-from edgekit.engines.llamacpp.compute import compute_lines
+from edgekit.engines.llamacpp.compute import compute_lines, output_line, shift_lines
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.mixes import default_mix
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
-from edgekit.engines.llamacpp.output import output_line
 from edgekit.engines.llamacpp.placement import TensorPlacement, place
 from edgekit.engines.llamacpp.prediction import prediction_lines
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
-from edgekit.engines.llamacpp.shift import shift_lines
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, SplitMode
 from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.errors import RefusedError

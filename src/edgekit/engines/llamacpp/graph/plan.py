@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gc
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import mul
 
-from edgekit.engines.llamacpp.graph.capacity import check_capacity, graph_capacity
 from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, value, variable
 from edgekit.engines.llamacpp.graph.families import family_of
-from edgekit.engines.llamacpp.graph.families.family import GraphFamily
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphOptions, GraphSizes
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphFamily, GraphOptions, GraphSizes
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
 from edgekit.engines.llamacpp.graph.llama.pooling import pool
 from edgekit.engines.llamacpp.graph.program import Outline, Program, fold
@@ -23,6 +22,7 @@ from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph, trace
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context
+from edgekit.errors import RefusedError
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.model.types import Model
 
@@ -274,3 +274,53 @@ def _adds_leafs(placed: PlacedGraph, stretch: LayerStretch) -> bool:
 def _per_period(graph: Graph, stretch: LayerStretch) -> int:
     begin, end = stretch.start, stretch.start + stretch.period
     return sum(graph.marks[end]) - sum(graph.marks[begin])
+
+
+# -- how many tensors a graph may have before llama.cpp gives up
+#
+# The scheduler keeps nodes and leafs in a table of fixed size: a prime just above a power of two. Phi-3-medium with a
+# quantised cache and a stream for each sequence has 2,058 of them for 2,053 places. llama-context.cpp (graph_max_nodes)
+# and ggml.c (ggml_hash_size) @ 0c1e570.
+
+_PRIMES = (
+    *(2, 3, 5, 11, 17, 37, 67, 131, 257, 521, 1031, 2053, 4099, 8209, 16411, 32771, 65537),
+    *(131101, 262147, 524309, 1048583, 2097169, 4194319, 8388617, 16777259, 33554467, 67108879),
+)
+
+_SMALLEST = 1024
+_PER_TENSOR = 8
+_MANY = (40, 32)
+# Nodes for each token of the micro-batch and for each tensor of the model, where they are not those above.
+_BUDGETS: Mapping[str, tuple[int, int]] = {
+    "kimi-k3": (160, 64),
+    "glm5-next": (160, 64),
+    "hrm-text": (80, 64),
+    **dict.fromkeys(
+        (
+            *("qwen3next", "kimi-linear", "bailingmoe3", "qwen35", "qwen35moe", "qwen4exp"),
+            *("deepseek4", "nanbeige", "minimax-01", "minimax-m3", "hy-v4"),
+        ),
+        _MANY,
+    ),
+}
+
+
+def graph_capacity(hparams: Hparams, n_tokens: int) -> int:
+    """Nodes and leafs together."""
+    tensors = hparams.n_tensors
+    if hparams.arch in _BUDGETS:
+        per_token, per_tensor = _BUDGETS[hparams.arch]
+        nodes = max(n_tokens * per_token, tensors * per_tensor)
+    else:
+        nodes = max(_SMALLEST, tensors * _PER_TENSOR)
+    place = bisect_left(_PRIMES, nodes)
+    return _PRIMES[place] if place < len(_PRIMES) else nodes | 1
+
+
+def check_capacity(tensors: int, capacity: int) -> None:
+    if tensors > capacity:
+        raise RefusedError(
+            f"llama.cpp aborts: its graph has {tensors:,} tensors, but its table only has "
+            f"room for {capacity:,}; a unified cache (--kv-unified) or an unquantised one "
+            "needs fewer"
+        )

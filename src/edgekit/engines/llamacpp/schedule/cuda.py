@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from edgekit.engines.llamacpp.flash_kernels import has_flash_kernel
+from edgekit.engines.llamacpp.context import has_flash_kernel
 from edgekit.engines.llamacpp.graph.dims import Size, value
 from edgekit.engines.llamacpp.graph.llama.feed_forward import PRECISE
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engines.llamacpp.graph.families.family import GraphFamily
+from edgekit.engines.llamacpp.graph.llama.build import GraphFamily
 from edgekit.engines.llamacpp.names import ARCHITECTURES
 
 

@@ -10,7 +10,6 @@ from edgekit.engines.llamacpp.graph.families.compressed import COMPRESSED
 from edgekit.engines.llamacpp.graph.families.decoders import DECODERS
 from edgekit.engines.llamacpp.graph.families.dense import DENSE
 from edgekit.engines.llamacpp.graph.families.encoders import ENCODERS
-from edgekit.engines.llamacpp.graph.families.family import GraphFamily
 from edgekit.engines.llamacpp.graph.families.gemma3n import Gemma3n
 from edgekit.engines.llamacpp.graph.families.indexed import INDEXED
 from edgekit.engines.llamacpp.graph.families.latent import Latent, deepseek2_routing, input_latent
@@ -24,6 +23,7 @@ from edgekit.engines.llamacpp.graph.families.stateful import STATEFUL
 from edgekit.engines.llamacpp.graph.families.t5 import CROSSING
 from edgekit.engines.llamacpp.graph.families.usual import USUAL
 from edgekit.engines.llamacpp.graph.llama.attention import input_kv, input_kv_iswa
+from edgekit.engines.llamacpp.graph.llama.build import GraphFamily
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Routing
 
 _DEEPSEEK2 = Latent(

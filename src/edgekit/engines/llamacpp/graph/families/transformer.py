@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, Extras, attend, input_auto
@@ -19,8 +20,10 @@ from edgekit.engines.llamacpp.graph.llama.feed_forward import (
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
 from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+
+if TYPE_CHECKING:
+    from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput
 
 QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.cgraph import Graph
@@ -296,3 +296,13 @@ class Build:
 
 def weight(name: str, kind: TensorType, ne: tuple[int, ...]) -> GraphTensor:
     return GraphTensor(op="NONE", type=kind, ne=shape(*ne), home=Home.WEIGHTS, name=name)
+
+
+class GraphFamily(Protocol):
+    """How the graph of an architecture is built."""
+
+    def more(self, hparams: Hparams, il: int) -> Hashable:
+        """What layer `il` depends on besides the facts of every layer."""
+
+    def build(self, build: Build) -> None:
+        """Makes the whole graph."""
