@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Change, Verdict
@@ -66,8 +66,7 @@ class Unanswered:
 Answer = Check | Unanswered
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAnswer:
+class EngineAnswer(NamedTuple):
     """An engine's bill, or why there is none."""
 
     engine: str
@@ -75,8 +74,7 @@ class EngineAnswer:
     error: EdgekitError | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineComparison:
+class EngineComparison(NamedTuple):
     """One load of one model on every engine."""
 
     label: str
@@ -86,17 +84,15 @@ class EngineComparison:
     hint: str = ""  # how to get answers of the engines that have none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanAnswer:
+class PlanAnswer(NamedTuple):
     """A plan, the commands that start it (none if nothing fits), and notes on the model."""
 
     plan: Plan
-    ready: tuple[Command, ...] = field(repr=False)
+    ready: tuple[Command, ...]
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class Best(NamedTuple):
     """The best few models, with notes on them and on the catalog."""
 
     found: Recommendation

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edgekit.basis import Basis
 from edgekit.bill.task import Task
@@ -143,8 +144,7 @@ def nvidia_flops_per_byte(device: Device, table: Capabilities) -> Range | None:
     return next(flops for first, flops in reversed(table) if first <= capability)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpeed:
+class HostSpeed(NamedTuple):
     """The CPU and its memory."""
 
     bandwidth: Range  # bytes per second
@@ -185,8 +185,7 @@ def host_speed(machine: Machine) -> HostSpeed:
 # -- measurements ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRatio:
+class MeasuredRatio(NamedTuple):
     """Measured by modelled speed, of the same engine on the same machine; both at the middle of the range."""
 
     decode: float = 1.0
@@ -220,8 +219,7 @@ def largest_cards(cards: tuple[Device, ...], count: int) -> tuple[Device, ...]:
     return tuple(cards[place] for place in sorted(largest))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRun:
+class SequenceRun(NamedTuple):
     """One sequence as an engine runs it on a machine: all that the formula knows about the engine."""
 
     model: Model
@@ -278,8 +276,7 @@ def _speeds(longer_s: Range, shorter_s: Range, scale: tuple[float, float] | None
     return slow * (1 - spread), fast * (1 + spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Place(NamedTuple):
     """A pool, and how fast the machine reads and computes there."""
 
     reads: PoolReads
@@ -345,8 +342,7 @@ def _place(run: SequenceRun, reads: PoolReads, host: HostSpeed) -> _Place | None
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timing:
+class _Timing(NamedTuple):
     """The run on its places. Times are seconds per token, slow and fast."""
 
     run: SequenceRun

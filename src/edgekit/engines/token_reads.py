@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.active_weights import ActiveWeights, LayerShare, active_weights
@@ -12,8 +12,7 @@ from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import Model, ModelGeometry, SharedCache, Span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheRead:
+class CacheRead(NamedTuple):
     """Caches that are full after the same number of tokens. Only the filled part is read."""
 
     whole_bytes: float
@@ -25,8 +24,7 @@ class CacheRead:
         return self.whole_bytes * filled_tokens / self.whole_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolReads:
+class PoolReads(NamedTuple):
     """What one token reads from one pool."""
 
     pool: Pool
@@ -44,8 +42,7 @@ class PoolReads:
         return sum(one.at(filled_tokens) for one in self.caches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenReads:
+class TokenReads(NamedTuple):
     """What a decoded token of one sequence reads."""
 
     pools: tuple[PoolReads, ...]
@@ -102,8 +99,7 @@ def _context_tokens(model: Model, load: Load, bill: MemoryEstimate) -> int:
     return max(load.context_tokens or model.geometry.native_context or 1, 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
+class _Weights(NamedTuple):
     bytes_of: Mapping[Pool, float]
     layers_of: Mapping[Pool, set[int]]
     held_of: Mapping[Pool, int]

@@ -7,11 +7,10 @@ not null counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     word: str
     gguf: tuple[str, ...] = ()
     config: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from pkgutil import get_data  # importlib.resources takes 5 ms to import
 
 Number = int | bool
 Words = Mapping[str, int]
@@ -47,8 +47,8 @@ class Loader:
 def loader_of(architecture: str) -> Loader | None:
     """None for an architecture whose loader is not in the table."""
     found: Loader | None = None
-    text = files("edgekit.engines.llamacpp").joinpath("loader_table.tsv").read_text("utf-8")
-    for row in text.splitlines():
+    text = get_data("edgekit.engines.llamacpp", "loader_table.tsv") or b""
+    for row in text.decode().splitlines():
         name, _, rest = row.partition("\t")
         if name != architecture:
             continue
