@@ -20,6 +20,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 NAMES = frozenset({"llama.cpp", "llamacpp", "vllm", "mlx", "stream", "native", "memo"})
@@ -29,6 +30,7 @@ COMPARISON, TABLE, VALUE = "comparison", "table", "value"
 
 _FOLDER_OF = {"llama.cpp": "llamacpp", "stream": "native"}  # where it is not the name
 
+_QUOTED = re.compile(rf"""["']({"|".join(map(re.escape, sorted(NAMES)))})["']""")
 _LOOKUPS = frozenset({"get", "has", "pop", "setdefault", "index", "count"})
 _TESTS = frozenset(
     {"startswith", "endswith", "includes", "startsWith", "endsWith", "localeCompare"}
@@ -47,22 +49,27 @@ class Dependence:
     text: str
 
 
-def dependences(root: Path, *, strict: bool = False) -> list[Dependence]:
+def dependences(
+    root: Path, *, strict: bool = False, trees: Mapping[str, ast.Module] | None = None
+) -> list[Dependence]:
     """All of a checkout, in order of file and line.
 
     `strict`: also in the files that the engines share, and in an engine's folder if the name is another engine's.
+    `trees`: the files from src/edgekit, if they are parsed already.
     """
     package = root / "src" / "edgekit"
-    modules = {
-        _module_name(path, package): _Module(path, path.relative_to(package).as_posix())
-        for path in sorted(package.rglob("*.py"))
-    }
+    modules: dict[str, _Module] = {}
+    for path in sorted(package.rglob("*.py")):
+        relative = path.relative_to(package).as_posix()
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text) if trees is None else trees[relative]
+        modules[_module_name(path, package)] = _Module(relative, text, tree)
     for module in modules.values():
         module.read_constants()
     found = {
         dependence
         for module in modules.values()
-        if strict or module.relative.split("/")[0] not in FOLDERS
+        if (strict or module.relative.split("/")[0] not in FOLDERS) and module.may_name_one(modules)
         for dependence in _of_module(module, modules)
     }
     scripts = {
@@ -85,12 +92,11 @@ def _module_name(path: Path, package: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@dataclass(slots=True)
+@dataclass
 class _Module:
-    path: Path
     relative: str
-    tree: ast.Module = field(init=False)
-    parents: dict[ast.AST, ast.AST] = field(init=False)
+    text: str
+    tree: ast.Module
     constants: dict[str, str] = field(default_factory=dict)  # LLAMACPP -> "llama.cpp"
     imported: dict[str, tuple[str, str]] = field(default_factory=dict)  # name -> module, name there
     of_engines: set[str] = field(default_factory=set)  # classes and modules from an engine's folder
@@ -99,11 +105,20 @@ class _Module:
     def own_folder(self) -> str:
         return _engine_folder(f"edgekit.{self.relative.replace('/', '.')}")
 
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def may_name_one(self, modules: dict[str, _Module]) -> bool:
+        """False for files in which no name is spelled and from whose imports none can come."""
+        if self.of_engines or _QUOTED.search(self.text):
+            return True
+        whole = (modules.get(f"{place}.{name}") for place, name in self.imported.values())
+        return any(_constant(name, self, modules) for name in self.imported) or any(
+            module is not None and module.constants for module in whole
+        )
+
     def read_constants(self) -> None:
-        self.tree = ast.parse(self.path.read_text(encoding="utf-8"))
-        self.parents = {
-            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
-        }
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -169,7 +169,7 @@ def measured(checkout: Checkout) -> Iterator[Figure]:
 
 
 def _names(checkout: Checkout) -> Iterator[Figure]:
-    found = dependences(checkout.root)
+    found = dependences(checkout.root, trees=checkout.trees)
     for kind, title in (
         (COMPARISON, "comparisons with an engine's name"),
         (TABLE, "tables and look-ups by an engine's name"),
@@ -240,7 +240,7 @@ def _parameters(checkout: Checkout) -> Iterator[Figure]:
 
 
 def _additions(checkout: Checkout) -> Iterator[Figure]:
-    depending = dependences(checkout.root)
+    depending = dependences(checkout.root, trees=checkout.trees)
     for engine, pattern in ENGINES.items():
         quoted = re.compile(rf"""["']{re.escape(engine)}["']""")
         by_name = {each.path for each in depending if quoted.search(each.text)}
@@ -298,6 +298,18 @@ def import_graph(trees: Mapping[str, ast.Module], *, with_typing: bool) -> dict[
                     edges.add(inner_module if inner_module in names else node.module)
         found[name] = {edge for edge in edges if edge in names and edge != name}
     return found
+
+
+def upward_imports(graph: Mapping[str, set[str]], layers: Sequence[str]) -> list[tuple[str, str]]:
+    """Imports of a higher layer: module, what it imports. `layers` are packages and modules, the highest first."""
+    height = {name: len(layers) - place for place, name in enumerate(layers)}
+    of_module = {name: height.get(".".join(name.split(".")[:2])) for name in graph}
+    return sorted(
+        (name, other)
+        for name, imported in graph.items()
+        for other in imported
+        if (low := of_module[name]) and (high := of_module[other]) and high > low
+    )
 
 
 def _module(path: str) -> str:

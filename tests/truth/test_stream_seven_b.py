@@ -24,7 +24,8 @@ import json, re, sys
 from pathlib import Path
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.bill.types import Load
-from edgekit.engines.sampling import Sampler, Sampling
+from edgekit.engines.native.sampler import Sampler
+from edgekit.engines.sampling import Sampling
 from edgekit.runtime.stream.engine import open_stream
 from edgekit.runtime.stream.generating import generate
 

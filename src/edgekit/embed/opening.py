@@ -33,7 +33,6 @@ from edgekit.embed.tokenizer import (
 )
 from edgekit.embed.types import BUILT_IN, ENGINES, Encoder, Limits, Mode, Pooling
 from edgekit.embed.walk import Walked, walk
-from edgekit.engines import default_engine
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.threads import usable_cores
 from edgekit.errors import MemoryPressureError, UsageError
@@ -429,7 +428,7 @@ def _engine_way(asked: _Asked) -> _Way:
     )
     width = llamacpp.width_of(walked)
     engine = PlanLine(
-        what=default_engine().name,
+        what=wish.engine,
         size_bytes=llamacpp.needed_bytes(walked, settings),
         basis=Basis.MODELLED,
         because="the whole file, its KV cache and its compute buffers, in a separate process",

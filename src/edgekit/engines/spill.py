@@ -11,11 +11,11 @@ import enum
 from dataclasses import dataclass
 
 from edgekit.basis import Basis
-from edgekit.engines.native import setup as stream
 from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.units import LARGEST, format_bytes
 
-PAGE_TOKENS, SPILL_FROM_TOKENS = stream.PAGE_TOKENS, stream.SPILL_FROM_TOKENS
+PAGE_TOKENS = 256
+SPILL_FROM_TOKENS = 65_536  # a cache of this length or shorter stays whole
 LEAST_PAGES = 2  # that stay: the one being written, and a place for the one that is read back
 
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from edgekit.engines.llamacpp.run.engine import Running, start
     from edgekit.engines.llamacpp.run.types import Launch
     from edgekit.engines.llamacpp.run.watch import Watch
+    from edgekit.engines.native.sampler import Sampler
     from edgekit.engines.program import Ended
-    from edgekit.engines.sampling import Sampler, Sampling
+    from edgekit.engines.sampling import Sampling
     from edgekit.runtime.stream.engine import StreamEngine, open_stream
     from edgekit.runtime.stream.generating import generate
     from edgekit.runtime.stream.text import open_text
@@ -37,7 +38,7 @@ _PLACES = {
     "Ended": "edgekit.engines.program",
     "Launch": "edgekit.engines.llamacpp.run.types",
     "Running": "edgekit.engines.llamacpp.run.engine",
-    "Sampler": "edgekit.engines.sampling",
+    "Sampler": "edgekit.engines.native.sampler",
     "Sampling": "edgekit.engines.sampling",
     "StreamEngine": "edgekit.runtime.stream.engine",
     "Watch": "edgekit.engines.llamacpp.run.watch",

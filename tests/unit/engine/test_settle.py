@@ -92,10 +92,10 @@ def test_no_advice_to_turn_repacking_off_where_it_is_off(
         assert ("-nr turns it off" in " ".join(capsys.readouterr().out.split())) is advised
 
 
-def test_load_words_of_vllm_are_of_the_pool_it_takes() -> None:
-    engine = engine_named("vllm")
+def test_describe_of_vllm_tells_of_the_pool_it_takes() -> None:
     verdict = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192)).result
-    assert "such requests at once" in engine.describe(verdict.load, engine.taken(verdict))
+    vllm = engine_named("vllm")
+    assert "such requests at once" in vllm.describe(verdict.load, vllm.taken(verdict))
 
 
 def test_offload_of_engines_that_divide_nothing_is_empty() -> None:

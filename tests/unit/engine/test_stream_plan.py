@@ -20,10 +20,11 @@ from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.planning import plan_stream
 from edgekit.engines.native.sampler_size import sampler_bytes
 from edgekit.engines.native.scratch import attend_floats, multiply_floats
-from edgekit.engines.native.setup import PAGE_TOKENS, StreamPlan, StreamSetup
+from edgekit.engines.native.setup import StreamPlan, StreamSetup
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.threads import usual_threads
 from edgekit.engines.native.unpacked import UNPACKED
+from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.errors import EdgekitError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.formats.dtype import TENSOR_TYPES
 from edgekit.machine.types import HOST

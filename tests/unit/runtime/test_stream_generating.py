@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.stream_sessions import session, some_tokens, tiny
 
-from edgekit.engines.sampling import Sampler, Sampling
+from edgekit.engines.native.sampler import Sampler
+from edgekit.engines.sampling import Sampling
 from edgekit.errors import CancelledError, ContextTooLargeError, UsageError
 from edgekit.runtime.stream.engine import StreamEngine
 from edgekit.runtime.stream.generating import generate

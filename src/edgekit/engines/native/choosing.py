@@ -20,9 +20,9 @@ from edgekit.engines.native.sampler_size import (
     BINS,
     CHUNK_TOKENS,
     COLUMNS,
-    RECENT_TOKENS,
     chunks_of,
 )
+from edgekit.engines.sampling import RECENT_TOKENS
 from edgekit.errors import WeightsError
 
 Doubles = NDArray[np.float64]

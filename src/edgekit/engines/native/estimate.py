@@ -10,9 +10,10 @@ from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.planning import plan_stream
 from edgekit.engines.native.prepared import prepare
-from edgekit.engines.native.setup import PAGE_TOKENS, StreamPlan, StreamSetup
+from edgekit.engines.native.setup import StreamPlan, StreamSetup
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.types import ModelUse, NativeModel
+from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.errors import HeaderError, HeaderLimitError, RefusedError, UnknownDtypeError
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.model.types import Model

@@ -14,8 +14,6 @@ from edgekit.bill.types import Load
 from edgekit.engines.native.bill import bill_lines
 from edgekit.engines.native.scratch import attend_floats, multiply_floats
 from edgekit.engines.native.setup import (
-    PAGE_TOKENS,
-    SPILL_FROM_TOKENS,
     TILE_BYTES,
     USUAL_CHUNK_TOKENS,
     StreamPlan,
@@ -25,6 +23,7 @@ from edgekit.engines.native.tensors import matrices, side_floats, vectors
 from edgekit.engines.native.threads import check_threads, usual_threads
 from edgekit.engines.native.types import NativeModel
 from edgekit.engines.native.unpacked import check_types
+from edgekit.engines.spill import PAGE_TOKENS, SPILL_FROM_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor

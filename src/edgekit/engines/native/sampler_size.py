@@ -1,12 +1,13 @@
-"""How much memory choosing the next token takes: the arrays of engines/native/choosing.py, to the byte."""
+"""How much memory choosing the next token takes: the arrays of choosing.py, to the byte."""
 
 from __future__ import annotations
+
+from edgekit.engines.sampling import RECENT_TOKENS
 
 CHUNK_TOKENS = 16_384  # of the vocabulary, looked at together
 BEST_TOKENS = 1_024  # that are put in order; more are kept by a bound and never listed
 COLUMNS = 4_096  # the highest of each column is a bound for the highest of all
 BINS = 2_048  # 11 bits of a logit
-RECENT_TOKENS = 4_096  # that a repetition penalty may look back
 
 # Of one token in a chunk: its weight, its rank, and whether it is kept.
 _CHUNK_BYTES = CHUNK_TOKENS * (8 + 8 + 1)

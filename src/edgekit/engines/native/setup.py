@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.types import MemoryLine
 from edgekit.engines.native.types import NativeModel
+from edgekit.engines.spill import PAGE_TOKENS
 
-PAGE_TOKENS = 256  # of a cache that lies partly on the disk
-SPILL_FROM_TOKENS = 65_536  # a cache of so many or fewer stays whole
 USUAL_CHUNK_TOKENS = 64  # of a prompt: twice as many are hardly faster, and take twice the buffers
 TILE_BYTES = 2**20  # packed rows that a thread reads at a time, or one row
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engines.native.setup import PAGE_TOKENS
-from edgekit.engines.spill import SPILL_FROM_TOKENS, Purpose, Store, plan_spill
+from edgekit.engines.spill import PAGE_TOKENS, SPILL_FROM_TOKENS, Purpose, Store, plan_spill
 from edgekit.errors import KvSpillUnsupportedError
 from edgekit.machine.tree import text_of
 from edgekit.runtime.stream.pages import PageFile

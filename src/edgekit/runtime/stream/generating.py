@@ -9,7 +9,7 @@ from edgekit.errors import ContextTooLargeError, UsageError
 
 if TYPE_CHECKING:
     from edgekit.embed.types import Checkpoint
-    from edgekit.engines.sampling import Sampler
+    from edgekit.engines.native.sampler import Sampler
     from edgekit.runtime.stream.engine import StreamEngine
 
 

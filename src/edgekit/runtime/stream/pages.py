@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgekit.engines.native.setup import PAGE_TOKENS
+from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, SourceError
 from edgekit.runtime.stream.cache import CacheRun, LayerCache, Packed, WholeCache, touched
 from edgekit.runtime.stream.ring import CellSpan, Ring, layer_ring

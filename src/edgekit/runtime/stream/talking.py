@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import Prompt, Written
-from edgekit.engines.sampling import Sampler, Sampling
+from edgekit.engines.native.sampler import Sampler
+from edgekit.engines.sampling import Sampling
 from edgekit.errors import TextError, UsageError
 from edgekit.runtime.stream.generating import generate
 
