@@ -87,6 +87,15 @@ def dependences(
     return sorted(found)
 
 
+def statements(node: ast.AST, *, is_typing: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Every statement, and whether it is in an `if TYPE_CHECKING`. Much faster than a walk over the expressions."""
+    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for one in getattr(node, name, ()):
+            yield one, is_typing
+            is_for_types = isinstance(one, ast.If) and "TYPE_CHECKING" in ast.dump(one.test)
+            yield from statements(one, is_typing=is_typing or is_for_types)
+
+
 def _module_name(path: Path, package: Path) -> str:
     parts = ("edgekit", *path.relative_to(package).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -119,7 +128,7 @@ class _Module:
         )
 
     def read_constants(self) -> None:
-        for node in ast.walk(self.tree):
+        for node, _ in statements(self.tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     self._bind(target, node.value)

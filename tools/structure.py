@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tools.engine_names import COMPARISON, FOLDERS, TABLE, VALUE, dependences
+from tools.engine_names import COMPARISON, FOLDERS, TABLE, VALUE, dependences, statements
 
 CONTEXT = "8192"
 SAMPLE, SIZE_BYTES = "gemma-3-27b*.gguf.head.gz", 16_539_892_544
@@ -280,15 +280,9 @@ def import_graph(trees: Mapping[str, ast.Module], *, with_typing: bool) -> dict[
     names = {_module(path): path for path in trees}
     found: dict[str, set[str]] = {}
     for name, path in names.items():
-        for_types = {
-            inner
-            for node in ast.walk(trees[path])
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            for inner in ast.walk(node)
-        }
         edges: set[str] = set()
-        for node in ast.walk(trees[path]):
-            if node in for_types and not with_typing:
+        for node, is_typing in statements(trees[path]):
+            if is_typing and not with_typing:
                 continue
             if isinstance(node, ast.Import):
                 edges |= {alias.name for alias in node.names}

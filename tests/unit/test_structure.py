@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-from tools.structure import circles, import_graph
+from tools.structure import circles, import_graph, upward_imports
 from tools.traced_command import Trace
 
 RING = {
@@ -48,3 +48,13 @@ def test_trace_counts_the_innermost_parses() -> None:
     sys.setprofile(None)
     assert trace.parses == {"test_structure.py:innermost": 2}
     assert trace.called == {"test_structure.py"}
+
+
+def test_upward_imports() -> None:
+    trees = {
+        "high/one.py": ast.parse("from edgekit.low import two"),
+        "low/two.py": ast.parse("def f():\n    from edgekit.high.one import x"),
+        "low/three.py": ast.parse("import edgekit.low.two"),
+    }
+    found = upward_imports(import_graph(trees, with_typing=True), ("edgekit.high", "edgekit.low"))
+    assert found == [("edgekit.low.two", "edgekit.high.one")]

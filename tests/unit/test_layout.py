@@ -1,0 +1,138 @@
+"""How the package is built: one folder per engine, imports in one direction, texts parsed once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tools.engine_names import dependences
+from tools.goldens import response_of
+from tools.structure import Checkout, circles, import_graph, upward_imports
+from tools.traced_command import Trace
+
+import edgekit
+from edgekit.cli import main
+from edgekit.engines import LIST
+from edgekit.models import model_preflight
+
+ROOT = Path(__file__).parents[2]
+ENGINES = "edgekit.engines"
+FOLDERS = (*LIST, "edgekit.engines.memo")
+MODEL = "qwen3-0.6b"
+CONTEXT = "8192"
+
+
+@pytest.fixture(scope="module")
+def checkout() -> Checkout:
+    return Checkout(ROOT)
+
+
+@pytest.fixture(scope="module")
+def imports(checkout: Checkout) -> dict[str, set[str]]:
+    """Those for types too."""
+    return import_graph(checkout.trees, with_typing=True)
+
+
+def folder_of(module: str) -> str:
+    """The engine's folder that it is in; "" if it is in none."""
+    return next((one for one in FOLDERS if f"{module}.".startswith(f"{one}.")), "")
+
+
+def test_only_an_engines_own_folder_depends_on_its_name(checkout: Checkout) -> None:
+    """The page's scripts too. Messages and examples may say it; so may the list, which has the folders."""
+    assert dependences(ROOT, strict=True, trees=checkout.trees) == []
+
+
+def test_list_has_every_folder_of_an_engine() -> None:
+    found = Path(edgekit.__file__).with_name("engines").glob("*/__init__.py")
+    assert {f"{ENGINES}.{path.parent.name}" for path in found} == set(FOLDERS)
+
+
+def test_engines_do_not_import_each_other(imports: dict[str, set[str]]) -> None:
+    crossing = {
+        (module, other)
+        for module, imported in imports.items()
+        for other in imported
+        if folder_of(module) and folder_of(other) not in {"", folder_of(module)}
+    }
+    assert crossing == set()
+
+
+def test_files_that_engines_share_import_no_engine(imports: dict[str, set[str]]) -> None:
+    """Ollama starts llama-server: its commands are llama.cpp's in other words."""
+    shared = [one for one in imports if one.startswith(ENGINES) and not folder_of(one)]
+    depending = {one for one in shared if any(map(folder_of, imports[one]))}
+    assert depending == {"edgekit.engines.ollama"}
+
+
+def test_no_circles_of_imports(checkout: Checkout) -> None:
+    assert circles(import_graph(checkout.trees, with_typing=False)) == []
+
+
+def test_no_upward_imports(imports: dict[str, set[str]]) -> None:
+    """As import-linter has it, in the order of pyproject.toml."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert upward_imports(imports, layers) == []
+    named = {".".join(module.split(".")[:2]) for module in imports}
+    assert named - set(layers) == {"edgekit", "edgekit.__main__", "edgekit.source"}
+
+
+def test_importing_every_engine_imports_no_rules() -> None:
+    """--help needs their flags, and must be instant."""
+    code = (
+        "import sys; from edgekit.engines import every_engine; every_engine(); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    own = {name for name in found if name.split(".")[0] == "edgekit"}
+    light = {"edgekit", ENGINES, f"{ENGINES}.flags", f"{ENGINES}.protocol"}
+    light |= {module for one in LIST for module in (one, f"{one}.flags")}
+    light |= {"edgekit.errors", "edgekit.units"}
+    light |= {f"edgekit.sources{one}" for one in ("", ".naming", ".reference", ".types")}
+    assert own == light
+    others = {name.split(".")[0] for name in found - own} - sys.stdlib_module_names
+    assert others & {"numpy", "pydantic", "fastapi", "psutil", "gguf", "huggingface_hub"} == set()
+
+
+def parses(ask: Callable[[], object]) -> Counter[str]:
+    """Function -> how many times it read CONTEXT as a number."""
+    trace = Trace(Path(edgekit.__file__).parent, CONTEXT)
+    threading.setprofile(trace)
+    sys.setprofile(trace)
+    try:
+        ask()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return trace.parses
+
+
+@pytest.mark.parametrize("verb", ["check", "plan", "estimate"])
+def test_commands_parse_a_context_once(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    words = [verb, MODEL, "-c", CONTEXT, *(("--ram", "64G") if verb != "estimate" else ())]
+    assert parses(lambda: main(words)) == {"units.py:parse_tokens": 1}
+    assert "8K" in (text := capsys.readouterr().out) or "8,192" in text
+
+
+@pytest.mark.parametrize("call", ["check", "plan", "estimate", "fit"])
+def test_rest_calls_parse_a_context_once(call: str) -> None:
+    import_module("edgekit.web.app")  # untraced: a trace makes it slow
+    fields = {"model": MODEL, "context": CONTEXT}
+    if call != "estimate":
+        fields["ram"] = "64G"
+    statuses: list[int] = []
+    found = parses(lambda: statuses.append(response_of("POST", call, fields)[0]))
+    assert (statuses, found) == ([200], {"units.py:parse_tokens": 1})
+
+
+def test_python_keywords_are_not_parsed() -> None:
+    found = parses(lambda: model_preflight(MODEL, context=int(CONTEXT), ram="64G"))
+    assert found == {}
