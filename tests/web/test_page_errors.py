@@ -75,8 +75,19 @@ def test_settings_that_mean_nothing_are_told(visitor: Visitor) -> None:
     expect(page.get_by_role("region", name="Answer")).to_contain_text("RTX 4090")
 
 
+def test_engines_are_asked_for_again_by_a_page_that_did_not_get_them(visitor: Visitor) -> None:
+    visit = visitor(forgiven=(r"status of 503",))
+    error = {"error": {"type": "Error", "message": "busy"}}
+    visit.context.route(
+        "**/api/v1/engines", lambda route: route.fulfill(status=503, json=error), times=1
+    )
+    page = visit.open("/")
+    expect(page.get_by_role("combobox", name="Engine")).to_contain_text("llama.cpp")
+
+
 def go(page: Page, address: str) -> None:
-    """As a link of the page does: nothing is loaded again."""
+    """As a link of the page does: nothing is loaded again. Only once the page has been drawn does it know its routes."""
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
     page.evaluate("async (one) => (await import('/static/router.js')).go(one)", address)
 
 

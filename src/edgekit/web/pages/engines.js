@@ -1,9 +1,22 @@
 // The engines, as the server describes them: names, settings, cache types. No other script knows one by its name.
 
-import { call } from "./api.js";
+import { call, isPassing } from "./api.js";
 import { COMMON, VERDICTS } from "./texts.js";
 
-const { engines } = await call("engines");
+const RETRY_MS = 1000;
+
+/** No page can be drawn without them: a busy server is asked again. */
+async function load() {
+  try {
+    return await call("engines");
+  } catch (error) {
+    if (!isPassing(error)) throw error;
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+    return load();
+  }
+}
+
+const { engines } = await load();
 const BY_NAME = new Map(engines.map((engine) => [engine.name, engine]));
 
 /** The description of an engine; null for a name that the server does not have. */
