@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from edgekit.engines import engine_name, engine_named, engine_names, every_engine
+from edgekit.engines import engine_name, engine_named, engine_names, every_engine, lender_of
 from edgekit.engines.flags import (
     COMMON,
     CONTEXT,
@@ -130,7 +130,7 @@ class Request:
         given: dict[str, dict[str, Any]] = {}
         for owner, table in owners.items():
             for flag in table:
-                value = fields.get(flag.key) if flag.key in flags and not flag.lender else None
+                value = fields.get(flag.key) if flag.key in flags and not flag.shared else None
                 # a switch that no flag sets to this value counts as not given: there is no --no-cpu-moe
                 if value is not None and (flag.metavar or value == flag.value):
                     given.setdefault(owner, {})[flag.key] = value
@@ -378,20 +378,20 @@ def _with_one_quant(
 def _given_to(engine: str, given: Mapping[str, Values]) -> dict[str, Any]:
     """Its own flags that were given, and those that it shares with another engine."""
     lent = {
-        flag.key: given[flag.lender][flag.key]
+        flag.key: given[lender_of(flag)][flag.key]
         for flag in _lent(engine)
-        if flag.key in given.get(flag.lender, {})
+        if flag.key in given.get(lender_of(flag), {})
     }
     return {**lent, **given.get(engine, {})}
 
 
 def _lent(engine: str) -> Iterator[Flag]:
-    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.lender)
+    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.shared)
 
 
 def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
     """Other engine -> flags that were given and that this one does not have."""
-    lent = {(flag.lender, flag.key) for flag in _lent(engine)}
+    lent = {(lender_of(flag), flag.key) for flag in _lent(engine)}
     found = {
         other: {key: text for key, text in keys.items() if (other, key) not in lent}
         for other, keys in given.items()

@@ -407,7 +407,7 @@ def started(
         rolling=order.rolling,
         threads=order.threads,
         purpose=order.purpose,
-        environment=visible_cards(result.way, result.machine, order.engine),
+        environment=visible_cards(result.way, engine_named(order.engine).devices(result.machine)),
         at=at,
         recheck=judged.still_fits,
         say=told.say,

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgekit.engines import engine_named, engine_names
+from edgekit.engines import engine_named, engine_names, lender_of
 from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag, given_flags
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
@@ -58,7 +58,7 @@ def add_flags_of(
         flags = tuple(
             flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
             for flag in one.flags
-            if flag.key not in without and flag.lender not in engines
+            if flag.key not in without and lender_of(flag) not in engines
         )
         add_flags(parser, engine, one.title, flags)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.engines.flags import Flag
     from edgekit.engines.protocol import Engine
     from edgekit.machine.types import Machine
     from edgekit.model.types import Model
@@ -83,3 +84,15 @@ def engine_on(model: Model, machine: Machine) -> str:
                 continue
             return one.name
     return default_engine().name
+
+
+def lender_of(flag: Flag) -> str:
+    """The other engine of a shared flag, under whose name it is given; "" for a flag that is not shared."""
+    if not flag.shared:
+        return ""
+    owners = (
+        one.name
+        for one in every_engine()
+        if any(own.key == flag.key and not own.shared for own in one.flags)
+    )
+    return next(owners, "")

@@ -13,9 +13,8 @@ from edgekit.bill.task import Placement, Variant
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import original_repository
-from edgekit.engines import engine_named
 from edgekit.engines.model_words import PLACEHOLDER, repository_word
-from edgekit.machine.types import Machine, System, Vendor
+from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.terminal import printable
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ class Startup:
     verdict: Verdict
     variant: Variant  # the weights of the verdict
     label: str  # the model's name
+    devices: tuple[Device, ...] = ()  # of the machine, that the engine would use
     repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
     files: ModelFiles | None = field(default=None, repr=False)  # None: nothing was looked up
     given: Mapping[str, Any] = field(default_factory=dict)  # the engine's flags that were given
@@ -88,7 +88,7 @@ class Startup:
         """Keeps the engine to the cards of the placement. Empty where it uses all of them anyway."""
         if self.nodes > 1:
             return {}
-        return visible_cards(self.placement, self.machine, self.verdict.engine)
+        return visible_cards(self.placement, self.devices)
 
     def has_part(self, part: str) -> bool:
         """Whether a companion of the model (projector, drafter ...) is in the bill."""
@@ -134,20 +134,19 @@ def _powershell(word: str) -> str:
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def visible_cards(placement: Placement, machine: Machine, engine: str) -> dict[str, str]:
-    """Empty where all cards are used, and alike or not told apart."""
+def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
+    """Of the devices that the engine would use. Empty where all are used, and alike or not told apart."""
     used = placement.cards
     if not used or used[0].vendor is not Vendor.NVIDIA:
         return {}
-    if leaves_some(placement, machine, engine) and not any(card.partition for card in used):
+    if leaves_some(placement, devices) and not any(card.partition for card in used):
         chosen = ",".join(str(card.index) for card in used)
         return {**AS_NVML_COUNTS, "CUDA_VISIBLE_DEVICES": chosen}
-    seen = engine_named(engine).devices(machine) if placement.by_number else used
+    seen = devices if placement.by_number else used
     alike = len({card.total_bytes for card in seen}) == 1
     return {} if alike else dict(AS_NVML_COUNTS)
 
 
-def leaves_some(placement: Placement, machine: Machine, engine: str) -> bool:
+def leaves_some(placement: Placement, devices: Sequence[Device]) -> bool:
     """Whether the machine has cards that the engine must not use. A card that is named by number hides no other."""
-    every = engine_named(engine).devices(machine)
-    return len(placement.cards) < len(every) and not placement.by_number
+    return len(placement.cards) < len(devices) and not placement.by_number

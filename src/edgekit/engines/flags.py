@@ -103,20 +103,6 @@ class Flag(NamedTuple):
     control: Control | None = None
     instead_of: str = ""  # the key of a flag that says the same in another way
 
-    @property
-    def lender(self) -> str:
-        """The other engine of a shared flag, under whose name it is given."""
-        if not self.shared:
-            return ""
-        from edgekit.engines import every_engine
-
-        owners = (
-            one.name
-            for one in every_engine()
-            if any(flag.key == self.key and not flag.shared for flag in one.flags)
-        )
-        return next(owners, "")
-
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
     """Their values. Raises UsageError that names the flag."""

@@ -36,6 +36,7 @@ def commands_of(
         verdict=verdict,
         variant=verdict.variant,
         label=label,
+        devices=engine_named(verdict.engine).devices(verdict.machine),
         repository=repository,
         files=files,
         given=given or {},

@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgekit.engines import engine_named, engine_names, every_engine, planned_engines
+from edgekit.engines import engine_named, engine_names, every_engine, lender_of, planned_engines
 from edgekit.engines.flags import CONTEXT, OF_THE_MACHINE, QUANT, Flag
 from edgekit.request import Request
 
@@ -143,7 +143,7 @@ def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozense
         flag
         for engine in names
         for flag in engine_named(engine).flags
-        if flag.key not in without and flag.lender not in names
+        if flag.key not in without and lender_of(flag) not in names
     )
     return dict(_flag_fields((CONTEXT, QUANT, *flags) if names else (CONTEXT,)))
 

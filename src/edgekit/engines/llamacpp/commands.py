@@ -150,7 +150,7 @@ def _is_by_hand(placement: Placement) -> bool:
 def _card_notes(startup: Startup) -> list[str]:
     """Where the user has to say which cards not to use."""
     used, machine = startup.placement.cards, startup.machine
-    if not used or not leaves_some(startup.placement, machine, startup.verdict.engine):
+    if not used or not leaves_some(startup.placement, startup.devices):
         return []
     if used[0].vendor is Vendor.NVIDIA:
         order = "GPUs are numbered in the order in which --device names them"
