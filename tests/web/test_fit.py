@@ -20,7 +20,7 @@ from edgekit.app.companions import price_loads
 from edgekit.app.open import open_named
 from edgekit.bill.types import Component
 from edgekit.cli import main
-from edgekit.engines.flags import OF_THE_MACHINE
+from edgekit.engines.flags import machine_keys
 from edgekit.web import models as kept_models
 from edgekit.web.app import open_state
 from edgekit.web.calls import CALLS
@@ -289,7 +289,7 @@ def test_the_flags_of_a_check_are_its_load(
 
 
 def test_no_flag_of_the_machine_is_asked_for() -> None:
-    assert not OF_THE_MACHINE & CALLS["fit"].request.model_fields.keys()
+    assert not machine_keys() & CALLS["fit"].request.model_fields.keys()
 
 
 # --- curves

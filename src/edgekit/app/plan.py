@@ -10,8 +10,7 @@ from edgekit.app.answers import PlanAnswer
 from edgekit.app.estimate import model_notes
 from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
 from edgekit.bill.task import Drafter, Start
-from edgekit.engines import engine_named
-from edgekit.engines.flags import NOT_PLANNED
+from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.drafting import catalog_drafters, own_drafter
@@ -30,7 +29,8 @@ def check_engine(request: Request) -> None:
     """Raises UsageError for several engines, and for one that leaves nothing to choose."""
     if len(request.engines) > 1:
         raise UsageError(
-            "plan works for one engine (--engine llama.cpp, vllm or mlx); edgekit check --engine all compares them"
+            f"plan works for one engine (--engine {either(planned_engines())}); "
+            "edgekit check --engine all compares them"
         )
     for engine in request.engines:
         check_planned(engine)
@@ -86,9 +86,9 @@ def wish_of(named: ResolvedModel, request: Request) -> Wish:
     machine = request.find_machine()
     engine = request.engine or named.engine(AUTO, machine)
     values = request.values(engine, named.quant)
-    for key, told in NOT_PLANNED.items():
-        if key in values:
-            raise UsageError(f"plan does not take {told}")
+    for flag in engine_named(engine).flags:
+        if flag.not_planned and flag.key in values:
+            raise UsageError(f"plan does not take {flag.not_planned}")
     load, setup = engine_named(engine).setup(values)
     if values.pop("context", None) == 0:  # every engine: the whole native window
         load = replace(load, context_tokens=0)

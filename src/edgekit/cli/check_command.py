@@ -26,7 +26,7 @@ from edgekit.cli.request_options import (
     add_users_option,
     add_window_budget_option,
 )
-from edgekit.engines.flags import OF_THE_MACHINE
+from edgekit.engines.flags import machine_keys
 from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
 
@@ -98,7 +98,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_device_options(parser)
     add_limit_options(parser)
     add_reach_options(parser)
-    add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=OF_THE_MACHINE)
+    add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=machine_keys())
     parser.set_defaults(run=run)
 
 

@@ -21,8 +21,8 @@ from edgekit.cli.request_options import (
     add_min_context_option,
     add_users_option,
 )
-from edgekit.engines import engine_names
-from edgekit.engines.flags import OF_THE_MACHINE
+from edgekit.engines import either, engine_names
+from edgekit.engines.flags import machine_keys
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -70,9 +70,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_engine_flags(
         parser,
         several=True,
-        engine_help="llama.cpp, vllm, mlx, stream, auto or all (default: all for one model, auto for several)",
+        engine_help=f"{either((*engine_names(), 'auto', 'all'))} (default: all for one model, auto for several)",
         context_help="context in tokens: 8192, 32k (default: chosen for the machine, or 32k if none is given)",
-        without=OF_THE_MACHINE,
+        without=machine_keys(),
     )
     parser.set_defaults(run=run)
 

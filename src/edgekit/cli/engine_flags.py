@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from edgekit.engines import engine_named, engine_names, lender_of
+from edgekit.engines import either, engine_named, engine_names, lender_of
 from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag, given_flags
 from edgekit.errors import UsageError
 from edgekit.units import parse_tokens
@@ -34,8 +34,7 @@ def add_engine_flags(
     not list them.
     """
     engines = engines or engine_names()
-    *first, last = (*engines, "auto", "all") if several else engines
-    named = f"{', '.join(first)} or {last}"
+    named = either((*engines, "auto", "all") if several else engines)
     parser.add_argument(
         "--engine",
         metavar="NAME",

@@ -25,8 +25,8 @@ from edgekit.cli.reach_options import (
 )
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
-from edgekit.engines import planned_engines
-from edgekit.engines.flags import NOT_PLANNED, OF_THE_MACHINE
+from edgekit.engines import every_engine, planned_engines
+from edgekit.engines.flags import machine_keys
 from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -82,12 +82,13 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_device_options(parser)
     add_limit_options(parser)
     add_reach_options(parser)
+    hidden = (flag.key for one in every_engine() for flag in one.flags if flag.not_planned)
     add_engine_flags(
         parser,
         engines=planned_engines(),
+        hidden=frozenset(hidden),
         context_help=CHOSEN_CONTEXT,
-        without=OF_THE_MACHINE,
-        hidden=frozenset(NOT_PLANNED),
+        without=machine_keys(),
     )
     parser.set_defaults(run=run)
 

@@ -12,7 +12,7 @@ from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
-from edgekit.engines import default_engine
+from edgekit.engines import default_engine, either, planned_engines
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags
 from edgekit.errors import HardwareError
 
@@ -51,7 +51,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="what the model is for: chat (default), code, reasoning, vision or embed",
     )
     parser.add_argument(
-        "--engine", metavar="NAME", help="engine to run it with: llama.cpp (default), vllm or mlx"
+        "--engine",
+        metavar="NAME",
+        help=f"engine to run it with: {default_engine().name} (default), {either(planned_engines()[1:])}",
     )
     parser.add_argument("--limit", metavar="N", help="number of models to show (default 5)")
     parser.add_argument(

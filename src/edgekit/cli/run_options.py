@@ -12,7 +12,7 @@ from edgekit.cli.request_options import (
     add_window_budget_option,
 )
 from edgekit.engines import every_engine
-from edgekit.engines.flags import COMMON, CONTEXT, OF_THE_MACHINE, QUANT
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, machine_keys
 
 DEFAULT_NEW_TOKENS = 512  # of one question
 # What run has for both engines, or settles itself.
@@ -42,7 +42,7 @@ def add_shared(parser: argparse.ArgumentParser, verb: str) -> None:
     _add_run_options(parser)
     add_reach_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
-    add_flags_of(parser, tuple(engines), without=OF_THE_MACHINE | SHARED)
+    add_flags_of(parser, tuple(engines), without=machine_keys() | SHARED)
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

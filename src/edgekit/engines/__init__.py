@@ -45,6 +45,11 @@ def planned_engines() -> tuple[str, ...]:
     return tuple(one.name for one in every_engine() if one.can_plan)
 
 
+def either(names: tuple[str, ...]) -> str:
+    """'llama.cpp, vllm or mlx'."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 def engine_name(name: str) -> str:
     """The engine's own name for any spelling of it. Raises UsageError."""
     return engine_named(name).name

@@ -102,6 +102,8 @@ class Flag(NamedTuple):
     group: str = ""  # what it is about: "weights", "cache", "placement" ...
     control: Control | None = None
     instead_of: str = ""  # the key of a flag that says the same in another way
+    of_machine: bool = False  # the machine says it, not the caller, wherever a machine is checked
+    not_planned: str = ""  # what to use instead where a plan chooses it, or leaves it to check
 
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,18 +315,6 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(parse_size(word) for word in text.split(","))
 
 
-# What the machine says, not the caller, wherever a machine is checked.
-OF_THE_MACHINE = frozenset({"cpu", "device_memory", "gpu", "gpu_memory"})
-# What a plan chooses itself, or leaves to another command.
-NOT_PLANNED = {
-    "parallel": "-np: use --users N, which gives each user a full context",
-    "unified": "-kvu: with --users every user gets a full context",
-    "mmproj": "--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector",
-    "lora": "--lora: use edgekit check, which counts adapters",
-    "draft_model": "-md: it looks for a draft model itself; use edgekit check for one you choose",
-    "spec_type": "--spec-type: it looks for a draft model itself (--no-drafter turns that off)",
-    "max_num_seqs": "--max-num-seqs: use --users N for N requests at the same time",
-}
 # What the engines and the programs around them call it: one flag, whichever of them is known.
 CONTEXT_NAMES = (
     "--ctx", "--context", "--context-len", "--context-length", "--max-model-len", "--n-ctx",
@@ -345,6 +335,15 @@ QUANT = Flag(
     "quantisation of the weights: Q4_K_M, Q8_0 (llama.cpp), 4bit (MLX), fp8 (vLLM)",
     "NAME",
 )
+
+
+def machine_keys() -> frozenset[str]:
+    """The flags of all engines that the machine says, not the caller, wherever a machine is checked."""
+    from edgekit.engines import every_engine
+
+    return frozenset(
+        flag.key for engine in every_engine() for flag in engine.flags if flag.of_machine
+    )
 
 
 def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

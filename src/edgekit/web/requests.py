@@ -21,8 +21,16 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edgekit.engines import engine_named, engine_names, every_engine, lender_of, planned_engines
-from edgekit.engines.flags import CONTEXT, OF_THE_MACHINE, QUANT, Flag
+from edgekit.engines import (
+    default_engine,
+    either,
+    engine_named,
+    engine_names,
+    every_engine,
+    lender_of,
+    planned_engines,
+)
+from edgekit.engines.flags import CONTEXT, QUANT, Flag, machine_keys
 from edgekit.request import Request
 
 MAX_WORD_CHARS = 4096
@@ -162,6 +170,8 @@ _MODEL = _model(
 _ENGINE: Fields = {
     "engine": _said(Word, f"{', '.join(engine_names())} (default: the engine for this file format)")
 }
+_OTHERS = either(planned_engines()[1:])
+_PLANNED: Fields = {"engine": _said(Word, f"{default_engine().name} (default), {_OTHERS}")}
 _DESCRIBED: Fields = {
     "device": _said(
         Devices,
@@ -196,7 +206,7 @@ _WISHES: Fields = (
         "prefer_accurate_kv": _said(bool, "prefer an accurate KV cache to a longer context"),
     }
 )
-_CHECKED = _engine_fields(engine_names(), without=OF_THE_MACHINE)
+_CHECKED = _engine_fields(engine_names(), without=machine_keys())
 _EVERY = _engine_fields(engine_names())
 
 
@@ -234,7 +244,7 @@ PLAN = _made(
     "PlanRequest",
     _MODEL,
     _ENGINE,
-    _engine_fields(planned_engines(), without=OF_THE_MACHINE),
+    _engine_fields(planned_engines(), without=machine_keys()),
     _WISHES,
     {
         "nodes": _said(Word, "number of identical machines joined by Ray (vLLM)"),
@@ -245,7 +255,7 @@ PLAN = _made(
 RECOMMEND = _made(
     "RecommendRequest",
     {"task": _said(Word, "chat (default), code, reasoning, vision or embed")},
-    {"engine": _said(Word, "llama.cpp (default), vllm or mlx")},
+    _PLANNED,
     _engine_fields(()),
     _WISHES,
     {
@@ -265,7 +275,7 @@ CURVES = _made(
     {"points": _said(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS)},
 )
 HARDWARE = _made("HardwareRequest", _DESCRIBED)
-CARDS = _made("CardsRequest", {"engine": _said(Word, "llama.cpp (default), vllm or mlx")}, _MACHINE)
+CARDS = _made("CardsRequest", _PLANNED, _MACHINE)
 DEVICES = _made("DevicesRequest")
 ENGINES = _made("EnginesRequest")
 CATALOG = _made(

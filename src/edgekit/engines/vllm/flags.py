@@ -87,7 +87,7 @@ FLAGS: tuple[Flag, ...] = (
          row=_row_share, control=Control("GPU memory utilization", default=0.92, kind="share")),
     Flag(("--kv-cache-memory-bytes",), "kv_cache_memory_bytes", "size of the KV cache, instead of a share of the GPU: 20G", "SIZE", size, row=number),
     Flag(("--max-num-seqs",), "max_num_seqs", "maximum number of requests at the same time", "N", whole(1),
-         row=number, control=Control("Max parallel requests", fact="max_num_seqs")),
+         row=number, control=Control("Max parallel requests", fact="max_num_seqs"), not_planned="--max-num-seqs: use --users N for N requests at the same time"),
     Flag(("--max-num-batched-tokens",), "max_num_batched_tokens", "maximum number of tokens computed in one step", "N", whole(1),
          row=number, control=Control("Max batched tokens", fact="max_num_batched_tokens")),
     Flag(("--block-size",), "block_size", "tokens per block of the KV cache", "N", whole(1, 2**20), row=number),
@@ -99,8 +99,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--enforce-eager",), "enforce_eager", "run without CUDA graphs", row=yes_no),
     Flag(("--no-async-scheduling",), "async_scheduling", "do not schedule the next step while one runs", value=False, row=yes_no),
     Flag(("--mamba-ssm-cache-dtype",), "mamba_ssm_cache_dtype", "data type of recurrent states", "TYPE", row=text),
-    Flag(("--gpu",), "gpu", "GPU by name: H100, RTX 4090 ...", "NAME", _card, ours=True, row=_row_gpu),
-    Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True),
+    Flag(("--gpu",), "gpu", "GPU by name: H100, RTX 4090 ...", "NAME", _card, ours=True, row=_row_gpu, of_machine=True),
+    Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True, of_machine=True),
 )  # fmt: skip
 # What only rows of a batch can say: there is no flag for it.
 ROW_ONLY = (
