@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgekit.engines.commands import Command, Startup
     from edgekit.engines.flags import Flag, Page
     from edgekit.engines.program import EngineProgram
+    from edgekit.formats.types import ModelHeader
     from edgekit.machine.types import Budget, Device, Machine, Pool
     from edgekit.model.open import Opened
     from edgekit.model.types import Model
@@ -42,6 +43,15 @@ class Offload(NamedTuple):
     experts: str = ""  # in RAM: "the experts of 28 layers"
     cache: bool = False  # the cache is in RAM
     everything: bool = False  # no layer is on a device
+
+
+class Companions(NamedTuple):
+    """Files that are loaded next to a model."""
+
+    projector: ModelHeader | None = None
+    adapters: tuple[ModelHeader, ...] = ()
+    drafter: Model | None = None
+    drafter_mix: str | None = None  # the quantisation that the drafter is to have
 
 
 class Engine(Protocol):
@@ -117,6 +127,18 @@ class Engine(Protocol):
 
     def estimate(self, model: Model, load: Load, setup: Any, /) -> MemoryEstimate:
         """The bill. Raises RefusedError where the engine would not start."""
+
+    def estimate_with(
+        self,
+        _companions: Companions,
+        model: Model,
+        load: Load,
+        setup: Any,
+        _values: Mapping[str, Any],
+        /,
+    ) -> MemoryEstimate:
+        """The bill with the companions. `values` are the flags that were given."""
+        return self.estimate(model, load, setup)
 
     # --- programs
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engines.llamacpp.prepared import LlamaCppPrepared
     from edgekit.engines.llamacpp.types import LlamaCppSetup
     from edgekit.engines.program import EngineProgram
-    from edgekit.engines.protocol import Floor, Offload
+    from edgekit.engines.protocol import Companions, Floor, Offload
     from edgekit.machine.types import Budget, Device, Machine
     from edgekit.model.open import Opened
     from edgekit.model.types import Model
@@ -102,6 +102,18 @@ class LlamaCpp(Engine):
         from edgekit.engines.llamacpp.estimate import estimate
 
         return estimate(model, load, setup)
+
+    def estimate_with(
+        self,
+        companions: Companions,
+        model: Model,
+        load: Load,
+        setup: LlamaCppSetup,
+        values: Mapping[str, Any],
+    ) -> MemoryEstimate:
+        from edgekit.engines.llamacpp.companions import estimate_with
+
+        return estimate_with(companions, model, load, setup, values)
 
     # --- programs
 

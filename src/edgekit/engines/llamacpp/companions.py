@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
-from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement
+from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement, place
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, default_setup
+from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.roles import block_of
 from edgekit.model.types import Model
+from edgekit.sources.types import Container
 
 FLOAT_BYTES = 4
 PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
@@ -39,6 +42,35 @@ def task_with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Tas
         return with_drafter(main, drafter, load, setup, mix=mix)  # its cache has the same type
 
     return replace(task, start=start, bill=bill)
+
+
+def estimate_with(
+    companions: Companions,
+    model: Model,
+    load: Load,
+    setup: LlamaCppSetup,
+    values: Mapping[str, Any],
+) -> MemoryEstimate:
+    """The bill of a model and of the files next to it. Raises RefusedError for what llama.cpp would not load."""
+    bill = llamacpp.estimate(model, load, setup)
+    if companions.projector is not None:
+        lines = tuple(projector_lines(companions.projector, setup))
+        bill = replace(bill, lines=(*bill.lines, *lines))
+    if companions.adapters:
+        facts: dict[str, Any] = dict(bill.facts)
+        more = adapter_lines(list(companions.adapters), place(model, setup), facts["n_ubatch"])
+        bill = replace(bill, lines=(*bill.lines, *more))
+    draft = companions.drafter
+    if draft is None:
+        return bill
+    key, value = values.get("draft_type_k"), values.get("draft_type_v")
+    own = replace(
+        load,
+        cache_k=None if key is None else cache_type(key),
+        cache_v=None if value is None else cache_type(value),
+    )
+    is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
+    return with_drafter(bill, draft, own, setup, mix=None if is_gguf else companions.drafter_mix)
 
 
 def with_drafter(
