@@ -122,10 +122,16 @@ class ChildProcess:
             _pipe(self._process.stdin).close()
 
     def _hear(self) -> None:
-        with _pipe(self._process.stdout) as stream:
-            for line in stream:
-                self._on_message(json.loads(line))
-        self._messages.put(None)
+        try:
+            with _pipe(self._process.stdout) as stream:
+                for line in stream:
+                    try:
+                        message = json.loads(line)
+                    except ValueError:  # it was killed while it wrote this line
+                        break
+                    self._on_message(message)
+        finally:
+            self._messages.put(None)
 
     def _read_log(self) -> None:
         with _pipe(self._process.stderr) as stream:

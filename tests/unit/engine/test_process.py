@@ -78,6 +78,15 @@ def test_messages_to_a_callback() -> None:
     assert heard == [{"a": 1}, {"a": 2}]
 
 
+def test_a_child_that_dies_in_the_middle_of_a_message() -> None:
+    """Half a line must not leave the reader waiting for ever."""
+    script = """import os; os.write(1, b'{"a": 1}\\n{"vectors": ["AAAA')"""
+    with running(script) as child:
+        assert child.message(PATIENCE_S) == {"a": 1}
+        with pytest.raises(EOFError):
+            child.message(PATIENCE_S)
+
+
 def test_send_to_a_child_that_is_gone() -> None:
     with running("") as child:
         child.wait(PATIENCE_S)

@@ -299,8 +299,11 @@ def _die_with_parent(number: int) -> None:
 def _embed(request: dict[str, Any], tell: Tell) -> None:
     """Answers lines of tokens with lines of vectors, until standard input ends."""
     _limit()
-    import xllamacpp
-
+    try:
+        import xllamacpp
+    except ImportError as error:  # a wheel for another GPU library
+        tell(error=str(error))
+        os._exit(1)
     try:
         server = xllamacpp.Server(make_parameters(xllamacpp, request))
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
