@@ -44,17 +44,17 @@ PLANTED = {
         question="edgekit check qwen3-8b --engine mlx --device m2-16 -c 32k --kv-bits 8 --json",
     ),
     "one byte more for each graph of vLLM": Planted(
-        target="edgekit.engines.vllm.budget.GRAPH_BYTES",
+        target="edgekit.engines.vllm.overhead.GRAPH_BYTES",
         change=lambda count: count + 1,
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090" -c 32k --json',
     ),
     "one byte more for the built-in engine": Planted(
-        target="edgekit.engines.budgets.STREAM_PROCESS_BYTES",
+        target="edgekit.engines.native.budget.PROCESS_BYTES",
         change=lambda count: count + 1,
         question="edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json",
     ),
     "a larger reserve": Planted(
-        target="edgekit.engines.budgets.LLAMACPP_RESERVE_BYTES",
+        target="edgekit.engines.llamacpp.budget.RESERVE_BYTES",
         change=lambda count: count + 2**28,
         question="edgekit check qwen3-8b --ram 16G",
     ),
@@ -64,12 +64,12 @@ PLANTED = {
         question="edgekit check qwen3-8b --ram 16G --json",
     ),
     "another cache before the usual one": Planted(
-        target="edgekit.plan.caches.EQUAL_PAIRS",
+        target="edgekit.engines.llamacpp.cache_choices.EQUAL_PAIRS",
         change=lambda pairs: (pairs[0], pairs[2], pairs[1]),
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k',
     ),
     "another cache of vLLM": Planted(
-        target="edgekit.plan.caches.VLLM_TYPES",
+        target="edgekit.engines.vllm.cache_choices.DTYPES",
         change=lambda names: names[::-1],
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090"',
     ),
