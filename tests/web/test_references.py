@@ -14,6 +14,7 @@ from tests.web.test_api import write_model
 
 from edgekit.app.open import open_named
 from edgekit.catalog.store import save_entry
+from edgekit.engines import every_engine
 from edgekit.engines.model_words import typed_gguf_words
 from edgekit.errors import (
     EdgekitError,
@@ -28,6 +29,7 @@ from edgekit.request import Request, Session
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model
 from edgekit.sources.types import Reach
+from edgekit.web import references
 from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
 from edgekit.web.references import allowed, allowed_request, files_inside, is_near
@@ -382,6 +384,17 @@ def test_companions_are_said_as_they_are_opened(folder: Path) -> None:
     assert (request.context, request.flags) == (4096, {"llama.cpp": expected})
     same = Request(flags={"llama.cpp": {"mmproj": "auto"}})
     assert allowed_request(same, settings) == same
+
+
+def test_every_flag_that_names_a_file_is_checked() -> None:
+    """A new one has to say in references.py how it is opened."""
+    named = {
+        flag.key
+        for engine in every_engine()
+        for flag in engine.flags
+        if flag.group == "companion" or flag.metavar in {"FILE", "FILES", "FOLDER", "MODEL", "PATH"}
+    }
+    assert named == references._BESIDE.keys()
 
 
 def test_an_adapter_with_a_comma_in_its_path(tmp_path: Path) -> None:
