@@ -1,8 +1,8 @@
 """Tokens -> vectors through real llama.cpp, for those who have the memory: `engine="llama.cpp"`.
 
-The engine runs in a process of its own (llamacpp_child.py): a file that it does not like aborts that process and not
-the caller's, its output does not mix with ours, and a pass that is called off ends at once, which inside one process
-it would not: llama.cpp is not asked in the middle of a batch.
+The engine runs in a process of its own (engines/llamacpp/child.py): a file that it does not like aborts that process
+and not the caller's, its output does not mix with ours, and a pass that is called off ends at once, which inside one
+process it would not: llama.cpp is not asked in the middle of a batch.
 """
 
 from __future__ import annotations

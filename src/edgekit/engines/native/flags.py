@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
-_TYPES = ("f32", "f16", "q8_0")  # engine.stream.planning.CACHE_TYPES: --help must be instant
+_TYPES = ("f32", "f16", "q8_0")  # native.planning.CACHE_TYPES: --help must be instant
 
 
 def _keep(text: str) -> str | int:
