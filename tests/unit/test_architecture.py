@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-from tools.engine_names import VALUE, dependences
-from tools.structure import circles, import_graph
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "edgekit"
@@ -46,34 +43,6 @@ def test_every_package_has_its_place_in_the_order() -> None:
         if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").exists())
     }
     assert found - OUTSIDE == set(_documented())
-
-
-def test_nothing_outside_the_engines_compares_with_an_engines_name() -> None:
-    """Nor has a table that is keyed by it, in Python or in the page's scripts."""
-    assert [one for one in dependences(ROOT) if one.kind != VALUE] == []
-
-
-def test_engines_do_not_import_each_other_and_no_imports_go_in_circles() -> None:
-    trees = {
-        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in SOURCE.rglob("*.py")
-    }
-    graph = import_graph(trees, with_typing=False)
-    assert circles(graph) == []
-    folders = {path.parent.name for path in (SOURCE / "engines").glob("*/__init__.py")}
-
-    def engine_of(module: str) -> str | None:
-        parts = module.split(".")
-        return parts[2] if parts[1:2] == ["engines"] and {*parts[2:3]} & folders else None
-
-    crossing = [
-        (module, other)
-        for module, others in graph.items()
-        for other in others
-        if None not in {engine_of(module), engine_of(other)}
-        and engine_of(module) != engine_of(other)
-    ]
-    assert crossing == []
 
 
 PATHS = sorted(set(re.findall(r"`([\w/]+(?:/|\.\w+))`", _section("Where things are added"))))

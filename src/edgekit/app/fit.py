@@ -92,7 +92,8 @@ def curve(
     opened = named.as_file(engine)
     plain = replace(session, pricing=None)
     task, _ = task_of(opened, engine, request, plain, embeds=named.embeds, quant=named.quant)
-    if _repositories(named, opened, task):  # the weights that hold the shortest context there is
+    # the weights that hold the shortest context there is
+    if engine_named(engine).chooses_repositories:
         least = Fitting(task, first_placement(task)).windows[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=least))
         task = replace(task, model=_settled(named, opened, shortest).variant.model)
@@ -123,17 +124,11 @@ def _settled(named: ResolvedModel, opened: Opened, task: Task) -> _Load:
     """The file as it is. Where it does not fit, another repository of the model that does, as in a check."""
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
     first = _load(opened, as_named(opened.model, opened.mix or stored)[0], task)
-    if first.weighed.fits:
+    if first.weighed.fits or not engine_named(task.engine).chooses_repositories:
         return first
-    others = _repositories(named, opened, task)
+    others = named.variants(opened, task.engine, task.start)[1:]
     loads = (_load(replace(opened, repository=one.reference), one, task) for one in others)
     return next((one for one in loads if one.fitting.fits(first.weighed.context_tokens)), first)
-
-
-def _repositories(named: ResolvedModel, opened: Opened, task: Task) -> list[Variant]:
-    """Other repositories of the model that the engine loads as they are."""
-    others = named.variants(opened, task.engine, task.start)[1:]
-    return [one for one in others if one.reference and not one.changes]
 
 
 def _load(opened: Opened, variant: Variant, task: Task) -> _Load:

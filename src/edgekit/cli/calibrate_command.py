@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import is_terminal, screen_width
 from edgekit.errors import UsageError
 
@@ -44,7 +45,7 @@ environment: EDGEKIT_DATA is the folder for the results, TMPDIR the folder for t
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "calibrate",
-        help="measure this machine with the real llama.cpp, and save the results",
+        help=COMMANDS["calibrate"],
         usage="edgekit calibrate [MODEL] [--json] | --list [--json] | --remove [--json]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options
 from edgekit.cli.engine_flags import add_engine_flags
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -47,7 +48,7 @@ exit codes: 0 if at least one could be checked, whatever the verdict; otherwise 
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "compare",
-        help="models, or the engines for one model, side by side",
+        help=COMMANDS["compare"],
         usage="edgekit compare MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + DEVICE_FORMS + _EXAMPLES + ENVIRONMENT,

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.check_command import add_download_options, confirmed
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     add_reach_options,
@@ -49,7 +50,7 @@ _PREFIXES = ("query", "document")
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "embed",
-        help="compute embeddings of texts within a memory budget",
+        help=COMMANDS["embed"],
         usage="edgekit embed MODEL [TEXT ...] [--input FILE --output FILE] [--budget SIZE] [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG + "\n" + ENVIRONMENT,

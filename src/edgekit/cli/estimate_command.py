@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import add_engine_flags, has_flags
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -40,7 +41,7 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "estimate",
-        help="the memory an engine will allocate, and how each number is known",
+        help=COMMANDS["estimate"],
         usage="edgekit estimate MODEL [--quant NAME] [-c N] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import is_terminal, screen_width
 from edgekit.errors import UsageError
 
@@ -31,7 +32,7 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "hardware",
-        help="what this machine has, and what each engine may use of it",
+        help=COMMANDS["hardware"],
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--devices] [--json]",
         description=_DESCRIPTION,
         epilog=DEVICE_FORMS + _EXAMPLES,

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -36,7 +37,7 @@ examples:
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "inspect",
-        help="what a model is, from its header alone",
+        help=COMMANDS["inspect"],
         usage="edgekit inspect MODEL [--quant NAME] [--layers] [--tensors] [--keys] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,

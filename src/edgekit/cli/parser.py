@@ -11,23 +11,24 @@ from typing import Any, NoReturn
 
 from edgekit import __version__
 
-# In the order of --help; each has a file of its own, NAME_command.py, which is imported when its flags are needed.
-_COMMANDS = (
-    "recommend",
-    "plan",
-    "check",
-    "inspect",
-    "estimate",
-    "compare",
-    "verify",
-    "run",
-    "serve",
-    "web",
-    "embed",
-    "hardware",
-    "calibrate",
-    "catalog",
-)
+# In the order of --help, each with its line there. Each has a file of its own, NAME_command.py, which is imported when
+# its flags are needed.
+COMMANDS = {
+    "recommend": "the best models for this machine, or for another",
+    "plan": "how to run it: every setting chosen, with reasons and commands",
+    "check": "will it fit on this machine, or on another?",
+    "inspect": "what a model is, from its header alone",
+    "estimate": "the memory an engine will allocate, and how each number is known",
+    "compare": "models, or the engines for one model, side by side",
+    "verify": "compare the prediction with the real llama.cpp on this machine",
+    "run": "run it inside the memory it was predicted to need",
+    "serve": "serve it over an OpenAI-compatible API inside the memory it was predicted to need",
+    "web": "open the web page with the REST API: see what fits before you download",
+    "embed": "compute embeddings of texts within a memory budget",
+    "hardware": "what this machine has, and what each engine may use of it",
+    "calibrate": "measure this machine with the real llama.cpp, and save the results",
+    "catalog": "list the known models with the source of every fact, or add your own",
+}
 
 _EXAMPLES = """\
 examples:
@@ -115,7 +116,10 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 
 def build_parser(word: str | None = None) -> Parser:
-    """Of all commands, or only of the one that `word` names: that takes a fraction of the time."""
+    """Of all commands, or only of the one that `word` names: that takes a fraction of the time.
+
+    For --help alone the commands have no flags: nobody sees them.
+    """
     parser = Parser(
         prog="edgekit",
         usage="edgekit COMMAND ... (edgekit help COMMAND explains one)",
@@ -128,7 +132,10 @@ def build_parser(word: str | None = None) -> Parser:
     commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, prog="edgekit"
     )
-    for name in (word,) if word in _COMMANDS else _COMMANDS:
-        import_module(f"edgekit.cli.{name}_command").add_to(commands)
+    for name, line in COMMANDS.items():
+        if word in {"-h", "--help"}:
+            commands.add_parser(name, help=line)
+        elif word == name or word not in COMMANDS:
+            import_module(f"edgekit.cli.{name}_command").add_to(commands)
     parser.commands = dict(commands.choices)
     return parser

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.cli.device_options import add_device_options
 from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
@@ -36,7 +37,7 @@ exit codes: 0 something fits, 3 nothing fits or the engine cannot run there, 2 w
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "recommend",
-        help="the best models for this machine, or for another",
+        help=COMMANDS["recommend"],
         usage="edgekit recommend [--task NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
         description="Which models run best on this machine, or on another? Lists the best models of the catalog with "
         "quantisation, context, KV cache, expected speed and memory.",

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from edgekit.cli.generation_options import add_sampling_options, sampling_of
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.prompts import read_prompt
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
 from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_shared
@@ -39,7 +40,7 @@ out, 4 not found or no access, 5 unreadable, or the engine died (with its last o
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "run",
-        help="run it inside the memory it was predicted to need",
+        help=COMMANDS["run"],
         usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [-n N] [-c N] [--engine NAME] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + "\n" + ENVIRONMENT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
 from edgekit.cli.request_options import add_users_option
 from edgekit.cli.run_options import add_shared
@@ -37,7 +38,7 @@ by it, 3 does not fit or stopped before memory ran out, 4 not found or no access
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "serve",
-        help="serve it over an OpenAI-compatible API inside the memory it was predicted to need",
+        help=COMMANDS["serve"],
         usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + "\n" + ENVIRONMENT,

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.engine_flags import add_flags
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import (
     ENVIRONMENT,
     MODEL_FORMS,
@@ -49,7 +50,7 @@ exit codes: 0 within bounds, 1 outside, 2 usage or refused by the engine's rules
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "verify",
-        help="compare the prediction with the real llama.cpp on this machine",
+        help=COMMANDS["verify"],
         usage="edgekit verify MODEL [-c N] [llama.cpp flags] [options]",
         description=_DESCRIPTION,
         epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.reach_options import ENVIRONMENT, seconds
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -37,7 +38,7 @@ edgekit-models[web] is not installed, 4 a file or folder does not exist or canno
 def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "web",
-        help="open the web page with the REST API: see what fits before you download",
+        help=COMMANDS["web"],
         usage="edgekit web [MODEL] [--port N] [--no-browser] [--models-dir DIR] [options]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES + ENVIRONMENT + _CODES,

@@ -262,6 +262,7 @@ class Engine(Protocol):
     # --- the weights
 
     wires_memory: bool = False  # a rule of thumb adds 15 % to its overhead
+    chooses_repositories: bool = False  # its variants are repositories, loaded as they are
     has_rule_of_thumb: bool = False  # its memory can be guessed from a model's name
 
     def variants(self, model: Model, _label: str = "", /) -> tuple[Variant, ...]:

@@ -9,7 +9,7 @@ from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.errors import UsageError
-from edgekit.model.types import Model
+from edgekit.model.types import Model, embeds_in_one_batch
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 
 
@@ -44,7 +44,7 @@ def reads_at_once(model: Model, setup: Any) -> bool:
     can_split).
     """
     embeds = bool(getattr(setup, "embeddings", False))
-    return embeds and (not model.geometry.causal or model.geometry.pooling != "last")
+    return embeds and embeds_in_one_batch(model.geometry)
 
 
 def check_users(users: int | None, engine: str) -> None:
@@ -52,7 +52,7 @@ def check_users(users: int | None, engine: str) -> None:
     most = engine_named(engine).most_users
     if users is None or 1 <= users <= most:
         return
-    if most == 1 < users:
+    if most == 1:
         raise UsageError("--users: the built-in engine serves one user at a time")
     raise UsageError(f"--users must be 1 to {most:,} for {engine} (got {users:,})")
 

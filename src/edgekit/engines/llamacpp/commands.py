@@ -12,7 +12,7 @@ from edgekit.engines import ollama
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.flags import flag_words
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import FLAGS
+from edgekit.engines.llamacpp.flags import FLAGS, REPEATED
 from edgekit.engines.llamacpp.flags import setup as read_setup
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from edgekit.model.open import Opened
 
 ALL = "all"
-# Flags that are repeated as they were given: load and setup do not have them, or not all of what they say.
-_REPEATED = frozenset({
-    "mmproj", "lora", "draft_type_k", "draft_type_v", "draft_gpu_layers", "draft_device",
-    "draft_max", "spec_type", "ctx_shift", "repack", "cache_ram", "ctx_checkpoints",
-})  # fmt: skip
 
 
 def commands(startup: Startup) -> Iterator[Command]:
@@ -137,7 +132,7 @@ def endpoint(server: DeviceSlot) -> str:
 
 def _given_words(given: Mapping[str, Any]) -> list[str]:
     draft = given.get("draft_model")
-    repeated = {key: value for key, value in given.items() if key in _REPEATED}
+    repeated = {key: value for key, value in given.items() if key in REPEATED}
     return [*(draft_words(draft) if draft is not None else ()), *flag_words(FLAGS, repeated)]
 
 

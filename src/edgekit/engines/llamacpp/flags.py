@@ -288,8 +288,8 @@ def _keys(*groups: str) -> frozenset[str]:
 
 _ON_A_GPU = _keys("placement", "devices")
 COMPANIONS = _keys("companion", "weights")  # loaded with the model, or in its stead
-# Flags that the command of an answer repeats as they were typed: load and setup do not say them, or not all of it.
-BESIDE_THE_SETUP = _keys("companion", "drafter", "server")
+# Flags that the command of an answer repeats as they were given: load and setup do not have them, or not all of it.
+REPEATED = _keys("companion", "drafter", "server") - {"draft_model"}  # its words name a repository
 
 
 def setup(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:

@@ -182,6 +182,8 @@ class Vllm(Engine):
 
     # --- the weights
 
+    chooses_repositories = True
+
     def variants(self, model: Model, label: str = "") -> tuple[Variant, ...]:
         from edgekit.engines.vllm.variants import variants
 
