@@ -1,0 +1,44 @@
+"""`check` of a local GGUF imports only what it needs."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import edgekit
+
+PROGRAM = "import sys; from edgekit.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+NOT_NEEDED = {
+    "edgekit.catalog.types",  # the name is a path
+    "edgekit.cli.plan_command",
+    "edgekit.engines.llamacpp.as_gguf",  # nothing is converted
+    "edgekit.engines.mlx.estimate",
+    "edgekit.engines.vllm.estimate",
+    "edgekit.formats.safetensors_model",
+    "edgekit.machine.calibration",  # the machine is described
+    "edgekit.model.expected",
+    "edgekit.plan.assumed",
+    "edgekit.plan.planned",
+    "edgekit.report.check_json",
+    "edgekit.sources.hub",
+    "httpx2",
+    "numpy",
+}
+
+
+def test_check_of_a_local_gguf_imports_nothing_about_other_questions(tmp_path: Path) -> None:
+    sample = next(Path(edgekit.__file__).parent.rglob("gemma-3-27b*.gguf.head.gz"))
+    model = tmp_path / "model.gguf"
+    with model.open("wb") as file:
+        file.write(gzip.decompress(sample.read_bytes()))
+        file.truncate(16_539_892_544)  # a hole instead of the weights
+    words = ("check", str(model), "-c", "8192", "--device", "RTX 4090", "--ram", "64G")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=True
+    )
+    answer, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
+    assert "RTX 4090" in answer
+    assert NOT_NEEDED.isdisjoint(loaded.split())
+    assert len([name for name in loaded.split() if name.startswith("edgekit")]) < 190
