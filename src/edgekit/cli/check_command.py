@@ -134,7 +134,7 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
         from edgekit.engines import every_engine
 
         here = dict.fromkeys(one.program for one in ready)
-        others = (one for one in every_engine() if here.keys().isdisjoint(one.for_programs))
+        others = (one for one in every_engine() if not here.keys() <= set(one.for_programs))
         engine = next((one for one in others if wanted in map(_plain, one.for_programs)), None)
         hint = "" if engine is None else f", or add --engine {engine.name}"
         raise UsageError(

@@ -212,6 +212,7 @@ def test_a_context_beyond_the_models_own_is_planned_and_named(
         (["--min-context", "-1"], 2, "--min-context"),
         (["--mmproj", "x.gguf"], 2, "use edgekit check MODEL --mmproj FILE, which counts"),
         (["--for", "nobody"], 2, "--for: no command for 'nobody'"),
+        (["--for", "mlx"], 2, "lm-studio, or add --engine mlx"),  # both engines have LM Studio
         (["--plot", "nowhere/x.svg"], 2, "cannot be written"),
         (["--plot", "x.gif"], 2, ".svg or .png"),
         (["-ctk", "q9"], 2, "q9"),
