@@ -15,7 +15,7 @@ from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.settle import repacking
-from edgekit.engines.llamacpp.types import Cpu
+from edgekit.engines.llamacpp.types import Cpu, Override
 from edgekit.plan.commands import commands_of
 
 Q8 = cache_type("q8_0")
@@ -107,3 +107,15 @@ def test_offload_counts_the_layers_on_the_cards() -> None:
     verdict = planned(gguf("llama-3.1-70b"), cards(24), load=Load(context_tokens=16_384)).result
     layers = verdict.way.setup.n_gpu_layers
     assert engine_named("llama.cpp").offload(verdict).layers == f"{layers} of 81 layers"
+
+
+def test_flags_are_in_the_order_in_which_they_were_shown_before() -> None:
+    """Those that were given stay in their place; the experts of whole layers come before parts of them."""
+    load = Load(context_tokens=8192, microbatch_tokens=128)
+    verdict = planned(gguf(SMALL), cards(24), load=load).result
+    given = {"context": 8192, "ubatch": 128}
+    assert list(settled(verdict, given)) == ["context", "ubatch", "n_gpu_layers"]
+    parts = (Override(pattern="blk.7.ffn_down_exps", buffer="CPU"),)
+    setup = replace(verdict.way.setup, n_cpu_moe=7, overrides=parts)
+    moe = replace(verdict, way=replace(verdict.way, setup=setup))
+    assert list(settled(moe, given))[2:] == ["n_gpu_layers", "n_cpu_moe", "override_tensor"]

@@ -472,7 +472,8 @@ def placement(setup: LlamaCppSetup) -> dict[str, Any]:
     }
     if setup.cpu_moe:
         given.pop("n_cpu_moe", None)
-    return given
+    first = ("n_gpu_layers", "cpu_moe", "n_cpu_moe")  # of what is in RAM, the rougher flags
+    return {key: given[key] for key in (*first, *given) if key in given}
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:

@@ -51,11 +51,11 @@ def repack_notes(size_bytes: int) -> list[str]:
 def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that start llama.cpp as it was judged: `values`, which were given, and what the verdict adds."""
     load, setup = verdict.load, verdict.way.setup
-    found: dict[str, Any] = dict(growth_limits(verdict))
-    if load.batch_tokens is not None:  # an embedding is computed in one batch
-        found["batch"] = load.batch_tokens
-    if load.microbatch_tokens is not None:
-        found["ubatch"] = load.microbatch_tokens
+    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
+    found: dict[str, Any] = {  # an embedding is computed in one batch
+        key: tokens for key, tokens in batch.items() if tokens is not None and key not in values
+    }
+    found |= growth_limits(verdict)
     if not repacking(verdict).fits:
         found["repack"] = False
     found |= {**values, "context": verdict.context_tokens}
