@@ -107,8 +107,11 @@ class Request:
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_argv(cls, arguments: argparse.Namespace) -> Request:
-        """A command has some of the options: what it does not have was not given. Raises UsageError."""
+    def from_argv(cls, arguments: argparse.Namespace, *, one_engine: bool = False) -> Request:
+        """A command has some of the options: what it does not have was not given. Raises UsageError.
+
+        `one_engine`: the command has one, not auto or all.
+        """
         texts: dict[str, Any] = {name: getattr(arguments, name, None) for name in _TEXTS}
         switches: dict[str, Any] = {name: getattr(arguments, name, False) for name in _SWITCHES}
         return _parsed(
@@ -117,10 +120,13 @@ class Request:
             devices=tuple(getattr(arguments, "device", ())),
             **switches,
             drafter=not getattr(arguments, "no_drafter", False),
+            one_engine=one_engine,
         )
 
     @classmethod
-    def from_query(cls, fields: Mapping[str, Any], flags: frozenset[str]) -> Request:
+    def from_query(
+        cls, fields: Mapping[str, Any], flags: frozenset[str], *, one_engine: bool = False
+    ) -> Request:
         """`fields` by the names of REST; `flags` are those of them that are an engine's. Raises UsageError."""
         owners = {COMMON: (CONTEXT, QUANT)} | {
             engine: engine_named(engine).flags for engine in engine_names()
@@ -140,6 +146,7 @@ class Request:
             devices=tuple(fields.get("device") or ()),
             **switches,
             drafter=not fields.get("no_drafter"),
+            one_engine=one_engine,
         )
 
     @classmethod
@@ -281,10 +288,12 @@ def _parsed(
     prefer_accurate_kv: bool,
     all_sizes: bool,
     drafter: bool,
+    one_engine: bool,
 ) -> Request:
     """The texts, each parsed here and nowhere else. Errors come before anything is fetched."""
     word = AUTO if engine is None else engine.lower()
-    named = None if word in {AUTO, ALL} else engine_name(word)
+    several = () if one_engine and engine is not None else (AUTO, ALL)
+    named = None if word in several else engine_name(engine or word)
     own = _with_one_quant(given, named)
     common = own.pop(COMMON, {})
     engines = engine_names() if word == ALL else _chosen(own, named)
@@ -295,7 +304,7 @@ def _parsed(
         try:
             flags[one] = read_flags(engine_named(one).flags, _given_to(one, own))
         except UsageError as error:
-            if one in own or engines == (one,):
+            if engines == (one,) or (len(engines) != 1 and one in own):
                 raise
             unreadable[one] = str(error)
     quant = common.get(QUANT.key)

@@ -104,3 +104,22 @@ def test_the_built_in_engine_takes_a_quantisation_that_a_repository_may_have() -
     request = by_argv("org/name --engine stream --quant Q8_0")
     assert (request.engine, request.quant) == ("stream", "Q8_0")
     assert main(["check", "qwen3-8b", "--engine", "stream", "--quant", "Q8_0", "--ram", "16G"]) == 2
+
+
+@pytest.mark.parametrize("word", ["auto", "AUTO", "all"])
+def test_a_bill_is_of_one_engine(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """estimate, recommend and the cards have no auto, and say so before any other error."""
+    for words in (["estimate", "qwen3-0.6b", "-b", "0"], ["recommend", "--ram", "8G"]):
+        assert main([*words, "--engine", word]) == 2
+        assert f"unknown engine {word!r}" in capsys.readouterr().err
+    for call in (requests.ESTIMATE, requests.RECOMMEND, requests.CARDS):
+        fields = {"model": "qwen3-0.6b"} if call is requests.ESTIMATE else {}
+        with pytest.raises(UsageError, match=f"unknown engine {word!r}"):
+            by_query(call, engine=word, **fields)
+    assert by_query(requests.FIT, model="qwen3-0.6b", engine="auto").engines == ()
+
+
+@pytest.mark.parametrize("words", ["--engine stream", "--keep 1G"])
+def test_a_wrong_value_is_told_by_the_engine_that_was_chosen(words: str) -> None:
+    with pytest.raises(UsageError, match="'q9' is not one of f32, f16, q8_0"):
+        by_argv(f"qwen3-8b {words} -ctk q9")

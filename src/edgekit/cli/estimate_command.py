@@ -77,11 +77,10 @@ def run(arguments: argparse.Namespace) -> str:
         return _run_batch(arguments)
     if arguments.model is None:
         raise UsageError("give a MODEL, or --batch FILE")
-    from edgekit.app.estimate import assume, check_one_engine, estimate
+    from edgekit.app.estimate import assume, estimate
     from edgekit.request import Request, Session
 
-    request = Request.from_argv(arguments)
-    check_one_engine(request)
+    request = Request.from_argv(arguments, one_engine=True)
     if arguments.assume:
         return _render(assume(arguments.model, request), arguments)
     with reach_of(arguments, quiet=arguments.json) as reach:

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     from edgekit.sources.types import Reach
 
     shows = is_terminal(sys.stderr) and not arguments.json
-    request = Request.from_argv(arguments)
+    request = Request.from_argv(arguments, one_engine=True)
     try:
         best = recommend(request, Session(reach=Reach(progress=show_progress if shows else None)))
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.app.check import check_named
-from edgekit.app.estimate import check_one_engine, estimate_named
+from edgekit.app.estimate import estimate_named
 from edgekit.app.fit import curve, fit
 from edgekit.app.inspect import inspect
 from edgekit.app.open import file_at, quantised
@@ -94,7 +94,6 @@ def _inspect(state: WebState, asked: Any, watch: CallWatch) -> Json:
 
 def _estimate(state: WebState, asked: Any, watch: CallWatch) -> Json:
     request = allowed_request(asked.request(), state.settings)
-    check_one_engine(request)
     named = _named(state, asked, request, watch)
     with state.models.among_the_waiting(watch, far=far_beside(request)):
         bill = estimate_named(named, request, _session(state, watch, named))

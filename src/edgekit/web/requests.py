@@ -108,6 +108,7 @@ class CallFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     flags: ClassVar[frozenset[str]] = frozenset()  # those of its fields that are an engine's
+    one_engine: ClassVar[bool] = False  # auto is none
 
     @model_validator(mode="before")
     @classmethod
@@ -123,7 +124,7 @@ class CallFields(BaseModel):
     def request(self) -> Request:
         """What is asked of the model. Raises UsageError."""
         said = {name: getattr(self, name) for name in self.model_fields_set}
-        return Request.from_query(said, self.flags)
+        return Request.from_query(said, self.flags, one_engine=self.one_engine)
 
 
 def _said(kind: Any, told: str, **more: Any) -> Any:
@@ -210,12 +211,13 @@ _CHECKED = _engine_fields(engine_names(), without=machine_keys())
 _EVERY = _engine_fields(engine_names())
 
 
-def _made(name: str, *parts: Fields) -> type[CallFields]:
+def _made(name: str, *parts: Fields, one_engine: bool = False) -> type[CallFields]:
     fields: Fields = {}
     for part in parts:
         fields |= part
     made = create_model(name, __base__=CallFields, **fields)
     made.flags = frozenset(flag.key for flag in _FLAGS) & fields.keys()
+    made.one_engine = one_engine
     return made
 
 
@@ -238,6 +240,7 @@ ESTIMATE = _made(
     _USERS,
     {name: field for name, field in _MACHINE.items() if name in {"device", "vram"}},
     {"per_layer": _said(bool, "list the memory of each layer")},
+    one_engine=True,
 )
 CHECK = _made("CheckRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)
 PLAN = _made(
@@ -263,6 +266,7 @@ RECOMMEND = _made(
         "all_sizes": _said(bool, "list several models of a family, not only the best"),
     },
     _MACHINE,
+    one_engine=True,
 )
 FIT = _made("FitRequest", _MODEL, _ENGINE, _CHECKED, _CHECK, _USERS, _MACHINE)
 CURVES = _made(
@@ -275,7 +279,7 @@ CURVES = _made(
     {"points": _said(int, "number of points per curve (default 16)", ge=2, le=MOST_POINTS)},
 )
 HARDWARE = _made("HardwareRequest", _DESCRIBED)
-CARDS = _made("CardsRequest", _PLANNED, _MACHINE)
+CARDS = _made("CardsRequest", _PLANNED, _MACHINE, one_engine=True)
 DEVICES = _made("DevicesRequest")
 ENGINES = _made("EnginesRequest")
 CATALOG = _made(
