@@ -1,4 +1,4 @@
-"""A machine -> what its driver and kernel answer, as JSON: the trees that tests/unit/hardware replays.
+"""A machine -> what its driver and kernel answer, as JSON: the trees that tests/unit/machine replays.
 
 Usage: python tools/record_hardware.py FOLDER [NAME]. Writes FOLDER/NAME_nvml.json (where there is a driver) and
 FOLDER/NAME_tree.json. Needs pynvml and psutil for their halves, and says so where one is missing. It only reads:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
-from tests.unit.hardware.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
+from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
 from tests.unit.verify import small_model
 
 from edgekit.cli import main

@@ -19,7 +19,7 @@ import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S, wait_until
 from tests.runtime_engines import SERVER, ask, launch_of, small_model
-from tests.unit.hardware.trees import machine, recorded
+from tests.unit.machine.trees import machine, recorded
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, Running, start
 from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, probes_of

@@ -8,7 +8,7 @@ from edgekit.errors import UnknownDtypeError
 from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import Tensor
 
-# tests/unit/engine/test_stream_plan.py holds it against both kernels.
+# tests/unit/engines/test_stream_plan.py holds it against both kernels.
 UNPACKED = frozenset({
     "F32", "F16", "BF16",
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",

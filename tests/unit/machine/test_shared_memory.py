@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.hardware.trees import plant
+from tests.unit.machine.trees import plant
 
 from edgekit.machine.shared_memory import shared_memory_notes
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, Vendor

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.hardware.trees import HOST, recorded
-from tests.unit.hardware.trees import machine as planted
+from tests.unit.machine.trees import HOST, recorded
+from tests.unit.machine.trees import machine as planted
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.machine.amd import find_amd

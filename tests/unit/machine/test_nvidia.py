@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.hardware.trees import HOST, Answers, machine, recorded
+from tests.unit.machine.trees import HOST, Answers, machine, recorded
 
 from edgekit.basis import Basis
 from edgekit.machine.nvidia import find_nvidia

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.hardware.trees import machine
+from tests.unit.machine.trees import machine
 
 from edgekit.machine.commit import commit_limits
 from edgekit.machine.surroundings import Surroundings

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.hardware.trees import HOST, machine, recorded
+from tests.unit.machine.trees import HOST, machine, recorded
 
 from edgekit.basis import Basis
 from edgekit.machine.intel import find_intel

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
-from tests.unit.hardware.trees import machine, recorded
+from tests.unit.machine.trees import machine, recorded
 
 from edgekit.errors import SourceError
 from edgekit.machine import calibration, detect

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.hardware.trees import machine, plant, recorded
+from tests.unit.machine.trees import machine, plant, recorded
 
 from edgekit.machine.process_limits import process_limits
 from edgekit.machine.ram import find_host

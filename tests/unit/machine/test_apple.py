@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.hardware.trees import machine, recorded
+from tests.unit.machine.trees import machine, recorded
 
 from edgekit.basis import Basis
 from edgekit.machine.apple import find_apple

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.hardware.trees import Answers, machine, recorded
+from tests.unit.machine.trees import Answers, machine, recorded
 
 from edgekit.machine.nvidia import find_nvidia
 from edgekit.machine.surroundings import Findings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.hardware.trees import plant, recorded
+from tests.unit.machine.trees import plant, recorded
 
 from edgekit.machine.cgroup import cgroup_limits
 from edgekit.machine.types import HostMemory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.hardware.trees import plant
+from tests.unit.machine.trees import plant
 
 from edgekit.machine.numa import bound_limits, without_gpu_memory
 from edgekit.machine.types import Device, HostMemory, Vendor
