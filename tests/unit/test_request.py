@@ -12,6 +12,7 @@ from edgekit.catalog.types import ModelPurpose
 from edgekit.cli import main
 from edgekit.cli.parser import build_parser
 from edgekit.errors import UsageError
+from edgekit.plan.users import check_users
 from edgekit.request import Request
 from edgekit.web import requests
 
@@ -123,3 +124,8 @@ def test_a_bill_is_of_one_engine(word: str, capsys: pytest.CaptureFixture[str]) 
 def test_a_wrong_value_is_told_by_the_engine_that_was_chosen(words: str) -> None:
     with pytest.raises(UsageError, match="'q9' is not one of f32, f16, q8_0"):
         by_argv(f"qwen3-8b {words} -ctk q9")
+
+
+def test_no_users_of_the_built_in_engine() -> None:
+    with pytest.raises(UsageError, match="the built-in engine serves one user at a time"):
+        check_users(0, "stream")
