@@ -12,7 +12,7 @@ from edgekit.catalog.types import ModelPurpose
 from edgekit.cli import main
 from edgekit.cli.parser import build_parser
 from edgekit.errors import UsageError
-from edgekit.plan.users import check_users
+from edgekit.plan.tasks import check_users
 from edgekit.request import Request
 from edgekit.web import requests
 
