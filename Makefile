@@ -21,9 +21,9 @@ run: setup
 WORKERS = $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 2 )))
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# At most three cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
+# At most two cases of each table, and a sample of each wide sweep; a file that is run by itself runs all its cases.
 test: setup
-	@$(PYTEST) --cases 3
+	@$(PYTEST) --cases 2
 
 # Every case of every table and sweep. EDGEKIT_RANDOM=1 tries other random examples each time.
 test-all: setup
