@@ -177,7 +177,7 @@ def can_load(
 def inspect_model_remote(
     model_id: ModelId, engine: str = "auto", *, reach: Reach | None = None
 ) -> ModelMetadata:
-    """What a model is, by ranges of its files alone. RemoteInspectError for whatever stands in the way.
+    """What a model is, by ranges of its files alone. RemoteInspectError if they cannot be read.
 
     Nothing is downloaded but headers. A path is read in place. `engine` is checked, and changes nothing: a header says
     the same to all of them.

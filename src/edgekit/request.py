@@ -69,7 +69,7 @@ class Session:
     pricing: Pricing | None = field(default=None, repr=False)
 
     def tell(self, line: str) -> None:
-        """Show progress. Raises CancelledError if nobody waits for the answer."""
+        """Show progress. Raises CancelledError if the caller has gone."""
         if self.reach.cancelled is not None and self.reach.cancelled.is_set():
             raise CancelledError("cancelled")
         if self.reach.progress is not None:
@@ -165,7 +165,7 @@ class Request:
         reserve: int | None = None,
         **numbers: int | None,
     ) -> Request:
-        """Python's keywords, whose types nobody has checked. Raises UsageError."""
+        """Python's keywords, whose types are not checked yet. Raises UsageError."""
         if not isinstance(engine, str):
             raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
         if not isinstance(options, Mapping | None):

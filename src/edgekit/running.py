@@ -196,14 +196,14 @@ def judge_order(order: RunRequest, opened: Opened, job: Job | None) -> Judged:
     )
 
 
-def refuse_or_warn(judged: Judged, told: Notices) -> None:
+def refuse_or_warn(judged: Judged, notices: Notices) -> None:
     """DoesNotFitError with the numbers; with --force only a warning about the risk."""
     result = judged.check.result
     if result.can_load:
         return
     if not judged.order.force:
         raise DoesNotFitError(judged.check)
-    told.warn(
+    notices.warn(
         f"{headline(result)}. Starting anyway (--force): it may swap, fail to allocate, or be killed"
     )
 
@@ -212,7 +212,7 @@ def refuse_or_warn(judged: Judged, told: Notices) -> None:
 
 
 def open_order(
-    order: RunRequest, reach: Reach, confirm: Confirm | None, told: Notices
+    order: RunRequest, reach: Reach, confirm: Confirm | None, notices: Notices
 ) -> tuple[RunRequest, Opened]:
     """Only its header. UsageError for what has no weights to run.
 
@@ -229,7 +229,7 @@ def open_order(
     if ModelPurpose.EMBEDDING in entry.kinds:
         raise UsageError(_EMBEDS.format(order.reference))
     references, opened = open_published(entry, quant, order.at_this_moment(None))
-    told.say(f"{entry.id} at {opened.mix}, from {references[0].partition(':')[0]}")
+    notices.say(f"{entry.id} at {opened.mix}, from {references[0].partition(':')[0]}")
     return replace(order, published=references), opened
 
 
@@ -301,20 +301,20 @@ def fetch(
     order: RunRequest,
     reach: Reach,
     confirm: Confirm | None,
-    told: Notices,
+    notices: Notices,
     *,
     job: Job | None = None,
 ) -> tuple[Judged, LocalWeights]:
     """Judged for `job` by the header, downloaded where needed, and judged again by the file itself."""
-    order, opened = open_order(order, reach, confirm, told)
+    order, opened = open_order(order, reach, confirm, notices)
     judged = judge_order(order, opened, job)
-    refuse_or_warn(judged, told)
+    refuse_or_warn(judged, notices)
     weights = weights_of(order, opened, reach, confirm)
     if order.published:
         from edgekit.model.open import open_model
 
         judged = judge_order(order, open_model(weights.model), job)
-        refuse_or_warn(judged, told)
+        refuse_or_warn(judged, notices)
     return judged, weights
 
 
@@ -323,7 +323,7 @@ def fetch(
 
 @contextmanager
 def answering(
-    judged: Judged, weights: LocalWeights, wanted: AnswerRequest, told: Notices
+    judged: Judged, weights: LocalWeights, wanted: AnswerRequest, notices: Notices
 ) -> Iterator[tuple[Up, Judged]]:
     """An engine with a window for the prompt, until the end of the block.
 
@@ -338,26 +338,26 @@ def answering(
         judged = judged.again(wanted.job(bound if tokens is None else tokens))
         if tokens is None:
             judged = _counted(judged, weights.model, wanted)
-        refuse_or_warn(judged, told)
+        refuse_or_warn(judged, notices)
         at = Address(chats=prompt is None or not prompt.is_plain)
         while True:
             with ExitStack() as tried:
-                up = tried.enter_context(started(judged, starter, weights, at, told))
+                up = tried.enter_context(started(judged, starter, weights, at, notices))
                 short_of = None if tokens is not None else _too_long(judged, up.talker, wanted)
                 if short_of is None:
                     held.push(tried.pop_all())
                     break
             judged = judged.again(short_of)
-            refuse_or_warn(judged, told)
+            refuse_or_warn(judged, notices)
         yield up, judged
 
 
 @contextmanager
-def serving(judged: Judged, weights: LocalWeights, at: Address, told: Notices) -> Iterator[Up]:
+def serving(judged: Judged, weights: LocalWeights, at: Address, notices: Notices) -> Iterator[Up]:
     """A server, until the end of the block."""
     with ExitStack() as held:
         starter = judged.order.program.open(weights.model, held, None)
-        yield held.enter_context(started(judged, starter, weights, at, told))
+        yield held.enter_context(started(judged, starter, weights, at, notices))
 
 
 def _counted(judged: Judged, path: Path, wanted: AnswerRequest) -> Judged:
@@ -391,11 +391,11 @@ def _too_long(judged: Judged, talker: Talker, wanted: AnswerRequest) -> Job | No
 
 @contextmanager
 def started(
-    judged: Judged, starter: Starter, weights: LocalWeights, at: Address, told: Notices
+    judged: Judged, starter: Starter, weights: LocalWeights, at: Address, notices: Notices
 ) -> Iterator[Up]:
     """Ready until the end of the block, and gone after it. What it reports is compared with the bill."""
     order, result = judged.order, judged.check.result
-    told.say(verdict_text(judged.check))
+    notices.say(verdict_text(judged.check))
     request = StartRequest(
         weights=weights,
         label=judged.check.bill.label,
@@ -410,28 +410,28 @@ def started(
         environment=visible_cards(result.way, engine_named(order.engine).devices(result.machine)),
         at=at,
         recheck=judged.still_fits,
-        say=told.say,
-        warn=told.warn,
+        say=notices.say,
+        warn=notices.warn,
     )
     with starter.start(request) as up:
         if up.rows:
-            told.say(comparison_text(order.engine, up))
-            _remember_differences(judged, up, told)
+            notices.say(comparison_text(order.engine, up))
+            _remember_differences(judged, up, notices)
         yield up
 
 
-def _remember_differences(judged: Judged, up: Up, told: Notices) -> None:
+def _remember_differences(judged: Judged, up: Up, notices: Notices) -> None:
     """A bill that was wrong is recorded: `edgekit hardware` shows it."""
     outside = [row for row in up.rows if not row.within]
     if not outside:
         return
     engine = judged.order.engine
     parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
-    told.warn(f"the estimate differs from what {engine} {up.version} allocated: {parts}")
+    notices.warn(f"the estimate differs from what {engine} {up.version} allocated: {parts}")
     try:
         remember_rows(judged.check.bill.label, up.rows, engine=engine, version=up.version)
     except SourceError as error:
-        told.warn(f"the difference could not be saved: {error}")
+        notices.warn(f"the difference could not be saved: {error}")
 
 
 # --- verify

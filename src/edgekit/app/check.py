@@ -136,7 +136,7 @@ def _is_compared(engine: str | None) -> bool:
 def _assumed(
     named: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
 ) -> Check:
-    """Of a name alone. There is no command: nothing to start is known."""
+    """Of a name alone. There is no command, because there is no file to start."""
     bill = choice.bill(engine)
     known = Opened(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(known, engine, request, session)

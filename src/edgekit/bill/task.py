@@ -67,7 +67,7 @@ class CacheChoice:
 
     name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
     place: int
-    flags: str  # how the engine is told
+    flags: str  # that ask the engine for it
     asked: bool = False  # the caller settled it
     is_eight_bit: bool = False
     load: Mapping[str, Any] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Task:
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
     cancelled: threading.Event | None = field(
         default=None, repr=False, compare=False
-    )  # set: nobody waits any more
+    )  # set: the caller has gone
 
     @property
     def embeds(self) -> bool:
@@ -124,7 +124,7 @@ class Task:
             return load
         each = load.sequences or 1  # a mean over each needs whole ones
         whole = -(-tokens // each) * each
-        batch, microbatch = load.batch_tokens, load.microbatch_tokens  # what was said is kept
+        batch, microbatch = load.batch_tokens, load.microbatch_tokens  # what was given stays
         return replace(
             load,
             batch_tokens=batch or microbatch or whole,

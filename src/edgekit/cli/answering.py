@@ -25,17 +25,17 @@ _RESET = frozenset({"/reset", "/clear"})
 
 def answer(arguments: argparse.Namespace, wanted: AnswerRequest) -> tuple[str, int]:
     order = read_order(arguments, "run")
-    told = StderrNotices(quiet=arguments.quiet or arguments.json)
+    notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     try:
-        with reach_of(arguments, quiet=told.quiet) as reach:
+        with reach_of(arguments, quiet=notices.quiet) as reach:
             # Before the prompt is counted, only what cannot hold any prompt is refused.
             job = wanted.job(prompt_tokens=1)
-            judged, weights = fetch(order, reach, download_limit(arguments), told, job=job)
-        with answering(judged, weights, wanted, told) as (up, judged):
+            judged, weights = fetch(order, reach, download_limit(arguments), notices, job=job)
+        with answering(judged, weights, wanted, notices) as (up, judged):
             if wanted.prompt is None:
-                _converse(up.talker, judged.order, wanted, told)
+                _converse(up.talker, judged.order, wanted, notices)
                 return "", 0
-            return _answer_once(up, judged, wanted, arguments, told), 0
+            return _answer_once(up, judged, wanted, arguments, notices), 0
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
     except NobodyReadsError:
@@ -50,13 +50,13 @@ def _answer_once(
     judged: Judged,
     wanted: AnswerRequest,
     arguments: argparse.Namespace,
-    told: StderrNotices,
+    notices: StderrNotices,
 ) -> str:
     assert wanted.prompt is not None  # noqa: S101 - else it is a conversation
     talker = up.talker
     fitted = _fitted(talker, judged.order, talker.tokens(wanted.prompt), wanted.new_tokens)
     if fitted.note:
-        told.say(fitted.note)
+        notices.say(fitted.note)
     written, pieces = Written(), []
     for piece in _pieces(talker, fitted, wanted.sampling, written):
         pieces.append(piece)
@@ -71,7 +71,7 @@ def _answer_once(
         show("\n")
     from edgekit.report.run_text import written_text
 
-    told.say(written_text(written, asked=wanted.new_tokens))
+    notices.say(written_text(written, asked=wanted.new_tokens))
     return ""
 
 
@@ -100,12 +100,12 @@ def _pieces(talker: Talker, fitted: Fitted, sampling: Sampling, written: Written
 
 
 def _converse(
-    talker: Talker, order: RunRequest, wanted: AnswerRequest, told: StderrNotices
+    talker: Talker, order: RunRequest, wanted: AnswerRequest, notices: StderrNotices
 ) -> None:
     """Until its end. Ctrl-C stops an answer; where nothing is being said it ends the conversation."""
     first = () if wanted.system is None else (Message(role="system", content=wanted.system),)
     messages = first
-    told.say(
+    notices.say(
         f"chat with a context of {talker.window_tokens:,} tokens;"
         " /reset clears the history, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
     )
@@ -114,17 +114,17 @@ def _converse(
             return
         if line in _RESET:
             messages = first
-            told.say("forgotten")
+            notices.say("forgotten")
             continue
         asked = (*messages, Message(role="user", content=line))
         try:
             check_text("what you typed", line)
             said = _reply(talker, order, asked, wanted)
         except ContextTooLargeError as error:
-            told.warn(f"{error}; or /reset")
+            notices.warn(f"{error}; or /reset")
             continue
         except (TextError, UsageError) as error:
-            told.warn(str(error))
+            notices.warn(str(error))
             continue
         messages = (*asked, Message(role="assistant", content=said))
 

@@ -118,7 +118,7 @@ def _near(word: str, known: Iterable[str]) -> str:
 def build_parser(word: str | None = None) -> Parser:
     """Of all commands, or only of the one that `word` names: that takes a fraction of the time.
 
-    For --help alone the commands have no flags: nobody sees them.
+    For --help alone the commands have no flags: they are not shown.
     """
     parser = Parser(
         prog="edgekit",

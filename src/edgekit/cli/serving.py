@@ -32,19 +32,19 @@ def serve(arguments: argparse.Namespace, *, default_port: int) -> tuple[str, int
         api_key=(arguments.api_key or os.environ.get("LLAMA_API_KEY") or "").strip() or None,
         alias=arguments.alias or "",
     )
-    told = StderrNotices(quiet=arguments.quiet or arguments.json)
+    notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     check_port(at.host, at.port)  # before minutes of download and loading
-    _check_protected(at, arguments, told)
+    _check_protected(at, arguments, notices)
     try:
-        with reach_of(arguments, quiet=told.quiet) as reach:
-            judged, weights = fetch(order, reach, download_limit(arguments), told)
-        with ending_in_order(), serving(judged, weights, at, told) as up:
-            return _until_its_end(up, judged.check, arguments, told)
+        with reach_of(arguments, quiet=notices.quiet) as reach:
+            judged, weights = fetch(order, reach, download_limit(arguments), notices)
+        with ending_in_order(), serving(judged, weights, at, notices) as up:
+            return _until_its_end(up, judged.check, arguments, notices)
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
 
 
-def _check_protected(at: Address, arguments: argparse.Namespace, told: StderrNotices) -> None:
+def _check_protected(at: Address, arguments: argparse.Namespace, notices: StderrNotices) -> None:
     """UsageError where others could use the server without a key, unless that is what was asked for."""
     if at.api_key is not None or is_loopback(at.host):
         return
@@ -53,7 +53,7 @@ def _check_protected(at: Address, arguments: argparse.Namespace, told: StderrNot
             f"on {at.host} anyone on the network could use the server, and one request can use all memory:"
             " give --api-key, or --insecure to serve without a key (docs/run.md)"
         )
-    told.warn(f"anyone who can reach {at.host} can use this server without a key (--insecure)")
+    notices.warn(f"anyone who can reach {at.host} can use this server without a key (--insecure)")
 
 
 def _announce(up: Up, server: Server, check: Check, arguments: argparse.Namespace) -> None:
@@ -73,7 +73,7 @@ def _announce(up: Up, server: Server, check: Check, arguments: argparse.Namespac
 
 
 def _until_its_end(
-    up: Up, check: Check, arguments: argparse.Namespace, told: StderrNotices
+    up: Up, check: Check, arguments: argparse.Namespace, notices: StderrNotices
 ) -> tuple[str, int]:
     """Raises EngineError or MemoryPressureError where the end was not asked for."""
     server, guard = up.server, up.guard
@@ -84,7 +84,7 @@ def _until_its_end(
         _announce(up, server, check, arguments)  # its reader may ask for the end at once
         ended = server.wait()
     except (KeyboardInterrupt, SystemExit) as end:
-        told.say("stopping")
+        notices.say("stopping")
         ended = server.stop("stopped on request")
         _tell_end(ended, as_json=as_json)
         code = end.code if isinstance(end, SystemExit) else 0
@@ -96,7 +96,7 @@ def _until_its_end(
     if not as_json:
         raise kind(why)
     _tell_end(ended, as_json=True)
-    told.warn(why)
+    notices.warn(why)
     return "", kind.exit_code
 
 

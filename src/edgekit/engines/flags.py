@@ -53,7 +53,7 @@ class Control(NamedTuple):
 
 
 class CacheFlags(NamedTuple):
-    """How the engine is told in which type to keep the KV cache. Curves name a type as these flags do."""
+    """The flags that set the type of the KV cache. Curves name a type as these flags do."""
 
     keys: tuple[str, ...]  # one, or one for K and one for V; none where there is only one type
     default: str

@@ -196,7 +196,7 @@ class Engine(Protocol):
         return
 
     def budgets(self, machine: Machine, /) -> tuple[Budget, ...]:
-        """What it may use, before a model is known. Raises HardwareError where that cannot be told."""
+        """What it may use, before a model is known. Raises HardwareError where that is unknown."""
 
     def capacity_bytes(self, machine: Machine, /) -> int:
         """The most that weights may take, in all memories together."""

@@ -51,7 +51,7 @@ def _limit(here: Surroundings, total_bytes: int) -> tuple[int, str]:
 
 
 def _macos(here: Surroundings) -> int:
-    """'26.5.2' -> 26; 0 where it is not told."""
+    """'26.5.2' -> 26; 0 where it is unknown."""
     major = _text(here, "kern.osproductversion").partition(".")[0]
     return number_in(major) or 0
 

@@ -96,7 +96,7 @@ class ModelFiles:
     config: ModelFile | None = None  # config.json
     index: ModelFile | None = None  # model.safetensors.index.json
     quantization: ModelFile | None = None  # hf_quant_config.json or quantize_config.json
-    projectors: tuple[ModelFile, ...] = ()  # mmproj files that lie beside a GGUF
+    projectors: tuple[ModelFile, ...] = ()  # mmproj files next to a GGUF
     alternatives: tuple[str, ...] = ()  # other quantisations of the same repository
     notes: tuple[str, ...] = ()  # what the reader should know about the choice, a sentence each
 

@@ -1,7 +1,7 @@
 """Plain numbers and blocks of 32 weights, unpacked with numpy.
 
 Every function turns blocks [n, bytes] into floats [n, weights], as gguf-py's reference does, bit
-for bit. What a block holds stands in formats/dtype.py.
+for bit. What a block holds is in formats/dtype.py.
 """
 
 from __future__ import annotations

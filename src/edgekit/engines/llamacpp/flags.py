@@ -1,4 +1,4 @@
-"""llama.cpp's flags: the table of all that can be said to it -> a load and a setup, and back.
+"""llama.cpp's flags: the table of everything that can be set -> a load and a setup, and back.
 
 `TABLE` is the only file that spells llama.cpp's parameters: to add a flag, add a row and, where memory depends on it, a field
 of LlamaCppSetup.
@@ -268,7 +268,7 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("Cpu"), of_machine=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, which decides the split: 24G,24G", "SIZES", sizes, ours=True, group="placement", of_machine=True),
 )  # fmt: skip
-# What only rows of a batch can say: there is no flag for it.
+# Only rows of a batch have these: there is no flag.
 ROW_ONLY = (
     Flag((), "output_rows", "", "N", row=number, option="n_outputs_max"),
     Flag((), "load_mtp", "", row=yes_no, parameter=Parameter("load_mtp")),

@@ -61,7 +61,7 @@ def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, 
         return
     header = task.model.header
     now_bytes = header.tensor_bytes if header.keys else None
-    for mix in USUAL_MIXES[1:]:  # F16 is no quantisation
+    for mix in USUAL_MIXES[1:]:  # F16 is not a quantisation
         try:
             size_bytes = mixed_model(task.model, mix).tensor_bytes
         except EdgekitError:

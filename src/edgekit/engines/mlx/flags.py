@@ -1,4 +1,4 @@
-"""mlx-lm's flags: the table of all that can be said to it -> a load and a setup, and back."""
+"""mlx-lm's flags: the table of everything that can be set -> a load and a setup, and back."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The built-in engine's flags: the table of all that can be said to it -> a load and a setup, and back."""
+"""The built-in engine's flags: the table of everything that can be set -> a load and a setup, and back."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -76,7 +76,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f32, f16 (default) or q8_0", "TYPE", one_of(*_TYPES), shared=True, group="cache",
          field="cache_v", meaning=_CACHE, row=text, control=Control("KV cache (V)", _SHOWN, "f16", place=0)),
 )  # fmt: skip
-# What only rows of a batch can say: there is no flag for it.
+# Only rows of a batch have these: there is no flag.
 ROW_ONLY = (
     Flag((), "sequences", "", "N", row=number),
     Flag((), "full_window", "", row=yes_no),

@@ -1,4 +1,4 @@
-"""vLLM's flags: the table of all that can be said to it -> a load and a setup, and back."""
+"""vLLM's flags: the table of everything that can be set -> a load and a setup, and back."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -102,7 +102,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--gpu",), "gpu", "GPU by name: H100, RTX 4090 ...", "NAME", _card, ours=True, row=_row_gpu, of_machine=True),
     Flag(("--gpu-memory",), "gpu_memory", "memory of one GPU: 80G", "SIZE", size, ours=True, of_machine=True),
 )  # fmt: skip
-# What only rows of a batch can say: there is no flag for it.
+# Only rows of a batch have these: there is no flag.
 ROW_ONLY = (
     Flag((), "sequences", "", "N", row=number),
     Flag((), "mamba_cache_dtype", "", "TYPE", row=text),

@@ -246,7 +246,7 @@ class Running:
         return self.process.resident()
 
     def resident_bytes(self) -> int | None:
-        """None where it is gone, or nobody tells."""
+        """None where it is gone, or its memory is unknown."""
         found = self.resident()
         return None if found is None else found.resident_bytes
 
@@ -305,7 +305,7 @@ def start(
 
 
 def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
-    """200 when it is ready, 503 while it loads; None: nobody answers."""
+    """200 when it is ready, 503 while it loads; None: no answer."""
     connection = http.client.HTTPConnection(address.partition("://")[2], timeout=timeout_s)
     try:
         connection.request("GET", "/health")

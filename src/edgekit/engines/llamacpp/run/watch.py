@@ -270,7 +270,7 @@ _GONE = frozenset({6, 15, 16})  # nvml.h: not found, lost, reset wanted. Others 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedDevice:
-    """A GPU at this moment: what it has free, why it is gone, or why nobody knows."""
+    """A GPU at this moment: what it has free, why it is gone, or why that is unknown."""
 
     name: str
     free_bytes: int | None = None
