@@ -165,7 +165,7 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
             return ["-m", reference]
 
 
-def draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
+def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A name of the catalog becomes a repository that has it, or a placeholder."""
     from edgekit.catalog import find_entry
     from edgekit.catalog.naming import split_quant

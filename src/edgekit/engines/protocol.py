@@ -1,12 +1,21 @@
-"""What every engine has. Its folder owns all of it: no other file compares with an engine's name."""
+"""What every engine has. Its folder owns all of it: no other file compares with an engine's name.
+
+An engine is a record of facts that cost nothing to import, and rules. A rule is a function in a module of the engine's
+folder: `@rule("speed")` on `Engine.speed` means the function `speed` in `engines/X/speed.py`, imported when it is first
+called. Where the folder has no such function, the body here is right: the engine has nothing of the kind.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import ModuleType
 
     from edgekit.bill.task import CacheChoice, Drafter, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
@@ -19,8 +28,36 @@ if TYPE_CHECKING:
     from edgekit.model.open import Opened
     from edgekit.model.types import Model
 
-
 NONE: Mapping[str, str] = MappingProxyType({})
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Rule:
+    """Finds the engine's own function each time it is asked for, or binds the default."""
+
+    def __init__(self, module: str, default: Callable[..., Any], *, is_needed: bool) -> None:
+        self.module, self.default, self.is_needed = module, default, is_needed
+
+    def __get__(self, engine: Engine | None, _: type[Engine]) -> Any:
+        if engine is None:
+            return self
+        name = self.default.__name__
+        own = getattr(engine.module(self.module), name, None)
+        if own is None and self.is_needed:
+            raise NotImplementedError(f"{engine.package}.{self.module} has no function {name}")
+        return partial(self.default, engine) if own is None else own
+
+
+def rule(module: str, *, is_needed: bool = False) -> Callable[[Function], Function]:
+    """The method is the function of its name in this module of the engine's folder; its body is the default.
+
+    `is_needed`: every engine has to have it.
+    """
+
+    def made(default: Function) -> Function:
+        return cast("Function", Rule(module, default, is_needed=is_needed))
+
+    return made
 
 
 class Floor(Protocol):
@@ -54,30 +91,38 @@ class Companions(NamedTuple):
     drafter_mix: str | None = None  # the quantisation that the drafter is to have
 
 
-class Engine(Protocol):
-    """`ENGINE` of the package of an engine, which derives from this class.
-
-    Methods with a body are optional: the body is right for an engine that has nothing of the kind.
-    """
+class Engine:
+    """`ENGINE` of the package of an engine, whose class derives from this one and only has facts."""
 
     name: str  # as users type it, and as JSON has it
     title: str  # as a heading has it
-    aliases: tuple[str, ...]  # other spellings, in lower case
-    loads_gguf: bool
+    aliases: tuple[str, ...] = ()  # other spellings, in lower case
+    loads_gguf: bool = False
+    # Files it loads as they are: "gguf", "safetensors", "config", "mlx". The first engine of the list that does is
+    # chosen, if none is named.
+    made_for: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.package = type(self).__module__  # its folder
+        self._modules: dict[str, ModuleType | None] = {}
+
+    def module(self, name: str) -> ModuleType | None:
+        """A module of its folder; None where there is none."""
+        if name not in self._modules:
+            path = f"{self.package}.{name}"
+            try:
+                self._modules[name] = import_module(path)
+            except ModuleNotFoundError as error:
+                if error.name != path:
+                    raise
+                self._modules[name] = None
+        return self._modules[name]
 
     # --- flags
 
-    @property
-    def flags(self) -> tuple[Flag, ...]: ...
-
-    @property
-    def table(self) -> tuple[Flag, ...]:
-        """The flags, the context first, and what only rows of a batch can say."""
-
-    @property
-    def unused_options(self) -> frozenset[str]:
-        """Options of a row that the engine has and that no bill depends on."""
-        return frozenset()
+    flags: tuple[Flag, ...]
+    table: tuple[Flag, ...]  # the context, the flags, and what only rows of a batch can say
+    unused_options: frozenset[str] = frozenset()  # of a row, that no bill depends on
 
     # A check may place the model elsewhere than a plan did: links say where.
     pins_placement: bool = False
@@ -87,47 +132,87 @@ class Engine(Protocol):
     quant_key: str = ""  # of the flag that says how weights are quantised; "": there is none
     companions: frozenset[str] = frozenset()  # flags of files that are loaded with the model
 
+    @rule("flags")
     def read_quant(self, _name: str, /) -> str | None:
         """The quantisation of `--quant NAME` in the engine's own words; None where it has no such."""
         return None
 
+    @rule("flags")
     def quant_names(self) -> tuple[str, ...]:
         """To show to somebody who typed another."""
         return ()
 
+    @rule("flags", is_needed=True)
+    def default_setup(self) -> Any:
+        """Where nothing is given."""
+        raise NotImplementedError
+
+    @rule("flags")
     def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Any]:
         """What values of its flags ask for. Raises UsageError."""
+        from edgekit.bill.types import Load
+        from edgekit.engines.flags import field_values
 
+        load = field_values(self.table, values, Load)
+        load["context_tokens"] = load.get("context_tokens") or None  # 0 is the native context
+        kind = type(self.default_setup())
+        return Load(**load), kind(**field_values(self.table, values, kind))
+
+    @rule("flags")
     def values(self, load: Load, setup: Any, /) -> dict[str, Any]:
         """And back: read again, they give the same bill. Files loaded with the model are not among them."""
+        from edgekit.engines.flags import given_values
 
+        return given_values(self.table, load, setup)
+
+    @rule("flags")
     def placement(self, _setup: Any, /) -> dict[str, Any]:
         """Where a plan has put the model, as values of flags."""
         return {}
 
-    def read_row(self, options: Mapping[str, Any], backend: str | None, /) -> tuple[Load, Any]:
+    @rule("flags")
+    def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Any]:
         """A row of a batch, in the engine's own parameters. Raises UsageError."""
+        from dataclasses import replace
 
+        from edgekit.engines.flags import read_options
+
+        given = read_options(self.table, options)
+        load, setup = self.setup(given)
+        return replace(load, context_tokens=given.get("context")), setup
+
+    @rule("flags")
     def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Any]:
         """Keywords of the Python API, named as in a row, for the engine as people start it. Raises UsageError."""
+        return self.read_row(options, None)
 
+    @rule("flags", is_needed=True)
     def describe(self, load: Load, estimate: MemoryEstimate, /) -> str:
         """What was asked for, in words, as the engine resolved it."""
+        raise NotImplementedError
 
     # --- the bill
 
-    def prepare(self, model: Model, /) -> object:
+    @rule("prepared")
+    def prepare(self, _model: Model, /) -> object:
         """What the engine's rules have worked out for this model so far: an object of its own class."""
+        return None
 
-    def is_made_for(self, model: Model, /) -> bool:
-        """Whether the engine loads the model's files as they are. The first engine of the list that does is chosen."""
+    def is_made_for(self, model: Model) -> bool:
+        header = model.header
+        return ("mlx" if header.mlx else header.container.value) in self.made_for
 
-    def version(self, setup: Any, /) -> str:
+    @rule("estimate")
+    def version(self, _setup: Any, /) -> str:
         """Of the engine whose rules a bill for this setup follows."""
+        return str(cast("Any", self.module("estimate")).VERSION)
 
+    @rule("estimate", is_needed=True)
     def estimate(self, model: Model, load: Load, setup: Any, /) -> MemoryEstimate:
         """The bill. Raises RefusedError where the engine would not start."""
+        raise NotImplementedError
 
+    @rule("companions")
     def estimate_with(
         self,
         _companions: Companions,
@@ -145,17 +230,19 @@ class Engine(Protocol):
     # The verbs that EdgeKit can start it for: run, serve, verify, calibrate.
     starts_for: tuple[str, ...] = ()
 
-    @property
-    def verified_flags(self) -> tuple[Flag, ...]:
-        """The flags that `verify` takes."""
-        return ()
+    verified_flags: tuple[Flag, ...] = ()  # that `verify` takes
+    program_module: str = ""  # with PROGRAM; "": EdgeKit only prints the command
 
     def program(self) -> EngineProgram | None:
-        """How it is started on this machine; None where EdgeKit only prints the command."""
-        return None
+        """How it is started on this machine."""
+        if not self.program_module:
+            return None
+        found: EngineProgram = import_module(self.program_module).PROGRAM
+        return found
 
     # --- speed
 
+    @rule("speed")
     def speed(
         self,
         _task: Task,
@@ -170,6 +257,7 @@ class Engine(Protocol):
         """
         return None
 
+    @rule("speed")
     def fastest_tokens_per_s(
         self, _read_bytes: float, _held_bytes: int, _machine: Machine, /
     ) -> float | None:
@@ -179,31 +267,39 @@ class Engine(Protocol):
     @property
     def floor(self) -> Floor | None:
         """None: the engine's whole bill is cheap."""
-        return None
+        module = self.module("estimate")
+        return cast("Floor", module) if hasattr(module, "held_bytes") else None
 
+    @rule("estimate")
     def config_probes(self) -> Iterator[tuple[Load, Any]]:
         """Loads and setups whose bills read different parts of a config.json. None: the engine reads no config."""
         yield from ()
 
     # --- the machine
 
+    @rule("budget")
     def devices(self, _machine: Machine, /) -> tuple[Device, ...]:
         """Those that it would use together. None where it only uses the CPU."""
         return ()
 
+    @rule("budget")
     def check_runs(self, _machine: Machine, /) -> None:
         """Raises HardwareError where the machine has nothing that the engine runs on."""
         return
 
+    @rule("budget", is_needed=True)
     def budgets(self, machine: Machine, /) -> tuple[Budget, ...]:
         """What it may use, before a model is known. Raises HardwareError where that is unknown."""
+        raise NotImplementedError
 
+    @rule("budget")
     def capacity_bytes(self, machine: Machine, /) -> int:
         """The most that weights may take, in all memories together."""
         from edgekit.machine.types import together_bytes
 
         return together_bytes(self.budgets(machine))
 
+    @rule("budget")
     def check_limits(self, _reserve_bytes: int | None, _max_use: float | None, /) -> None:
         """Raises UsageError for --reserve or --max-use where the engine has no such thing."""
         return
@@ -216,17 +312,20 @@ class Engine(Protocol):
     @property
     def placed(self) -> frozenset[str]:
         """Fields of the setup that say where the model goes."""
-        return frozenset()
+        found: frozenset[str] = getattr(self.module("placements"), "PLACED", frozenset())
+        return found
 
-    def default_setup(self) -> Any: ...
-
+    @rule("placements", is_needed=True)
     def placements(self, task: Task, /) -> Iterator[Placement]:
         """Whole ones first; of the others each takes no more of the devices than the one before it."""
+        raise NotImplementedError
 
+    @rule("placements")
     def finer_placements(self, _model: Model, _placement: Placement, /) -> Iterator[Placement]:
         """Between this placement and the one before it."""
         yield from ()
 
+    @rule("split")
     def rebalance(
         self, _model: Model, _placement: Placement, _estimate: MemoryEstimate, /
     ) -> Placement | None:
@@ -236,28 +335,34 @@ class Engine(Protocol):
         """
         return None
 
+    @rule("split")
     def neighbours(
         self, _model: Model, _placement: Placement, _uses: Sequence[Usage], /
     ) -> Iterator[Placement]:
         """One layer moved off the fullest card."""
         yield from ()
 
+    @rule("split")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:
         """With the split that it is billed with given as a flag: it could differ by the time the engine starts."""
         return placement
 
     # --- the cache
 
-    cache_flags: str  # that set its type
+    cache_flags: str = ""  # that set its type
     cache_fields: tuple[str, ...] = ()  # of the setup that these flags set; others are in the load
 
+    @rule("cache_choices", is_needed=True)
     def cache_choices(
         self, task: Task, placement: Placement | None = None, /
-    ) -> tuple[CacheChoice, ...]:
+    ) -> Iterable[CacheChoice]:
         """The most accurate first; only the one that was given. `placement`: where it is known."""
+        raise NotImplementedError
 
+    @rule("cache_choices", is_needed=True)
     def cache_name(self, load: Load, setup: Any, /) -> str:
         """The cache of this load and setup, by the name that choices have."""
+        raise NotImplementedError
 
     # --- the weights
 
@@ -265,22 +370,26 @@ class Engine(Protocol):
     chooses_repositories: bool = False  # its variants are repositories, loaded as they are
     has_rule_of_thumb: bool = False  # its memory can be guessed from a model's name
 
+    @rule("variants")
     def variants(self, model: Model, _label: str = "", /) -> tuple[Variant, ...]:
         """Quantisations to choose among, the most accurate first. `label`: the model's name in the catalog."""
         from edgekit.engines.variants import as_named
 
         return as_named(model)
 
+    @rule("variants")
     def smaller_weights(
         self, _task: Task, _capacity_bytes: int, /
     ) -> Iterator[tuple[Variant, str]]:
         """Smaller quantisations than what was judged, the largest first, each with the words that ask for it."""
         yield from ()
 
+    @rule("variants")
     def download_bytes(self, model: Model, _setup: Any, _estimate: MemoryEstimate, /) -> int | None:
         """What has to be downloaded to run it; None where that is unknown."""
         return model.header.file_bytes or model.header.tensor_bytes
 
+    @rule("rule_of_thumb")
     def divided(self, line: MemoryLine, _model: Model, _setup: Any, /) -> Iterable[MemoryLine]:
         """A line of a rule of thumb, divided among the pools as the setup places the model."""
         return (line,)
@@ -292,16 +401,25 @@ class Engine(Protocol):
     default_users: str = "one request at a time"  # if the number of users is not given
     drafts: bool = False  # a drafter can be proposed next to a model
 
+    @rule("users")
     def load_for_users(self, load: Load, users: int, _native_tokens: int, /) -> Load:
         """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
         from dataclasses import replace
 
         return replace(load, sequences=users)
 
+    no_embeddings: str = ""  # why it returns none
+
+    @rule("users")
     def embedding_start(self, start: Start, /) -> Start:
         """Started to return embeddings. Raises RefusedError where the engine returns none."""
+        if self.no_embeddings:
+            from edgekit.errors import RefusedError
+
+            raise RefusedError(self.no_embeddings)
         return start
 
+    @rule("companions")
     def with_drafter(self, task: Task, _drafter: Model | None, _mix: str | None, /) -> Task:
         """The task with a drafter next to the model; None: the model's own prediction layers."""
         return task
@@ -310,56 +428,70 @@ class Engine(Protocol):
 
     for_programs: tuple[str, ...] = ()  # that its commands are for, as --for takes them
 
+    @rule("commands", is_needed=True)
     def settle(self, verdict: Verdict, values: Mapping[str, Any], /) -> dict[str, Any]:
         """The flags that start the engine as it was judged: `values`, which were given, and what the verdict adds."""
+        raise NotImplementedError
 
-    def commands(self, _startup: Startup, /) -> tuple[Command, ...]:
+    @rule("commands")
+    def commands(self, _startup: Startup, /) -> Iterable[Command]:
         """What starts it as it was judged, in the order to run it. None: only the command of an estimate does."""
         return ()
 
+    @rule("commands")
     def taken(self, verdict: Verdict, /) -> MemoryEstimate:
         """The bill with all that the engine takes when it starts, which may be more than its load needs."""
         return verdict.estimate
 
+    @rule("users")
     def values_for_users(
         self, values: Mapping[str, Any], _users: int, _load: Load, /
     ) -> dict[str, Any]:
         """The flags with which every user has a context of their own. Raises UsageError."""
         return dict(values)
 
+    @rule("commands")
     def values_on_cards(self, _cards: Sequence[Device], *, named: bool) -> dict[str, Any]:  # noqa: ARG002
         """The flags for these cards; `named`: they are in the table of devices."""
         return {}
 
+    @rule("commands")
     def machine_flags(self, _placement: Placement, /) -> dict[str, Any]:
         """The cards of a placement as flags, so that an estimate without the machine has the same bill."""
         return {}
 
+    @rule("commands")
     def draft_words(self, _verdict: Verdict, _drafter: Drafter, /) -> list[str]:
         """The flags that add a proposed draft model."""
         return []
 
+    @rule("commands", is_needed=True)
     def estimate_words(
         self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened, /
     ) -> list[str]:
         """The command of an estimate."""
+        raise NotImplementedError
 
+    @rule("commands")
     def estimate_notes(
         self, _values: Mapping[str, Any], _setup: Any, _estimate: MemoryEstimate, _opened: Opened, /
-    ) -> list[str]:
+    ) -> Iterable[str]:
         """What to know before running it."""
         return []
 
     # --- reports
 
+    @rule("commands")
     def offload(self, _verdict: Verdict, /) -> Offload:
         """Which parts of the model are not on the devices."""
         return Offload()
 
-    def later_rows(self, _verdict: Verdict, /) -> list[str]:
+    @rule("growth")
+    def later_rows(self, _verdict: Verdict, /) -> Iterable[str]:
         """What may take more memory after the start."""
         return []
 
+    @rule("estimate")
     def answer_facts(self, _estimate: MemoryEstimate, /) -> Mapping[str, Any]:
         """Further keys of the answer in JSON."""
         return {}

@@ -439,7 +439,7 @@ def _attention_flops(geometry: ModelGeometry, tokens: int) -> float:
 # -- a bound ---------------------------------------------------------------------------------
 
 
-def fastest_tokens_per_s(
+def speed_bound(
     read_bytes: float,
     held_bytes: int,
     machine: Machine,

@@ -43,7 +43,7 @@ def commands_of(
         users=users,
         nodes=nodes,
     )
-    return engine_named(verdict.engine).commands(startup)
+    return tuple(engine_named(verdict.engine).commands(startup))
 
 
 def ready_commands(

@@ -36,7 +36,7 @@ def with_weights(task: Task, variant: Variant) -> Task:
 
 def cache_choices(task: Task) -> tuple[CacheChoice, ...]:
     """All that the engine has, the most accurate first; what the caller settled is the only one."""
-    return engine_named(task.engine).cache_choices(task)
+    return tuple(engine_named(task.engine).cache_choices(task))
 
 
 def reads_at_once(model: Model, setup: Any) -> bool:

@@ -118,7 +118,7 @@ def _sections(check: Check) -> Iterator[tuple[str, list[str]]]:
     yield "Why", list(result.reasons)
     speed = speed_row(result.speed, embeds=embeds(result))
     yield "Speed", [speed] if result.speed is not None else []
-    yield "Later", engine_named(result.engine).later_rows(result) if result.can_load else []
+    yield "Later", list(engine_named(result.engine).later_rows(result)) if result.can_load else []
     yield "To fit" if result.failed else "Or", [change.told for change in check.changes]
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *bill.notes, *bill.estimate.notes]

@@ -91,7 +91,7 @@ def _sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, list[str]
     yield "Why", list(result.reasons)
     yield "To fit", [change.told for change in plan.to_fit]
     yield "Or", [change.told for change in plan.changes]
-    yield "Later", engine_named(result.engine).later_rows(result) if plan.fits else []
+    yield "Later", list(engine_named(result.engine).later_rows(result)) if plan.fits else []
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *notes, *result.estimate.notes]
 

@@ -15,9 +15,8 @@ from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.flags import read_row
+from edgekit.engines.llamacpp.flags import default_setup, read_row
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
-from edgekit.engines.llamacpp.types import default_setup
 from edgekit.engines.llamacpp.versions import (
     NEWEST,
     OLDEST,

@@ -14,7 +14,8 @@ from edgekit.bill.task import Start, Task
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.engines.cache_pairs import pair_name
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, default_setup
+from edgekit.engines.llamacpp.flags import default_setup
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine

@@ -12,7 +12,7 @@ from tests.unit.plan.machines import cards
 
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.engines.llamacpp.split import pinned, resplit
+from edgekit.engines.llamacpp.split import pinned, rebalance
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.machine.types import HOST, Budget, pool_of
 from edgekit.plan.fitting import Fitting
@@ -69,25 +69,25 @@ def counts(found: Placement | None) -> tuple[float, ...] | None:
 def test_the_fullest_is_as_empty_as_can_be(
     rooms: tuple[int, ...], layers: list[int], head: int, fixed: tuple[int, ...], expected: tuple[float, ...]
 ) -> None:  # fmt: skip
-    assert counts(resplit(MODEL, way(*rooms), bill(layers, head=head, fixed=fixed))) == expected
+    assert counts(rebalance(MODEL, way(*rooms), bill(layers, head=head, fixed=fixed))) == expected
 
 
 def test_the_division_is_told() -> None:
-    found = resplit(MODEL, way(200, 100), bill([10] * 8, head=10))
+    found = rebalance(MODEL, way(200, 100), bill([10] * 8, head=10))
     assert found is not None
     assert found.because == "all of it, divided 6:3"
 
 
 def test_the_same_division_is_no_other() -> None:
-    assert resplit(MODEL, way(200, 100, split=(6.0, 3.0)), bill([10] * 8, head=10)) is None
+    assert rebalance(MODEL, way(200, 100, split=(6.0, 3.0)), bill([10] * 8, head=10)) is None
 
 
 def test_fewer_layers_than_cards_are_not_divided() -> None:
-    assert resplit(MODEL, way(10, 10, 10), bill([1])) is None
+    assert rebalance(MODEL, way(10, 10, 10), bill([1])) is None
 
 
 def test_what_no_card_holds_is_not_divided() -> None:
-    assert resplit(MODEL, way(10, 10), bill([10_000] * 4)) is None
+    assert rebalance(MODEL, way(10, 10), bill([10_000] * 4)) is None
 
 
 def test_unified_memory_is_not_divided() -> None:
@@ -95,7 +95,7 @@ def test_unified_memory_is_not_divided() -> None:
     both = frozenset({pool_of(0), pool_of(1)})
     one = Budget(name="unified", pools=both, total_bytes=1, free_bytes=1, reserve_bytes=0, because="")  # fmt: skip
     apart = Placement(setup=several.setup, budgets=(one,), because="", cards=several.cards)
-    assert resplit(MODEL, apart, bill([1] * 4)) is None
+    assert rebalance(MODEL, apart, bill([1] * 4)) is None
 
 
 def fullest(layers: list[int], ends: tuple[int, ...], rooms: list[int], fixed: list[int]) -> float:
@@ -111,7 +111,7 @@ def test_no_other_division_is_better(data: st.DataObject) -> None:
     head = data.draw(st.integers(0, 50))
     rooms = data.draw(st.lists(st.integers(50, 400), min_size=cards, max_size=cards))
     fixed = data.draw(st.lists(st.integers(0, 20), min_size=cards, max_size=cards))
-    found = counts(resplit(MODEL, way(*rooms), bill(layers, head=head, fixed=tuple(fixed))))
+    found = counts(rebalance(MODEL, way(*rooms), bill(layers, head=head, fixed=tuple(fixed))))
     assume(found is not None)
     assert found is not None
     pieces = [*layers, head]

@@ -24,7 +24,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.llamacpp.placements import measured_overhead
-from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest, measured_ratio
+from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.engines.llamacpp.verify.check import beside_bytes
@@ -609,9 +609,9 @@ def test_nothing_is_passed_over_that_a_quick_machine_could_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is sorted out at a glance is slow also by what was measured."""
-    plain = fastest(GIB, GIB, with_calibration(monkeypatch))
-    quick = fastest(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=30.0))  # fmt: skip
-    slow = fastest(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=1.0))  # fmt: skip
+    plain = fastest_tokens_per_s(GIB, GIB, with_calibration(monkeypatch))
+    quick = fastest_tokens_per_s(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=30.0))  # fmt: skip
+    slow = fastest_tokens_per_s(GIB, GIB, with_calibration(monkeypatch, decode_tokens_per_s=1.0))  # fmt: skip
     assert plain is not None
     assert quick == pytest.approx(3 * plain)
     assert slow == plain

@@ -19,7 +19,7 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines import ports
 from edgekit.engines.comparison import Resident
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.companions import with_drafter
+from edgekit.engines.llamacpp.companions import bill_with_drafter
 from edgekit.engines.llamacpp.run.comparison import compare_reported, told_of
 from edgekit.engines.llamacpp.run.engine import Progress, start
 from edgekit.engines.llamacpp.run.settings import make_settings
@@ -193,7 +193,9 @@ def test_an_8_bit_cache_and_a_drafter_are_what_was_billed(model: Path, tmp_path:
     load = Load(context_tokens=8192, sequences=2, unified=True, cache_k=Q8, cache_v=Q8)
     own = replace(load, cache_k=F16, cache_v=Q8)
     setup = replace(SERVER, draft_max=4)
-    bill = with_drafter(llamacpp.estimate(model_of(main), load, setup), model_of(model), own, setup)
+    bill = bill_with_drafter(
+        llamacpp.estimate(model_of(main), load, setup), model_of(model), own, setup
+    )
     launch = launch_of(main, load=load, setup=setup, drafter=model, drafter_load=own, alias="two")
     with start(launch) as running:
         rows = compare_reported(bill, running)

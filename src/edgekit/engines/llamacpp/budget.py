@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from edgekit.engines.budgets import card_budget, devices_of, ram_budget
-from edgekit.machine.types import Budget, Device, Machine, System, Vendor, pool_of
+from edgekit.engines.budgets import card_budget, devices_of, known_ram, ram_budget
+from edgekit.machine.types import (
+    Budget,
+    Device,
+    Machine,
+    System,
+    Vendor,
+    pool_of,
+    together_bytes,
+)
 from edgekit.units import GIB
 
 RESERVE_BYTES = GIB
@@ -23,7 +31,20 @@ def backend_name(card: Device) -> str:
     return BACKENDS.get(card.vendor, "vulkan")
 
 
-def budgets(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, ...]:
+def budgets(machine: Machine) -> tuple[Budget, ...]:
+    """With all its devices. Raises HardwareError where it has none and its RAM is unknown."""
+    cards = devices(machine)
+    if not cards:
+        known_ram(machine)
+    return budgets_with(machine, cards)
+
+
+def capacity_bytes(machine: Machine) -> int:
+    """The most that weights may take, in all memories together."""
+    return together_bytes(budgets_with(machine, devices(machine)))
+
+
+def budgets_with(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, ...]:
     """One for each card and one for the RAM, each with the reserve. RAM of unknown size is not judged."""
     reserve, because = _reserve(machine)
     found = [

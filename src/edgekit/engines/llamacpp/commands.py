@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.task import Drafter, Placement
@@ -11,6 +11,7 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines import ollama
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.flags import flag_words
+from edgekit.engines.llamacpp.budget import backend_name
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.flags import FLAGS, REPEATED
 from edgekit.engines.llamacpp.flags import setup as read_setup
@@ -18,7 +19,15 @@ from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
-from edgekit.engines.llamacpp.settle import OWN_CACHE, Repacking, repack_notes, repacking
+from edgekit.engines.llamacpp.settle import (
+    OWN_CACHE,
+    Repacking,
+    machine_flags,
+    offload,
+    repack_notes,
+    repacking,
+    settle,
+)
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
@@ -26,12 +35,29 @@ from edgekit.engines.llamacpp.types import (
     LlamaCppSetup,
     SplitMode,
 )
-from edgekit.engines.model_words import NO_PROJECTOR, PLACEHOLDER_DRAFT, TEXT_ONLY, draft_words
-from edgekit.machine.types import Vendor
+from edgekit.engines.model_words import (
+    NO_PROJECTOR,
+    PLACEHOLDER_DRAFT,
+    TEXT_ONLY,
+    model_draft_words,
+)
+from edgekit.machine.types import Device, Vendor
 from edgekit.model.types import embeds_in_one_batch
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
+
+__all__ = [
+    "commands",
+    "draft_words",
+    "endpoint",
+    "estimate_notes",
+    "estimate_words",
+    "machine_flags",
+    "offload",
+    "settle",
+    "values_on_cards",
+]
 
 ALL = "all"
 
@@ -133,7 +159,7 @@ def endpoint(server: DeviceSlot) -> str:
 def _given_words(given: Mapping[str, Any]) -> list[str]:
     draft = given.get("draft_model")
     repeated = {key: value for key, value in given.items() if key in REPEATED}
-    return [*(draft_words(draft) if draft is not None else ()), *flag_words(FLAGS, repeated)]
+    return [*(model_draft_words(draft) if draft is not None else ()), *flag_words(FLAGS, repeated)]
 
 
 def _is_by_hand(placement: Placement) -> bool:
@@ -156,7 +182,7 @@ def _card_notes(startup: Startup) -> list[str]:
     ]
 
 
-def proposed_draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
+def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
     """The flags that add a draft model, in the order in which llama.cpp's command has them."""
     load, setup = verdict.load, verdict.way.setup
     alone = ["-devd", "none"] if setup.backend is Backend.CPU else []  # else it would be on a GPU
@@ -164,7 +190,7 @@ def proposed_draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
         return ["--spec-type", "draft-mtp", *alone]
     name = f"{drafter.name.partition(' ')[0]}:{drafter.changes.get('mix', DEFAULT_MIX)}"
     types = {"draft_type_k": load.cache_k, "draft_type_v": load.cache_v}
-    return [*draft_words(name, is_catalog=True), *_words(types), *(alone or ["-ngld", ALL])]
+    return [*model_draft_words(name, is_catalog=True), *_words(types), *(alone or ["-ngld", ALL])]
 
 
 def estimate_words(
@@ -177,7 +203,7 @@ def estimate_words(
     rest = {key: value for key, value in values.items() if key not in {"draft_model", "mmap"}}
     words = [program, *estimate_source(values, opened).words, "-c", str(context)]
     words += [*flag_words(FLAGS, rest), *setup.load_words]
-    words += draft_words(values["draft_model"]) if "draft_model" in values else []
+    words += model_draft_words(values["draft_model"]) if "draft_model" in values else []
     if estimate.backend == "cpu":
         return [*words, "-dev", "none"]
     return words if "n_gpu_layers" in values else [*words, "-ngl", ALL]
@@ -195,3 +221,9 @@ def estimate_notes(
         yield f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)"
     if "repack" not in values:  # neither counted nor turned off
         yield from repack_notes(repacked_bytes(opened.model, setup))
+
+
+def values_on_cards(cards: Sequence[Device], *, named: bool) -> dict[str, Any]:  # noqa: ARG001
+    """The flags for these cards."""
+    memory = tuple(card.free_bytes for card in cards)
+    return {"backend": backend_name(cards[0]), "device_memory": memory}

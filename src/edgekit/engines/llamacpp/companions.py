@@ -12,8 +12,9 @@ from edgekit.bill.task import Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
+from edgekit.engines.llamacpp.flags import default_setup
 from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement, place
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, default_setup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
@@ -29,7 +30,7 @@ ADAPTER_WITHIN = 1.0
 DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
 
 
-def task_with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
+def with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
     """The task with a drafter next to the model; None: the model's own prediction layers."""
     setup = task.start.setup or default_setup()
     setup = replace(setup, draft_max=DRAFT_TOKENS, load_mtp=drafter is None)
@@ -39,7 +40,7 @@ def task_with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Tas
 
     def bill(load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
         main = llamacpp.estimate(task.model, load, setup)
-        return with_drafter(main, drafter, load, setup, mix=mix)  # its cache has the same type
+        return bill_with_drafter(main, drafter, load, setup, mix=mix)  # its cache has the same type
 
     return replace(task, start=start, bill=bill)
 
@@ -70,10 +71,12 @@ def estimate_with(
         cache_v=None if value is None else cache_type(value),
     )
     is_gguf = draft.header.container is Container.GGUF  # its tensors have their types already
-    return with_drafter(bill, draft, own, setup, mix=None if is_gguf else companions.drafter_mix)
+    return bill_with_drafter(
+        bill, draft, own, setup, mix=None if is_gguf else companions.drafter_mix
+    )
 
 
-def with_drafter(
+def bill_with_drafter(
     main: MemoryEstimate,
     drafter: Model,
     load: Load,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,18 @@ MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
 NAME = "llama.cpp"
 VERSION = version_name(NEWEST, None)
+
+
+def version(setup: LlamaCppSetup | None) -> str:
+    """Of the rules that a bill for this setup follows."""
+    return VERSION if setup is None else setup.version_name
+
+
+def config_probes() -> Iterator[tuple[Load, LlamaCppSetup]]:
+    """Loads and setups whose bills read different parts of a config.json."""
+    load = Load(context_tokens=1_024)
+    yield load, LlamaCppSetup(mix="Q4_K_M")
+    yield load, LlamaCppSetup(mix="Q8_0", backend=Backend.CUDA, load_mtp=True)
 
 
 def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:

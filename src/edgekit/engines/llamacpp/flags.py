@@ -288,8 +288,31 @@ def _keys(*groups: str) -> frozenset[str]:
 
 _ON_A_GPU = _keys("placement", "devices")
 COMPANIONS = _keys("companion", "weights")  # loaded with the model, or in its stead
+# The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
+VERIFIED = tuple(
+    flag
+    for flag in FLAGS
+    if flag.key not in COMPANIONS
+    and flag.key
+    not in {
+        "cache_ram",
+        "cpu",  # as the engine here was built
+        "ctx_checkpoints",
+        "device_memory",
+        "rpc",  # neither way to ask llama.cpp is built with it
+        "llama_version",  # it is the engine's own
+    }
+)
 # Flags that the command of an answer repeats as they were given: load and setup do not have them, or not all of it.
 REPEATED = _keys("companion", "drafter", "server") - {"draft_model"}  # its words name a repository
+
+
+def default_setup() -> LlamaCppSetup:
+    """llama-server of the default version."""
+    from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+    from edgekit.engines.llamacpp.versions import default_version
+
+    return LlamaCppSetup(mode=LlamaMode.SERVER, **default_version()._asdict())
 
 
 def setup(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:

@@ -47,14 +47,14 @@ def growth_limits(result: Verdict) -> dict[str, int]:
     return limits
 
 
-def later_rows(result: Verdict) -> Iterator[str]:
+def later_rows(verdict: Verdict) -> Iterator[str]:
     """One row where something may grow: what is left, and the flags that limit it where that is too little."""
-    lines = growing_lines(result)
+    lines = growing_lines(verdict)
     if not lines:
         return
     parts = [f"{format_bytes(line.size_bytes)} of {line.component.value}" for line in lines]
-    grows, left = f"RAM use may grow by up to {' and '.join(parts)}", left_on_host(result)
-    limits = growth_limits(result)
+    grows, left = f"RAM use may grow by up to {' and '.join(parts)}", left_on_host(verdict)
+    limits = growth_limits(verdict)
     if left is None:
         yield f"{grows}, and the size of the RAM is unknown"
     elif not limits:

@@ -8,7 +8,8 @@ from typing import Any
 
 from edgekit.bill.task import Placement, Task
 from edgekit.engines.budgets import known_ram, names_of
-from edgekit.engines.llamacpp.budget import backend_name, budgets, devices
+from edgekit.engines.llamacpp.budget import backend_name, budgets_with, devices
+from edgekit.engines.llamacpp.flags import default_setup
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
@@ -18,7 +19,6 @@ from edgekit.engines.llamacpp.types import (
     Overhead,
     Override,
     SplitMode,
-    default_setup,
     used_devices,
 )
 from edgekit.errors import HardwareError, UsageError
@@ -255,7 +255,7 @@ def _numbers(first: int, end: int) -> str:
 def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: str) -> Placement:
     return Placement(
         setup=replace(setup, **_of_the_machine(machine, cards)),
-        budgets=budgets(machine, cards),
+        budgets=budgets_with(machine, cards),
         because=because,
         cards=cards,
         may_resplit=len(cards) > 1 and not setup.tensor_split,
@@ -267,7 +267,7 @@ def _on_devices(machine: Machine, cards: Cards, setup: LlamaCppSetup, because: s
 def _on_the_cpu(machine: Machine, setup: LlamaCppSetup) -> Placement:
     known_ram(machine)
     alone = replace(setup, backend=Backend.CPU, **_of_the_machine(machine))
-    return Placement(setup=alone, budgets=budgets(machine, ()), because=ON_THE_CPU)
+    return Placement(setup=alone, budgets=budgets_with(machine, ()), because=ON_THE_CPU)
 
 
 def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from edgekit.engines.speed import (
     Reading,
     SequenceRun,
     apple_flops_per_byte,
-    fastest_tokens_per_s,
     largest_cards,
     modelled_speed,
     nvidia_flops_per_byte,
+    speed_bound,
 )
 from edgekit.engines.token_reads import TokenReads, token_reads
 from edgekit.machine.types import Device, Machine, Pool, PoolKind, Vendor
@@ -87,7 +87,7 @@ _OTHERS: dict[Vendor, Range] = {
 
 
 def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None
+    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
     machine = replace(task.machine, devices=placement.cards)
     run = sequence_run(task.model, task.load, placement.setup, bill, machine)
@@ -137,11 +137,11 @@ def _flops_per_byte(device: Device) -> Range | None:
     return _OTHERS.get(device.vendor)
 
 
-def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
+def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
     cards = tuple(
         (card, READING[_BACKENDS.get(card.vendor, Backend.VULKAN)]) for card in devices(machine)
     )
-    return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards)
+    return speed_bound(read_bytes, held_bytes, machine, NAME, cards)
 
 
 # -- measured on this machine ----------------------------------------------------------------

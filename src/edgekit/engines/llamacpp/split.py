@@ -20,7 +20,7 @@ MOST_TAKERS = 3  # every split costs the graph of a whole model
 WORST_SHARE = 64.0  # of a card; a split that needs more is hopeless
 
 
-def resplit(model: Model, placement: Placement, estimate: MemoryEstimate) -> Placement | None:
+def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> Placement | None:
     """The same placement with -ts; None where there is no other split. `estimate` is the bill as it is split now.
 
     Blocks of multi-token prediction that are not loaded come between the last layer and the head, and are counted too.
@@ -45,11 +45,12 @@ def divided(placement: Placement, counts: tuple[float, ...]) -> Placement:
     return replace(placement, setup=setup, because=because, may_resplit=False)
 
 
-def neighbours(placement: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
+def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
     """One layer moved off the fullest card, to each of those with most room left.
 
     None where the host is fullest, or cards have no memory of their own.
     """
+    placement = pinned(model, placement)
     counts = placement.setup.tensor_split
     full = {use.budget.pools: use.utilization for use in uses}
     own = [frozenset({pool_of(place)}) for place in range(len(counts))]

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from edgekit.bill.cache_types import F16, CacheType
-from edgekit.engines.llamacpp.versions import NEWEST, Rules, default_version, version_name
+from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
 from edgekit.errors import UsageError
 
 
@@ -131,11 +131,6 @@ def used_devices(
     if not chosen.rpc and chosen.number is None:
         chosen = replace(chosen, number=sum(not one.rpc for one in devices[:main_gpu]))
     return (chosen,)
-
-
-def default_setup() -> LlamaCppSetup:
-    """llama-server of the default version."""
-    return LlamaCppSetup(mode=LlamaMode.SERVER, **default_version()._asdict())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

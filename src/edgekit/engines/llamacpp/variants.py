@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from edgekit.bill.task import Task, Variant
+from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.llamacpp.as_gguf import mixed_model
 from edgekit.engines.llamacpp.estimate import converted
 from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, USUAL_MIXES, default_mix
@@ -18,7 +19,7 @@ from edgekit.sources.naming import SHORT_MIXES
 ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
 
 
-def variants(model: Model) -> tuple[Variant, ...]:
+def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
     """The usual mixes with at most the bits of the original: more make a file larger, and nothing better.
 
     gpt-oss was released in MXFP4.
@@ -74,7 +75,7 @@ def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, 
             yield variant, f"--quant {mix}{published}"
 
 
-def download_bytes(model: Model, setup: LlamaCppSetup) -> int | None:
+def download_bytes(model: Model, setup: LlamaCppSetup, _estimate: MemoryEstimate) -> int | None:
     """The file as it is, or the size of the quantisation."""
     own = model.header.file_bytes or model.header.tensor_bytes
     found = None if own and setup.mix is None else converted(model, setup.mix)

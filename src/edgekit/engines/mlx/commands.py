@@ -159,7 +159,7 @@ def estimate_words(
 
 
 def estimate_notes(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: Opened
 ) -> list[str]:
     """What to run first, where the weights are billed otherwise than they are stored."""
     packed = _billed_packing(values, estimate)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
@@ -113,3 +115,16 @@ def _as_built(model: Model) -> Model | None:
 
 def _held(model: Model, known: KnownModel, setup: MlxSetup) -> tuple[tuple[int, Holding], ...]:
     return holdings(model.geometry, known.file, setup, known.item_bytes, listed=known.listed)
+
+
+def config_probes() -> Iterator[tuple[Load, MlxSetup]]:
+    """Loads and setups whose bills read different parts of a config.json."""
+    load = Load(context_tokens=1_024)
+    yield load, MlxSetup()
+    yield load, MlxSetup(quantize=AS_STORED)
+    yield load, MlxSetup(kv_bits=8, quantized_kv_start=0)
+
+
+def answer_facts(estimate: MemoryEstimate) -> Mapping[str, Any]:
+    """Further keys of the answer in JSON."""
+    return {"cache_bytes": estimate.kv_cache_bytes}

@@ -14,7 +14,6 @@ from edgekit.engines.flags import (
     Meaning,
     Page,
     field_values,
-    given_values,
     number,
     read_options,
     whole,
@@ -72,24 +71,29 @@ UNUSED_OPTIONS = frozenset(
 QUANT_KEY = "quantize"
 
 
-def setup(values: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
-    """What the flags ask of mlx-lm. Raises UsageError."""
-    from edgekit.bill.types import Load
+def default_setup() -> MlxSetup:
     from edgekit.engines.mlx.types import MlxSetup
 
-    load = field_values(TABLE, values, Load)
-    load["context_tokens"] = values.get("context") or None
-    return Load(**load), MlxSetup(**field_values(TABLE, values, MlxSetup))
+    return MlxSetup()
 
 
-def values(load: Load, setup: MlxSetup) -> dict[str, Any]:
-    """And back: read again, they give this load and setup."""
-    return given_values(TABLE, load, setup)
+def read_quant(name: str) -> str | None:
+    """The quantisation of `--quant NAME` as --quantize has it; None where MLX has no such."""
+    from edgekit.engines.mlx import quant_names
+
+    return quant_names.read_quant(name)
 
 
-def read_row(options: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
+def quant_names() -> tuple[str, ...]:
+    from edgekit.engines.mlx.quant_names import NAMES
+
+    return NAMES
+
+
+def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MlxSetup]:
     """A row of a batch, in the names of mlx-lm's own flags and of recorded rows. Raises UsageError."""
-    from dataclasses import replace
+    from edgekit.bill.types import Load
+    from edgekit.engines.mlx.types import MlxSetup
 
     given = read_options(TABLE, options)
     for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
@@ -101,8 +105,8 @@ def read_row(options: Mapping[str, Any]) -> tuple[Load, MlxSetup]:
         given["context"] = number("context_tokens", options["context_tokens"])
     if (quantize := _row_quantize(options)) is not None:
         given["quantize"] = quantize
-    load, wanted = setup(given)
-    return replace(load, context_tokens=given.get("context")), wanted
+    load = Load(**field_values(TABLE, given, Load))
+    return load, MlxSetup(**field_values(TABLE, given, MlxSetup))
 
 
 def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:

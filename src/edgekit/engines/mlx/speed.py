@@ -11,15 +11,15 @@ from edgekit.engines.speed import (
     METAL_READING,
     SequenceRun,
     apple_flops_per_byte,
-    fastest_tokens_per_s,
     modelled_speed,
+    speed_bound,
 )
 from edgekit.engines.token_reads import token_reads
 from edgekit.machine.types import Machine
 
 
 def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None
+    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
     run = SequenceRun(
         model=task.model,
@@ -34,6 +34,6 @@ def speed(
     return modelled_speed(run, filled)
 
 
-def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
+def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
     cards = tuple((card, METAL_READING) for card in devices(machine))
-    return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards)
+    return speed_bound(read_bytes, held_bytes, machine, NAME, cards)

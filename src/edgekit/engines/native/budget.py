@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgekit.engines.budgets import known_ram, ram_budget
+from edgekit.errors import UsageError
 from edgekit.machine.types import Budget, Machine
 from edgekit.units import KIB, MIB
 
@@ -19,3 +20,11 @@ def budgets(machine: Machine, *, vocabulary_bytes: int = 0, threads: int = 1) ->
     if not vocabulary_bytes:
         because = "for Python and its libraries (plus the vocabulary)"
     return (ram_budget(known_ram(machine), (), reserve, because),)
+
+
+def check_limits(reserve_bytes: int | None, _max_use: float | None) -> None:
+    """Raises UsageError for a reserve."""
+    if reserve_bytes is not None:
+        raise UsageError(
+            "--reserve does not apply to the built-in engine, whose estimate covers the whole process"
+        )

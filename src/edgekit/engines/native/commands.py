@@ -10,6 +10,7 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines.flags import flag_words
 from edgekit.engines.model_words import own_word
 from edgekit.engines.native.flags import FLAGS, placement
+from edgekit.engines.protocol import Offload
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
@@ -40,3 +41,10 @@ def estimate_words(
     model = own_word(opened.files, opened.label, opened.mix)
     words = ["edgekit", "run", model, "--engine", "stream", "-c", str(context)]
     return [*words, *flag_words(FLAGS, values)]
+
+
+def offload(verdict: Verdict) -> Offload:
+    """In words of its own."""
+    way = verdict.way
+    place = "on the built-in engine"
+    return Offload(place=place if way.whole else f"{place} ({way.because})")

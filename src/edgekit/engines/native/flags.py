@@ -3,7 +3,6 @@
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import flags as common
@@ -14,11 +13,8 @@ from edgekit.engines.flags import (
     Flag,
     Meaning,
     Page,
-    field_values,
-    given_values,
     number,
     one_of,
-    read_options,
     text,
     whole,
     yes_no,
@@ -89,35 +85,15 @@ PAGE = Page(
     is_compared=False,
     runs=True,
 )
-UNUSED_OPTIONS: frozenset[str] = frozenset()
-QUANT_KEY = ""
 
 
-def setup(values: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
-    """What the flags ask of the built-in engine. Raises UsageError."""
-    from edgekit.bill.types import Load
+def default_setup() -> StreamSetup:
     from edgekit.engines.native.setup import StreamSetup
 
-    load = field_values(TABLE, values, Load)
-    load["context_tokens"] = values.get("context") or None
-    return Load(**load), StreamSetup(**field_values(TABLE, values, StreamSetup))
+    return StreamSetup()
 
 
-def values(load: Load, setup: StreamSetup) -> dict[str, Any]:
-    """And back: read again, they give this load and setup."""
-    return given_values(TABLE, load, setup)
-
-
-def read_row(options: Mapping[str, Any]) -> tuple[Load, StreamSetup]:
-    """A row of a batch. Raises UsageError."""
-    from dataclasses import replace
-
-    given = read_options(TABLE, options)
-    load, wanted = setup(given)
-    return replace(load, context_tokens=given.get("context")), wanted
-
-
-def read_quant(name: str) -> str:
+def read_quant(name: str) -> str | None:
     raise UsageError(
         f"--quant {name[:40]}: the built-in engine runs a GGUF file as it is; name a file or a repository "
         "with that quantisation"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from edgekit.engines.budgets import devices_of
+from edgekit.engines.vllm.types import DEFAULT_UTILIZATION
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.types import DEVICE, Budget, Device, Machine, Vendor
 from edgekit.units import GIB, format_bytes
@@ -43,7 +44,18 @@ def check_limits(reserve_bytes: int | None, max_use: float | None) -> None:
             )
 
 
-def budgets(
+def budgets(machine: Machine) -> tuple[Budget, ...]:
+    """With all its cards, at the share that vLLM takes by itself."""
+    cards = devices(machine)
+    return budgets_at(cards, startable_share(cards, DEFAULT_UTILIZATION))
+
+
+def capacity_bytes(machine: Machine) -> int:
+    """The most that weights may take, on all cards together."""
+    return sum(card.free_bytes for card in devices(machine))
+
+
+def budgets_at(
     cards: tuple[Device, ...], utilization: float, *, eager: bool = False
 ) -> tuple[Budget, ...]:
     """The tightest of the cards that share the model: vLLM asks the same share of each."""

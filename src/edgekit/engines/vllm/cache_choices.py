@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.bill.task import CacheChoice, Task
+from edgekit.bill.task import CacheChoice, Placement, Task
+from edgekit.bill.types import Load
 from edgekit.engines.vllm.budget import devices
+from edgekit.engines.vllm.types import VllmSetup
 
 DTYPES = ("auto", "fp8")
 FP8_CAPABILITY = (8, 9)  # Ada and later compute in fp8
 
 
-def cache_choices(task: Task) -> Iterator[CacheChoice]:
+def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     if "kv_cache_dtype" in task.start.settled:
         given = task.start.setup.kv_cache_dtype
         yield CacheChoice(name=given, place=0, flags="", asked=True, is_eight_bit=given == "fp8")
@@ -26,3 +28,8 @@ def cache_choices(task: Task) -> Iterator[CacheChoice]:
             is_eight_bit=name == "fp8",
             setup={} if name == "auto" else {"kv_cache_dtype": name},
         )
+
+
+def cache_name(_load: Load, setup: VllmSetup) -> str:
+    """By the name that choices have."""
+    return setup.kv_cache_dtype

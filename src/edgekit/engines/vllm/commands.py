@@ -5,7 +5,7 @@ Flags: vllm/engine/arg_utils.py; the steps over several machines: docs/serving/p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,14 @@ from edgekit.bill.task import Placement
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup
-from edgekit.engines.flags import flag_words
+from edgekit.engines.flags import flag_words, read_flags
 from edgekit.engines.model_words import repository_word
 from edgekit.engines.vllm.estimate import estimate as bill
 from edgekit.engines.vllm.flags import FLAGS, placement
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.devices import find_device
-from edgekit.machine.types import Vendor
+from edgekit.machine.types import Device, Vendor
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
@@ -144,3 +144,19 @@ def estimate_words(
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
     return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
+
+
+def taken(verdict: Verdict) -> MemoryEstimate:
+    """Judged is what the requests need; at the start it takes its whole share of the card."""
+    return whole_pool(verdict) or verdict.estimate
+
+
+def values_on_cards(cards: Sequence[Device], *, named: bool) -> dict[str, Any]:
+    """The smallest card, which is what every rank has; `named`: it is in the table of devices."""
+    smallest = min(cards, key=lambda card: card.total_bytes)
+    found: dict[str, Any] = {"gpu_memory": smallest.total_bytes}
+    if named:
+        found |= read_flags(FLAGS, {"gpu": smallest.name})
+    if len(cards) > 1:
+        found["tensor_parallel_size"] = len(cards)
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, no_better_than
@@ -21,6 +23,10 @@ from edgekit.units import format_bytes
 GUESSED_WITHIN = 0.05  # layers of a config that leaves library defaults out
 NAME = "vllm"
 VERSION = "0.32.0"
+# Facts of a bill that are keys of the answer in JSON.
+_ANSWERED = (
+    "bytes_per_block", "groups", "blocks_per_group", "request_bytes", "num_blocks", "max_concurrency",
+)  # fmt: skip
 
 
 def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
@@ -140,3 +146,18 @@ def _notes(setup: VllmSetup, pool: BlockPool) -> tuple[str, ...]:
     if pool.refused:
         found.append(f"vLLM refuses to start: {pool.refused}")
     return tuple(found)
+
+
+def config_probes() -> Iterator[tuple[Load, VllmSetup]]:
+    """Loads and setups whose bills read different parts of a config.json."""
+    load = Load(context_tokens=1_024)
+    yield load, VllmSetup()
+    yield load, VllmSetup(tensor_parallel_size=2, quantization="fp8")
+    yield load, VllmSetup(kv_cache_dtype="fp8", pipeline_parallel_size=2)
+
+
+def answer_facts(estimate: MemoryEstimate) -> Mapping[str, Any]:
+    """Further keys of the answer in JSON."""
+    facts = dict(estimate.facts)
+    refused = {"refused": facts["refused"]} if facts.get("refused") else {}
+    return {**{name: facts.get(name) for name in _ANSWERED}, **refused}

@@ -120,6 +120,12 @@ UNUSED_OPTIONS = frozenset({"available_kv_bytes"})
 QUANT_KEY = "quantization"
 
 
+def default_setup() -> VllmSetup:
+    from edgekit.engines.vllm.types import VllmSetup
+
+    return VllmSetup()
+
+
 def setup(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
     """What the flags ask of vLLM: most are the fields of its setup. Raises UsageError."""
     from edgekit.bill.types import Load
@@ -147,7 +153,7 @@ def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
     return found
 
 
-def read_row(options: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
+def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, VllmSetup]:
     """A row of a batch, in the names of vLLM's own flags. Raises UsageError."""
     from dataclasses import replace
 

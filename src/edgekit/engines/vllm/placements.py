@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgekit.bill.task import Placement, Task
 from edgekit.engines.budgets import names_of
-from edgekit.engines.vllm.budget import budgets, devices, startable_share
+from edgekit.engines.vllm.budget import budgets_at, devices, startable_share
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, Gpu, VllmSetup
 from edgekit.errors import HardwareError
 from edgekit.machine.types import Device
@@ -74,7 +74,7 @@ def _placement(setup: VllmSetup, cards: tuple[Device, ...]) -> Placement:
         because += f", {setup.gpu_memory_utilization:g} of its memory"
     return Placement(
         setup=replace(setup, gpu=gpu),
-        budgets=budgets(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager),
+        budgets=budgets_at(cards, setup.gpu_memory_utilization, eager=setup.enforce_eager),
         because=because,
         cards=cards,
         whole=True,

@@ -14,10 +14,10 @@ from edgekit.engines.speed import (
     Range,
     Reading,
     SequenceRun,
-    fastest_tokens_per_s,
     largest_cards,
     modelled_speed,
     nvidia_flops_per_byte,
+    speed_bound,
 )
 from edgekit.engines.token_reads import token_reads
 from edgekit.engines.vllm.budget import devices
@@ -52,7 +52,7 @@ _NVIDIA: Capabilities = (
 
 
 def speed(
-    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None
+    task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
     setup: VllmSetup = placement.setup
     cards = largest_cards(placement.cards, setup.world_size)
@@ -77,7 +77,7 @@ def _flops_per_byte(device: Device) -> Range | None:
     return nvidia_flops_per_byte(device, _NVIDIA)
 
 
-def fastest(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
+def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:
     cards = tuple((card, READING) for card in devices(machine))
     ranks = max(len(cards), 1)
-    return fastest_tokens_per_s(read_bytes, held_bytes, machine, NAME, cards, ranks=ranks)
+    return speed_bound(read_bytes, held_bytes, machine, NAME, cards, ranks=ranks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.bill.task import Variant
-from edgekit.bill.types import Component, Load
+from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.engines.variants import as_named
 from edgekit.engines.vllm.estimate import estimate
@@ -23,7 +23,7 @@ _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
 }
 
 
-def variants(model: Model, label: str) -> tuple[Variant, ...]:
+def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
     """The model as it is, and the known FP8 and 4-bit repositories of one whose own weights are not quantised.
 
     `label` is its name in the catalog.
@@ -46,7 +46,7 @@ def _repositories(model: Model, label: str) -> Iterator[Variant]:
             )
 
 
-def download_bytes(model: Model, setup: VllmSetup) -> int | None:
+def download_bytes(model: Model, setup: VllmSetup, _estimate: MemoryEstimate) -> int | None:
     """The repository that was read, else the weights on one card; None where they cannot be estimated."""
     own = model.header.file_bytes or model.header.tensor_bytes
     if own:

@@ -1,0 +1,20 @@
+"""The cache types that the built-in engine is offered, the most accurate first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.bill.task import CacheChoice, Placement, Task
+from edgekit.bill.types import Load
+from edgekit.engines import cache_pairs
+from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, pair_choices
+from edgekit.engines.native.setup import StreamSetup
+
+
+def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
+    return pair_choices(task.load, (F16_PAIR, Q8_PAIR))
+
+
+def cache_name(load: Load, _setup: StreamSetup) -> str:
+    """By the name that choices have."""
+    return cache_pairs.cache_name(load)

@@ -1,0 +1,16 @@
+"""The only cache of the dummy engine."""
+
+from __future__ import annotations
+
+from tests.data.dummy_engine.flags import DummySetup
+
+from edgekit.bill.task import CacheChoice, Placement, Task
+from edgekit.bill.types import Load
+
+
+def cache_choices(_task: Task, _placement: Placement | None = None) -> tuple[CacheChoice, ...]:
+    return (CacheChoice(name="f16", place=0, flags=""),)
+
+
+def cache_name(_load: Load, _setup: DummySetup) -> str:
+    return "f16"

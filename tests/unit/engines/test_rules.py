@@ -1,0 +1,84 @@
+"""Rules of engines: functions that are found by their name in a module of the engine's folder."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from tests.data.dummy_engine import ENGINE as DUMMY
+
+from edgekit.engines import every_engine
+from edgekit.engines.protocol import Engine, Rule
+
+ENGINES = (*every_engine(), DUMMY)
+RULES = {name: found for name, found in vars(Engine).items() if isinstance(found, Rule)}
+
+
+def parameters(function: object) -> list[inspect.Parameter]:
+    assert callable(function)
+    return list(inspect.signature(function).parameters.values())
+
+
+def mismatch(engine: Engine, name: str) -> str:
+    """Why the engine's function cannot be called like the rule; "" where it can, or there is none."""
+    own = getattr(engine.module(RULES[name].module), name, None)
+    if own is None:
+        return "missing" if RULES[name].is_needed else ""
+    declared = parameters(RULES[name].default)[1:]
+    found = parameters(own)
+    more = found[len(declared) :]
+    if len(found) < len(declared) or any(one.default is one.empty for one in more):
+        return f"has {len(found)} parameters, not {len(declared)}"
+    for wanted, given in zip(declared, found, strict=False):
+        if wanted.name.strip("_") != given.name.strip("_"):
+            return f"{given.name} should be {wanted.name}"
+        if wanted.default is not wanted.empty and given.default != wanted.default:
+            return f"{given.name} has another default"
+        if "Any" not in wanted.annotation and wanted.annotation != given.annotation:
+            return f"{given.name} is {given.annotation}, not {wanted.annotation}"
+    promised = inspect.signature(RULES[name].default).return_annotation
+    returned = inspect.signature(own).return_annotation
+    several = promised.startswith(("Iterable[", "Mapping[")) and "[" in returned
+    if several or promised in {"object", returned, f"{returned} | None"} or "Any" in promised:
+        return ""
+    return f"returns {returned}, not {promised}"
+
+
+def test_there_are_rules_in_a_dozen_modules() -> None:
+    assert len(RULES) > 40
+    assert len({found.module for found in RULES.values()}) >= 12
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_functions_of_an_engine_take_what_the_rule_gives(engine: Engine) -> None:
+    assert {name: mismatch(engine, name) for name in RULES if mismatch(engine, name)} == {}
+
+
+class Empty(Engine):
+    """An engine without rules."""
+
+    name = title = "empty"
+    flags = table = ()
+
+
+def test_a_rule_that_is_not_there_has_its_default() -> None:
+    assert Empty().quant_names() == ()
+    assert Empty().placed == frozenset()
+    assert Empty().floor is None
+
+
+def test_a_needed_rule_that_is_not_there_says_where_it_belongs() -> None:
+    wanted = rf"{Empty.__module__}.estimate has no function estimate"
+    with pytest.raises(NotImplementedError, match=wanted):
+        Empty().estimate  # noqa: B018 - looking it up is enough
+
+
+def test_an_import_that_fails_inside_a_module_is_not_taken_for_a_missing_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_name: str) -> None:
+        raise ModuleNotFoundError("no numpy", name="numpy")
+
+    monkeypatch.setattr("edgekit.engines.protocol.import_module", fail)
+    with pytest.raises(ModuleNotFoundError, match="no numpy"):
+        Empty().quant_names  # noqa: B018 - looking it up is enough
