@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from edgekit.bill.task import Drafter, Placement
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
-from edgekit.engines import ollama
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.flags import flag_words
+from edgekit.engines.llamacpp import ollama
 from edgekit.engines.llamacpp.budget import backend_name
 from edgekit.engines.llamacpp.estimate import repacked_bytes
 from edgekit.engines.llamacpp.flags import FLAGS, REPEATED
