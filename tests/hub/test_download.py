@@ -33,7 +33,7 @@ from edgekit.errors import (
     SourceError,
 )
 from edgekit.formats import read_header
-from edgekit.model.open import open_or_download
+from edgekit.model.open import open_model
 from edgekit.sources import fetch, locate
 from edgekit.sources.download import SPARE_BYTES, Download, download_model
 from edgekit.sources.failures import library_error
@@ -163,11 +163,11 @@ def test_where_ranges_fail_the_chosen_files_are_downloaded(
 def test_after_a_time_out_the_download_follows(hub: Hub, reach: Reach, hub_cache: Path) -> None:
     slow = replace(reach, total_timeout_s=1e-6)
     assert isinstance(light("acme/whole-GGUF", slow), RemoteTimeoutError)
-    found = open_or_download("acme/whole-GGUF", confirm=yes, reach=slow)
+    found = open_model("acme/whole-GGUF", confirm=yes, reach=slow)
     assert found.model.header.tensors
     assert links(hub_cache) == ["whole-Q4_K_M.gguf"]
     with pytest.raises(RemoteTimeoutError, match="was not allowed"):
-        open_or_download("acme/whole-GGUF:Q8_0", confirm=None, reach=slow)
+        open_model("acme/whole-GGUF:Q8_0", confirm=None, reach=slow)
 
 
 def test_it_is_announced_and_shows_the_files_name(

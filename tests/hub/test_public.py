@@ -21,7 +21,7 @@ from tests.patience import wait_until
 
 from edgekit.app.open import open_named
 from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
-from edgekit.model.open import open_or_download
+from edgekit.model.open import open_model
 from edgekit.models import inspect_model_remote
 from edgekit.request import Session
 from edgekit.sources import cache, locate
@@ -342,7 +342,7 @@ def test_not_the_catalog_and_no_download(
     with pytest.raises(PrivateAddressError, match=rf"169\.254\.169\.254 {REFUSED}"):
         open_named("Qwen/Qwen3-8B", Session(reach=public))  # the catalog has it
     with pytest.raises(PrivateAddressError, match=r"allows it\)$"):  # no word about a download
-        open_or_download("acme/raw", reach=public, confirm=lambda _: True)
+        open_model("acme/raw", reach=public, confirm=lambda _: True)
 
 
 def test_the_librarys_own_requests_are_not_made(
@@ -353,7 +353,7 @@ def test_the_librarys_own_requests_are_not_made(
     chosen = raw_server(hub_of({"raw.gguf": b"x" * 1_000_000}, lambda _, say: say(said)))
     monkeypatch.setenv("HF_ENDPOINT", chosen.address)
     with pytest.raises(RemoteInspectError, match="A full download may be enough, but was not all"):
-        open_or_download("acme/raw", reach=public, confirm=lambda _: True)
+        open_model("acme/raw", reach=public, confirm=lambda _: True)
     assert not [asked.line for asked in chosen.asked if asked.line.startswith("HEAD")]
 
 

@@ -35,7 +35,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.types import Depth
-from edgekit.model.open import Opened, open_model, open_or_download
+from edgekit.model.open import Opened, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import AUTO, Session
 from edgekit.sources.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
@@ -179,7 +179,7 @@ def open_named(
     reach, confirm = session.reach, session.confirm
 
     def read(source: str) -> Opened:
-        return open_or_download(source, depth=depth, reach=reach, confirm=confirm)
+        return open_model(source, depth=depth, reach=reach, confirm=confirm)
 
     try:
         found = resolve(reference, read, absolute=reach.within is not None)

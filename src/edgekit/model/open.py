@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import (
@@ -41,41 +41,27 @@ class Opened:
 
 
 def open_model(
-    reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
-) -> Opened:
-    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
-    try:
-        found = _opened(*open_header(reference, depth=depth, reach=reach))
-    except (HeaderError, UnknownArchitectureError):
-        if depth is Depth.TENSORS:
-            raise
-        return open_model(reference, reach=reach)  # the first range was not enough
-    header, files = found.model.header, found.files
-    is_partial = depth is Depth.ARCHITECTURE and header.tensors is None
-    if files is None or not is_partial or not files.origin.is_remote or not files.weights:
-        return found
-    return replace(found, whole=lambda: _opened(files, read_header(files)))
-
-
-def open_or_download(
     reference: str | os.PathLike[str],
     *,
-    confirm: Callable[[Download], bool] | None,
     depth: Depth = Depth.TENSORS,
     reach: Reach | None = None,
+    confirm: Callable[[Download], bool] | None = None,
 ) -> Opened:
-    """Like `open_model`; a hub model that cannot be read by ranges is downloaded first, where `confirm` says so.
+    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
 
-    A header that was had and cannot be read is not fetched again with its weights: the reader is the same. After a
-    time-out the hub has LISTING_TIMEOUT_S more to say what there is to download.
+    A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. A header that was read and
+    is not understood is not fetched again: the reader is the same. After a time-out the hub has LISTING_TIMEOUT_S
+    more to say what there is to download.
     """
     reach = reach or Reach()
     end = time.monotonic() + reach.total_timeout_s
     try:
-        found = open_model(reference, depth=depth, reach=reach)
-        if found.whole is None:
-            return found
-        return replace(found, whole=cache(partial(_read_on, found, reference, confirm, reach)))
+        try:
+            found = _opened(*open_header(reference, depth=depth, reach=reach))
+        except (HeaderError, UnknownArchitectureError):
+            if depth is Depth.TENSORS:
+                raise
+            found = _opened(*open_header(reference, reach=reach))  # the first range was not enough
     except PrivateAddressError:
         raise  # a download would go there too
     except RemoteInspectError as error:
@@ -83,23 +69,25 @@ def open_or_download(
 
         left_s = max(end - time.monotonic(), LISTING_TIMEOUT_S)
         within = replace(reach, total_timeout_s=left_s)
-        files = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
-        return _opened(files, read_header(files))
+        fetched = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
+        return _opened(fetched, read_header(fetched))
+    files, header = found.files, found.model.header
+    if files is None or header.tensors is not None or depth is not Depth.ARCHITECTURE:
+        return found
+    if not files.origin.is_remote or not files.weights:
+        return found
 
+    @cache
+    def whole() -> Opened:
+        """From the start if the server does not go on."""
+        try:
+            return _opened(files, read_header(files))
+        except PrivateAddressError:
+            raise
+        except RemoteInspectError:
+            return open_model(reference, reach=reach, confirm=confirm)
 
-def _read_on(
-    found: Opened,
-    reference: str | os.PathLike[str],
-    confirm: Callable[[Download], bool] | None,
-    reach: Reach,
-) -> Opened:
-    """The rest of a header whose first range was read; from the start where the server does not go on."""
-    try:
-        return found.whole() if found.whole is not None else found
-    except PrivateAddressError:
-        raise
-    except RemoteInspectError:
-        return open_or_download(reference, confirm=confirm, reach=reach)
+    return replace(found, whole=whole)
 
 
 def _opened(files: ModelFiles, header: ModelHeader) -> Opened:
