@@ -424,7 +424,7 @@ def refusals(entry: Entry) -> dict[str, str]:
     for engine, setup in SETUPS.items():
         try:
             load = Load(context_tokens=min(entry.native_context or 2048, 2048))
-            engine_named(engine).estimate(open_entry(entry, engine), load, setup)
+            engine_named(engine).estimate(open_entry(entry, engine).model, load, setup)
         except EdgekitError as error:
             told[engine] = f"{engine}: {error}"
     return told
@@ -489,7 +489,7 @@ def config_entry(name: str, row: Mapping[str, Any]) -> Entry:
 
 def _unlike(headed: Entry, config: Mapping[str, Any]) -> str:
     """In what a header and a config contradict each other; empty: in nothing."""
-    header = open_entry(headed, "llama.cpp").geometry
+    header = open_entry(headed, "llama.cpp").model.geometry
     other = open_config(config).model.geometry
     pairs = zip(_shape(header), _shape(other), strict=True)
     return ", ".join(f"{a[0]} {a[1]} and {b[1]}" for a, b in pairs if a != b)
@@ -555,7 +555,7 @@ def _alike(name: str, row: Alike, other: Entry) -> Entry:
         sizes=(),
         not_before=None,
     )
-    facts = facts_of(open_entry(whole, "llama.cpp"), name, found=found)
+    facts = facts_of(open_entry(whole, "llama.cpp").model, name, found=found)
     facts["sizes"] = tuple(size for size in facts["sizes"] if size.mix != AS_STORED)  # it is F16
     sources = {field: _weaker(source) for field, source in facts.pop("sources").items()}
     day = Source(

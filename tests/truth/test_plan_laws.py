@@ -57,7 +57,7 @@ def with_rates(machine: Machine) -> Machine:
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
     """Opened once: what the engine works out for one machine serves the next."""
-    model = open_entry(find_entry(name), "llama.cpp")
+    model = open_entry(find_entry(name), "llama.cpp").model
     return engine_named("llama.cpp").variants(model)
 
 
@@ -105,7 +105,7 @@ def test_other_engines_and_several_users(
     engine: str, ladder: str, name: str, users: int | None
 ) -> None:
     """More memory is never worse for them either."""
-    model = open_entry(find_entry(name), engine)
+    model = open_entry(find_entry(name), engine).model
     before: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
         asked = Wish(

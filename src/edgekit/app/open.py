@@ -88,9 +88,9 @@ class ResolvedModel(Resolved[Opened]):
     def opened(self, engine: str) -> Opened:
         """Raises RefusedError where the entry has nothing that the engine loads."""
         if self.found is None and self.entry is not None:
-            from edgekit.engines.entries import opened
+            from edgekit.engines.entries import open_entry
 
-            return opened(self.entry, engine)
+            return open_entry(self.entry, engine)
         if self.found is None:
             raise self.missing or UsageError(f"{self.name}: neither opened nor in the catalog")
         return self.found

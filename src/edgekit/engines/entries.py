@@ -19,18 +19,13 @@ from edgekit.sources.types import Container
 KEPT = 32  # some 1 MB each
 
 
-def open_entry(entry: Entry, engine: str) -> Model:
-    """As a GGUF for the engines that load one where the entry has its keys, else from its config.
-
-    UsageError for an unknown engine, RefusedError where the entry has nothing that the engine loads, HeaderError
-    where it is damaged.
-    """
-    return opened(entry, engine).model
-
-
 @lru_cache(maxsize=KEPT)
-def opened(entry: Entry, engine: str) -> Opened:
-    """The same under the entry's id. The last few are kept, with what engines worked out for them."""
+def open_entry(entry: Entry, engine: str) -> Opened:
+    """As a GGUF for engines that load one if the entry has its keys, else from its config; its label is the entry's id.
+
+    The last few are kept, with what engines worked out for them. Raises UsageError for an unknown engine, RefusedError
+    if the entry has nothing that the engine loads, HeaderError if it is damaged.
+    """
     wanted = engine_named(engine)
     if entry.keys and wanted.loads_gguf:
         return Opened(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))

@@ -107,7 +107,7 @@ def _size(entry: Entry) -> int:
 
 def _opened(entry: Entry) -> Model | None:
     try:
-        return open_entry(entry, default_engine().name)
+        return open_entry(entry, default_engine().name).model
     except EdgekitError:
         return None
 

@@ -98,7 +98,7 @@ def _speaks_alike(entry: Entry, other: Entry) -> bool:
 def _drafter(entry: Entry) -> Iterator[Drafter]:
     """Nothing for an entry that cannot be opened: a user's own may be damaged."""
     try:
-        model = open_entry(entry, default_engine().name)
+        model = open_entry(entry, default_engine().name).model
     except EdgekitError:
         return
     yield Drafter(

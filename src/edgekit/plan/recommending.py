@@ -340,7 +340,7 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
 
 def wish_for(entry: Entry, ask: Ask) -> Wish:
     """Raises EdgekitError where the entry has nothing that the engine loads."""
-    engine, model = engine_named(ask.engine), open_entry(entry, ask.engine)
+    engine, model = engine_named(ask.engine), open_entry(entry, ask.engine).model
     embeds = ModelPurpose.EMBEDDING in entry.kinds
     return Wish(
         label=entry.id,

@@ -16,7 +16,7 @@ from edgekit.app.plan import plan_model, wish_of
 from edgekit.catalog.resolve import CATALOG
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
-from edgekit.engines.entries import opened
+from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.plan.making import make_plan
@@ -119,7 +119,7 @@ class Maker:
 
 
 def _as_known(entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
-    found = opened(entry, engine)
+    found = open_entry(entry, engine)
     return ResolvedModel(name=entry.id, catalog=catalog, entry=entry, found=found)
 
 

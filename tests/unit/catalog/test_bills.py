@@ -42,7 +42,7 @@ ASKED: dict[str, tuple[Load, dict[str, Any]]] = {
 
 @cache
 def opened(name: str) -> Model:
-    return open_entry(find_entry(name), "llama.cpp")
+    return open_entry(find_entry(name), "llama.cpp").model
 
 
 def bill(model: Model, load: Load, setup: LlamaCppSetup) -> Counter[object] | str:
@@ -82,7 +82,9 @@ def test_all_recorded_models_without_doubt_are_there() -> None:
 def test_its_weights_are_exact_and_the_size_that_the_entry_states() -> None:
     entry = find_entry("llama-3.1-8b")
     setup = LlamaCppSetup(mix="Q4_K_M")
-    estimate = llamacpp.estimate(open_entry(entry, "llama.cpp"), Load(context_tokens=4096), setup)
+    estimate = llamacpp.estimate(
+        open_entry(entry, "llama.cpp").model, Load(context_tokens=4096), setup
+    )
     weights = [line for line in estimate.lines if line.component is Component.WEIGHTS]
     size = entry.size("Q4_K_M")
     assert size is not None

@@ -76,7 +76,7 @@ def test_the_kept_part_of_a_config_has_the_bills_of_the_whole() -> None:
         if not entry.config or entry.id in tool().ALIKE:
             continue
         whole = open_config(configs[by_id[entry.id]]["config"], label=entry.id).model
-        assert open_entry(entry, "vllm").geometry == whole.geometry
+        assert open_entry(entry, "vllm").model.geometry == whole.geometry
         for engine in engine_names() if LONG or place % 10 == 0 else ():
             bills: list[object] = []
             for model in (whole, open_config(entry.config, label=entry.id).model):
@@ -107,7 +107,7 @@ def test_models_of_the_same_shape_have_the_published_numbers() -> None:
     }
     for row in rows:
         entry = find_entry(by_repository[row["repository"]])
-        geometry = open_entry(entry, "llama.cpp").geometry
+        geometry = open_entry(entry, "llama.cpp").model.geometry
         attention = next(
             one for layer in geometry.layers if isinstance(one := layer.mixer, Attention)
         )

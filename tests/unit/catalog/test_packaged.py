@@ -15,7 +15,7 @@ from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named, engine_names
-from edgekit.engines.entries import open_entry, opened
+from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.native.setup import StreamSetup
@@ -65,7 +65,7 @@ def test_some_engine_gives_a_bill(entry: Entry) -> None:
     load, bills = Load(context_tokens=min(entry.native_context or 2048, 2048)), []
     for engine in engine_names():
         try:
-            model = open_entry(entry, engine)
+            model = open_entry(entry, engine).model
             bills.append(engine_named(engine).estimate(model, load, SETUPS[engine]).total_bytes)
         except EdgekitError:
             continue
@@ -156,7 +156,7 @@ def test_a_name_that_is_none(name: str) -> None:
 
 def test_a_header_alone_is_not_for_engines_that_load_safetensors() -> None:
     entry = find_entry("llama-2-7b")
-    assert open_entry(entry, "llama.cpp").header.keys
+    assert open_entry(entry, "llama.cpp").model.header.keys
     with pytest.raises(RefusedError, match="which vllm cannot load"):
         open_entry(entry, "vllm")
     with pytest.raises(UsageError, match="unknown engine"):
@@ -166,7 +166,7 @@ def test_a_header_alone_is_not_for_engines_that_load_safetensors() -> None:
 def test_a_config_serves_every_engine() -> None:
     entry = find_entry("qwen3-32b")
     assert not entry.keys
-    assert {opened(entry, engine).label for engine in engine_names()} == {"qwen3-32b"}
+    assert {open_entry(entry, engine).label for engine in engine_names()} == {"qwen3-32b"}
 
 
 def test_reading_imports_no_other_room_and_no_database() -> None:

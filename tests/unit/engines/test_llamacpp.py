@@ -186,7 +186,7 @@ def test_layers_are_split_by_free_memory_or_by_the_shares_asked_for() -> None:
     ["gemma-3-1b", "qwen3-30b-a3b", "jamba-1.5-mini", "glm-5.1"],
 )
 def test_tensors_that_are_summed_in_groups_are_those_that_are_placed_one_by_one(name: str) -> None:
-    model = convert(open_entry(find_entry(name), "llama.cpp"), "Q4_K_M").model
+    model = convert(open_entry(find_entry(name), "llama.cpp").model, "Q4_K_M").model
     two = (DeviceSlot(free_bytes=24 * MIB), DeviceSlot(free_bytes=8 * MIB))
     for changes in (
         {"n_gpu_layers": 0},

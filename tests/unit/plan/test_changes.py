@@ -209,7 +209,7 @@ def test_a_smaller_cache_is_offered_with_the_weights_that_were_chosen() -> None:
 
 def test_a_short_context_is_offered_with_other_weights() -> None:
     """16 bits never fit 8 GiB; 4 bits do, with 4K."""
-    model = open_entry(find_entry("qwen3-8b"), "vllm")
+    model = open_entry(find_entry("qwen3-8b"), "vllm").model
     variants = engine_named("vllm").variants(model, "qwen3-8b")
     question = ask(model, cards(8, ram=None), "vllm", variants=variants)
     (change,) = (

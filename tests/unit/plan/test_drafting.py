@@ -26,7 +26,7 @@ OWN = "qwen3.6-27b"  # of the catalog: one block for further tokens
 
 
 def with_own(machine: Machine, context: int | None = None, **more: Any) -> Wish:
-    model = open_entry(find_entry(OWN), "llama.cpp")
+    model = open_entry(find_entry(OWN), "llama.cpp").model
     (usual,) = at_mixes(model, ("Q4_K_M",))
     wish = one_file(LLAMA, machine, context, **more)
     return replace(wish, label=OWN, variants=(usual,), drafters=own_drafter(model))
@@ -46,7 +46,7 @@ def chosen(plan: Plan) -> str:
 
 
 def test_some_models_bring_their_own() -> None:
-    (own,) = own_drafter(open_entry(find_entry(OWN), "llama.cpp"))
+    (own,) = own_drafter(open_entry(find_entry(OWN), "llama.cpp").model)
     assert (own.name, own.model) == (OWN_BLOCKS, None)
     assert own_drafter(gguf(LLAMA)) == ()
 
