@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgekit.app.catalog import AS_STORED, facts_of
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, weakest
 from edgekit.catalog.packaged import PATH, packaged_entries
@@ -42,7 +43,6 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.model.open import open_config, open_model
 from edgekit.model.types import Model, ModelGeometry, attention_of
-from edgekit.plan.entries import AS_STORED, facts_of
 
 ROOT = Path(__file__).parents[1]
 TRUTH = Path(os.environ.get("EDGEKIT_TRUTH", ROOT.parent / "shared" / "truth"))

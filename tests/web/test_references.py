@@ -12,6 +12,7 @@ import pytest
 from tests.web.serving import LOCAL, ask, events, start
 from tests.web.test_api import write_model
 
+from edgekit.app.catalog import entry_of
 from edgekit.app.open import open_named
 from edgekit.catalog.store import save_entry
 from edgekit.engines import every_engine
@@ -24,7 +25,6 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.model.open import open_model
-from edgekit.plan.entries import entry_of
 from edgekit.request import Request, Session
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model

@@ -186,9 +186,9 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _add(reference: str, name: str | None, reach: Reach) -> tuple[Entry, bool]:
+    from edgekit.app.catalog import entry_of
     from edgekit.catalog.store import save_entry
     from edgekit.model.open import open_model
-    from edgekit.plan.entries import entry_of
 
     entry = entry_of(open_model(reference, reach=reach), reference, name=name)
     return entry, save_entry(entry)
@@ -258,9 +258,9 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _updated(entry: Entry, reach: Reach) -> Any:
+    from edgekit.app.catalog import changes_between, entry_of
     from edgekit.catalog.store import save_entry
     from edgekit.model.open import open_model
-    from edgekit.plan.entries import changes_between, entry_of
 
     new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
     changes = changes_between(entry, new)

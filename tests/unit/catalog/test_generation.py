@@ -12,6 +12,7 @@ import pytest
 from tests.recorded import DATA, TRUTH, models
 from tests.thoroughness import LONG
 
+from edgekit.app.needed_config import needed_config
 from edgekit.bill.types import Load
 from edgekit.catalog import find_entry
 from edgekit.catalog.packaged import PATH, packaged_entries
@@ -22,7 +23,6 @@ from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
 from edgekit.model.open import open_config
 from edgekit.model.types import Attention
-from edgekit.plan.needed_config import needed_config
 
 ROOT = Path(__file__).parents[3]
 SKIPPED = "the collection of headers and configs is not part of the project; set EDGEKIT_TRUTH"

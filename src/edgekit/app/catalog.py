@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from edgekit.app.needed_config import needed_config
 from edgekit.basis import Basis
 from edgekit.catalog.naming import family_of, id_of, kinds_of
 from edgekit.catalog.runs import runs_of
@@ -22,7 +23,6 @@ from edgekit.model.expected import ExpectedTensor, expected_tensors
 from edgekit.model.open import Opened
 from edgekit.model.parameters import active_elements
 from edgekit.model.types import Model
-from edgekit.plan.needed_config import needed_config
 from edgekit.sources import hub_model_of
 from edgekit.sources.naming import quant_tag
 from edgekit.sources.types import ModelFiles, Origin
