@@ -12,10 +12,10 @@ from tests.hub import nginx_hub
 from tests.hub.nginx_hub import Hub
 from tests.hub.test_check import running
 from tests.unit.plan.machines import cards, cpu
-from tests.unit.plan.wishes import gguf, is_within, rated
+from tests.unit.plan.tasks import gguf, is_within, rated
 
 from edgekit.app.open import open_named
-from edgekit.app.plan import plan_model, wish_of
+from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
 from edgekit.bill.verdict import Status
@@ -81,7 +81,7 @@ def files_read(hub: Hub) -> list[str]:
 
 def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
     named = open_named(REPOSITORY, Session(reach=reach))
-    variants = wish_of(named, Request(machine=cpu(16))).variants
+    variants = task_to_plan(named, Request(machine=cpu(16))).variants
     assert [one.name for one in variants] == [*QUANTS]  # nothing that would have to be made
     assert {one.reference for one in variants} == {
         REPOSITORY,

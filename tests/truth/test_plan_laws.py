@@ -15,7 +15,8 @@ import pytest
 from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.bill.task import Variant
+from edgekit.bill.task import Task, Variant
+from edgekit.bill.types import Load
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
@@ -23,7 +24,8 @@ from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.plan.making import find_plan
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.planned import Plan
+from edgekit.plan.tasks import for_users
 
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
 
@@ -61,9 +63,10 @@ def variants(name: str) -> tuple[Variant, ...]:
     return engine_named("llama.cpp").variants(model)
 
 
-def wish(entry: Entry, machine: Machine) -> Wish:
-    return Wish(
+def task(entry: Entry, machine: Machine) -> Task:
+    return Task(
         label=entry.id,
+        model=variants(entry.id)[0].model,
         variants=variants(entry.id),
         engine="llama.cpp",
         machine=with_rates(machine),
@@ -108,11 +111,14 @@ def test_other_engines_and_several_users(
     model = open_entry(find_entry(name), engine).model
     before: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
-        asked = Wish(
+        choices = engine_named(engine).variants(model)
+        asked = Task(
             label=name,
-            variants=engine_named(engine).variants(model),
+            model=choices[0].model,
+            variants=choices,
             engine=engine,
             machine=with_rates(machine),
+            load=for_users(Load(), users, engine, choices[0].model),
             users=users,
         )
         plan = find_plan(asked)
@@ -128,7 +134,7 @@ def test_more_memory_is_never_worse(entry: Entry, ladder: str) -> None:
     before: tuple[float, ...] = (0,)
     for machine in LADDERS[ladder]:
         try:
-            plan = find_plan(wish(entry, machine))
+            plan = find_plan(task(entry, machine))
         except EdgekitError:
             return
         now = worth(plan)

@@ -15,7 +15,7 @@ import pytest
 from tests.recorded import gguf_files, header_bytes, models
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
+from tests.unit.plan.tasks import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
 
 from edgekit.bill.task import Start
 from edgekit.bill.types import Load, MemoryEstimate

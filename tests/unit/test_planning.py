@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.unit.cli.test_estimate import write_model
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import rated
+from tests.unit.plan.tasks import rated
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.plan import plan_model, wish_of
+from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import recommended
 from edgekit.bill.decisions import Lever
 from edgekit.catalog import find_entry, read_catalog
@@ -122,14 +122,14 @@ def test_an_unknown_engine() -> None:
 
 def test_what_an_engine_cannot_load() -> None:
     with pytest.raises(RefusedError, match="the catalog has only the GGUF header"):
-        wish_of(open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)))
+        task_to_plan(open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)))
 
 
 # --- wishes
 
 
 def names(named: ResolvedModel, wanted: Request) -> list[str]:
-    return [one.name for one in wish_of(named, wanted).variants]
+    return [one.name for one in task_to_plan(named, wanted).variants]
 
 
 MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]
@@ -146,8 +146,8 @@ def test_a_known_model_comes_in_every_quantisation() -> None:
 def test_a_settled_quantisation_is_the_only_one() -> None:
     flags = {"llama.cpp": {"mix": "Q6_K"}}
     wanted = Request(machine=cpu(32), context=4096, flags=flags, drafter=False)
-    wish = wish_of(open_named("qwen3-8b"), wanted)
-    assert len(wish.variants) == 1
+    task = task_to_plan(open_named("qwen3-8b"), wanted)
+    assert len(task.variants) == 1
     plan = plan_model(open_named("qwen3-8b"), wanted)
     assert plan.result.way.setup.mix == "Q6_K"
     assert 6 * 2**30 < plan.result.estimate.weights_bytes < 6.5 * 2**30  # 8.2 billion at 6.56 bits
@@ -156,7 +156,7 @@ def test_a_settled_quantisation_is_the_only_one() -> None:
 def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
     path = write_model(tmp_path, "llama-3.1-8b")
     named = open_named(path)
-    (only,) = wish_of(named, Request(machine=cpu(64))).variants
+    (only,) = task_to_plan(named, Request(machine=cpu(64))).variants
     assert (only.name, dict(only.changes)) == ("Q4_K_M", {})
     plan = plan_model(named, Request(machine=rated(cards(48))))
     assert plan.result.estimate.weights_bytes == 4_912_898_304  # the file's own tensors
@@ -165,15 +165,15 @@ def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
 
 def test_drafters_of_the_catalog() -> None:
     wanted = Request(machine=cpu(64))
-    drafters = wish_of(open_named("qwen3-8b"), wanted).drafters
+    drafters = task_to_plan(open_named("qwen3-8b"), wanted).drafters
     assert [one.name for one in drafters] == ["qwen3-0.6b at Q4_K_M"]
-    assert wish_of(open_named("qwen3-8b"), replace(wanted, drafter=False)).drafters == ()
+    assert task_to_plan(open_named("qwen3-8b"), replace(wanted, drafter=False)).drafters == ()
     on_vllm = replace(wanted, machine=cards(48), engines=("vllm",))
-    assert wish_of(open_named("qwen3-8b"), on_vllm).drafters == ()
+    assert task_to_plan(open_named("qwen3-8b"), on_vllm).drafters == ()
 
 
 def test_own_blocks_come_first() -> None:
-    drafters = wish_of(open_named("qwen3.6-27b"), Request(machine=cpu(64))).drafters
+    drafters = task_to_plan(open_named("qwen3.6-27b"), Request(machine=cpu(64))).drafters
     assert drafters[0].name == "its own prediction layers"
 
 
@@ -187,7 +187,7 @@ def test_a_plan_by_name() -> None:
     assert plan.drafter is not None  # proposed, and not in the bill
     # K and V of 8 heads of 128, 16 bit, in 36 layers
     assert plan.result.estimate.kv_cache_bytes == 16_384 * 36 * 2 * 8 * 128 * 2
-    assert plan.wish.repository == "Qwen/Qwen3-8B"
+    assert plan.task.repository == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize("thorough", [True, False])

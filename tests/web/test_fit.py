@@ -20,7 +20,7 @@ from edgekit.app.companions import price_loads
 from edgekit.app.open import open_named
 from edgekit.bill.types import Component
 from edgekit.cli import main
-from edgekit.engines.flags import machine_keys
+from edgekit.engines import machine_keys
 from edgekit.web import models as kept_models
 from edgekit.web.app import open_state
 from edgekit.web.calls import CALLS

@@ -34,7 +34,7 @@ from edgekit.formats.types import Depth
 from edgekit.model.open import Opened, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.commands import main_command, main_notes, start_commands
-from edgekit.plan.tasks import for_users, reads_at_once
+from edgekit.plan.tasks import for_users
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.request import AUTO, Price, Request, Session, Values, in_order
 from edgekit.sources.folders import is_here
@@ -310,7 +310,6 @@ def task_of(
         bill=bill,
         job=request.job,
         min_context=request.min_context,
-        in_one_batch=reads_at_once(opened.model, start.setup),
         alternatives=opened.files.alternatives if opened.files is not None else (),
         window_budget_bytes=request.window_budget_bytes,
         max_use=request.max_use,

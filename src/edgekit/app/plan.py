@@ -9,13 +9,14 @@ from typing import Any
 from edgekit.app.answers import PlanAnswer
 from edgekit.app.estimate import model_notes
 from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
-from edgekit.bill.task import Drafter, Start
+from edgekit.bill.task import Drafter, Start, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.drafting import catalog_drafters, own_drafter
-from edgekit.plan.making import check_planned, check_wish, make_plan, question_of
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.making import check_planned, check_task, make_plan
+from edgekit.plan.planned import Plan
+from edgekit.plan.tasks import for_users
 from edgekit.request import AUTO, Request, Session
 
 
@@ -49,7 +50,7 @@ def plan_named(named: ResolvedModel, request: Request, session: Session) -> Plan
         found, note = automatic(named, machine, made, lambda plan: plan.result)
     else:
         found, note = made(request.engine), ""
-    given = request.values(found.wish.engine)
+    given = request.values(found.task.engine)
     ready = ready_commands(found, files=named.files, given=given) if found.fits else ()
     facts: dict[str, Any] = dict(found.result.estimate.facts)
     length = facts.get("n_ctx_seq") or found.context_tokens
@@ -73,16 +74,16 @@ def plan_model(
     If a file of a repository is chosen that was not opened, its header is read as well.
     """
     reach = None if session is None else session.reach
-    wish = wish_of(named, request)
+    task = task_to_plan(named, request)
     if reach is not None:
-        wish = replace(wish, cancelled=reach.cancelled)
-    check_wish(wish)
-    *_, choice = choose_file(named.opened(wish.engine), question_of(wish), reach)
-    return make_plan(wish, choice=choice, thorough=thorough)
+        task = replace(task, cancelled=reach.cancelled)
+    check_task(task)
+    *_, choice = choose_file(named.opened(task.engine), task, reach)
+    return make_plan(task, choice=choice, thorough=thorough)
 
 
-def wish_of(named: ResolvedModel, request: Request) -> Wish:
-    """What the plan has to meet. Raises HardwareError, RefusedError, UsageError."""
+def task_to_plan(named: ResolvedModel, request: Request) -> Task:
+    """What is not given is left to the plan. Raises HardwareError, RefusedError, UsageError."""
     machine = request.find_machine()
     engine = request.engine or named.engine(AUTO, machine)
     values = request.values(engine, named.quant)
@@ -93,29 +94,32 @@ def wish_of(named: ResolvedModel, request: Request) -> Wish:
     if values.pop("context", None) == 0:  # every engine: the whole native window
         load = replace(load, context_tokens=0)
     start = Start(setup=setup if values else None, settled=frozenset(values))
-    model = named.opened(engine)
+    opened = named.opened(engine)
     drafters: tuple[Drafter, ...] = ()
     if request.drafter and engine_named(engine).drafts and not named.embeds:
         entry = named.entry
         known: tuple[Drafter, ...] = ()
         if entry is not None and named.catalog is not None:
             known = catalog_drafters(entry, named.catalog.entries)
-        drafters = (*own_drafter(model.model), *known)
-    return Wish(
-        label=model.label,
-        variants=named.variants(model, engine, start),
+        drafters = (*own_drafter(opened.model), *known)
+    variants = named.variants(opened, engine, start)
+    model = variants[0].model if variants else opened.model
+    return Task(
+        model=model,
+        variants=variants,
         engine=engine,
         machine=machine,
-        load=load,
+        load=for_users(load, request.users, engine, model),
         start=engine_named(engine).embedding_start(start) if named.embeds else start,
-        users=request.users,
         job=request.job,
         min_context=request.min_context,
-        prefer_accurate_cache=request.prefer_accurate_kv,
+        own_cache_only=request.prefer_accurate_kv,
         max_use=request.max_use,
         reserve_bytes=request.reserve_bytes,
-        drafters=drafters,
         nodes=request.nodes or 1,
+        label=opened.label,
         repository=(named.entry.repository or "") if named.entry is not None else "",
-        is_remote=model.files is None or model.files.origin.is_remote,
+        is_remote=opened.files is None or opened.files.origin.is_remote,
+        users=request.users,
+        drafters=drafters,
     )

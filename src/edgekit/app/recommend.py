@@ -22,7 +22,7 @@ from edgekit.plan.recommending import (
     Recommendation,
     Suggestion,
     ranked_for,
-    wish_for,
+    task_for,
 )
 from edgekit.request import Request, Session
 
@@ -100,7 +100,7 @@ def _before(
     found: list[Suggestion] = []
     for pick in picks:
         entry = by_id.get(str(pick))
-        plan = None if entry is None else find_plan(wish_for(entry, ask))
+        plan = None if entry is None else find_plan(task_for(entry, ask))
         if entry is None or plan is None:
             return None
         found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))

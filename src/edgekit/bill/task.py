@@ -9,7 +9,7 @@ from typing import Any
 
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.machine.types import Budget, Device, Machine
-from edgekit.model.types import Model
+from edgekit.model.types import Model, embeds_in_one_batch
 
 GOOD_ACCURACY = 400  # in hundredths of a bit per weight
 Bill = Callable[[Load, Any], MemoryEstimate]
@@ -83,6 +83,16 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """A smaller model of the same vocabulary, or the model's own blocks for further tokens."""
+
+    name: str
+    model: Model | None = field(default=None, repr=False)  # None: the model's own blocks
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    because: str = ""  # why its vocabulary is taken to be the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is asked: which model, on which engine and machine, for which load."""
 
@@ -106,8 +116,12 @@ class Task:
     reserve_bytes: int | None = None  # instead of the engine's own reserve
     own_cache_only: bool = False  # never a smaller cache than the engine's own
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
-    in_one_batch: bool = False  # an input is computed at once, up to the whole context
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
+    label: str = ""  # the model's name in reports
+    repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
+    is_remote: bool = False  # the weights are not on this machine
+    users: int | None = None  # as given; `load` is for all of them
+    drafters: tuple[Drafter, ...] = ()  # to propose, in the order in which they are tried
     cancelled: threading.Event | None = field(
         default=None, repr=False, compare=False
     )  # set: the caller has gone
@@ -116,6 +130,14 @@ class Task:
     def embeds(self) -> bool:
         """Whether the engine is to return embeddings."""
         return getattr(self.start.setup, "embeddings", False) or self.model.geometry.embeds
+
+    @property
+    def in_one_batch(self) -> bool:
+        """Whether an input is computed at once, up to the whole context: an embedding's, unless only its last token
+        counts (server-context.cpp @ b21e4de: can_split).
+        """
+        embeds = bool(getattr(self.start.setup, "embeddings", False))
+        return embeds and embeds_in_one_batch(self.model.geometry)
 
     def load_of(self, tokens: int) -> Load:
         """What is asked of the engine for a context of that length."""
@@ -130,13 +152,3 @@ class Task:
             batch_tokens=batch or microbatch or whole,
             microbatch_tokens=microbatch or batch or whole,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafter:
-    """A smaller model of the same vocabulary, or the model's own blocks for further tokens."""
-
-    name: str
-    model: Model | None = field(default=None, repr=False)  # None: the model's own blocks
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    because: str = ""  # why its vocabulary is taken to be the same

@@ -27,7 +27,7 @@ from edgekit.cli.request_options import (
     add_users_option,
     add_window_budget_option,
 )
-from edgekit.engines.flags import machine_keys
+from edgekit.engines import machine_keys
 from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
 

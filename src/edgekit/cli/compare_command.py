@@ -22,8 +22,7 @@ from edgekit.cli.request_options import (
     add_min_context_option,
     add_users_option,
 )
-from edgekit.engines import either, engine_names
-from edgekit.engines.flags import machine_keys
+from edgekit.engines import either, engine_names, machine_keys
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction

@@ -26,8 +26,7 @@ from edgekit.cli.reach_options import (
 )
 from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
-from edgekit.engines import every_engine, planned_engines
-from edgekit.engines.flags import machine_keys
+from edgekit.engines import every_engine, machine_keys, planned_engines
 from edgekit.errors import HardwareError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -118,7 +117,7 @@ def _plot(plan: Plan, path: str) -> None:
     from edgekit.plan.curve import plan_curves
     from edgekit.report.plot import write_plot
 
-    write_plot(plan_curves(plan), path, model=plan.wish.label, machine=plan.wish.machine.name)
+    write_plot(plan_curves(plan), path, model=plan.task.label, machine=plan.task.machine.name)
 
 
 def _told(

@@ -11,8 +11,8 @@ from edgekit.cli.request_options import (
     add_min_context_option,
     add_window_budget_option,
 )
-from edgekit.engines import every_engine
-from edgekit.engines.flags import COMMON, CONTEXT, QUANT, machine_keys
+from edgekit.engines import every_engine, machine_keys
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT
 
 DEFAULT_NEW_TOKENS = 512  # of one question
 # What run has for both engines, or settles itself.

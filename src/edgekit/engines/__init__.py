@@ -101,3 +101,10 @@ def lender_of(flag: Flag) -> str:
         if any(own.key == flag.key and not own.shared for own in one.flags)
     )
     return next(owners, "")
+
+
+def machine_keys() -> frozenset[str]:
+    """The flags of all engines that the machine says, not the caller, wherever a machine is checked."""
+    return frozenset(
+        flag.key for engine in every_engine() for flag in engine.flags if flag.of_machine
+    )

@@ -337,15 +337,6 @@ QUANT = Flag(
 )
 
 
-def machine_keys() -> frozenset[str]:
-    """The flags of all engines that the machine says, not the caller, wherever a machine is checked."""
-    from edgekit.engines import every_engine
-
-    return frozenset(
-        flag.key for engine in every_engine() for flag in engine.flags if flag.of_machine
-    )
-
-
 def given_flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Engine -> its flags that were given, as they were typed."""
     return {engine: dict(given) for engine, given in getattr(arguments, GIVEN, {}).items()}

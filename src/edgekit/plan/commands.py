@@ -50,15 +50,15 @@ def ready_commands(
     plan: Plan, *, files: ModelFiles | None = None, given: Mapping[str, Any] | None = None
 ) -> tuple[Command, ...]:
     """In the order in which to run them. `files`: where the model was found; `given`: the engine's flags."""
-    wish = plan.wish
+    task = plan.task
     found = commands_of(
         plan.result,
-        label=wish.label,
-        repository=wish.repository,
+        label=task.label,
+        repository=task.repository,
         files=files,
         given=given,
-        users=wish.users,
-        nodes=wish.nodes,
+        users=task.users,
+        nodes=task.nodes,
     )
     return (*_higher_limit(plan), *found)
 

@@ -40,12 +40,12 @@ def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
     task = Task(
         model=plan.variant.model,
-        engine=plan.wish.engine,
-        machine=plan.wish.machine,
+        engine=plan.task.engine,
+        machine=plan.task.machine,
         load=bare,
         start=Start(setup=plan.result.way.setup),
         bill=bill,
-        nodes=plan.wish.nodes,
+        nodes=plan.task.nodes,
     )
     return curves(task, plan.result.way)
 

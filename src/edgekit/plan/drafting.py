@@ -14,7 +14,6 @@ from edgekit.model.types import Model
 from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
 from edgekit.plan.placement import whole_placements
-from edgekit.plan.planned import Wish
 from edgekit.units import format_bytes
 
 TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time
@@ -34,13 +33,14 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
     )
 
 
-def propose_drafter(wish: Wish, found: Candidate) -> tuple[Drafter | None, Decision | None]:
+def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
     """The first draft model that fits as well and leaves the verdict as it is. It is proposed, not part of the plan."""
-    if not engine_named(wish.engine).drafts or not wish.drafters or wish.users is not None:
+    task = found.task
+    if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
         return None, None  # with several users the batch is full already
     tried: list[Tried] = []
-    for drafter in wish.drafters if found.held.placement.whole else ():
-        asked = with_drafter_beside(found.task, drafter)
+    for drafter in task.drafters if found.held.placement.whole else ():
+        asked = with_drafter_beside(task, drafter)
         other, outcome = _held(found, Ladder(asked, whole_placements(asked)))
         if other is not None and other.weighed.status is not found.weighed.status:
             other, outcome = None, f"{outcome}: too tight"

@@ -1,4 +1,4 @@
-"""A wish -> the plan: what to run, one decision after the other, each with its reason."""
+"""A task -> the plan: what to run, one decision after the other, each with its reason."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgekit.plan.changes import changes
 from edgekit.plan.choice import Attempt, Candidate, Choice, choose
 from edgekit.plan.drafting import propose_drafter
 from edgekit.plan.placement import whole_placements
-from edgekit.plan.planned import Plan, Wish
-from edgekit.plan.tasks import check_users, for_users, reads_at_once
+from edgekit.plan.planned import Plan
+from edgekit.plan.tasks import check_users
 from edgekit.plan.users import decide_sequences
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
@@ -25,7 +25,7 @@ MOST_NODES = 64
 
 
 def make_plan(
-    wish: Wish, *, choice: Choice | None = None, thorough: bool = True, helpful: bool = True
+    task: Task, *, choice: Choice | None = None, thorough: bool = True, helpful: bool = True
 ) -> Plan:
     """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, where that is known).
 
@@ -33,38 +33,37 @@ def make_plan(
     limit of the system holds back; a list of many models does without. A plan that does not fit is a result;
     `helpful` says what would help then.
 
-    Raises UsageError for wishes that contradict each other, HardwareError where the engine has no hardware there,
+    Raises UsageError for flags that contradict each other, HardwareError where the engine has no hardware there,
     RefusedError where it takes no such model.
     """
-    check_wish(wish)
-    task = question_of(wish)
+    check_task(task)
     choice = choice or choose(task)
     if not choice.fits:
-        return _nothing_fits(wish, task, choice, helpful=helpful)
+        return _nothing_fits(task, choice, helpful=helpful)
     found = pinned_candidate(choice.candidate)
-    plan = planned(wish, found, thorough=thorough)
+    plan = planned(task, found, thorough=thorough)
     decisions = list(_decisions(choice, found, plan.result))
     drafter = None
     if thorough:
-        drafter, draft = propose_drafter(wish, found)
+        drafter, draft = propose_drafter(found)
         decisions += [draft] if draft is not None else []
         helps = changes(replace(task, model=found.variant.model), plan.result)
-        decisions += _further(wish, found, helps)
+        decisions += _further(found, helps)
         plan = replace(plan, changes=helps)
     return replace(plan, decisions=tuple(decisions), drafter=drafter)
 
 
-def find_plan(wish: Wish) -> Plan | None:
+def find_plan(task: Task) -> Plan | None:
     """The plan without its costly parts; None where nothing fits."""
-    plan = make_plan(wish, thorough=False, helpful=False)
+    plan = make_plan(task, thorough=False, helpful=False)
     return plan if plan.fits else None
 
 
-def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
+def planned(task: Task, found: Candidate, *, thorough: bool = False) -> Plan:
     """A candidate as a plan, before its reasons are listed."""
     result = result_for(found, max_context=None if thorough else found.tokens)
     return Plan(
-        wish=wish,
+        task=task,
         variant=found.variant,
         load=result.load,
         choice=found.choice,
@@ -72,26 +71,6 @@ def planned(wish: Wish, found: Candidate, *, thorough: bool = False) -> Plan:
         decisions=(),
         speed=result.speed,
         steady_tokens_per_s=steady_throughput(found.task, found.weighed),
-    )
-
-
-def question_of(wish: Wish) -> Task:
-    model = wish.variants[0].model
-    return Task(
-        model=model,
-        variants=wish.variants,
-        engine=wish.engine,
-        machine=wish.machine,
-        load=for_users(wish.load, wish.users, wish.engine, model),
-        start=wish.start,
-        job=wish.job,
-        min_context=wish.min_context,
-        max_use=wish.max_use,
-        reserve_bytes=wish.reserve_bytes,
-        own_cache_only=wish.prefer_accurate_cache,
-        nodes=wish.nodes,
-        in_one_batch=reads_at_once(model, wish.start.setup),
-        cancelled=wish.cancelled,
     )
 
 
@@ -104,15 +83,15 @@ def check_planned(engine: str) -> None:
         )
 
 
-def check_wish(wish: Wish) -> None:
-    check_planned(wish.engine)
-    if not wish.variants:
-        raise UsageError(f"{wish.label}: no quantisation to choose from")
-    if not 1 <= wish.nodes <= MOST_NODES:
-        raise UsageError(f"--nodes must be 1 to {MOST_NODES} (got {wish.nodes:,})")
-    check_users(wish.users, wish.engine)
-    if wish.nodes > 1 and not engine_named(wish.engine).has_ranks:
-        raise UsageError(f"--nodes only works with vLLM, not with {wish.engine}")
+def check_task(task: Task) -> None:
+    check_planned(task.engine)
+    if not task.variants:
+        raise UsageError(f"{task.label}: no quantisation to choose from")
+    if not 1 <= task.nodes <= MOST_NODES:
+        raise UsageError(f"--nodes must be 1 to {MOST_NODES} (got {task.nodes:,})")
+    check_users(task.users, task.engine)
+    if task.nodes > 1 and not engine_named(task.engine).has_ranks:
+        raise UsageError(f"--nodes only works with vLLM, not with {task.engine}")
 
 
 def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[Decision]:
@@ -178,17 +157,17 @@ def _cache_because(found: Candidate) -> str:
     return "the engine's default does not fit at this context"
 
 
-def _further(wish: Wish, found: Candidate, helps: Sequence[Change]) -> Iterator[Decision]:
+def _further(found: Candidate, helps: Sequence[Change]) -> Iterator[Decision]:
     placements: Placements = (found.held.placement,)
-    if engine_named(wish.engine).has_ranks:  # more requests may take more cards
+    if engine_named(found.task.engine).has_ranks:  # more requests may take more cards
         placements = whole_placements(found.task)
-    yield decide_sequences(wish, found, placements)
+    yield decide_sequences(found, placements)
     for change in helps:
         if change.kind is ChangeKind.MEMORY:
             yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
 
 
-def _nothing_fits(wish: Wish, task: Task, choice: Choice, *, helpful: bool) -> Plan:
+def _nothing_fits(task: Task, choice: Choice, *, helpful: bool) -> Plan:
     """The verdict with the figures of SPEC A4's step 4, and what would help."""
     found = choice.candidate
     result = result_for(found, max_context=None if helpful else 0)
@@ -200,7 +179,7 @@ def _nothing_fits(wish: Wish, task: Task, choice: Choice, *, helpful: bool) -> P
     )
     helps = changes(task, result) if helpful else ()
     return Plan(
-        wish=wish,
+        task=task,
         variant=found.variant,
         load=found.held.load(found.tokens),
         choice=found.choice,

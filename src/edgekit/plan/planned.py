@@ -1,46 +1,21 @@
-"""Nouns of a plan: what is wished for, what can be chosen, what was decided and why."""
+"""A plan: what to run, and why."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 
 from edgekit.bill.decisions import Decision, Lever
-from edgekit.bill.task import CacheChoice, Drafter, Job, Start, Variant
+from edgekit.bill.task import CacheChoice, Drafter, Task, Variant
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, Speed, Verdict
-from edgekit.machine.types import Machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What somebody wants of one model on one machine. What is None is chosen."""
-
-    label: str
-    variants: tuple[Variant, ...]  # the most accurate first
-    engine: str
-    machine: Machine
-    load: Load = field(default_factory=Load)  # its context is that of one user
-    start: Start = field(default_factory=Start)
-    users: int | None = None  # sequences of that length at the same time
-    job: Job | None = None  # instead of a context
-    min_context: int | None = None
-    prefer_accurate_cache: bool = False  # never a smaller cache than the engine's own
-    max_use: float | None = None
-    reserve_bytes: int | None = None
-    drafters: tuple[Drafter, ...] = ()  # in the order in which they are tried
-    nodes: int = 1  # machines like this one (vLLM on Ray)
-    repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
-    is_remote: bool = False  # the weights are not on this machine
-    cancelled: threading.Event | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to run. `result` is its bill against the memory."""
 
-    wish: Wish = field(repr=False)
+    task: Task = field(repr=False)
     variant: Variant
     load: Load  # context of all users together, cache types, sequences
     choice: CacheChoice | None = None  # of the cache

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from edgekit.bill.task import GOOD_ACCURACY, Job, Start
+from edgekit.bill.task import GOOD_ACCURACY, Job, Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
@@ -20,9 +20,9 @@ from edgekit.machine.types import HOST, Machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.context import MINIMUM_TOKENS, job_window
 from edgekit.plan.making import check_planned, find_plan, make_plan
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import is_minor, rank_of, root_of, version_of
-from edgekit.plan.tasks import check_users
+from edgekit.plan.tasks import check_users, for_users
 
 SHOWN = 5
 
@@ -269,7 +269,7 @@ class _Search:
         """The smallest that the engine takes, with what would make it fit."""
         for entry in sorted(ranked, key=smallest_bytes):
             try:
-                plan = make_plan(wish_for(entry, self._ask))
+                plan = make_plan(task_for(entry, self._ask))
             except EdgekitError:
                 continue
             return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
@@ -277,7 +277,7 @@ class _Search:
 
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         try:
-            plan = find_plan(self._wish(entry))
+            plan = find_plan(self._task(entry))
         except CancelledError:
             raise
         except (RefusedError, UnknownArchitectureError):
@@ -291,10 +291,10 @@ class _Search:
             return None
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
-    def _wish(self, entry: Entry) -> Wish:
+    def _task(self, entry: Entry) -> Task:
         if self._tell is not None:
             self._tell(f"planning {entry.id}")
-        return wish_for(entry, self._ask)
+        return task_for(entry, self._ask)
 
     def _hopeless(self, entry: Entry) -> str:
         """What needs no bill: a window that is too short, weights beyond all memory there is."""
@@ -338,25 +338,28 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
     return True, rank_of(entry) * quickness(math.inf)
 
 
-def wish_for(entry: Entry, ask: Ask) -> Wish:
+def task_for(entry: Entry, ask: Ask) -> Task:
     """Raises EdgekitError where the entry has nothing that the engine loads."""
     engine, model = engine_named(ask.engine), open_entry(entry, ask.engine).model
     embeds = ModelPurpose.EMBEDDING in entry.kinds
-    return Wish(
-        label=entry.id,
-        variants=engine.variants(model, entry.id),
+    variants = engine.variants(model, entry.id)
+    model = variants[0].model if variants else model
+    return Task(
+        model=model,
+        variants=variants,
         engine=ask.engine,
         machine=ask.machine,
-        load=Load(context_tokens=ask.context_tokens),
+        load=for_users(Load(context_tokens=ask.context_tokens), ask.users, ask.engine, model),
         start=engine.embedding_start(Start()) if embeds else Start(),
-        users=ask.users,
         job=ask.job,
         min_context=ask.min_context,
-        prefer_accurate_cache=ask.prefer_accurate_cache,
+        own_cache_only=ask.prefer_accurate_cache,
         max_use=ask.max_use,
         reserve_bytes=ask.reserve_bytes,
+        label=entry.id,
         repository=entry.repository or "",
         is_remote=True,
+        users=ask.users,
     )
 
 

@@ -9,7 +9,7 @@ from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.errors import UsageError
-from edgekit.model.types import Model, embeds_in_one_batch
+from edgekit.model.types import Model
 from edgekit.plan.context import UNKNOWN_NATIVE_TOKENS
 
 
@@ -37,14 +37,6 @@ def with_weights(task: Task, variant: Variant) -> Task:
 def cache_choices(task: Task) -> tuple[CacheChoice, ...]:
     """All that the engine has, the most accurate first; what the caller settled is the only one."""
     return tuple(engine_named(task.engine).cache_choices(task))
-
-
-def reads_at_once(model: Model, setup: Any) -> bool:
-    """An input is not cut in pieces for an embedding, unless only its last token counts (server-context.cpp @ b21e4de:
-    can_split).
-    """
-    embeds = bool(getattr(setup, "embeddings", False))
-    return embeds and embeds_in_one_batch(model.geometry)
 
 
 def check_users(users: int | None, engine: str) -> None:

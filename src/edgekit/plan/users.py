@@ -10,21 +10,20 @@ from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.plan.choice import Candidate
 from edgekit.plan.ladder import Ladder
-from edgekit.plan.planned import Wish
 
 MOST_USERS = 256  # vLLM's own limit on cards of usual size; more are not searched for
 
 
-def decide_sequences(wish: Wish, found: Candidate, placements: Placements) -> Decision:
+def decide_sequences(found: Candidate, placements: Placements) -> Decision:
     """The number of users that was given; else the engine's default, and how many more there is room for."""
-    each = found.tokens // found.held.streams
-    if wish.users is not None:
+    task, each = found.task, found.tokens // found.held.streams
+    if task.users is not None:
         return Decision(
             lever=Lever.SEQUENCES,
-            value=f"{wish.users}",
+            value=f"{task.users}",
             because=f"as requested, each with a context of {each:,} tokens",
         )
-    count = users_that_fit(found.task, each, placements)
+    count = users_that_fit(task, each, placements)
     more = (
         f"--users {count} fits with a full context each"
         if count > 1
@@ -33,7 +32,7 @@ def decide_sequences(wish: Wish, found: Candidate, placements: Placements) -> De
     return Decision(
         lever=Lever.SEQUENCES,
         value=f"up to {count}" if count > 1 else "1",
-        because=f"{engine_named(wish.engine).default_users}; {more}",
+        because=f"{engine_named(task.engine).default_users}; {more}",
     )
 
 

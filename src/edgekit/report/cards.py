@@ -181,7 +181,7 @@ def _row(number: int, one: Suggestion) -> tuple[str, ...]:
 
 def _window(plan: Plan) -> str:
     """'32K', '32K q8_0' where the cache is not the engine's own, '4 x 16K' of several users."""
-    users = plan.wish.users or 1
+    users = plan.task.users or 1
     each = context_words(plan.context_tokens).removesuffix(" tokens")
     tokens = f"{users} x {each}" if users > 1 else each
     return f"{tokens} {plan.result.cache}" if cache_changed(plan.result) else tokens
@@ -197,7 +197,7 @@ def _speed(one: Suggestion) -> str:
 
 
 def _where(plan: Plan) -> str:
-    cards, off = plan.result.way.cards, engine_named(plan.wish.engine).offload(plan.result)
+    cards, off = plan.result.way.cards, engine_named(plan.task.engine).offload(plan.result)
     if not cards or off.everything:
         return "CPU"
     gpus = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"

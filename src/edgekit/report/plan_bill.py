@@ -12,8 +12,8 @@ def bill_of(plan: Plan, command: str = "") -> Bill:
     result, sequences = plan.result, plan.load.sequences
     many = f" for {sequences} sequences" if sequences is not None and sequences > 1 else ""
     return Bill(
-        label=plan.wish.label,
-        reference=plan.variant.reference or plan.wish.label,
+        label=plan.task.label,
+        reference=plan.variant.reference or plan.task.label,
         version=engine_named(result.engine).version(result.way.setup),
         asked=f"{result.context_tokens:,} tokens of context{many}",
         command=command,

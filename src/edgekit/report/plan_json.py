@@ -33,7 +33,7 @@ def plan_json(
     return {
         "schema": SCHEMA,
         **plan_fields(plan),
-        "machine": machine_json(plan.wish.machine),
+        "machine": machine_json(plan.task.machine),
         "estimate": bill_json(bill_of(plan, main_command(shown))),
         "commands": [_ready(one) for one in shown],
         "notes": [*result.machine.notes, *notes, *result.estimate.notes],
@@ -42,15 +42,15 @@ def plan_json(
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """What a plan is, whatever it is part of; the bill in sums."""
-    result, wish = plan.result, plan.wish
+    result, task = plan.result, plan.task
     return {
-        "model": wish.label,
+        "model": task.label,
         "headline": headline(result),
         "status": result.status.value,
         "can_load": plan.fits,
         "engine": {
-            "name": wish.engine,
-            "version": engine_named(wish.engine).version(result.way.setup),
+            "name": task.engine,
+            "version": engine_named(task.engine).version(result.way.setup),
         },
         "variant": _variant(plan.variant),
         "context_tokens": plan.context_tokens,
@@ -61,8 +61,8 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         **_together(plan),
         "cache": _cache(plan),
         "way": result.way.because,
-        "nodes": wish.nodes,
-        "download_bytes": download_bytes(result) if wish.is_remote else None,
+        "nodes": task.nodes,
+        "download_bytes": download_bytes(result) if task.is_remote else None,
         **_numbers(result),
         "budgets": [use_json(use) for use in result.uses],
         "decisions": [_decision(one) for one in plan.decisions],
@@ -78,7 +78,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
 def _together(plan: Plan) -> dict[str, Any]:
     """All users: the context that the engine is asked for, and how many sequences."""
     return {
-        "users": plan.wish.users,
+        "users": plan.task.users,
         "sequences": plan.load.sequences,
         "total_context_tokens": plan.result.context_tokens,
     }
@@ -132,7 +132,7 @@ def _drafter(plan: Plan) -> dict[str, Any] | None:
         "reference": None,
         "own_blocks": drafter.model is None,
         "because": drafter.because,
-        "flags": shlex.join(engine_named(plan.wish.engine).draft_words(plan.result, drafter)),
+        "flags": shlex.join(engine_named(plan.task.engine).draft_words(plan.result, drafter)),
     }
 
 

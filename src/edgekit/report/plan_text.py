@@ -48,7 +48,7 @@ def plan_text(
     `ready` of one program are given in full; of several the first is, and the others are named.
     """
     width = within(width)
-    run = run_lines(ready, plan.wish.machine.system, width) if plan.fits else []
+    run = run_lines(ready, plan.task.machine.system, width) if plan.fits else []
     before = list(run_notes(ready)) if plan.fits else []
     if why:
         lines = headline_lines(plan.result, width=width, colour=colour)
@@ -59,10 +59,10 @@ def plan_text(
         for label, rows in _sections(plan, (*notes, *before)):
             lines += section(label, rows, width)
         return "\n".join([*lines, *run]) + "\n"
-    size = download_words(plan.result, is_remote=plan.wish.is_remote)
-    title = (plan.wish.label, plan.wish.engine, *size)
+    size = download_words(plan.result, is_remote=plan.task.is_remote)
+    title = (plan.task.label, plan.task.engine, *size)
     lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
-    assumed = assumed_of(plan.wish.machine, plan.result)
+    assumed = assumed_of(plan.task.machine, plan.result)
     lines += [*run, *section("Note", [*notes, *before, *assumed], width)]
     helps = plan.to_fit or plan.changes
     lines += change_lines(plan.result, helps, width, more=list(_draft_lines(plan)))
@@ -73,17 +73,17 @@ def plan_text(
 def _draft_lines(plan: Plan) -> Iterator[str]:
     decision = plan.decision(Lever.DRAFTER)
     if decision is not None and decision.value != "none":
-        engine, drafter = engine_named(plan.wish.engine), plan.drafter
+        engine, drafter = engine_named(plan.task.engine), plan.drafter
         words = "" if drafter is None else shlex.join(engine.draft_words(plan.result, drafter))
         what = f"{words} (draft model)" if words else f"draft model {decision.value}"
         yield f"{what}: {decision.because}"
 
 
 def _title(plan: Plan) -> tuple[str, ...]:
-    wish = plan.wish
-    machine = f"{wish.nodes} nodes of {wish.machine.name}" if wish.nodes > 1 else wish.machine.name
-    size = download_words(plan.result, is_remote=wish.is_remote)
-    return wish.label, bill_of(plan).engine_title, *size, machine
+    task = plan.task
+    machine = f"{task.nodes} nodes of {task.machine.name}" if task.nodes > 1 else task.machine.name
+    size = download_words(plan.result, is_remote=task.is_remote)
+    return task.label, bill_of(plan).engine_title, *size, machine
 
 
 def _sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -9,7 +9,6 @@ from edgekit.bill.task import Placement, Task
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
 from edgekit.machine.types import Device
-from edgekit.plan.making import question_of
 from edgekit.plan.placement import first_placement
 from edgekit.plan.planned import Plan
 from edgekit.plan.tasks import with_weights
@@ -17,7 +16,7 @@ from edgekit.plan.tasks import with_weights
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:
     """As they are typed. What a check chooses by itself as the plan did is left to it."""
-    engine = engine_named(plan.wish.engine)
+    engine = engine_named(plan.task.engine)
     chosen = engine.values(plan.load, plan.result.way.setup)
     shown = [
         flag.key for group in ("weights", "cache") for flag in engine.flags if flag.group == group
@@ -29,7 +28,7 @@ def plan_flags(plan: Plan) -> dict[str, str | bool]:
 
 def _placed(plan: Plan) -> dict[str, Any]:
     """Where the layers go, if that is not where a check puts them by itself."""
-    question = replace(with_weights(question_of(plan.wish), plan.variant), load=plan.load)
+    question = replace(with_weights(plan.task, plan.variant), load=plan.load)
     first = first_placement(question)
     placed = _where(plan.result.way, question, first.cards)
     return {} if placed == _where(first, question, first.cards) else placed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.plan import plan_model, wish_of
+from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.catalog.resolve import CATALOG
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
@@ -99,7 +99,7 @@ class Maker:
         )
         if named.found is not None and named.files is not None:
             return plan_model(named, request, self._session, thorough=False)
-        return make_plan(wish_of(named, request), thorough=False, helpful=False)
+        return make_plan(task_to_plan(named, request), thorough=False, helpful=False)
 
     def _named(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
         """What the user added is opened from where it came, anew each time: it may have changed.

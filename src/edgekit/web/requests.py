@@ -28,9 +28,10 @@ from edgekit.engines import (
     engine_names,
     every_engine,
     lender_of,
+    machine_keys,
     planned_engines,
 )
-from edgekit.engines.flags import CONTEXT, QUANT, Flag, machine_keys
+from edgekit.engines.flags import CONTEXT, QUANT, Flag
 from edgekit.request import Request
 
 MAX_WORD_CHARS = 4096

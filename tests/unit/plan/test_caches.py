@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import LLAMA, gguf, of_config
+from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Start, Task

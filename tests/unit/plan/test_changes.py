@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.tasks import any_mix, rated
 from tests.unit.plan.test_verdict import ask, of_config, recorded
-from tests.unit.plan.wishes import any_mix, rated
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Start, Task
@@ -21,7 +21,6 @@ from edgekit.engines.entries import open_entry
 from edgekit.machine.types import HostMemory
 from edgekit.machine.wishes import wished_machine
 from edgekit.plan.changes import changes
-from edgekit.plan.making import question_of
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
 
@@ -189,7 +188,7 @@ def test_contexts_are_those_of_one_user() -> None:
 
 
 def test_a_slow_model_is_offered_fewer_bits_that_keep_it_on_the_gpu() -> None:
-    question = question_of(any_mix("llama-3.1-8b", rated(cards(6), host=20)))
+    question = any_mix("llama-3.1-8b", rated(cards(6), host=20))
     result = judge(question)
     assert result.step == 6
     (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.WEIGHTS)
@@ -199,7 +198,7 @@ def test_a_slow_model_is_offered_fewer_bits_that_keep_it_on_the_gpu() -> None:
 
 
 def test_a_smaller_cache_is_offered_with_the_weights_that_were_chosen() -> None:
-    question = question_of(any_mix("llama-3.1-8b", rated(cards(14))))
+    question = any_mix("llama-3.1-8b", rated(cards(14)))
     result = judge(question)
     (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CACHE)
     assert change.result is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.tasks import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
 from tests.unit.plan.test_verdict import of_config
-from tests.unit.plan.wishes import GEMMA, LLAMA, MOE, any_mix, from_config, gguf, one_file, rated
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.task import Job, Start, Task
@@ -23,21 +23,20 @@ from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
 from edgekit.plan.choice import choose
-from edgekit.plan.making import make_plan, question_of
-from edgekit.plan.planned import Wish
-from edgekit.plan.tasks import cache_choices, reads_at_once
+from edgekit.plan.making import make_plan
+from edgekit.plan.tasks import cache_choices
 from edgekit.plan.verdict import judge
 from edgekit.report.headline import headline
 from edgekit.units import GIB
 
 
-def judged(wish: Wish) -> Verdict:
-    return judge(question_of(wish))
+def judged(task: Task) -> Verdict:
+    return judge(task)
 
 
-def chosen(wish: Wish) -> tuple[int, str, int, str]:
+def chosen(task: Task) -> tuple[int, str, int, str]:
     """Step, weights, context, cache."""
-    result = judged(wish)
+    result = judged(task)
     return result.step, result.quantization, result.context_tokens, result.cache
 
 
@@ -77,7 +76,7 @@ def test_choose_takes_a_smaller_cache_only_when_nothing_else_fits() -> None:
 
 def test_choose_tries_an_asked_context_alone() -> None:
     """128K of an 8B: 16 GiB in f16, 8.5 in q8_0."""
-    attempts = choose(question_of(one_file(LLAMA, cards(16, ram=None), 131_072))).attempts
+    attempts = choose(one_file(LLAMA, cards(16, ram=None), 131_072)).attempts
     assert {one.tokens for one in attempts} == {131_072}
     assert [(one.cache.name, one.fits) for one in attempts] == [("f16", False), ("q8_0", True)]
 
@@ -101,7 +100,7 @@ def test_choose_keeps_a_division_and_sends_layers_to_the_host(split: tuple[float
     )
     f16 = cache_type("f16")
     load = Load(context_tokens=16_384, cache_k=f16, cache_v=f16)
-    question = question_of(replace(one_file(GEMMA, cards(10, 10, ram=64)), load=load, start=start))
+    question = replace(one_file(GEMMA, cards(10, 10, ram=64)), load=load, start=start)
     result = judge(question)
     setup = result.way.setup
     assert (result.step, setup.tensor_split) == (6, split)
@@ -113,7 +112,7 @@ def test_choose_keeps_a_division_and_sends_layers_to_the_host(split: tuple[float
 
 def test_choose_spends_nothing_where_much_is_in_ram_of_unknown_size() -> None:
     start = Start(setup=replace(default_setup(), cpu_moe=True), settled=frozenset({"cpu_moe"}))
-    known = question_of(replace(one_file(MOE, cards(12, ram=64)), start=start))
+    known = replace(one_file(MOE, cards(12, ram=64)), start=start)
     assert (judge(known).status, judge(known).context_tokens) == (Status.PASSED, 40_960)
     unknown = replace(known, machine=replace(known.machine, host=None))
     assert (judge(unknown).status, judge(unknown).context_tokens) == (Status.WARNING, 32_768)
@@ -159,8 +158,8 @@ def test_choose_never_goes_beyond_six_bits_unasked() -> None:
 
 
 def test_choose_keeps_to_the_engines_own_cache_where_that_is_preferred() -> None:
-    wish = any_mix(GEMMA, rated(cards(20)), prefer_accurate_cache=True)
-    assert chosen(wish)[3] == "f16"
+    task = any_mix(GEMMA, rated(cards(20)), own_cache_only=True)
+    assert chosen(task)[3] == "f16"
 
 
 # --- other windows
@@ -171,8 +170,8 @@ def test_choose_of_a_short_native_context_counts_it_as_reached() -> None:
 
 
 def test_choose_with_min_context_tries_no_less() -> None:
-    wish = one_file(LLAMA, rated(cards(24)), min_context=65_536)
-    assert judged(wish).context_tokens >= 65_536
+    task = one_file(LLAMA, rated(cards(24)), min_context=65_536)
+    assert judged(task).context_tokens >= 65_536
     assert judged(one_file(LLAMA, cards(8, ram=None), min_context=65_536)).failed
 
 
@@ -182,9 +181,9 @@ def test_choose_for_users_gives_each_a_context() -> None:
 
 
 def test_choose_for_embeddings_takes_8k_at_most_and_8_bits() -> None:
-    wish = any_mix(LLAMA, rated(cards(24)))
+    task = any_mix(LLAMA, rated(cards(24)))
     start = engine_named("llama.cpp").embedding_start(Start())
-    _, weights, tokens, _ = chosen(replace(wish, start=start))
+    _, weights, tokens, _ = chosen(replace(task, start=start))
     assert (weights, tokens) == ("Q8_0", 8192)
 
 
@@ -238,25 +237,32 @@ def test_limits_of_the_memory_are_refused_for_vllm(limit: dict[str, Any]) -> Non
 
 
 def test_max_use_is_one_more_line() -> None:
-    wish = one_file(GEMMA, cards(24, ram=None), 32_768)
-    assert judged(wish).warning  # 20.5 of 23
-    assert judged(replace(wish, max_use=0.85)).cache == "q8_0"
-    assert judged(replace(wish, max_use=0.5)).failed
+    task = one_file(GEMMA, cards(24, ram=None), 32_768)
+    assert judged(task).warning  # 20.5 of 23
+    assert judged(replace(task, max_use=0.85)).cache == "q8_0"
+    assert judged(replace(task, max_use=0.5)).failed
 
 
 def test_reserve_replaces_the_engines_own() -> None:
-    wish = one_file(GEMMA, cards(20, ram=None), 16_384)
-    default, none = judged(wish), judged(replace(wish, reserve_bytes=0))
+    task = one_file(GEMMA, cards(20, ram=None), 16_384)
+    default, none = judged(task), judged(replace(task, reserve_bytes=0))
     assert [use.budget.available_bytes for use in (*default.uses, *none.uses)] == [
         19 * GIB,
         20 * GIB,
     ]
 
 
-def test_reads_at_once_of_a_mean_over_all_tokens() -> None:
+def test_in_one_batch_of_a_mean_over_all_tokens() -> None:
     setup = replace(default_setup(), embeddings=True)
-    assert reads_at_once(gguf("all-minilm-l6-v2", "F16"), setup)
-    assert not reads_at_once(gguf(LLAMA), default_setup())
+    embedder = Task(
+        model=gguf("all-minilm-l6-v2", "F16"),
+        engine="llama.cpp",
+        machine=cpu(8),
+        start=Start(setup=setup),
+    )
+    assert embedder.in_one_batch
+    chat = replace(embedder, model=gguf(LLAMA), start=Start(setup=default_setup()))
+    assert not chat.in_one_batch
 
 
 @pytest.mark.parametrize(
@@ -273,16 +279,16 @@ def test_choose_for_vllm_falls_back_to_a_known_repository(
 
 def test_choose_for_a_job_of_several_users_gives_each_its_context() -> None:
     job = Job(prompt_tokens=6000, new_tokens=800)
-    question = question_of(one_file(LLAMA, rated(cards(24)), users=4))
+    question = one_file(LLAMA, rated(cards(24)), users=4)
     assert judge(replace(question, job=job)).context_tokens == 4 * (6000 + 800 + 64)
 
 
 def test_choose_begins_at_q4_k_m_whatever_else_a_repository_has() -> None:
     """Q4_1 has more bits, and Q3_K_L more than IQ4_XS: neither is taken unasked."""
     mixes = ("Q8_0", "Q4_1", "Q4_K_M", "Q3_K_L", "IQ4_XS", "Q2_K")
-    wish = any_mix(GEMMA, rated(cards(18)))
-    several = replace(wish, variants=at_mixes(gguf(GEMMA, "F16"), mixes))
-    attempts = choose(question_of(several)).attempts
+    task = any_mix(GEMMA, rated(cards(18)))
+    several = replace(task, variants=at_mixes(gguf(GEMMA, "F16"), mixes))
+    attempts = choose(several).attempts
     assert list(dict.fromkeys(one.variant.name for one in attempts)) == ["Q4_K_M", "IQ4_XS"]
 
 

@@ -105,7 +105,7 @@ def test_so_is_one_that_is_part_of_the_setup(
     question = Task(
         model=plan.variant.model,
         engine=make,
-        machine=plan.wish.machine,
+        machine=plan.task.machine,
         start=Start(setup=way.setup, settled=frozenset(setup)),
     )
     assert [curve.cache for curve in curves(question, way, points=2)] == names
@@ -130,7 +130,7 @@ def test_the_points_are_the_engines_own_bill(name: str) -> None:
         "vllm": {"kv_cache_dtype": "auto"},
         "mlx": {"kv_bits": None},
     }
-    own = every.get(plan.wish.engine, {})
+    own = every.get(plan.task.engine, {})
     setup = replace(plan.result.way.setup, **own)
     budget = next(
         one
@@ -139,7 +139,7 @@ def test_the_points_are_the_engines_own_bill(name: str) -> None:
     )
     for point in curve.points[:: POINTS // 4]:
         load = replace(plan.load, context_tokens=point.tokens, cache_k=None, cache_v=None)
-        bill = engine_named(plan.wish.engine).estimate(plan.variant.model, load, setup)
+        bill = engine_named(plan.task.engine).estimate(plan.variant.model, load, setup)
         assert point.required_bytes == bill.in_pools(budget.pools) - covered_bytes(budget, bill)
     assert curve.budget_bytes == budget.available_bytes
 

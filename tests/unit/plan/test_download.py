@@ -6,7 +6,7 @@ import json
 
 import pytest
 from tests.unit.plan.machines import cards, mac
-from tests.unit.plan.wishes import any_mix, from_config, gguf, one_file
+from tests.unit.plan.tasks import any_mix, from_config, gguf, one_file
 
 from edgekit.cli import main
 from edgekit.plan.making import make_plan

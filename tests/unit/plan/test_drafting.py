@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import LLAMA, from_config, gguf, one_file, rated
+from tests.unit.plan.tasks import LLAMA, from_config, gguf, one_file, rated
 
 from edgekit.bill.decisions import Lever
-from edgekit.bill.task import Drafter
+from edgekit.bill.task import Drafter, Task
 from edgekit.bill.types import CACHES
 from edgekit.catalog import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
@@ -18,18 +18,20 @@ from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.machine.types import Machine
 from edgekit.plan.drafting import OWN_BLOCKS, catalog_drafters, own_drafter, with_drafter_beside
-from edgekit.plan.making import make_plan, question_of
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.making import make_plan
+from edgekit.plan.planned import Plan
 
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")
 OWN = "qwen3.6-27b"  # of the catalog: one block for further tokens
 
 
-def with_own(machine: Machine, context: int | None = None, **more: Any) -> Wish:
+def with_own(machine: Machine, context: int | None = None, **more: Any) -> Task:
     model = open_entry(find_entry(OWN), "llama.cpp").model
     (usual,) = at_mixes(model, ("Q4_K_M",))
-    wish = one_file(LLAMA, machine, context, **more)
-    return replace(wish, label=OWN, variants=(usual,), drafters=own_drafter(model))
+    task = one_file(LLAMA, machine, context, **more)
+    return replace(
+        task, label=OWN, model=usual.model, variants=(usual,), drafters=own_drafter(model)
+    )
 
 
 def drafting_bytes(plan: Plan) -> int:
@@ -52,8 +54,8 @@ def test_some_models_bring_their_own() -> None:
 
 
 def test_own_blocks_are_proposed_and_not_counted() -> None:
-    wish = with_own(rated(cards(32)), 32_768)
-    plan, plain = make_plan(wish), make_plan(replace(wish, drafters=()))
+    task = with_own(rated(cards(32)), 32_768)
+    plan, plain = make_plan(task), make_plan(replace(task, drafters=()))
     assert chosen(plan) == OWN_BLOCKS
     assert plan.result == plain.result
     assert drafting_bytes(plan) == 0
@@ -71,10 +73,10 @@ def test_own_blocks_that_do_not_leave_the_window_stay_out() -> None:
 
 
 def test_a_smaller_model_is_judged_with_its_own_cache() -> None:
-    wish = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
-    plain = make_plan(replace(wish, drafters=()))
-    assert make_plan(wish).drafter is SMALL
-    asked = with_drafter_beside(question_of(wish), SMALL)
+    task = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
+    plain = make_plan(replace(task, drafters=()))
+    assert make_plan(task).drafter is SMALL
+    asked = with_drafter_beside(task, SMALL)
     assert asked.bill is not None
     bill = asked.bill(plain.load, replace(plain.result.way.setup, draft_max=3))
     caches = sum(line.size_bytes for line in bill.lines if line.part and line.component in CACHES)
@@ -86,8 +88,8 @@ def test_a_smaller_model_is_judged_with_its_own_cache() -> None:
 
 @pytest.mark.parametrize("gib", [9, 10, 11, 12, 16])
 def test_it_is_taken_exactly_where_it_leaves_the_window(gib: int) -> None:
-    wish = one_file(LLAMA, rated(cards(gib)), 16_384, drafters=(SMALL,))
-    plan, plain = make_plan(wish), make_plan(replace(wish, drafters=()))
+    task = one_file(LLAMA, rated(cards(gib)), 16_384, drafters=(SMALL,))
+    plan, plain = make_plan(task), make_plan(replace(task, drafters=()))
     assert (plan.context_tokens, plan.load) == (plain.context_tokens, plain.load)
     room = plain.result.uses[0].budget.available_bytes  # less where it is comfortable without
     room = room * 85 // 100 if plain.result.passed else room

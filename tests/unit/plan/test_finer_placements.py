@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.plan.machines import cards
-from tests.unit.plan.wishes import MOE, one_file, rated
+from tests.unit.plan.tasks import MOE, one_file, rated
 
 from edgekit.bill.task import Placement
 from edgekit.bill.types import Component
@@ -18,13 +18,13 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.fitting import Fitting
-from edgekit.plan.making import make_plan, question_of
+from edgekit.plan.making import make_plan
 from edgekit.plan.placement import placements_of
 from edgekit.plan.planned import Plan
 from edgekit.report.headline import headline
 
 TOKENS = 32_768
-QUESTION = question_of(one_file(MOE, cards(12), TOKENS))
+QUESTION = one_file(MOE, cards(12), TOKENS)
 WAYS = placements_of(QUESTION)
 
 
@@ -97,7 +97,7 @@ def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> No
     assert way.by_tensor
     assert plan.fits
     on_host = sum(map(has_experts_on_host(way.setup), range(48)))
-    question = replace(question_of(plan.wish), load=plan.load)
+    question = replace(plan.task, load=plan.load)
     whole = Fitting(question, with_experts_of(on_host))
     assert Fitting(question, way).held_share(TOKENS) > whole.held_share(TOKENS)
     assert f"with the experts of {on_host} layers in RAM" in headline(plan.result)

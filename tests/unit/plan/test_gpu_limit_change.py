@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.plan.machines import mac
-from tests.unit.plan.wishes import from_config, one_file
+from tests.unit.plan.tasks import from_config, one_file
 
 from edgekit.bill.decisions import Lever
 from edgekit.machine.gpu_limit import raised_limit

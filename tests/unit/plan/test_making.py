@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import (
+from tests.unit.plan.tasks import (
     GEMMA,
     LLAMA,
     MOE,
@@ -32,7 +32,7 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.plan.changes import changes
-from edgekit.plan.making import find_plan, make_plan, question_of
+from edgekit.plan.making import find_plan, make_plan
 from edgekit.plan.planned import Plan
 from edgekit.plan.verdict import judge
 
@@ -146,9 +146,9 @@ def test_ranks_and_stages(gib: list[int], nodes: int, expected: tuple[int, int])
 
 def test_two_machines_of_eight_cards() -> None:
     # 141 GB of 16-bit weights: 8 x 16 GiB hold 8 x 16 x 0.8 = 102 GiB of them, 16 cards 204
-    wish = from_config("llama-3.1-70b", cards(*[16] * 8), "vllm", 16_384)
-    assert not make_plan(wish).fits
-    plan = make_plan(replace(wish, nodes=2))
+    task = from_config("llama-3.1-70b", cards(*[16] * 8), "vllm", 16_384)
+    assert not make_plan(task).fits
+    plan = make_plan(replace(task, nodes=2))
     assert plan.fits
     assert shape(plan) == (8, 2)
     assert plan.result.estimate.weights_bytes < 141 * 10**9 / 16 * 1.1
@@ -184,10 +184,10 @@ def test_no_hardware_for_the_engine(engine: str, machine: Any, told: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("wish", "told"),
+    ("task", "told"),
     [
         (replace(one_file(LLAMA, cpu(16)), variants=()), "no quantisation to choose from"),
-        (one_file(LLAMA, cpu(16), users=0), "--users must be 1 to 256"),
+        (replace(one_file(LLAMA, cpu(16)), users=0), "--users must be 1 to 256"),
         (one_file(LLAMA, cpu(16), nodes=0), "--nodes must be 1 to 64"),
         (one_file(LLAMA, cpu(16), nodes=2), "only works with vLLM, not with llama.cpp"),
         (
@@ -196,18 +196,18 @@ def test_no_hardware_for_the_engine(engine: str, machine: Any, told: str) -> Non
         ),
     ],
 )
-def test_wishes_that_contradict_each_other(wish: Any, told: str) -> None:
+def test_wishes_that_contradict_each_other(task: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        make_plan(wish)
+        make_plan(task)
 
 
 # --- nothing fits
 
 
 def test_nothing_fits_has_the_figures_of_16k_with_an_8_bit_cache() -> None:
-    wish = any_mix(LLAMA, cpu(3))
-    assert find_plan(wish) is None
-    plan = make_plan(wish)
+    task = any_mix(LLAMA, cpu(3))
+    assert find_plan(task) is None
+    plan = make_plan(task)
     assert not plan.fits
     assert (plan.variant.name, plan.result.cache, plan.context_tokens) == ("Q4_K_M", "q8_0", 16_384)
     (decision,) = plan.decisions
@@ -268,17 +268,17 @@ def test_a_thorough_plan_says_more_of_the_same(thorough: bool) -> None:  # noqa:
 
 def test_a_plan_and_a_check_say_the_same_of_a_higher_limit() -> None:
     """A plan never counts on it, and of a context that was asked for it is not said."""
-    wish = one_file("llama-3.1-8b", mac(16, 10))
-    plan = make_plan(wish)
+    task = one_file("llama-3.1-8b", mac(16, 10))
+    plan = make_plan(task)
     assert plan.result.machine == mac(16, 10)
-    found = changes(question_of(wish), judge(question_of(wish)))
+    found = changes(task, judge(task))
     (change,) = (one for one in found if one.kind is ChangeKind.MEMORY)
     decision = plan.decision(Lever.LIMIT)
     assert decision is not None
     assert (decision.value, decision.because) == ("iogpu.wired_limit_mb=13312", change.told)
     assert change.result is not None
     assert f"up to {change.result.max_context:,} tokens" in change.told
-    assert make_plan(replace(wish, load=Load(context_tokens=16_384))).decision(Lever.LIMIT) is None
+    assert make_plan(replace(task, load=Load(context_tokens=16_384))).decision(Lever.LIMIT) is None
 
 
 def test_no_plan_asks_for_a_higher_limit_that_gives_nothing() -> None:

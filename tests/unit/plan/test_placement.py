@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import LLAMA, gguf, of_config
+from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
 from edgekit.bill.task import Start, Task
 from edgekit.engines import default_engine, engine_named, engine_on, every_engine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import is_within, rated
+from tests.unit.plan.tasks import is_within, rated
 
 from edgekit.bill.verdict import ChangeKind
 from edgekit.catalog import find_entry, read_catalog
@@ -27,7 +27,7 @@ from edgekit.plan.recommending import (
     Recommendation,
     quickness,
     recommend,
-    wish_for,
+    task_for,
 )
 
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b", "smollm3-3b")  # fmt: skip
@@ -292,7 +292,7 @@ def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
     for one in found.suggestions:
         assert one.plan.context_tokens == 16_384
         assert one.plan.load.sequences == 2
-        assert one.plan.wish.engine == engine
+        assert one.plan.task.engine == engine
 
 
 def test_an_accurate_cache_where_it_is_preferred() -> None:
@@ -321,8 +321,8 @@ def test_progress_is_told() -> None:
 
 
 def test_a_wish_names_where_its_weights_come_from() -> None:
-    wish = wish_for(find_entry("qwen3-8b"), Ask(machine=CARD))
-    assert (wish.label, wish.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
+    task = task_for(find_entry("qwen3-8b"), Ask(machine=CARD))
+    assert (task.label, task.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
 
 
 # --- the whole catalog (in the normal run a third of it)

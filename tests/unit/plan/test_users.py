@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.wishes import LLAMA, billed, from_config, one_file
+from tests.unit.plan.tasks import LLAMA, billed, from_config, one_file
 
 from edgekit.bill.decisions import Lever
+from edgekit.bill.task import Task
 from edgekit.bill.types import Load
 from edgekit.machine.types import Machine
-from edgekit.plan.making import make_plan, question_of
+from edgekit.plan.making import make_plan
 from edgekit.plan.placement import placements_of
-from edgekit.plan.planned import Wish
 from edgekit.plan.tasks import with_weights
 from edgekit.plan.users import MOST_USERS, users_that_fit
 from edgekit.units import GIB
 
 
-def most_users(wish: Wish) -> tuple[int, str]:
-    decision = make_plan(wish).decision(Lever.SEQUENCES)
+def most_users(task: Task) -> tuple[int, str]:
+    decision = make_plan(task).decision(Lever.SEQUENCES)
     assert decision is not None
     found = re.fullmatch(r"(?:up to )?([0-9]+)", decision.value)
     assert found is not None, decision.value
@@ -56,17 +56,15 @@ def test_so_many_fit_and_one_more_does_not(gib: int, tokens: int, count: int) ->
 @given(st.integers(12, 80), st.integers(2, 64))
 def test_the_edge_is_where_the_bill_has_it(gib: int, blocks: int) -> None:
     tokens = blocks * 512
-    wish = one_file(LLAMA, cpu(gib), tokens)
-    question = question_of(wish)
-    count = users_that_fit(question, tokens, placements_of(question))
+    task = one_file(LLAMA, cpu(gib), tokens)
+    count = users_that_fit(task, tokens, placements_of(task))
     assert count == 1 or holds(gib, count, tokens)
     assert count == MOST_USERS or not holds(gib, count + 1, tokens)
 
 
 def test_no_more_than_an_engine_ever_takes() -> None:
-    wish = one_file("qwen3-0.6b", cpu(4096), 512)
-    question = question_of(wish)
-    assert users_that_fit(question, 512, placements_of(question)) == MOST_USERS == 256
+    task = one_file("qwen3-0.6b", cpu(4096), 512)
+    assert users_that_fit(task, 512, placements_of(task)) == MOST_USERS == 256
 
 
 def test_what_was_asked_for() -> None:
@@ -86,8 +84,8 @@ def test_no_second_one() -> None:
 
 @pytest.mark.parametrize("machine", [cpu(32), cards(24)])
 def test_what_is_promised_is_kept(machine: Machine) -> None:
-    wish = one_file(LLAMA, machine, 16_384)
-    count, because = most_users(wish)
+    task = one_file(LLAMA, machine, 16_384)
+    count, because = most_users(task)
     assert count > 1
     assert f"--users {count}" in because
     assert make_plan(one_file(LLAMA, machine, 16_384, users=count)).fits
@@ -95,8 +93,8 @@ def test_what_is_promised_is_kept(machine: Machine) -> None:
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cards(48)), ("mlx", mac(64, 48))])
 def test_other_engines_are_asked_as_well(engine: str, machine: Machine) -> None:
-    wish = from_config("qwen3-8b", machine, engine, 8192)
-    count, _ = most_users(wish)
+    task = from_config("qwen3-8b", machine, engine, 8192)
+    count, _ = most_users(task)
     assert count > 1
-    question = with_weights(question_of(wish), make_plan(wish).variant)
+    question = with_weights(task, make_plan(task).variant)
     assert users_that_fit(question, 8192, placements_of(question)) == count

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.recorded import config_header
-from tests.unit.plan.wishes import LLAMA, gguf, of_config
+from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.mixes import USUAL_MIXES

@@ -15,7 +15,7 @@ from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.planned import Plan
 from edgekit.plan.tasks import cache_choices
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
@@ -71,11 +71,9 @@ def planned(
     judged = judge(asked)
     load = replace(load, context_tokens=judged.context_tokens)
     result = replace(judged, variant=variant, load=load)
-    wish = Wish(
-        label=label, variants=(variant,), engine=engine, machine=machine, load=load, nodes=nodes
-    )
+    task = replace(asked, label=label, variants=(variant,), load=load, start=Start())
     return Plan(
-        wish=wish,
+        task=task,
         variant=variant,
         load=load,
         choice=cache_choices(asked)[0],

@@ -58,7 +58,7 @@ def suggested(plan: Plan, entry: Entry, rank: float = 1.0) -> Suggestion:
 
 
 def made(*shown: Suggestion, **more: Any) -> Recommendation:
-    ask = more.pop("ask", None) or Ask(machine=shown[0].plan.wish.machine)
+    ask = more.pop("ask", None) or Ask(machine=shown[0].plan.task.machine)
     return Recommendation(ask=ask, suggestions=shown, **more)
 
 
@@ -72,7 +72,7 @@ def best_two() -> Recommendation:
 
 def none_fits() -> Recommendation:
     plan = nothing_fits()
-    ask = Ask(machine=plan.wish.machine)
+    ask = Ask(machine=plan.task.machine)
     return made(ask=ask, nearest=suggested(plan, GEMMA), passed_over=(("too large", 90),))
 
 
@@ -130,7 +130,7 @@ def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> 
 
 def test_cards_text_of_this_machine_goes_on_with_run() -> None:
     plan = one_card()
-    machine = replace(plan.wish.machine, what_if=False)
+    machine = replace(plan.task.machine, what_if=False)
     text = cards_text(made(suggested(plan, GEMMA), ask=Ask(machine=machine)))
     assert text.endswith("Next     edgekit run gemma-3-27b\n         edgekit plan gemma-3-27b\n")
 
@@ -228,7 +228,7 @@ def test_a_machine_that_was_found_says_what_is_free() -> None:
     ],
 )  # fmt: skip
 def test_the_answer_repeats_the_question(more: dict[str, Any], words: str) -> None:
-    ask = Ask(machine=one_card().wish.machine, **more)
+    ask = Ask(machine=one_card().task.machine, **more)
     assert cards_answer(made(suggested(one_card(), GEMMA), ask=ask)).startswith(words)
 
 
@@ -256,7 +256,7 @@ def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:
     plan = one_card()
     small = replace(plan, result=replace(plan.result, cache="q8_0"))
     assert cells(small)[4] == "32K q8_0"
-    shared = replace(plan, wish=replace(plan.wish, users=4), result=replace(plan.result, streams=4))
+    shared = replace(plan, task=replace(plan.task, users=4), result=replace(plan.result, streams=4))
     assert cells(shared)[4] == "4 x 8K"
 
 

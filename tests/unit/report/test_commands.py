@@ -365,7 +365,7 @@ def test_all_machines_are_used_from_the_start() -> None:
 def test_vllm_serves_as_many_as_there_are_users() -> None:
     plan = planned(qwen(), cards(24), engine="vllm", load=Load(context_tokens=8192))
     assert "--max-num-seqs" not in words(plan, "vllm serve")
-    several = replace(plan, wish=replace(plan.wish, users=3))
+    several = replace(plan, task=replace(plan.task, users=3))
     assert after("--max-num-seqs", words(several, "vllm serve")) == "3"
 
 

@@ -18,6 +18,7 @@ from tests.unit.report.plans import cards, gguf, mac, planned, qwen
 
 from edgekit.basis import Basis
 from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.bill.task import Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Speed
 from edgekit.engines.commands import Command
@@ -27,7 +28,7 @@ from edgekit.machine.types import System
 from edgekit.model.open import open_model
 from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.planned import Plan
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII, BLOCKS
@@ -46,14 +47,15 @@ SPEED = Speed(decode=(24.6, 52.9), prefill=(940.0, 3721.0), because="a token rea
 def sample(name: str, device: str, ram: str, context: int | None = None) -> Plan:
     model = open_model(name).model
     machine = this_or_wished(devices=(device,) if device else (), ram=ram)
-    wish = Wish(
+    task = Task(
         label=name,
+        model=model,
         variants=at_mixes(model),
         engine="llama.cpp",
         machine=replace(machine, system=System.LINUX),
         load=Load(context_tokens=context),
     )
-    plan = make_plan(wish)
+    plan = make_plan(task)
     if not plan.fits:
         return plan
     result = replace(plan.result, speed=SPEED)

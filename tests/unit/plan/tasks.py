@@ -1,4 +1,4 @@
-"""Wishes for tests that are checked on paper: recorded models, machines in whole GiB, plain bandwidths."""
+"""Tasks for tests that are checked on paper: recorded models, machines in whole GiB, plain bandwidths."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models, rows
 
+from edgekit.bill.task import Task, Variant
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
@@ -17,7 +18,8 @@ from edgekit.engines.variants import as_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.planned import Plan, Wish
+from edgekit.plan.planned import Plan
+from edgekit.plan.tasks import for_users
 
 LLAMA, GEMMA, MOE, LATENT = "llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v2-lite"
 
@@ -32,33 +34,40 @@ def of_config(name: str) -> Model:
     return Model(header=header, geometry=read_geometry(header))
 
 
-def one_file(name: str, machine: Machine, context: int | None = None, **more: Any) -> Wish:
+def one_file(name: str, machine: Machine, context: int | None = None, **more: Any) -> Task:
     """A Q4_K_M and nothing else to choose from."""
-    load = more.pop("load", Load(context_tokens=context))
-    return Wish(
-        label=name,
-        variants=as_named(gguf(name)),
-        engine="llama.cpp",
-        machine=machine,
-        load=load,
-        **more,
-    )
+    return _task(name, as_named(gguf(name)), machine, "llama.cpp", context, **more)
 
 
-def any_mix(name: str, machine: Machine, context: int | None = None, **more: Any) -> Wish:
+def any_mix(name: str, machine: Machine, context: int | None = None, **more: Any) -> Task:
     """Whatever llama-quantize could make of it."""
-    return replace(one_file(name, machine, context, **more), variants=at_mixes(gguf(name, "F16")))
+    return _task(name, at_mixes(gguf(name, "F16")), machine, "llama.cpp", context, **more)
 
 
 def from_config(
     name: str, machine: Machine, engine: str, context: int | None = None, **more: Any
-) -> Wish:
-    return Wish(
+) -> Task:
+    variants = engine_named(engine).variants(of_config(name))
+    return _task(name, variants, machine, engine, context, **more)
+
+
+def _task(
+    name: str,
+    variants: tuple[Variant, ...],
+    machine: Machine,
+    engine: str,
+    context: int | None,
+    **more: Any,
+) -> Task:
+    load, model = more.pop("load", Load(context_tokens=context)), variants[0].model
+    load = for_users(load, more.get("users"), engine, model)
+    return Task(
         label=name,
-        variants=engine_named(engine).variants(of_config(name)),
+        model=model,
+        variants=variants,
         engine=engine,
         machine=machine,
-        load=Load(context_tokens=context),
+        load=load,
         **more,
     )
 
