@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgekit.bill.task import CacheChoice, Drafter, Placement, Start, Task, Variant
     from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
     from edgekit.bill.verdict import Speed, Usage, Verdict
+    from edgekit.catalog.types import Size
     from edgekit.engines.commands import Command, Startup
     from edgekit.engines.flags import Flag, Page
     from edgekit.engines.program import EngineProgram
@@ -376,6 +377,26 @@ class Engine:
         from edgekit.engines.variants import as_named
 
         return as_named(model)
+
+    @rule("variants")
+    def file_variants(self, opened: Opened, /) -> tuple[Variant, ...]:
+        """The GGUF files of the hub repository that the opened file is in, the most accurate first."""
+        return self.variants(opened.model)
+
+    @rule("variants")
+    def at_quant(self, model: Model, _quant: str, /) -> Model:
+        """The model as the file that the engine would load at this quantisation."""
+        return model
+
+    @rule("variants")
+    def quant_shown(self, setup: Any, /) -> str:
+        """The quantisation that a setup asks for, as reports name it: Q4_K_M, 4 bit, fp8. "": it has no name."""
+        return getattr(setup, self.quant_key, None) or ""
+
+    @rule("variants")
+    def sizes(self, _model: Model, _quants: tuple[str, ...] = (), /) -> Iterator[Size]:
+        """Of the weights at the usual quantisations and at `quants`, for the catalog."""
+        yield from ()
 
     @rule("variants")
     def smaller_weights(

@@ -6,6 +6,8 @@ import math
 
 from edgekit.bill.task import Variant
 from edgekit.model.types import Model
+from edgekit.sources.naming import quant_tag
+from edgekit.sources.types import ModelFiles
 
 USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
 AS_NAMED = "as stored"
@@ -14,6 +16,11 @@ AS_NAMED = "as stored"
 def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[Variant, ...]:
     """Nothing to choose: the file or repository that was named."""
     return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
+
+
+def stored_quant(files: ModelFiles) -> str:
+    """The quantisation that the name of a file or repository states."""
+    return quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
 
 
 def accuracy_of(mix: str) -> int | None:

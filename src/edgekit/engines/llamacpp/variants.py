@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 
 from edgekit.bill.task import Task, Variant
 from edgekit.bill.types import MemoryEstimate
-from edgekit.engines.llamacpp.as_gguf import mixed_model
+from edgekit.catalog.types import Size
+from edgekit.engines.llamacpp.as_gguf import convert, mixed_model
 from edgekit.engines.llamacpp.estimate import converted
 from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.variants import USUAL_ACCURACY, accuracy_of
+from edgekit.engines.variants import (
+    USUAL_ACCURACY,
+    accuracy_of,
+    as_named,
+    stored_accuracy,
+    stored_quant,
+)
 from edgekit.errors import EdgekitError
+from edgekit.model.open import Opened
 from edgekit.model.types import Model
 from edgekit.sources.naming import SHORT_MIXES
 
@@ -54,6 +64,34 @@ def at_mixes(
     )
     small = tuple(one for one in quantised if one.accuracy < ORIGINAL_ACCURACY)
     return small or tuple(quantised)
+
+
+def file_variants(opened: Opened) -> tuple[Variant, ...]:
+    """gpt-oss was released in MXFP4: no other file of it is better."""
+    model, files = opened.model, opened.files
+    if files is None:
+        return variants(model)
+    tag = stored_quant(files)
+    (own,) = as_named(model, tag, files.reference)
+    if model.geometry.architecture in MADE_IN_MXFP4:
+        return (own,)
+    repository = files.reference.removesuffix(f":{files.label.rpartition(':')[2]}")
+    others = at_mixes(model, files.alternatives, repository=repository)
+    mine = replace(own, accuracy=accuracy_of(tag) or stored_accuracy(model))
+    every = (mine, *(one for one in others if one.name != tag))
+    return tuple(sorted(every, key=lambda one: -one.accuracy))
+
+
+def at_quant(model: Model, quant: str) -> Model:
+    return convert(model, quant).model
+
+
+def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
+    """Those of `quants` that are not mixes, or not possible for these tensors, are left out."""
+    for mix in (*USUAL_MIXES, default_mix(model), *quants):
+        with suppress(EdgekitError):
+            mixed = mixed_model(model, mix)
+            yield Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)
 
 
 def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, str]]:

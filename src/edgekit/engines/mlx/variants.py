@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgekit.bill.task import Task, Variant
 from edgekit.bill.types import MemoryEstimate
-from edgekit.engines.mlx.types import MlxSetup, Packing, Quantize
+from edgekit.engines.mlx.types import MlxSetup, Packing, PackingMode, Quantize
 from edgekit.engines.mlx.weights import quantization_of
 from edgekit.engines.variants import as_named
 from edgekit.model.types import Model
@@ -34,6 +34,15 @@ def at_bits(model: Model, every: tuple[int, ...] = BITS) -> tuple[Variant, ...]:
         )
         for bits in every
     )
+
+
+def quant_shown(setup: MlxSetup) -> str:
+    """A recipe has no name of its own."""
+    wanted = setup.quantize
+    if not isinstance(wanted, Quantize) or not wanted.rest or wanted.recipe is not None:
+        return ""
+    mode = wanted.packing.mode
+    return f"{wanted.packing.bits} bit" if mode is PackingMode.AFFINE else mode.value
 
 
 def smaller_weights(task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
