@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.catalog import find_entry
 from edgekit.catalog.repositories import Form, Repository, repositories_of
+from edgekit.engines import default_engine
 from edgekit.engines.model_words import gguf_search
 from edgekit.engines.variants import accuracy_of
 from edgekit.errors import NotFoundError, RemoteNotFoundError, SourceError, UsageError
@@ -52,11 +53,9 @@ def open_published(
     found = [one for one in known if mix is not None and one.tag(mix) is not None]
     if mix is None or not found:
         raise UsageError(_no_repository(entry.id, quant, known))
-    from edgekit.engines.llamacpp.as_gguf import convert
-
     (engine,) = request.engines
     model = named.opened(engine)
-    opened = replace(model, model=convert(model.model, mix).model, mix=mix)
+    opened = replace(model, model=default_engine().at_quant(model.model, mix), mix=mix)
     return tuple(f"{one.name}:{one.tag(mix)}" for one in found), opened
 
 

@@ -95,6 +95,16 @@ def test_a_quantisation_that_was_asked_for_is_named(
     assert (result.quantization, told["quantization"]) == (name, name)
 
 
+@pytest.mark.parametrize(
+    ("options", "name"), [({"bits": 3}, "3 bit"), ({"mode": "mxfp4"}, "mxfp4")]
+)
+def test_mlx_options_that_say_how_weights_are_packed_leave_nothing_to_choose(
+    options: dict[str, object], name: str
+) -> None:
+    result = model_preflight(NAME, "mlx", options=options, device="m3-max-64", context=4096)
+    assert result.quantization == name
+
+
 def test_model_preflight_starts_an_embedding_file_to_embed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

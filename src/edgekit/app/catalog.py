@@ -13,8 +13,7 @@ from edgekit.basis import Basis
 from edgekit.catalog.naming import family_of, id_of, kinds_of
 from edgekit.catalog.runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
-from edgekit.engines.llamacpp.as_gguf import mixed_model
-from edgekit.engines.llamacpp.mixes import USUAL_MIXES, default_mix
+from edgekit.engines import default_engine
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import mix_by_file_type
 from edgekit.formats.packing import count_weights
@@ -133,17 +132,14 @@ def _expected(model: Model) -> tuple[ExpectedTensor, ...] | None:
 
 
 def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
-    """As the file is, then at the usual mixes and at those of `also` that llama.cpp has; the largest first."""
+    """As the file is, then at the usual quantisations and at those of `also` that are known; the largest first."""
     header = model.header
     stored = _stored_name(header)
     sizes: dict[str, Size] = {}
     if header.tensor_bytes is not None and header.tensors is not None:
         sizes[stored] = Size(mix=stored, tensor_bytes=header.tensor_bytes, basis=Basis.EXACT)
-    for mix in (*USUAL_MIXES, default_mix(model), *also):
-        with contextlib.suppress(EdgekitError):  # no such mix, or none for these rows
-            mixed = mixed_model(model, mix)
-            size = Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)
-            sizes.setdefault(mixed.mix, size)
+    for size in default_engine().sizes(model, also):
+        sizes.setdefault(size.mix, size)
     yield from sorted(sizes.values(), key=lambda size: -size.tensor_bytes)
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from edgekit.app.answers import Fit
 from edgekit.app.check import task_of, values_of
 from edgekit.app.estimate import bill_of
-from edgekit.app.open import ResolvedModel, stored_quant
+from edgekit.app.open import ResolvedModel
 from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.verdict import Verdict, Weighed
 from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
 from edgekit.engines.flags import CONTEXT, flag_words
-from edgekit.engines.variants import AS_NAMED, as_named
+from edgekit.engines.variants import AS_NAMED, as_named, stored_quant
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.model.open import Opened
 from edgekit.plan.choice import NOTHING, Candidate

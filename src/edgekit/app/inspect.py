@@ -7,7 +7,6 @@ import os
 from edgekit.app.open import ResolvedModel, file_at, open_named, quantised
 from edgekit.catalog.resolve import resolve
 from edgekit.engines import default_engine
-from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.quant_names import read_quant
 from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError, UsageError
 from edgekit.formats.types import Depth
@@ -49,7 +48,7 @@ def inspect(
     header, at = opened.model.header, ""
     if model.quant is not None:
         mix = read_quant(default_engine().name, model.quant)
-        header, at = convert(opened.model, mix).model.header, f" at {mix}"
+        header, at = default_engine().at_quant(opened.model, mix).header, f" at {mix}"
     listed = f"edgekit catalog show {header.name} lists its sizes at other quantisations"
     files = ModelFiles(
         reference=os.fspath(reference),

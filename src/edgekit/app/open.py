@@ -18,14 +18,7 @@ from edgekit.engines import (
     engine_names,
     engine_on,
 )
-from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, default_mix
-from edgekit.engines.variants import (
-    AS_NAMED,
-    accuracy_of,
-    as_named,
-    stored_accuracy,
-    usual_variant,
-)
+from edgekit.engines.variants import AS_NAMED, as_named, stored_quant, usual_variant
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -98,56 +91,34 @@ class ResolvedModel(Resolved[Opened]):
     def as_file(self, engine: str) -> Opened:
         """As the file that people run: a model of the catalog at the quantisation that was named, else its usual one.
 
-        What is known by its config alone is left to llama.cpp to convert, which says so in the bill.
+        A model known by its config alone is converted in the bill, which says so.
         """
         model = self.opened(engine)
         if self.found is not None or not engine_named(engine).loads_gguf:
             return model
+        maker = default_engine()
+        quant = self.quant or usual_variant(maker.variants(model.model)).name
         if model.model.header.container is not Container.GGUF:
-            return replace(model, mix=self.quant or default_mix(model.model))
-        from edgekit.engines.llamacpp.as_gguf import convert
-        from edgekit.engines.llamacpp.variants import variants as mixes_of
-
-        usual = usual_variant(mixes_of(model.model))
-        mix = self.quant or usual.name
-        return replace(model, model=convert(model.model, mix).model, mix=mix)
+            return replace(model, mix=quant)
+        return replace(model, model=maker.at_quant(model.model, quant), mix=quant)
 
     def variants(self, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
-        """The weights to choose from: the files of a repository where none was named, else what can be made of it."""
-        files = model.files
-        if {"mix", "quantize", "quantization"} & start.settled:
-            return as_named(model.model, self._quantisation(start.setup))
-        chosen = engine_named(engine)
+        """The weights to choose from: the files of a repository if none was named, else what can be made of it."""
+        files, chosen = model.files, engine_named(engine)
+        if getattr(start.setup, chosen.quant_key, None) is not None:
+            shown = chosen.quant_shown(start.setup) or self.quant or "as requested"
+            return as_named(model.model, shown)
         if chosen.streams_weights:
             file = model if files is not None else self.as_file(engine)
             return as_named(file.model, file.mix or AS_NAMED)
         if files is None or files.container is not Container.GGUF or not chosen.loads_gguf:
             known = self.entry.id if self.entry is not None and files is None else ""
             return chosen.variants(model.model, known)
-        title, last = files.label.rpartition(":")[2], self.name.rpartition("/")[2]
-        tag = stored_quant(files)
-        own = as_named(model.model, tag, files.reference)
-        is_named = ":" in last or last.lower().endswith(MODEL_SUFFIXES)
-        released = model.model.geometry.architecture in MADE_IN_MXFP4  # nothing is better than that
-        if is_named or released or files.origin is not Origin.HUB:
-            return own
-        from edgekit.engines.llamacpp.variants import at_mixes
-
-        repository = files.reference.removesuffix(f":{title}")
-        others = at_mixes(model.model, files.alternatives, repository=repository)
-        mine = replace(own[0], accuracy=accuracy_of(tag) or stored_accuracy(model.model))
-        every = (mine, *(one for one in others if one.name != tag))
-        return tuple(sorted(every, key=lambda one: -one.accuracy))
-
-    def _quantisation(self, setup: Any) -> str:
-        """The one that was asked for, as reports name it: 'Q4_K_M', '4 bit', 'fp8'."""
-        packed: Any = getattr(setup, "quantize", None)
-        if hasattr(packed, "packing") and packed.rest and packed.recipe is None:  # MLX
-            mode = packed.packing.mode.value
-            return f"{packed.packing.bits} bit" if mode == "affine" else str(mode)
-        options = ("mix", "quantization")
-        found = next(filter(None, (getattr(setup, name, None) for name in options)), self.quant)
-        return found or "as requested"
+        last = self.name.rpartition("/")[2]
+        is_file = ":" in last or last.lower().endswith(MODEL_SUFFIXES)
+        if is_file or files.origin is not Origin.HUB:
+            return as_named(model.model, stored_quant(files), files.reference)
+        return chosen.file_variants(model)
 
     @property
     def embeds(self) -> bool:
@@ -202,11 +173,6 @@ def open_named(
     if other is not None:
         return open_named(other, session, depth=depth)
     return quantised(model, quant)
-
-
-def stored_quant(files: ModelFiles) -> str:
-    """The quantisation that the name of a file or repository states."""
-    return quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
 
 
 def quantised(model: Model, quant: str) -> Model:
