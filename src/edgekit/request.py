@@ -138,7 +138,8 @@ class Request:
             for flag in table:
                 value = fields.get(flag.key) if flag.key in flags and not flag.shared else None
                 # a switch that no flag sets to this value counts as not given: there is no --no-cpu-moe
-                if value is not None and (flag.metavar or value == flag.value):
+                is_set = not isinstance(value, bool) if flag.metavar else value == flag.value
+                if value is not None and is_set:
                     given.setdefault(owner, {})[flag.key] = value
         return _parsed(
             given,

@@ -85,9 +85,8 @@ class Flag(NamedTuple):
     alone: bool = False  # may stand without a value
     ours: bool = False  # EdgeKit's own: not part of the engine's command
     aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
-    engines: Callable[[Any], Any] | None = (
-        None  # its value as the engine has it, where ours says more
-    )
+    # What the engine's command line has for a value, where that is not the first name and the value.
+    words: Callable[[Any], Iterable[str]] | None = None
     repeats: bool = False  # given again it adds to what was given before, divided by a comma
     shared: bool = (
         False  # another engine has a flag of this name: one flag, for whichever is chosen
@@ -114,7 +113,9 @@ def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any
         if text is None:
             continue
         try:
-            values[flag.key] = flag.read(text) if flag.metavar else text
+            # a bool is the value of a switch that has the same key as a flag with a value
+            is_typed = flag.metavar and not isinstance(text, bool)
+            values[flag.key] = flag.read(text) if is_typed else text
         except UsageError as error:
             raise UsageError(f"{'/'.join(flag.names)}: {error}") from error
     return values
@@ -123,19 +124,22 @@ def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any
 def flag_words(
     flags: Iterable[Flag], values: Mapping[str, Any], *, ours: bool = False
 ) -> list[str]:
-    """The flags once more, as the engine's command line has them; with `ours`, as EdgeKit's own has."""
+    """The values that are not None, as the engine's command line has them; with `ours`, as EdgeKit's own has."""
     words: list[str] = []
-    said: set[str] = set()
+    done: set[str] = set()
     for flag in flags:
-        if (flag.ours and not ours) or flag.key not in values or flag.key in said:
+        value = values.get(flag.key)
+        if (flag.ours and not ours) or value is None or flag.key in done:
             continue
-        value = values[flag.key]
-        if flag.metavar:
-            said.add(flag.key)
-            shown = value if ours or flag.engines is None else flag.engines(value)
-            words += [flag.names[0], _word(shown)]
-        elif value == flag.value:
+        if flag.words is not None and not ours:
+            words += flag.words(value)
+        elif not flag.metavar and value == flag.value:
             words.append(flag.names[0])
+        elif flag.metavar and not isinstance(value, bool):
+            words += [flag.names[0], _word(value)]
+        else:
+            continue
+        done.add(flag.key)
     return words
 
 

@@ -144,7 +144,8 @@ def _flag_fields(flags: Iterable[Flag]) -> Iterator[tuple[str, Any]]:
 def _told(same: list[Flag]) -> str:
     if same[0].metavar:
         return f"{same[0].help} ({', '.join(same[0].names)})"
-    return "; ".join(f"{str(one.value).lower()}: {one.help} ({one.names[0]})" for one in same)
+    switches = (one for one in same if not one.metavar)
+    return "; ".join(f"{str(one.value).lower()}: {one.help} ({one.names[0]})" for one in switches)
 
 
 def _engine_fields(engines: Iterable[str], *, without: frozenset[str] = frozenset()) -> Fields:

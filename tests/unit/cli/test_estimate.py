@@ -176,8 +176,8 @@ def test_the_command_says_what_was_asked(
     ]
     for reference in (path, folder):
         told = shlex.split(ask_json(capsys, str(reference), *words)["command"])
-        assert told == ["llama-server", "-m", str(path), "-c", "4096", "-ctk", "q8_0", "-fa", "on",
-                        "-np", "2", "-kvu", "-ngl", "8", "-lm", "none"]  # fmt: skip
+        assert told == ["llama-server", "-m", str(path), "-c", "4096", "-np", "2", "-kvu", "-ngl", "8",
+                        "-ctk", "q8_0", "-fa", "on", "-lm", "none"]  # fmt: skip
     told = shlex.split(ask_json(capsys, str(path), "--mode", "library")["command"])
     assert told == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
 

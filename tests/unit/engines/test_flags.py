@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import fields
 from typing import Any
 
@@ -10,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.bill.types import Load
+from edgekit.cli.engine_flags import add_flags
 from edgekit.engines import engine_named, every_engine
-from edgekit.engines.flags import flag_words, read_flags
+from edgekit.engines.flags import Flag, flag_words, given_flags, read_flags
+from edgekit.engines.llamacpp.flags import command_words
+from edgekit.engines.llamacpp.versions import NEWEST, OLDEST
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 
@@ -123,6 +127,61 @@ def test_a_flag_is_read_and_printed_by_its_row() -> None:
     assert setup.n_cpu_moe == of_row.n_cpu_moe == 3
     assert engine.values(load, setup) == {"n_cpu_moe": 3}
     assert flag_words(engine.flags, typed) == ["-ncmoe", "3"]
+
+
+# Flags of llama.cpp that load and setup do not have, or only together with others.
+OTHERS = {
+    "mmproj": ("auto", "p.gguf"),
+    "lora": ("a.gguf,b.gguf",),
+    "draft_model": ("d.gguf", "org/name-GGUF:Q4_K_M"),
+    "draft_type_k": ("q8_0",),
+    "draft_type_v": ("f16",),
+    "draft_gpu_layers": ("all",),
+    "draft_device": ("none",),
+    "draft_max": ("8",),
+}
+
+
+def typed(flag: Flag) -> tuple[Any, ...]:
+    if not flag.metavar:
+        return (flag.value,)
+    if flag.names[0] == "-lm":
+        return "none", "mmap", "auto"
+    return (TYPED["llama.cpp"] | OTHERS)[flag.key]
+
+
+@pytest.mark.parametrize("build", [OLDEST, NEWEST])
+def test_every_flag_on_a_command_line_of_llama_cpp_is_read_again(build: int) -> None:
+    """But for the free memory of an RPC server, which llama.cpp asks for itself."""
+    engine = engine_named("llama.cpp")
+    for flag, text in ((one, text) for one in engine.flags for text in typed(one)):
+        values = read_flags(engine.table, {flag.key: text})
+        words = command_words(values, build)
+        assert words or flag.ours or flag.key == "backend" or values == {"mmap": True}
+        if flag.key == "rpc":
+            assert words == ["--rpc", ",".join(one.partition("=")[0] for one in values["rpc"])]
+        elif words:
+            assert read_flags(engine.table, parsed(words)) == values
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    engine = engine_named("llama.cpp")
+    parser = argparse.ArgumentParser()
+    add_flags(parser, engine.name, engine.title, engine.table[: len(engine.flags) + 1])
+    return given_flags(parser.parse_args(words))[engine.name]
+
+
+def test_newer_llama_cpp_has_a_load_mode_instead_of_no_mmap() -> None:
+    assert command_words({"mmap": False}, OLDEST) == ["--no-mmap"]
+    assert command_words({"mmap": False}, NEWEST) == ["-lm", "none"]
+    with pytest.raises(UsageError, match="-lm/--load-mode: 'mlock' is not one of none, mmap, auto"):
+        read_flags(engine_named("llama.cpp").flags, {"mmap": "mlock"})
+
+
+def test_ot_is_before_ncmoe_on_a_command_line() -> None:
+    """The first that matches a tensor decides."""
+    words = command_words({"n_cpu_moe": 3, "override_tensor": ("exps=CUDA0",)}, NEWEST)
+    assert words == ["-ot", "exps=CUDA0", "-ncmoe", "3"]
 
 
 def test_null_in_a_row_is_not_given() -> None:

@@ -9,57 +9,22 @@ from edgekit.bill.task import Drafter, Placement
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
-from edgekit.engines.flags import flag_words
 from edgekit.engines.llamacpp import ollama
 from edgekit.engines.llamacpp.budget import backend_name
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import FLAGS, REPEATED
+from edgekit.engines.llamacpp.flags import command_words, placement
 from edgekit.engines.llamacpp.flags import setup as read_setup
-from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
-from edgekit.engines.llamacpp.settle import (
-    OWN_CACHE,
-    Repacking,
-    machine_flags,
-    offload,
-    repack_notes,
-    repacking,
-    settle,
-)
-from edgekit.engines.llamacpp.types import (
-    ALL_LAYERS,
-    Backend,
-    DeviceSlot,
-    LlamaCppSetup,
-    SplitMode,
-)
-from edgekit.engines.model_words import (
-    NO_PROJECTOR,
-    PLACEHOLDER_DRAFT,
-    TEXT_ONLY,
-    model_draft_words,
-)
-from edgekit.machine.types import Device, Vendor
+from edgekit.engines.llamacpp.settle import repack_notes, repacking, started
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, SplitMode
+from edgekit.engines.model_words import NO_PROJECTOR, PLACEHOLDER_DRAFT, TEXT_ONLY, draft_words
+from edgekit.machine.types import Vendor
 from edgekit.model.types import embeds_in_one_batch
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
-
-__all__ = [
-    "commands",
-    "draft_words",
-    "endpoint",
-    "estimate_notes",
-    "estimate_words",
-    "machine_flags",
-    "offload",
-    "settle",
-    "values_on_cards",
-]
-
-ALL = "all"
 
 
 def commands(startup: Startup) -> Iterator[Command]:
@@ -76,90 +41,21 @@ def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
     notes = [source.note, *cards] if source.note else cards
     if NO_PROJECTOR in source.words and not has_own_file(startup):  # it takes pictures
         notes = [*notes, TEXT_ONLY]
-    repacked = repacking(startup.verdict)
-    rest = [*_placed_words(startup, repacked), *_given_words(startup.given)]
-    total, load = ["-c", str(startup.verdict.context_tokens)], startup.load
-    # llama-server's default is 4 sequences that share one cache; given a number, each has its own.
-    sequences = {"parallel": load.sequences, "unified": load.unified or None}
-    if not load.sequences:
-        sequences = {"unified": False if load.unified is False else None}
-    server = ["llama-server", *source.words, *total, *_words(sequences), *rest]
-    told = list(notes)
+    verdict, build = startup.verdict, startup.setup.rules
+    flags = started(verdict, startup.given)
+    server = ["llama-server", *source.words, *command_words(flags, build)]
+    more = list(notes)
+    repacked = repacking(verdict)
     if repacked.fits and "repack" not in startup.given:
-        told += repack_notes(repacked.size_bytes)
+        more += repack_notes(repacked.size_bytes)
     if PLACEHOLDER_DRAFT in server:
-        told.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
-    yield startup.command("llama-server", "llama-server", server, around, told)
+        more.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
+    yield startup.command("llama-server", "llama-server", server, around, more)
     if startup.setup.embeddings:
         return  # llama-cli has no embeddings
-    alone = ["llama-cli", *source.words, "-c", str(startup.context_tokens), "-np", "1", *rest]
-    yield startup.command("llama-cli", "llama-cli", alone, around, notes)
-
-
-def _placed_words(startup: Startup, repacked: Repacking) -> list[str]:
-    """All that load and setup say. Context and layers are always given: llama.cpp would fit them to free memory."""
-    load, setup = startup.load, startup.setup
-    flash = load.flash_attention
-    if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
-        flash = True  # llama.cpp quantises the values only with it
-    types = {
-        key: kind
-        for key, kind in (("type_k", load.cache_k), ("type_v", load.cache_v))
-        if kind is not None and kind.name != OWN_CACHE
-    }
-    before = {
-        **types,
-        "flash_attn": None if flash is None else "on" if flash else "off",
-        "swa_full": load.full_window or None,
-        "batch": load.batch_tokens,
-        "ubatch": load.microbatch_tokens,
-    }
-    limits: dict[str, Any] = dict(growth_limits(startup.verdict))
-    if not repacked.fits:
-        limits = {"repack": False, **limits}
-    host = {
-        "embeddings": setup.embeddings or None,
-        **{key: value for key, value in limits.items() if key not in startup.given},
-    }
-    return [*_device_words(setup), *_words(before), *setup.load_words, *_words(host)]
-
-
-def _device_words(setup: LlamaCppSetup) -> list[str]:
-    if setup.backend is Backend.CPU:
-        return ["-dev", "none"]
-    return _words({
-        "rpc": tuple(dict.fromkeys(map(endpoint, setup.servers))) or None,
-        "n_gpu_layers": ALL if setup.n_gpu_layers >= ALL_LAYERS else setup.n_gpu_layers,
-        "split_mode": None if setup.split_mode is SplitMode.LAYER else setup.split_mode.value,
-        "main_gpu": setup.main_gpu or None,
-        # before -ncmoe: the first that matches a tensor decides
-        "override_tensor": tuple(f"{one.pattern}={one.buffer}" for one in setup.overrides) or None,
-        "cpu_moe": setup.cpu_moe or None,
-        "n_cpu_moe": None if setup.cpu_moe else setup.n_cpu_moe or None,
-        "tensor_split": tuple(f"{share:g}" for share in setup.tensor_split) or None,
-        "offload_kqv": None if setup.offload_kqv else False,
-    })  # fmt: skip
-
-
-def _words(values: Mapping[str, Any]) -> list[str]:
-    """The flags of those that are not None, in this order."""
-    return [
-        word
-        for key, value in values.items()
-        if value is not None
-        for word in flag_words(FLAGS, {key: value})
-    ]
-
-
-def endpoint(server: DeviceSlot) -> str:
-    """'RPC0[10.0.0.5:50052]' -> '10.0.0.5:50052'."""
-    return server.rpc.partition("[")[2].removesuffix("]")
-
-
-def _given_words(given: Mapping[str, Any]) -> list[str]:
-    draft = given.get("draft_model")
-    repeated = {key: value for key, value in given.items() if key in REPEATED}
-    return [*(model_draft_words(draft) if draft is not None else ()), *flag_words(FLAGS, repeated)]
+    alone = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
+    words = ["llama-cli", *source.words, *command_words(alone, build)]
+    yield startup.command("llama-cli", "llama-cli", words, around, notes)
 
 
 def _is_by_hand(placement: Placement) -> bool:
@@ -185,28 +81,29 @@ def _card_notes(startup: Startup) -> list[str]:
 def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
     """The flags that add a draft model, in the order in which llama.cpp's command has them."""
     load, setup = verdict.load, verdict.way.setup
-    alone = ["-devd", "none"] if setup.backend is Backend.CPU else []  # else it would be on a GPU
+    on_cpu = not setup.has_device  # without -devd it would be on a GPU
+    flags: dict[str, Any] = {"draft_device": "none" if on_cpu else None}
     if drafter.model is None:
-        return ["--spec-type", "draft-mtp", *alone]
+        return command_words({**flags, "spec_type": "draft-mtp"}, setup.rules)
     name = f"{drafter.name.partition(' ')[0]}:{drafter.changes.get('mix', DEFAULT_MIX)}"
-    types = {"draft_type_k": load.cache_k, "draft_type_v": load.cache_v}
-    return [*model_draft_words(name, is_catalog=True), *_words(types), *(alone or ["-ngld", ALL])]
+    flags |= {
+        "draft_type_k": load.cache_k,
+        "draft_type_v": load.cache_v,
+        "draft_gpu_layers": None if on_cpu else "all",
+    }
+    return [*draft_words(name, is_catalog=True), *command_words(flags, setup.rules)]
 
 
 def estimate_words(
     values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
 ) -> list[str]:
     """The command of an estimate."""
-    program = "llama-server" if values.get("mode", "server") == "server" else "llama-cli"
-    context = values.get("context") or dict(estimate.facts)["n_ctx"]
     _, setup = read_setup(values)
-    rest = {key: value for key, value in values.items() if key not in {"draft_model", "mmap"}}
-    words = [program, *estimate_source(values, opened).words, "-c", str(context)]
-    words += [*flag_words(FLAGS, rest), *setup.load_words]
-    words += model_draft_words(values["draft_model"]) if "draft_model" in values else []
-    if estimate.backend == "cpu":
-        return [*words, "-dev", "none"]
-    return words if "n_gpu_layers" in values else [*words, "-ngl", ALL]
+    program = "llama-server" if setup.mode is LlamaMode.SERVER else "llama-cli"
+    context = values.get("context") or dict(estimate.facts)["n_ctx"]
+    flags = {**placement(setup), **values, "context": context, "backend": estimate.backend}
+    source = estimate_source(values, opened)
+    return [program, *source.words, *command_words(flags, setup.rules)]
 
 
 def estimate_notes(

@@ -20,6 +20,7 @@ from edgekit.engines.flags import (
     Parameter,
     field_values,
     fields_of,
+    flag_words,
     given_values,
     names,
     number,
@@ -73,9 +74,23 @@ def _servers(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _endpoints(servers: tuple[str, ...]) -> tuple[str, ...]:
-    """As llama.cpp has them, which asks the servers for their memory itself."""
-    return tuple(server.partition("=")[0] for server in servers)
+def _load_mode(text: str) -> bool:
+    mode: str = one_of("none", "mmap", "auto")(text)
+    return mode != "none"
+
+
+# What llama.cpp's command line has for a value, where that is not the first name of the flag and the value.
+
+
+def _rpc_words(servers: tuple[str, ...]) -> list[str]:
+    """llama.cpp asks the servers for their memory itself."""
+    return ["--rpc", ",".join(server.partition("=")[0] for server in servers)]
+
+
+def _draft_words(reference: str) -> list[str]:
+    from edgekit.engines.model_words import draft_words
+
+    return draft_words(reference)
 
 
 def _all_layers(text: str) -> str:
@@ -145,7 +160,7 @@ def _layers_field(layers: str | int) -> int:
 def _layers_value(count: int) -> str | int:
     from edgekit.engines.llamacpp.types import ALL_LAYERS
 
-    return "all" if count == ALL_LAYERS else count
+    return "all" if count >= ALL_LAYERS else count
 
 
 _CACHE = Meaning(_cache_field, lambda kind: kind.name)
@@ -199,9 +214,9 @@ _MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XX
 
 CONTEXT = common.CONTEXT._replace(option="n_ctx", parameter=Parameter("n_ctx"), group="context")
 FLAGS: tuple[Flag, ...] = (
-    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1), group="context",
+    Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1), group="batch",
          field="batch_tokens", row=number, option="n_batch", parameter=Parameter("n_batch"), control=Control("Batch size", fact="n_batch", place=7)),
-    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole(), group="context",
+    Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole(), group="batch",
          field="microbatch_tokens", row=number, option="n_ubatch", parameter=Parameter("n_ubatch"), control=Control("Micro-batch size", fact="n_ubatch", place=8)),
     Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
          field="cache_k", meaning=_CACHE, row=text, parameter=Parameter("cache_type_k", "ggml_type"), control=Control("KV cache (K)", _CACHE_NAMES, "f16")),
@@ -209,11 +224,11 @@ FLAGS: tuple[Flag, ...] = (
          field="cache_v", meaning=_CACHE, row=text, parameter=Parameter("cache_type_v", "ggml_type"), control=Control("KV cache (V)", _CACHE_NAMES, "f16")),
     Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True, group="context",
          field="flash_attention", meaning=_WHEN, row=_row_flash, parameter=Parameter("flash_attn_type", "llama_flash_attn_type"), control=Control("Flash attention", ("on", "off"), "auto", fact="flash_attn", place=2)),
-    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1), group="context",
+    Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1), group="sequences",
          field="sequences", row=number, option="n_seq_max", parameter=Parameter("n_parallel"), control=Control("Parallel requests", fact="n_seq_max", place=6), not_planned="-np: use --users N, which gives each user a full context"),
-    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache",
+    Flag(("-kvu", "--kv-unified"), "unified", "all sequences share one KV cache", group="sequences",
          row=yes_no, option="kv_unified", parameter=Parameter("kv_unified"), not_planned="-kvu: with --users every user gets a full context"),
-    Flag(("-no-kvu", "--no-kv-unified"), "unified", "give each sequence its own KV cache", value=False),
+    Flag(("-no-kvu", "--no-kv-unified"), "unified", "give each sequence its own KV cache", value=False, group="sequences"),
     Flag(("--swa-full",), "swa_full", "keep the whole context in sliding-window layers too", group="context",
          field="full_window", row=yes_no, parameter=Parameter("swa_full")),
     Flag(("--context-shift",), "ctx_shift", "drop the older half of a full context and continue", group="server"),
@@ -231,12 +246,13 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("SplitMode"), row=_row_split_mode, parameter=Parameter("split_mode", "llama_split_mode")),
     Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15), group="devices",
          row=number, parameter=Parameter("main_gpu")),
-    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, engines=_endpoints, group="devices",
+    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, words=_rpc_words, group="devices",
          row=_row_entries),
     Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False, group="placement",
          row=yes_no, parameter=Parameter("no_kv_offload", opposite=True)),
     Flag(("--no-mmap",), "mmap", "load the weights into memory instead of mapping the file", value=False,
          field="use_mmap", row=yes_no, option="use_mmap", parameter=Parameter("load_mode", "llama_load_mode")),
+    Flag(("-lm", "--load-mode"), "mmap", "same as --no-mmap (newer llama.cpp)", "none", _load_mode, words=lambda mapped: () if mapped else ("-lm", "none")),
     Flag(("--repack",), "repack", "count the repacked copy of the weights that CPU builds keep", group="server",
          parameter=Parameter("no_extra_bufts", opposite=True)),
     Flag(("-nr", "--no-repack"), "repack", "do not repack weights (default)", value=False, group="server"),
@@ -248,7 +264,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-mm", "--mmproj"), "mmproj", "multimodal projector; auto takes the one next to the model", "FILE", group="companion", not_planned="--mmproj: use edgekit check MODEL --mmproj FILE, which counts the projector"),
     Flag(("--no-mmproj",), "no_mmproj", "do not load a projector (default unless --mmproj is given)", ours=True),
     Flag(("--lora",), "lora", "LoRA adapters, separated by commas: a.gguf,b.gguf", "FILES", names, group="companion", not_planned="--lora: use edgekit check, which counts adapters"),
-    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding: qwen3-0.6b", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf"), group="companion", not_planned="-md: it looks for a draft model itself; use edgekit check for one you choose"),
+    Flag(("-md", "--model-draft", "--spec-draft-model"), "draft_model", "draft model for speculative decoding: qwen3-0.6b", "MODEL", aliases=("-hfd", "--hf-repo-draft", "--spec-draft-hf"), words=_draft_words, group="companion", not_planned="-md: it looks for a draft model itself; use edgekit check for one you choose"),
     Flag(("-ctkd", "--cache-type-k-draft"), "draft_type_k", "K-cache type of the draft model", "TYPE", _cache_type, group="drafter"),
     Flag(("-ctvd", "--cache-type-v-draft"), "draft_type_v", "V-cache type of the draft model", "TYPE", _cache_type, group="drafter"),
     Flag(("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft"), "draft_gpu_layers", "layers of the draft model on the GPU: only all is supported", "all", _all_layers, group="drafter"),
@@ -259,7 +275,7 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("LlamaMode")),
     Flag(("--backend",), "backend", "cpu, cuda, metal or vulkan (default: cuda with a GPU flag, else cpu)", "NAME", _backend, ours=True, group="backend",
          meaning=_enum("Backend")),
-    Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, ours=True),
+    Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, words=lambda backend: ("-dev", "none") if backend == "cpu" else (), group="backend"),
     Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True, group="weights",
          row=text, control=Control("Quantization", _MIXES, "Q4_K_M", need="mixable", is_wide=True, place=0)),
     Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True,
@@ -282,29 +298,30 @@ PAGE = Page(
 UNUSED_OPTIONS = frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"})
 
 
-def _keys(*groups: str) -> frozenset[str]:
+def keys_of(*groups: str) -> frozenset[str]:
     return frozenset(flag.key for flag in FLAGS if flag.group in groups)
 
 
-_ON_A_GPU = _keys("placement", "devices")
-COMPANIONS = _keys("companion", "weights")  # loaded with the model, or in its stead
-# The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
-VERIFIED = tuple(
-    flag
-    for flag in FLAGS
-    if flag.key not in COMPANIONS
-    and flag.key
-    not in {
-        "cache_ram",
-        "cpu",  # as the engine here was built
-        "ctx_checkpoints",
-        "device_memory",
-        "rpc",  # neither way to ask llama.cpp is built with it
-        "llama_version",  # it is the engine's own
-    }
-)
+_ON_A_GPU = keys_of("placement", "devices")
+COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or in its stead
 # Flags that the command of an answer repeats as they were given: load and setup do not have them, or not all of it.
-REPEATED = _keys("companion", "drafter", "server") - {"draft_model"}  # its words name a repository
+REPEATED = keys_of("companion", "drafter", "server")
+# The order of groups on a command line. In a group the order of the table decides: -ot comes before -ncmoe, because
+# the first that matches a tensor counts.
+_PRINTED = (
+    "sequences", "backend", "placement", "devices", "cache", "context", "batch", "",
+    "server", "companion", "drafter", "weights",
+)  # fmt: skip
+_LOAD_MODE_BUILD = 10809  # arg.cpp: it has --no-mmap as well, which later builds lack
+
+
+def command_words(values: Mapping[str, Any], build: int) -> list[str]:
+    """The flags on the command line of a build of llama.cpp."""
+    gone = "--no-mmap" if build >= _LOAD_MODE_BUILD else "-lm"
+    known = (flag for flag in FLAGS if flag.names[0] != gone)
+    return flag_words(
+        (CONTEXT, *sorted(known, key=lambda flag: _PRINTED.index(flag.group))), values
+    )
 
 
 def default_setup() -> LlamaCppSetup:

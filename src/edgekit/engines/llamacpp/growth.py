@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.bill.verdict import Verdict
+from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.machine.types import HOST
 from edgekit.units import MIB, format_bytes
 
 LEAST_PROMPTS_MIB = 64
-_FLAGS = {"cache_ram": "--cache-ram", "ctx_checkpoints": "--ctx-checkpoints"}
 
 
 def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:
@@ -60,5 +60,6 @@ def later_rows(verdict: Verdict) -> Iterator[str]:
     elif not limits:
         yield f"{grows}; {format_bytes(left)} is left"
     else:
-        words = " ".join(f"{_FLAGS[name]} {number}" for name, number in limits.items())
+        long = {flag.key: flag.names[-1] for flag in FLAGS}
+        words = " ".join(f"{long[key]} {number}" for key, number in limits.items())
         yield f"{grows}, but only {format_bytes(left)} is left: {words} limits it"

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from edgekit.bill.cache_types import F16
 from edgekit.bill.task import Placement
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import placement, this_cpu
+from edgekit.engines.llamacpp.flags import REPEATED, keys_of, placement, this_cpu, values
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -20,7 +21,8 @@ from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST
 from edgekit.units import format_bytes
 
-OWN_CACHE = "f16"  # needs no flag
+PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices")
+LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weights")
 
 
 class Repacking(NamedTuple):
@@ -48,26 +50,44 @@ def repack_notes(size_bytes: int) -> list[str]:
     return [f"{copy}: +{format_bytes(size_bytes)} of RAM; -nr turns it off"]
 
 
-def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start llama.cpp as it was judged: `values`, which were given, and what the verdict adds."""
+def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All flags that start llama.cpp as it was judged. `given`: by the user.
+
+    Context and layers are always among them: llama.cpp would fit them to the free memory.
+    """
     load, setup = verdict.load, verdict.way.setup
-    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
-    found: dict[str, Any] = {  # an embedding is computed in one batch
-        key: tokens for key, tokens in batch.items() if tokens is not None and key not in values
+    flash = load.flash_attention
+    if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
+        flash = True  # llama.cpp quantises the values only with it
+    load = replace(
+        load,
+        context_tokens=verdict.context_tokens,
+        # 4 sequences share one cache by default; given a number, each has its own
+        sequences=load.sequences or None,
+        unified=load.unified if load.unified is bool(load.sequences) else None,
+        cache_k=None if load.cache_k == F16 else load.cache_k,
+        cache_v=None if load.cache_v == F16 else load.cache_v,
+        flash_attention=flash,
+    )
+    on_device = PLACEMENT if setup.has_device else PLACEMENT | DEVICES
+    found = {
+        key: value for key, value in values(load, setup).items() if key not in REPEATED | on_device
     }
-    found |= growth_limits(verdict)
+    found |= {"backend": setup.backend.value, **placement(setup), **growth_limits(verdict)}
     if not repacking(verdict).fits:
         found["repack"] = False
-    found |= {**values, "context": verdict.context_tokens}
-    for key, kind in (("type_k", load.cache_k), ("type_v", load.cache_v)):
-        if kind is not None and kind.name != OWN_CACHE:
-            found[key] = kind.name
-    if setup.mix is not None:
-        found["mix"] = setup.mix
-    found |= placement(setup)
+    return found | {key: value for key, value in given.items() if key in REPEATED}
+
+
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start llama.cpp as it was judged: those that were given, and what the verdict adds."""
+    found = started(verdict, given)
+    first = {key: found[key] for key in found if key in LIMITS and key not in given}
+    chosen = {key: found[key] for key in found if key in CHOSEN}
+    settled = {**first, **given, "context": verdict.context_tokens, **chosen}
     if not verdict.way.cards and devices(verdict.machine):
-        found["backend"] = "cpu"  # else it would use the devices that there are
-    return found
+        settled["backend"] = "cpu"  # else it would use the devices that there are
+    return settled
 
 
 def machine_flags(placement: Placement) -> dict[str, Any]:

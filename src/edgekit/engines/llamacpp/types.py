@@ -110,13 +110,6 @@ class LlamaCppSetup:
         """The version of llama.cpp that is billed, as reports have it."""
         return version_name(self.rules, self.version)
 
-    @property
-    def load_words(self) -> tuple[str, ...]:
-        """The flags that load the weights as is billed. --no-mmap was removed after b10809, which has both."""
-        if self.use_mmap:
-            return ()
-        return ("-lm", "none") if self.rules >= Rules.FLAT_MAMBA2 else ("--no-mmap",)
-
 
 def used_devices(
     devices: tuple[DeviceSlot, ...], mode: SplitMode, main_gpu: int = 0
