@@ -8,8 +8,8 @@ from typing import Any
 
 from edgekit.bill.task import Placement, Task
 from edgekit.engines.budgets import known_ram, names_of
-from edgekit.engines.llamacpp.budget import backend_name, budgets_with, devices
-from edgekit.engines.llamacpp.flags import default_setup
+from edgekit.engines.llamacpp.budget import backend_name, budgets, devices
+from edgekit.engines.llamacpp.flags import keys_of
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
@@ -27,15 +27,12 @@ from edgekit.machine.types import Device, Machine, Vendor
 from edgekit.model.types import Model
 from edgekit.units import GIB
 
-# Fields of the setup that say where the model goes; a caller who gives one gives them all.
-PLACED = frozenset({
-    "backend", "n_gpu_layers", "n_cpu_moe", "cpu_moe", "tensor_split", "offload_kqv",
-    "split_mode", "main_gpu", "override_tensor", "rpc",
-})  # fmt: skip
+# Flags that say where the model goes; a caller who gives one gives them all.
+PLACED = keys_of("backend", "placement", "devices")
 # A split alone leaves open how much goes to the RAM.
 _LEAVES_NOTHING_OPEN = PLACED - {"tensor_split"}
 # Of these, flags that count on every device of the machine, numbered as llama.cpp does.
-_BY_NUMBER = frozenset({"split_mode", "main_gpu", "override_tensor", "rpc"})
+_BY_NUMBER = keys_of("devices") | {"override_tensor"}
 Cards = tuple[Device, ...]
 # A reserve of 1 GiB, a context of 0.6, a compute buffer and a layer.
 LEAST_CARD_BYTES = 5 * GIB // 2
@@ -74,9 +71,8 @@ def placements(task: Task) -> Iterator[Placement]:
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     where = f"on {names_of(cards)}{_left_out(machine, cards)}"
     placement = _on_devices(machine, cards, setup, where)
-    for changes, part in _less_and_less(task.model, cards, setup):
+    for less, part in _less_and_less(task.model, cards, placement.setup):
         because = part if part == ON_THE_CPU else f"{part} {where}"
-        less = replace(placement.setup, **changes)
         has_all = less.n_gpu_layers == ALL_LAYERS
         yield replace(placement, setup=less, because=because, all_layers=has_all)
     yield _on_the_cpu(machine, setup)
@@ -179,8 +175,8 @@ def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...
 
 def _less_and_less(
     model: Model, cards: Cards, setup: LlamaCppSetup
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """Changes of the setup, each with words for what is left on the devices.
+) -> Iterator[tuple[LlamaCppSetup, str]]:
+    """Setups, each with words for what is left on the devices.
 
     Experts leave the devices first, block by block: they are large, and few of them work on a token.
 
@@ -188,18 +184,18 @@ def _less_and_less(
     """
     layers = len(model.geometry.layers)
     if cards[0].vendor is Vendor.APPLE and setup.use_mmap:
-        yield {"n_gpu_layers": 0}, ON_THE_CPU
+        yield replace(setup, n_gpu_layers=0), ON_THE_CPU
         return
-    experts: dict[str, Any] = {}
     without = ""
     if any(layer.experts for layer in model.geometry.layers):
         for count in range(1, layers):
-            yield {"n_cpu_moe": count}, f"all but the experts of {count} of {layers} layers"
-        experts, without = {"cpu_moe": True}, ", no experts,"
-        yield experts, "all but the experts"
+            part = f"all but the experts of {count} of {layers} layers"
+            yield replace(setup, n_cpu_moe=count), part
+        setup, without = replace(setup, cpu_moe=True), ", no experts,"
+        yield setup, "all but the experts"
     for count in range(layers, 0, -1):
-        yield {"n_gpu_layers": count, **experts}, f"{count} of {layers + 1} layers{without}"
-    yield {"n_gpu_layers": 0, **experts}, ON_THE_CPU
+        yield replace(setup, n_gpu_layers=count), f"{count} of {layers + 1} layers{without}"
+    yield replace(setup, n_gpu_layers=0), ON_THE_CPU
 
 
 def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
@@ -213,17 +209,19 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     count = (layers if setup.cpu_moe else setup.n_cpu_moe) - 1
     bare = replace(setup, cpu_moe=False, n_cpu_moe=0)
     where = placement.because.partition(" on ")[2]
-    for changes, part in _by_tensor(count, layers) if count >= 0 else ():
+    for finer, part in _by_tensor(bare, count, layers) if count >= 0 else ():
         yield replace(
             placement,
-            setup=replace(bare, **changes),
+            setup=finer,
             because=f"{part} on {where}",
             by_tensor=True,
-            is_short_command=bool(changes.get("n_cpu_moe")),
+            is_short_command=finer.n_cpu_moe > 0,
         )
 
 
-def _by_tensor(count: int, layers: int) -> Iterator[tuple[dict[str, Any], str]]:
+def _by_tensor(
+    setup: LlamaCppSetup, count: int, layers: int
+) -> Iterator[tuple[LlamaCppSetup, str]]:
     """The experts of `count` layers in RAM, and a part of those of one more."""
 
     def moved(layer: str, *tensors: str) -> tuple[Override, ...]:
@@ -233,14 +231,15 @@ def _by_tensor(count: int, layers: int) -> Iterator[tuple[dict[str, Any], str]]:
     last = moved(f"({_numbers(layers - count, layers)})", "(gate|up|gate_up|down)") if count else ()
     layered = f"{count} of {layers} layers"
     if count:
-        yield {"overrides": last}, f"all but the experts of the last {layered}"
+        yield replace(setup, overrides=last), f"all but the experts of the last {layered}"
     for share, tensors in (("a third", ("down",)), ("two thirds", ("gate", "down"))):
         part = f"all but {share} of the experts of one layer"
         if count:
             part = f"all but the experts of {{}}{layered} and {share} of the experts of one more"
         moved_last = (*moved(str(layers - count - 1), *tensors), *last)
-        yield {"overrides": moved_last}, part.format("the last ")
-        yield {"n_cpu_moe": count, "overrides": moved(str(count), *tensors)}, part.format("")
+        yield replace(setup, overrides=moved_last), part.format("the last ")
+        moved_first = moved(str(count), *tensors)
+        yield replace(setup, n_cpu_moe=count, overrides=moved_first), part.format("")
 
 
 def _numbers(first: int, end: int) -> str:
