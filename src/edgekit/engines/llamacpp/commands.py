@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
 from edgekit.engines.llamacpp.settle import repack_notes, repacking, started
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, SplitMode
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
 from edgekit.engines.model_words import NO_PROJECTOR, PLACEHOLDER_DRAFT, TEXT_ONLY, draft_words
 from edgekit.machine.types import Vendor
 from edgekit.model.types import embeds_in_one_batch
@@ -100,7 +100,7 @@ def estimate_words(
     """The command of an estimate."""
     _, setup = read_setup(values)
     program = "llama-server" if setup.mode is LlamaMode.SERVER else "llama-cli"
-    context = values.get("context") or dict(estimate.facts)["n_ctx"]
+    context = values.get("context") or LoadFacts.of(estimate).n_ctx
     flags = {**placement(setup), **values, "context": context, "backend": estimate.backend}
     source = estimate_source(values, opened)
     return [program, *source.words, *command_words(flags, setup.rules)]
@@ -112,9 +112,9 @@ def estimate_notes(
     """What to know before running the command of an estimate."""
     if note := estimate_source(values, opened).note:
         yield note
-    facts: dict[str, Any] = dict(estimate.facts)
-    at_once, geometry = facts["n_ubatch"], opened.model.geometry
-    if setup.embeddings and embeds_in_one_batch(geometry) and at_once < facts["n_ctx_seq"]:
+    facts, geometry = LoadFacts.of(estimate), opened.model.geometry
+    at_once = facts.n_ubatch
+    if setup.embeddings and embeds_in_one_batch(geometry) and at_once < facts.n_ctx_seq:
         yield f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)"
     if "repack" not in values:  # neither counted nor turned off
         yield from repack_notes(repacked_bytes(opened.model, setup))

@@ -14,7 +14,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import default_setup
 from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement, place
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts, default_setup
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
@@ -58,8 +58,8 @@ def estimate_with(
         lines = tuple(projector_lines(companions.projector, setup))
         bill = replace(bill, lines=(*bill.lines, *lines))
     if companions.adapters:
-        facts: dict[str, Any] = dict(bill.facts)
-        more = adapter_lines(list(companions.adapters), place(model, setup), facts["n_ubatch"])
+        at_once = LoadFacts.of(bill).n_ubatch
+        more = adapter_lines(list(companions.adapters), place(model, setup), at_once)
         bill = replace(bill, lines=(*bill.lines, *more))
     draft = companions.drafter
     if draft is None:
@@ -89,13 +89,13 @@ def bill_with_drafter(
     `load` and `setup` are the main model's, but for the cache types, which are the drafter's own. As speculative.cpp
     @ 0c1e570 starts it: the main model's options, one row of logits per sequence.
     """
-    facts: dict[str, Any] = dict(main.facts)
+    facts = LoadFacts.of(main)
     own_load = replace(
         load,
-        context_tokens=facts["n_ctx"],
-        sequences=facts["n_seq_max"],
-        unified=facts["kv_streams"] == 1,
-        output_rows=facts["n_seq_max"],
+        context_tokens=facts.n_ctx,
+        sequences=facts.n_seq_max,
+        unified=facts.kv_streams == 1,
+        output_rows=facts.n_seq_max,
     )
     own_setup = replace(
         setup,

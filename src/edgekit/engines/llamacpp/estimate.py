@@ -26,7 +26,7 @@ from edgekit.engines.llamacpp.prediction import prediction_lines
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
-from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, SplitMode
+from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, LoadFacts, SplitMode
 from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.errors import RefusedError
 from edgekit.machine.types import Pool, PoolKind
@@ -235,15 +235,16 @@ def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryL
 
 
 def _facts(context: Context) -> tuple[tuple[str, object], ...]:
-    return (
-        ("n_ctx", context.n_ctx),
-        ("n_ctx_seq", context.n_ctx_seq),
-        ("n_seq_max", context.n_seq_max),
-        ("n_batch", context.n_batch),
-        ("n_ubatch", context.n_ubatch),
-        ("n_outputs_max", context.n_outputs_max),
-        ("flash_attn", context.flash_attn),
-        ("kv_cells", context.cells),
-        ("kv_swa_cells", context.swa_cells),
-        ("kv_streams", context.streams),
+    facts = LoadFacts(
+        n_ctx=context.n_ctx,
+        n_ctx_seq=context.n_ctx_seq,
+        n_seq_max=context.n_seq_max,
+        n_batch=context.n_batch,
+        n_ubatch=context.n_ubatch,
+        n_outputs_max=context.n_outputs_max,
+        flash_attn=context.flash_attn,
+        kv_cells=context.cells,
+        kv_swa_cells=context.swa_cells,
+        kv_streams=context.streams,
     )
+    return tuple(facts._asdict().items())

@@ -518,11 +518,13 @@ def placement(setup: LlamaCppSetup) -> dict[str, Any]:
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
     """What was asked for, as llama.cpp resolved it."""
-    facts = dict(estimate.facts)
-    count, shared = facts["n_seq_max"], facts["kv_streams"] == 1
+    from edgekit.engines.llamacpp.types import LoadFacts
+
+    facts = LoadFacts.of(estimate)
+    count, shared = facts.n_seq_max, facts.kv_streams == 1
     who = "shared by" if shared and count != 1 else "for"
     kept = dict.fromkeys(kind.name if kind else "f16" for kind in (load.cache_k, load.cache_v))
     return (
-        f"{facts['n_ctx']:,} tokens of context {who} {count} sequence{'s' * (count != 1)}, "
-        f"cache {' and '.join(kept)}, flash attention {'on' if facts['flash_attn'] else 'off'}"
+        f"{facts.n_ctx:,} tokens of context {who} {count} sequence{'s' * (count != 1)}, "
+        f"cache {' and '.join(kept)}, flash attention {'on' if facts.flash_attn else 'off'}"
     )

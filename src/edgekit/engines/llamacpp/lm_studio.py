@@ -10,7 +10,7 @@ from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.model_source import has_own_file, model_source
 from edgekit.engines.llamacpp.placement import has_experts_on_host
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LoadFacts
 from edgekit.engines.lm_studio import Setting
 from edgekit.engines.model_words import parsed
 from edgekit.model.types import block_count
@@ -25,8 +25,9 @@ def lm_studio_commands(startup: Startup) -> Iterator[Command]:
 
 def _settings(startup: Startup) -> Iterator[Setting]:
     setup: LlamaCppSetup = startup.setup
-    load, facts, layers = startup.load, startup.facts, block_count(startup.variant.model.geometry)
-    yield Setting("Context Length", lm_studio.CONTEXT, facts["n_ctx"])
+    load, layers = startup.load, block_count(startup.variant.model.geometry)
+    facts = LoadFacts.of(startup.verdict.estimate)
+    yield Setting("Context Length", lm_studio.CONTEXT, facts.n_ctx)
     yield Setting("", "llm.load.llama.autoFit", False)  # else it would fit layers by itself
     yield _counted("GPU Offload", lm_studio.OFFLOAD, _offload(setup, layers), layers)
     if any(layer.experts for layer in startup.variant.model.geometry.layers):
@@ -37,7 +38,7 @@ def _settings(startup: Startup) -> Iterator[Setting]:
     yield Setting(
         "Offload KV Cache to GPU Memory", "llm.load.offloadKVCacheToGpu", on_gpu, is_default=on_gpu
     )
-    yield Setting("Flash Attention", "llm.load.llama.flashAttention", bool(facts["flash_attn"]))
+    yield Setting("Flash Attention", "llm.load.llama.flashAttention", facts.flash_attn)
     for name, kind in (("K", load.cache_k), ("V", load.cache_v)):
         yield Setting(
             f"{name} Cache Quantization Type",
@@ -46,10 +47,10 @@ def _settings(startup: Startup) -> Iterator[Setting]:
             "off (f16)" if kind is None else kind.name,
             is_default=kind is None,
         )
-    yield Setting("Max Concurrent Predictions", lm_studio.PARALLEL, facts["n_seq_max"])
-    yield Setting("Unified KV Cache", "llm.load.useUnifiedKvCache", facts["kv_streams"] == 1)
-    yield Setting("Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts["n_batch"])
-    yield Setting("Physical Batch Size", "llm.load.llama.physicalBatchSize", facts["n_ubatch"])
+    yield Setting("Max Concurrent Predictions", lm_studio.PARALLEL, facts.n_seq_max)
+    yield Setting("Unified KV Cache", "llm.load.useUnifiedKvCache", facts.kv_streams == 1)
+    yield Setting("Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts.n_batch)
+    yield Setting("Physical Batch Size", "llm.load.llama.physicalBatchSize", facts.n_ubatch)
     mapped = setup.use_mmap
     yield Setting("Try mmap()", "llm.load.llama.tryMmap", mapped, is_default=mapped)
     limits = growth_limits(startup.verdict)

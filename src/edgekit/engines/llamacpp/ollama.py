@@ -12,7 +12,7 @@ from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import COMMAND, FILE, Command, Startup
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.model_source import has_own_file, model_source
-from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend
+from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LoadFacts
 from edgekit.model.types import block_count
 from edgekit.sources.types import Origin
 from edgekit.terminal import printable
@@ -141,7 +141,7 @@ def _notes(startup: Startup) -> Iterator[str]:
         yield _SPLIT
     if not setup.offload_kqv:
         yield _OFFLOAD
-    sequences = startup.facts.get("n_seq_max", 1)
+    sequences = LoadFacts.of(startup.verdict.estimate).n_seq_max
     if sequences > 1 and startup.verdict.streams == 1:
         yield _SHARED.format(sequences)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from edgekit.bill.cache_types import F16, CacheType
-from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
+from edgekit.bill.types import MemoryEstimate
+from edgekit.engines.llamacpp.versions import NEWEST, Rules, default_version, version_name
 from edgekit.errors import UsageError
 
 
@@ -159,6 +161,26 @@ class Context:
         if self.rules < Rules.ROW_PER_SEQUENCE:
             return self.n_tokens
         return min(self.n_ctx, self.n_ubatch, self.n_outputs_max)
+
+
+class LoadFacts(NamedTuple):
+    """What llama.cpp made of a load: the facts of a bill, by their public names."""
+
+    n_ctx: int
+    n_ctx_seq: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    n_outputs_max: int
+    flash_attn: bool
+    kv_cells: int
+    kv_swa_cells: int
+    kv_streams: int
+
+    @classmethod
+    def of(cls, bill: MemoryEstimate) -> LoadFacts:
+        facts: dict[str, Any] = dict(bill.facts)
+        return cls(**facts)
 
 
 DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch
