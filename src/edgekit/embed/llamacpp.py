@@ -8,26 +8,31 @@ process it would not: llama.cpp is not asked in the middle of a batch.
 from __future__ import annotations
 
 import base64
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edgekit.bill.types import Load
 from edgekit.embed.types import Checkpoint, Pooling
 from edgekit.embed.walk import Walked
 from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.child_process import PASSIVE, start_child
+from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.verify.binding import (
+    INSTALL,
+    enum_parameters,
+    is_here,
+    parameters,
+    private_server,
+)
 from edgekit.engines.native.arrays import Floats
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB
-
-INSTALL = "pip install 'edgekit-models[llama]'"
 
 _SEQUENCES = 32  # texts that one batch may hold
 _SPARE_TOKENS = 256  # of the cache: a text must be shorter than it, and llama.cpp rounds to this
@@ -48,10 +53,6 @@ class ChildSettings:
     threads: int
     pass_tokens: int  # of all texts that it runs at a time; no text may be longer
     repack: bool = False  # a second copy of the weights in the order that its kernels like best
-
-
-def is_here() -> bool:
-    return find_spec("xllamacpp") is not None
 
 
 def needed_bytes(walked: Walked, settings: ChildSettings) -> int:
@@ -180,34 +181,25 @@ class _Child:
 
 
 def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
-    """What the child is started with. No one else can use it: one thread on a loopback address, with a key."""
+    """What the child is started with: on the CPU, without a cache of earlier prompts."""
+    load = Load(
+        context_tokens=_context_tokens(settings),
+        batch_tokens=settings.pass_tokens,
+        microbatch_tokens=settings.pass_tokens,
+        sequences=_SEQUENCES,
+        unified=True,
+        flash_attention=True,
+    )
+    setup = LlamaCppSetup(
+        embeddings=True, repack=settings.repack, cache_ram_mib=0, ctx_checkpoints=0
+    )
+    kept = {"fit_params": False, "cache_prompt": False, "cache_idle_slots": False}
+    pooling = ("llama_pooling_type", f"LLAMA_POOLING_TYPE_{settings.pooling.name}")
     return {
         "model": str(path),
-        "enums": {
-            "pooling_type": ("llama_pooling_type", f"LLAMA_POOLING_TYPE_{settings.pooling.name}"),
-            "flash_attn_type": ("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_ENABLED"),
-        },
+        "enums": {**enum_parameters(load, setup), "pooling_type": pooling},
         "threads": settings.threads,
-        "parameters": {
-            "embedding": True,
-            "n_ctx": _context_tokens(settings),
-            "n_batch": settings.pass_tokens,
-            "n_ubatch": settings.pass_tokens,
-            "n_parallel": _SEQUENCES,
-            "kv_unified": True,
-            "no_extra_bufts": not settings.repack,
-            "n_gpu_layers": 0,
-            "fit_params": False,
-            "warmup": False,
-            "cache_ram_mib": 0,  # by default up to 8 GiB of earlier prompts are kept
-            "cache_prompt": False,
-            "cache_idle_slots": False,
-            "n_ctx_checkpoints": 0,
-            "n_threads_http": 1,
-            "hostnames": ["127.0.0.1"],
-            "port": 0,
-            "api_keys": [os.urandom(16).hex()],
-        },
+        "parameters": private_server() | parameters(load, setup) | kept,
     }
 
 

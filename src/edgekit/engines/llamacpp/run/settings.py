@@ -90,8 +90,6 @@ def _session(launch: Launch) -> dict[str, Any]:
     return {
         "n_keep": launch.sinks,
         "ctx_shift": launch.rolls,
-        "cache_ram_mib": setup.cache_ram_mib,
-        "n_ctx_checkpoints": setup.ctx_checkpoints,
         "no_mmproj": launch.projector is None,
         "mmproj_use_gpu": setup.has_device,
         "fit_params": False,

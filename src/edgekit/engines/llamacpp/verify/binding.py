@@ -45,20 +45,19 @@ def request(question: LoadQuestion) -> dict[str, Any]:
         "model": str(question.path),
         "stop_at": None if question.really else str(question.path.with_name(STOP)),
         "embeddings": setup.embeddings,
-        "parameters": _server() | parameters(load, setup) | _run(question),
+        "parameters": private_server() | parameters(load, setup) | _run(question),
         "enums": enum_parameters(load, replace(setup, use_mmap=question.really and setup.use_mmap)),
         "pacing": None if question.pacing is None else asdict(question.pacing),
     }
 
 
-def _server() -> dict[str, Any]:
-    """Nobody else may talk to it while it is up; a few threads are enough."""
+def private_server() -> dict[str, Any]:
+    """No one else can use it: one thread on a loopback address, with a key."""
     return {
         "api_keys": [secrets.token_hex(16)],
         "hostnames": ["127.0.0.1"],
         "port": 0,
         "n_threads_http": 1,
-        "verbosity": _VERBOSE,
         "warmup": False,
     }
 
@@ -102,6 +101,7 @@ def _run(question: LoadQuestion) -> dict[str, Any]:
     run: dict[str, Any] = {
         "no_alloc": not question.really,
         "fit_params": not question.really,
+        "verbosity": _VERBOSE,
     }
     if question.pacing is not None:  # what is kept of prompts would count as the engine's own
         run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
