@@ -104,7 +104,7 @@ def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:
     from edgekit.machine.wishes import wished_machine
 
     cards = wished_machine(devices=devices, vram=vram).devices
-    found = engine_named(engine).values_on_cards(cards, named=bool(devices)) if cards else {}
+    found = engine_named(engine).values_on_cards(cards, devices) if cards else {}
     return {**found, **values}
 
 

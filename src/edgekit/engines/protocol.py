@@ -450,8 +450,8 @@ class Engine:
     for_programs: tuple[str, ...] = ()  # that its commands are for, as --for takes them
 
     @rule("commands", is_needed=True)
-    def settle(self, verdict: Verdict, values: Mapping[str, Any], /) -> dict[str, Any]:
-        """The flags that start the engine as it was judged: `values`, which were given, and what the verdict adds."""
+    def settle(self, verdict: Verdict, given: Mapping[str, Any], /) -> dict[str, Any]:
+        """The flags that start the engine as it was judged: those that were given, and what the verdict adds."""
         raise NotImplementedError
 
     @rule("commands")
@@ -472,8 +472,8 @@ class Engine:
         return dict(values)
 
     @rule("commands")
-    def values_on_cards(self, _cards: Sequence[Device], *, named: bool) -> dict[str, Any]:  # noqa: ARG002
-        """The flags for these cards; `named`: they are in the table of devices."""
+    def values_on_cards(self, _cards: Sequence[Device], _named: Sequence[str], /) -> dict[str, Any]:
+        """The flags for these cards; `named`: as the table of devices has them, if it does."""
         return {}
 
     @rule("commands")

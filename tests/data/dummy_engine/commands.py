@@ -15,8 +15,8 @@ from edgekit.engines.flags import flag_words
 from edgekit.model.open import Opened
 
 
-def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {**values, "context": verdict.context_tokens}
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**given, "context": verdict.context_tokens}
 
 
 def commands(startup: Startup) -> Iterator[Command]:

@@ -14,7 +14,7 @@ from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.settle import repacking
+from edgekit.engines.llamacpp.commands import repacking
 from edgekit.engines.llamacpp.types import Cpu, Override
 from edgekit.plan.commands import commands_of
 

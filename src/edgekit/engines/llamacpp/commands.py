@@ -1,30 +1,53 @@
-"""llama-server and llama-cli, started as llama.cpp was judged. Flags as in common/arg.cpp @ b21e4de."""
+"""A verdict -> the flags that follow from it, and the commands that start llama.cpp with them.
+
+Flags as in common/arg.cpp @ b21e4de.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.bill.cache_types import F16
 from edgekit.bill.task import Drafter, Placement
 from edgekit.bill.types import MemoryEstimate
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.llamacpp import ollama
-from edgekit.engines.llamacpp.budget import backend_name
+from edgekit.engines.llamacpp.budget import backend_name, devices
 from edgekit.engines.llamacpp.estimate import repacked_bytes
-from edgekit.engines.llamacpp.flags import command_words, placement
+from edgekit.engines.llamacpp.flags import (
+    REPEATED,
+    command_words,
+    keys_of,
+    placement,
+    this_cpu,
+    values,
+)
 from edgekit.engines.llamacpp.flags import setup as read_setup
+from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
-from edgekit.engines.llamacpp.settle import repack_notes, repacking, started
+from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
-from edgekit.engines.model_words import NO_PROJECTOR, PLACEHOLDER_DRAFT, TEXT_ONLY, draft_words
-from edgekit.machine.types import Vendor
+from edgekit.engines.model_words import (
+    NO_PROJECTOR,
+    PLACEHOLDER_DRAFT,
+    TEXT_ONLY,
+    model_draft_words,
+)
+from edgekit.engines.protocol import Offload
+from edgekit.machine.types import HOST, Device, Vendor
 from edgekit.model.types import embeds_in_one_batch
+from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
+
+PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices")
+LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weights")
 
 
 def commands(startup: Startup) -> Iterator[Command]:
@@ -91,7 +114,7 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
         "draft_type_v": load.cache_v,
         "draft_gpu_layers": None if on_cpu else "all",
     }
-    return [*draft_words(name, is_catalog=True), *command_words(flags, setup.rules)]
+    return [*model_draft_words(name, is_catalog=True), *command_words(flags, setup.rules)]
 
 
 def estimate_words(
@@ -120,7 +143,123 @@ def estimate_notes(
         yield from repack_notes(repacked_bytes(opened.model, setup))
 
 
-def values_on_cards(cards: Sequence[Device], *, named: bool) -> dict[str, Any]:  # noqa: ARG001
+def values_on_cards(cards: Sequence[Device], _named: Sequence[str]) -> dict[str, Any]:
     """The flags for these cards."""
     memory = tuple(card.free_bytes for card in cards)
     return {"backend": backend_name(cards[0]), "device_memory": memory}
+
+
+class Repacking(NamedTuple):
+    """The copy of weights that CPU builds keep, rearranged for the processor, where it is not in the bill."""
+
+    size_bytes: int
+    fits: bool
+
+
+def repacking(verdict: Verdict) -> Repacking:
+    """Where the copy does not fit, llama.cpp is started with -nr."""
+    setup: LlamaCppSetup = verdict.way.setup
+    if setup.repack or verdict.variant is None:
+        return Repacking(0, fits=True)
+    more = repacked_bytes(verdict.variant.model, setup)
+    uses = [use for use in verdict.uses if HOST in use.budget.pools]
+    fuller = (replace(use, required_bytes=use.required_bytes + more) for use in uses)
+    return Repacking(more, fits=not more or all(use.status is not Status.FAILED for use in fuller))
+
+
+def repack_notes(size_bytes: int) -> list[str]:
+    if size_bytes <= 0:
+        return []
+    copy = "default CPU builds keep a repacked copy of the output weights"
+    return [f"{copy}: +{format_bytes(size_bytes)} of RAM; -nr turns it off"]
+
+
+def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All flags that start llama.cpp as it was judged. `given`: by the user.
+
+    Context and layers are always among them: llama.cpp would fit them to the free memory.
+    """
+    load, setup = verdict.load, verdict.way.setup
+    flash = load.flash_attention
+    if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
+        flash = True  # llama.cpp quantises the values only with it
+    load = replace(
+        load,
+        context_tokens=verdict.context_tokens,
+        # 4 sequences share one cache by default; given a number, each has its own
+        sequences=load.sequences or None,
+        unified=load.unified if load.unified is bool(load.sequences) else None,
+        cache_k=None if load.cache_k == F16 else load.cache_k,
+        cache_v=None if load.cache_v == F16 else load.cache_v,
+        flash_attention=flash,
+    )
+    on_device = PLACEMENT if setup.has_device else PLACEMENT | DEVICES
+    found = {
+        key: value for key, value in values(load, setup).items() if key not in REPEATED | on_device
+    }
+    found |= {"backend": setup.backend.value, **placement(setup), **growth_limits(verdict)}
+    if not repacking(verdict).fits:
+        found["repack"] = False
+    return found | {key: value for key, value in given.items() if key in REPEATED}
+
+
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start llama.cpp as it was judged: those that were given, and what the verdict adds."""
+    found = started(verdict, given)
+    first = {key: found[key] for key in found if key in LIMITS and key not in given}
+    chosen = {key: found[key] for key in found if key in CHOSEN}
+    settled = {**first, **given, "context": verdict.context_tokens, **chosen}
+    if not verdict.way.cards and devices(verdict.machine):
+        settled["backend"] = "cpu"  # else it would use the devices that there are
+    return settled
+
+
+def machine_flags(placement: Placement) -> dict[str, Any]:
+    """The backend, the CPU that weights are repacked for, and the free memory of each of several cards."""
+    setup: LlamaCppSetup = placement.setup
+    own = placement.cards[
+        len(setup.servers) :
+    ]  # those of servers come first; --rpc has their memory
+    found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
+    if setup.repack or setup.cpu is not this_cpu():
+        found["cpu"] = setup.cpu.value
+    if len(placement.cards) > 1:
+        if own:
+            found["device_memory"] = tuple(card.free_bytes for card in own)
+        if setup.tensor_split:  # cards that it does not name get nothing
+            more = len(placement.cards) - len(setup.tensor_split)
+            found["tensor_split"] = (*setup.tensor_split, *[0.0] * more)
+    return found
+
+
+def offload(verdict: Verdict) -> Offload:
+    """What of the model is not on the devices."""
+    setup = verdict.way.setup
+    if not verdict.way.cards:
+        return Offload()
+    return Offload(
+        layers=_layers_on_cards(verdict),
+        experts=_experts_in_ram(verdict),
+        cache=not setup.offload_kqv,
+        everything=setup.n_gpu_layers == 0,
+    )
+
+
+def _experts_in_ram(verdict: Verdict) -> str:
+    way, setup = verdict.way, verdict.way.setup
+    if setup.overrides and not way.by_tensor:
+        return "the tensors of -ot"
+    layers = () if verdict.variant is None else verdict.variant.model.geometry.layers
+    with_experts = sum(1 for layer in layers if layer.experts is not None)
+    on_host = has_experts_on_host(setup)
+    moved = sum(1 for layer in layers if layer.experts is not None and on_host(layer.index))
+    if with_experts and moved == with_experts and not way.by_tensor:
+        return "all experts"
+    return f"the experts of {moved} layers" if moved else ""
+
+
+def _layers_on_cards(verdict: Verdict) -> str:
+    """'40 of 81 layers'; '' where all of them are on the devices."""
+    count = verdict.way.setup.n_gpu_layers
+    every = None if verdict.variant is None else len(verdict.variant.model.geometry.layers) + 1
+    return "" if every is None or count >= every else f"{count} of {every} layers"

@@ -14,7 +14,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import default_setup
 from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement, place
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts, default_setup
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader

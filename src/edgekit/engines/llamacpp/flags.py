@@ -88,9 +88,9 @@ def _rpc_words(servers: tuple[str, ...]) -> list[str]:
 
 
 def _draft_words(reference: str) -> list[str]:
-    from edgekit.engines.model_words import draft_words
+    from edgekit.engines.model_words import model_draft_words
 
-    return draft_words(reference)
+    return model_draft_words(reference)
 
 
 def _all_layers(text: str) -> str:
@@ -305,6 +305,21 @@ def keys_of(*groups: str) -> frozenset[str]:
 
 _ON_A_GPU = keys_of("placement", "devices")
 COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or in its stead
+# The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
+VERIFIED = tuple(
+    flag
+    for flag in FLAGS
+    if flag.key not in COMPANIONS
+    and flag.key
+    not in {
+        "cache_ram",
+        "cpu",  # as the engine here was built
+        "ctx_checkpoints",
+        "device_memory",
+        "rpc",  # neither way to ask llama.cpp is built with it
+        "llama_version",  # it is the engine's own
+    }
+)
 # Flags that the command of an answer repeats as they were given: load and setup do not have them, or not all of it.
 REPEATED = keys_of("companion", "drafter", "server")
 # The order of groups on a command line. In a group the order of the table decides: -ot comes before -ncmoe, because

@@ -8,8 +8,8 @@ from typing import Any
 
 from edgekit.bill.task import Placement, Task
 from edgekit.engines.budgets import known_ram, names_of
-from edgekit.engines.llamacpp.budget import backend_name, budgets, devices
-from edgekit.engines.llamacpp.flags import keys_of
+from edgekit.engines.llamacpp.budget import backend_name, budgets_with, devices
+from edgekit.engines.llamacpp.flags import default_setup, keys_of
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,

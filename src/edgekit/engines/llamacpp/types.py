@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.types import MemoryEstimate
-from edgekit.engines.llamacpp.versions import NEWEST, Rules, default_version, version_name
+from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
 from edgekit.errors import UsageError
 
 

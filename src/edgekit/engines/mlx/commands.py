@@ -135,10 +135,10 @@ def _settings(startup: Startup) -> Iterator[Setting]:
         yield Setting("KV Cache Quantization", "llm.load.mlx.kvCacheQuantization", kept, shown)
 
 
-def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start mlx-lm as it was judged: `values`, which were given, and what the verdict adds."""
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start mlx-lm as it was judged: those that were given, and what the verdict adds."""
     setup: MlxSetup = verdict.way.setup
-    found = {**values, "context": verdict.context_tokens}
+    found = {**given, "context": verdict.context_tokens}
     if setup.kv_bits is not None:
         found |= {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
     packed = verdict.variant.changes.get("quantize") if verdict.variant is not None else None

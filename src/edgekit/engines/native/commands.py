@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 OWN_CACHE = "f16"  # needs no flag
 
 
-def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start the engine as it was judged: `values`, which were given, and what the verdict adds."""
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start the engine as it was judged: those that were given, and what the verdict adds."""
     types = {"type_k": verdict.load.cache_k, "type_v": verdict.load.cache_v}
     return {
-        **values,
+        **given,
         "context": verdict.context_tokens,
         **{key: kind.name for key, kind in types.items() if kind and kind.name != OWN_CACHE},
         **placement(verdict.way.setup),

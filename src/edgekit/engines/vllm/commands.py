@@ -99,14 +99,14 @@ def most_sequences(verdict: Verdict) -> int | None:
     return blocks if isinstance(blocks, int) and blocks < facts["max_num_seqs"] else None
 
 
-def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start vLLM as it was judged: `values`, which were given, and what the verdict adds."""
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that start vLLM as it was judged: those that were given, and what the verdict adds."""
     setup: VllmSetup = verdict.way.setup
-    found = {**values, "context": verdict.context_tokens}
+    found = {**given, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
         found["kv_cache_dtype"] = setup.kv_cache_dtype
     found |= placement(setup)
-    if "max_num_seqs" not in values and (most := most_sequences(verdict)) is not None:
+    if "max_num_seqs" not in given and (most := most_sequences(verdict)) is not None:
         found["max_num_seqs"] = most
     return found
 
@@ -151,8 +151,8 @@ def taken(verdict: Verdict) -> MemoryEstimate:
     return whole_pool(verdict) or verdict.estimate
 
 
-def values_on_cards(cards: Sequence[Device], *, named: bool) -> dict[str, Any]:
-    """The smallest card, which is what every rank has; `named`: it is in the table of devices."""
+def values_on_cards(cards: Sequence[Device], named: Sequence[str]) -> dict[str, Any]:
+    """The smallest card, which is what every rank has; `named`: as the table of devices has the cards, if it does."""
     smallest = min(cards, key=lambda card: card.total_bytes)
     found: dict[str, Any] = {"gpu_memory": smallest.total_bytes}
     if named:
