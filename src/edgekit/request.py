@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_name, engine_named, engine_names, every_engine, lender_of
 from edgekit.engines.flags import (
     COMMON,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.bill.task import Job
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.catalog.types import ModelPurpose
     from edgekit.machine.types import Machine
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
@@ -100,7 +101,7 @@ class Request:
     nodes: int | None = None
     prefer_accurate_kv: bool = False
     drafter: bool = True
-    purpose: ModelPurpose | None = None  # None: chat
+    purpose: ModelPurpose = ModelPurpose.CHAT
     limit: int | None = None  # number of models to recommend
     all_sizes: bool = False  # several models of a family, not only the best
     # Engine -> why it cannot have a flag that it shares with another engine.
@@ -225,6 +226,15 @@ class Request:
         """The engine that was chosen, if it is one."""
         return self.engines[0] if len(self.engines) == 1 else None
 
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The context that each user needs: as given (0: the model's whole one), or for the job."""
+        if self.job is None:
+            return self.context
+        from edgekit.plan.context import job_window
+
+        return job_window(self.job, native_tokens=sys.maxsize)[0]
+
     def values(self, engine: str, quant: str | None = None) -> dict[str, Any]:
         """The values of the engine's flags, the context and the quantisation of the weights among them, in the order of
         the table.
@@ -332,7 +342,7 @@ def _parsed(
         nodes=read_number("--nodes", nodes, least=1),
         prefer_accurate_kv=prefer_accurate_kv,
         drafter=drafter,
-        purpose=None if task is None else _purpose(task),
+        purpose=ModelPurpose.CHAT if task is None else _purpose(task),
         limit=read_number("--limit", limit, least=1),
         all_sizes=all_sizes,
         unreadable=unreadable,
@@ -444,8 +454,6 @@ def read_reserve(text: str) -> int:
 
 
 def _purpose(word: str) -> ModelPurpose:
-    from edgekit.catalog.types import ModelPurpose
-
     name = word.lower()
     try:
         return ModelPurpose(_PURPOSES.get(name, name))

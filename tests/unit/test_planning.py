@@ -12,6 +12,7 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import rated
 
+from edgekit.app.answers import Recommendation
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import recommended
@@ -20,7 +21,7 @@ from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
-from edgekit.plan.recommending import Ask, Recommendation, Suggestion
+from edgekit.plan.ranking import Suggestion
 from edgekit.request import Request
 
 
@@ -222,10 +223,12 @@ def answer(found: Recommendation) -> list[tuple[Any, ...]]:
     return [priced(one) for one in found.suggestions]
 
 
-def kept_in(folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> tuple[Path, Recommendation]:
+def kept_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, request: Request
+) -> tuple[Path, Recommendation]:
     """An answer, and the file that it is kept in."""
     monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "cache"))
-    found = recommended(few(), ask)
+    found = recommended(few(), request)
     (path,) = folder.rglob("*.json")
     return path, found
 
@@ -234,13 +237,13 @@ def kept_in(folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask) -> tuple[Pa
 def test_what_is_kept_is_the_same_answer(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = Ask(machine=machine)
-    path, first = kept_in(tmp_path, monkeypatch, ask)
-    again = recommended(few(), ask)
+    request = Request(machine=machine)
+    path, first = kept_in(tmp_path, monkeypatch, request)
+    again = recommended(few(), request)
     assert answer(again) == answer(first)
     assert again.passed_over == first.passed_over
     path.unlink()
-    assert answer(recommended(few(), ask)) == answer(first)
+    assert answer(recommended(few(), request)) == answer(first)
 
 
 BODIES = (
@@ -253,9 +256,9 @@ BODIES = (
 def test_what_somebody_else_wrote_there_is_not_believed(
     body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, first = kept_in(tmp_path, monkeypatch, Ask(machine=PROCESSOR))
+    path, first = kept_in(tmp_path, monkeypatch, Request(machine=PROCESSOR))
     path.write_bytes(body)
-    assert answer(recommended(few(), Ask(machine=PROCESSOR))) == answer(first)
+    assert answer(recommended(few(), Request(machine=PROCESSOR))) == answer(first)
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_matter(
@@ -263,7 +266,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_matter(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "file" / "cache"))
-    assert recommended(few(), Ask(machine=PROCESSOR)).suggestions
+    assert recommended(few(), Request(machine=PROCESSOR)).suggestions
 
 
 def test_free_memory_in_whole_steps_is_the_same_question(
@@ -274,7 +277,7 @@ def test_free_memory_in_whole_steps_is_the_same_question(
     assert machine.host is not None
     for more in (0, 1, 2**20):
         host = replace(machine.host, free_bytes=(12 << 30) + more)
-        found = recommended(few(), Ask(machine=replace(machine, host=host)))
+        found = recommended(few(), Request(machine=replace(machine, host=host)))
         (used,) = found.suggestions[0].plan.result.uses
         assert used.budget.free_bytes == (12 << 30) + more  # what is judged is what is free
     assert len(list(tmp_path.rglob("*.json"))) == 1

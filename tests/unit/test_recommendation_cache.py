@@ -13,13 +13,14 @@ import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
 
+from edgekit.app.answers import Recommendation
 from edgekit.app.recommend import recommended
 from edgekit.app.recommendation_cache import MOST_FILES, STEP_BYTES, steadied
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.machine.types import Machine, MemoryLimit
-from edgekit.plan.recommending import Ask, Recommendation
 from edgekit.report.cards_json import cards_json
+from edgekit.request import Request
 from edgekit.units import GIB
 
 NAMES = ("qwen3-0.6b", "gemma-3-1b", "qwen3-30b-a3b")
@@ -40,7 +41,7 @@ def folder() -> Path:
 
 
 def answer(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
-    return recommended(catalog, Ask(machine=machine, **more))
+    return recommended(catalog, Request(machine=machine, **more))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
@@ -71,9 +72,7 @@ def test_the_same_again(
 ) -> None:
     first = answer(catalog, machine)
     assert first.suggestions
-    monkeypatch.setattr(
-        "edgekit.plan.recommending.recommend", None
-    )  # nobody searches a second time
+    monkeypatch.setattr("edgekit.app.recommend.find_best", None)  # nobody searches a second time
     assert cards_json(answer(catalog, machine)) == cards_json(first)
 
 

@@ -14,7 +14,8 @@ from edgekit.model.types import ModelGeometry
 if TYPE_CHECKING:
     from edgekit.engines.commands import Command
     from edgekit.plan.planned import Plan
-    from edgekit.plan.recommending import Recommendation
+    from edgekit.plan.ranking import Suggestion
+    from edgekit.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +93,15 @@ class PlanAnswer(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Best(NamedTuple):
-    """The best few models, with notes on them and on the catalog."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The best models first. Where nothing fits, the smallest there is with what would help."""
 
-    found: Recommendation
-    notes: tuple[str, ...]
+    request: Request = field(repr=False)  # with its machine and engine
+    suggestions: tuple[Suggestion, ...]
+    passed_over: tuple[tuple[str, int], ...] = ()  # why, and how many
+    nearest: Suggestion | None = None
+    notes: tuple[str, ...] = ()  # on the models and the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,88 +1,83 @@
-"""A machine and the catalog -> the best few models, and those that were recommended before when the same is asked."""
+"""A machine and the catalog -> the best few models, each with its plan, and why others are not among them.
+
+What was recommended before is planned anew when the same is asked, without a search.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from edgekit.app.answers import Best
+from edgekit.app.answers import Recommendation
 from edgekit.app.estimate import check_one_engine
 from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
+from edgekit.bill.task import Start, Task
+from edgekit.bill.types import Load
 from edgekit.catalog import read_catalog
 from edgekit.catalog.known_names import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
-from edgekit.plan import recommending
-from edgekit.plan.making import check_planned, find_plan
-from edgekit.plan.ranking import rank_of
-from edgekit.plan.recommending import (
-    SHOWN,
-    Ask,
-    Recommendation,
+from edgekit.engines.entries import open_entry
+from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
+from edgekit.plan.choice import READING_TOKENS_PER_S
+from edgekit.plan.context import MINIMUM_TOKENS
+from edgekit.plan.making import check_planned, find_plan, make_plan
+from edgekit.plan.ranking import (
     Suggestion,
+    is_minor,
+    quickness,
+    rank_of,
     ranked_for,
-    task_for,
+    root_of,
+    slowness,
+    smallest_bytes,
+    version_of,
 )
+from edgekit.plan.tasks import check_users, for_users
 from edgekit.request import Request, Session
 
+SHOWN = 5
 MOST_SHOWN = 100
-_EVERY_FAMILY = 10**6
+OF_A_ROOT = 2  # models of one line, however many families it has
+TOO_LARGE, SLOW = "too large", "too slow"
+READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
 
 
-def recommend(request: Request, session: Session) -> Best:
+def recommend(request: Request, session: Session) -> Recommendation:
     """Raises UsageError, and HardwareError where the engine has nothing to run on."""
     catalog = read_catalog()
-    found = recommended(
-        catalog,
-        ask_of(request),
-        most=min(request.limit or SHOWN, MOST_SHOWN),
-        of_a_family=_EVERY_FAMILY if request.all_sizes else 1,
-        tell=session.tell,
-    )
+    found = recommended(catalog, request, tell=session.tell)
     notes = (note for one in found.suggestions for note in base_note(one.entry))
-    return Best(found=found, notes=(*catalog.problems, *notes))
+    return replace(found, notes=(*catalog.problems, *notes))
 
 
-def ask_of(request: Request) -> Ask:
-    """Raises UsageError."""
+def complete(request: Request) -> Request:
+    """The request with its machine and one engine. Raises UsageError."""
     check_one_engine(request)
     engine = request.engine or default_engine().name
     check_planned(engine)
     engine_named(engine).check_limits(request.reserve_bytes, request.max_use)
-    return Ask(
-        machine=request.find_machine(),
-        task=request.purpose or ModelPurpose.CHAT,
-        engine=engine,
-        context_tokens=request.context,
-        users=request.users,
-        job=request.job,
-        min_context=request.min_context,
-        prefer_accurate_cache=request.prefer_accurate_kv,
-        max_use=request.max_use,
-        reserve_bytes=request.reserve_bytes,
-    )
+    return replace(request, engines=(engine,), machine=request.find_machine())
 
 
 def recommended(
-    catalog: Catalog,
-    ask: Ask,
-    *,
-    most: int = SHOWN,
-    of_a_family: int = 1,
-    tell: Callable[[str], None] | None = None,
+    catalog: Catalog, request: Request, *, tell: Callable[[str], None] | None = None
 ) -> Recommendation:
-    """`recommend`, or the models that it listed when the same was asked before, each planned anew.
+    """`find_best`, or the models that it listed when the same was asked before, each planned anew.
 
     Free memory counts in whole steps for "the same"; what is planned and shown is for the memory there is.
     """
-    ranked = ranked_for(ask.task, catalog.entries)
-    wishes = (getattr(ask, one.name) for one in fields(ask) if one.name != "machine")
-    key = key_of((*wishes, most, of_a_family), steadied(ask.machine), ask.engine, ranked)
-    before = _before(kept(key), ask, ranked)
+    request = complete(request)
+    ranked = ranked_for(request.purpose, catalog.entries)
+    key = key_of(request, steadied(request.find_machine()), ranked)
+    before = _before(kept(key), request, ranked)
     if before is not None:
         return before
-    found = recommending.recommend(ranked, ask, most=most, of_a_family=of_a_family, tell=tell)
+    found = find_best(ranked, request, tell=tell)
     if found.suggestions:
         picks = [one.entry.id for one in found.suggestions]
         keep(key, {"picks": picks, "passed_over": found.passed_over})
@@ -90,7 +85,7 @@ def recommended(
 
 
 def _before(
-    answer: Mapping[str, Any] | None, ask: Ask, ranked: Sequence[Entry]
+    answer: Mapping[str, Any] | None, request: Request, ranked: Sequence[Entry]
 ) -> Recommendation | None:
     """None where nothing was kept, it is damaged, or anything of it does not fit any more."""
     picks, reasons = (answer or {}).get("picks"), _reasons((answer or {}).get("passed_over"))
@@ -100,12 +95,12 @@ def _before(
     found: list[Suggestion] = []
     for pick in picks:
         entry = by_id.get(str(pick))
-        plan = None if entry is None else find_plan(task_for(entry, ask))
+        plan = None if entry is None else find_plan(task_for(entry, request))
         if entry is None or plan is None:
             return None
         found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
     found.sort(key=lambda one: one.order, reverse=True)
-    return Recommendation(ask=ask, suggestions=tuple(found), passed_over=reasons)
+    return Recommendation(request=request, suggestions=tuple(found), passed_over=reasons)
 
 
 def _reasons(told: object) -> tuple[tuple[str, int], ...] | None:
@@ -114,3 +109,205 @@ def _reasons(told: object) -> tuple[tuple[str, int], ...] | None:
     pairs = [one for one in told if isinstance(one, list) and len(one) == 2]
     right = [(str(why), count) for why, count in pairs if isinstance(count, int)]
     return tuple(right) if len(right) == len(told) else None
+
+
+def find_best(
+    entries: Iterable[Entry], request: Request, *, tell: Callable[[str], None] | None = None
+) -> Recommendation:
+    """The models that suit the task, in the order of their rank, until enough are found.
+
+    Slow ones come last. Raises HardwareError where the engine has nothing to run on.
+    """
+    request = complete(request)
+    (engine,) = request.engines
+    engine_named(engine).check_runs(request.find_machine())
+    check_users(request.users, engine)
+    search = _Search(request, tell)
+    ranked = ranked_for(request.purpose, entries)
+    found = search.found(ranked)
+    return Recommendation(
+        request=request,
+        suggestions=tuple(found),
+        passed_over=tuple(search.passed_over.most_common()),
+        nearest=None if found else search.nearest(ranked),
+    )
+
+
+class _Search:
+    """One walk down the ranks."""
+
+    def __init__(self, request: Request, tell: Callable[[str], None] | None) -> None:
+        self._request, self._tell = request, tell
+        self._most = min(request.limit or SHOWN, MOST_SHOWN)
+        self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
+        self._embeds = request.purpose is ModelPurpose.EMBEDDING
+        default = request.reserve_bytes is None  # with another reserve only the bill decides
+        self._capacity_bytes = (
+            self._engine.capacity_bytes(self._machine) if default else sys.maxsize
+        )
+        self.passed_over: Counter[str] = Counter()
+
+    def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
+        """The best, until no further one can come before those that were found."""
+        found: list[Suggestion] = []
+        shown: list[Suggestion] = []
+        slow: list[Entry] = []
+        for entry in ranked:
+            limit = not self._embeds, rank_of(entry) * quickness(math.inf)  # for all that follow
+            if len(shown) >= self._most and shown[-1].order >= limit:
+                break
+            reason = self._hopeless(entry)
+            if reason:
+                self.passed_over[reason] += 1
+                continue
+            if not self._has_room(entry, shown, self._most_order(entry)):
+                slow.append(entry)
+                continue
+            one = self._suggestion(entry)
+            if one is not None:
+                found = sorted([*found, one], key=lambda one: one.order, reverse=True)
+                shown = self._shown(found)
+        slow += [one.entry for one in found if one not in shown and not one.is_quick]
+        if self._most > 1 and shown and not any(one.is_quick for one in shown):
+            counted = self.passed_over.copy()
+            quick = self._first_quick(ranked)
+            self.passed_over = counted
+            shown = shown if quick is None else [*shown[: self._most - 1], quick]
+        too_slow = sum(self._has_room(entry, shown, _best_order(entry)) for entry in slow)
+        self.passed_over += Counter({SLOW: too_slow})
+        return shown
+
+    def _first_quick(self, ranked: Sequence[Entry]) -> Suggestion | None:
+        """The best model at reading speed, however much better the slower ones answer."""
+        for entry in ranked:
+            if self._hopeless(entry) or self._most_order(entry)[1] < rank_of(entry):
+                continue
+            one = self._suggestion(entry)
+            if one is not None and one.is_quick:
+                return one
+        return None
+
+    def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
+        """The best, of one family and of one line only the first few, and of one model only the newest version."""
+        shown: list[Suggestion] = []
+        for one in found:
+            is_old = not self._request.all_sizes and any(_replaces(other, one) for other in found)
+            if len(shown) < self._most and not is_old and self._leaves_room(one.entry, shown):
+                shown.append(one)
+        return shown
+
+    def _has_room(
+        self, entry: Entry, shown: Sequence[Suggestion], order: tuple[bool, float]
+    ) -> bool:
+        """Whether the model would be shown with that order."""
+        better = [one for one in shown if one.order >= order]
+        return len(better) < self._most and self._leaves_room(entry, better)
+
+    def _leaves_room(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
+        if self._request.all_sizes:
+            return True
+        families = [one.entry.family for one in others]
+        line = [root_of(family) for family in families].count(root_of(entry.family))
+        models = [version_of(one.entry.id)[0] for one in others]
+        return (
+            entry.family not in families
+            and line < OF_A_ROOT
+            and version_of(entry.id)[0] not in models
+        )
+
+    def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
+        """The smallest that the engine takes, with what would make it fit."""
+        for entry in sorted(ranked, key=smallest_bytes):
+            try:
+                plan = make_plan(task_for(entry, self._request))
+            except EdgekitError:
+                continue
+            return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+        return None
+
+    def _suggestion(self, entry: Entry) -> Suggestion | None:
+        try:
+            plan = find_plan(self._task(entry))
+        except CancelledError:
+            raise
+        except (RefusedError, UnknownArchitectureError):
+            self.passed_over["not supported by the engine"] += 1
+            return None
+        except EdgekitError:
+            self.passed_over["damaged or incomplete"] += 1
+            return None
+        if plan is None:
+            self.passed_over[TOO_LARGE] += 1
+            return None
+        return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+
+    def _task(self, entry: Entry) -> Task:
+        if self._tell is not None:
+            self._tell(f"planning {entry.id}")
+        return task_for(entry, self._request)
+
+    def _hopeless(self, entry: Entry) -> str:
+        """What needs no bill: a window that is too short, weights beyond all memory there is."""
+        wanted, minimum = self._request.wanted_tokens, self._request.min_context
+        is_open = not wanted and minimum is None
+        least = MINIMUM_TOKENS if is_open else max(wanted or 0, minimum or 0)
+        if not self._embeds and entry.native_context is None:
+            return "with an unknown context length"
+        if not self._embeds and (entry.native_context or 0) < least:
+            return "with too short a context"
+        if smallest_bytes(entry) > self._capacity_bytes:
+            return TOO_LARGE
+        return ""
+
+    def _most_order(self, entry: Entry) -> tuple[bool, float]:
+        """The best order it can have, by the time that reading its weights takes."""
+        size, whole = smallest_bytes(entry), entry.parameters or 0
+        if not size or not whole or self._embeds:
+            return _best_order(entry)
+        work = READ_SHARE * size * (entry.active_parameters or whole) / whole
+        most = self._engine.fastest_tokens_per_s(work, size, self._machine)
+        if most is None:
+            return _best_order(entry)
+        is_quick = round(most, 1) >= READING_TOKENS_PER_S
+        if is_quick and not is_minor(entry):
+            return True, rank_of(entry) * quickness(most)
+        return False, rank_of(entry) * slowness(most)
+
+
+def _replaces(new: Suggestion, old: Suggestion) -> bool:
+    """Whether it is a newer version of the same model, and not the slower one of the two."""
+    (name, version), (old_name, old_version) = map(version_of, (new.entry.id, old.entry.id))
+    return name == old_name and version > old_version and new.order[0] >= old.order[0]
+
+
+def _best_order(entry: Entry) -> tuple[bool, float]:
+    """Of the model at the highest speed that counts."""
+    if is_minor(entry) or ModelPurpose.EMBEDDING in entry.kinds:
+        return False, rank_of(entry)
+    return True, rank_of(entry) * quickness(math.inf)
+
+
+def task_for(entry: Entry, request: Request) -> Task:
+    """What a complete request asks of this model. Raises EdgekitError where it has nothing that the engine loads."""
+    (engine,) = request.engines
+    chosen, model = engine_named(engine), open_entry(entry, engine).model
+    variants = chosen.variants(model, entry.id)
+    model = variants[0].model if variants else model
+    embeds = ModelPurpose.EMBEDDING in entry.kinds
+    return Task(
+        model=model,
+        variants=variants,
+        engine=engine,
+        machine=request.find_machine(),
+        load=for_users(Load(context_tokens=request.context), request.users, engine, model),
+        start=chosen.embedding_start(Start()) if embeds else Start(),
+        job=request.job,
+        min_context=request.min_context,
+        max_use=request.max_use,
+        reserve_bytes=request.reserve_bytes,
+        own_cache_only=request.prefer_accurate_kv,
+        label=entry.id,
+        repository=entry.repository or "",
+        is_remote=True,
+        users=request.users,
+    )

@@ -19,6 +19,7 @@ from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.errors import HeaderLimitError
 from edgekit.machine.types import Device, Machine
+from edgekit.request import Request
 from edgekit.sources.cache import cache_folder
 from edgekit.sources.disk import read_small
 from edgekit.units import MIB
@@ -52,19 +53,17 @@ def _floor(size_bytes: int) -> int:
     return size_bytes // STEP_BYTES * STEP_BYTES
 
 
-def key_of(
-    question: tuple[object, ...], machine: Machine, engine: str, entries: Iterable[Entry]
-) -> str:
+def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
     """Equal for equal questions to the same version on a machine with as much free in whole steps.
 
     Raises UsageError where EDGEKIT_LLAMA_VERSION names no version.
     """
-    one = engine_named(engine)
+    one = engine_named(request.engines[0])
     version = one.version(one.default_setup())
     seen = (
         __version__,
         version,
-        question,
+        replace(request, machine=None),
         _memory(machine),
         [(entry, entry.keys, entry.config) for entry in entries],
     )

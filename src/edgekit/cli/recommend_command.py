@@ -20,7 +20,7 @@ from edgekit.errors import HardwareError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.app.answers import Best
+    from edgekit.app.answers import Recommendation
 
 
 _EXAMPLES = """
@@ -98,24 +98,23 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     finally:
         if shows:
             show_progress("")
-    code = 0 if best.found.suggestions else HardwareError.exit_code
+    code = 0 if best.suggestions else HardwareError.exit_code
     return _told(best, arguments), code
 
 
-def _told(best: Best, arguments: argparse.Namespace) -> str:
+def _told(best: Recommendation, arguments: argparse.Namespace) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.cards_json import cards_json
 
-        return json_text(cards_json(best.found, problems=best.notes))
+        return json_text(cards_json(best))
     import shlex
 
     from edgekit.report.bars import glyphs_for
     from edgekit.report.cards import cards_text
 
     return cards_text(
-        best.found,
-        problems=best.notes,
+        best,
         words=shlex.join(_same_words(arguments)),
         width=screen_width(),
         colour=is_terminal(sys.stdout),

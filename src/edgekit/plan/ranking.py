@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import date
 
-from edgekit.catalog.types import Entry
+from edgekit.bill.task import GOOD_ACCURACY
+from edgekit.bill.verdict import COMFORTABLE_PERCENT
+from edgekit.catalog.types import Entry, ModelPurpose
+from edgekit.engines.variants import accuracy_of
+from edgekit.machine.types import HOST
+from edgekit.plan.choice import READING_TOKENS_PER_S
+from edgekit.plan.planned import Plan
 
 # ASSUMED. A model with experts answers about as well as a dense one of the geometric mean of all its parameters and of
 # those that work on a token. What a parameter achieves doubles with time (Xiao et al., Densing Law of LLMs, 2025: every
@@ -20,6 +28,13 @@ SMALL_PARAMETERS = 8e9
 OUTDATED = date(2024, 7, 1)
 _DAYS_A_MONTH = 365.25 / 12
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
+
+# Of the worth of a model with a part in RAM, where the speed is unknown: few experts work on a token.
+DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
+FULL_RAM_PERCENT = 92  # of the usable RAM; what takes more counts FULL_RAM_SHARE
+FULL_RAM_SHARE = 0.25
+FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # more is not worth more
+EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 
 
 def rank_of(entry: Entry) -> float:
@@ -56,3 +71,99 @@ def version_of(name: str) -> tuple[str, tuple[int, ...]]:
 def root_of(family: str) -> str:
     """'qwen3-vl' -> 'qwen': whose line it is."""
     return re.split(r"[^a-z]", family.lower(), maxsplit=1)[0] or family
+
+
+def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
+    """Those made for the task, the first to be looked at first."""
+    embeds = task is ModelPurpose.EMBEDDING  # an embedding model of code writes none
+    suited = [
+        entry
+        for entry in entries
+        if task in entry.kinds and (embeds or ModelPurpose.EMBEDDING not in entry.kinds)
+    ]
+    newest_first = sorted(suited, key=lambda entry: version_of(entry.id)[1], reverse=True)
+    return sorted(newest_first, key=lambda entry: (-rank_of(entry), version_of(entry.id)[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """A model and how to run it there."""
+
+    entry: Entry
+    plan: Plan
+    rank: float  # of the model
+
+    @property
+    def worth(self) -> float:
+        """The rank, less what slowness and a full RAM cost; with an unknown speed, less where a part is in RAM.
+
+        More for a preferred model that is faster than people read.
+        """
+        worth = self.rank * self._ram_share
+        speed = self.plan.speed
+        if ModelPurpose.EMBEDDING in self.entry.kinds:
+            read = None if speed is None else speed.prefill
+            if read is None:
+                return worth
+            return worth * slowness(math.sqrt(math.prod(read)), EMBEDDING_TOKENS_PER_S)
+        steady = self.plan.steady_tokens_per_s
+        if speed is None or steady is None:
+            is_dense = (self.entry.active_parameters or 0) >= (self.entry.parameters or 1)
+            share = DIVIDED_DENSE_SHARE if is_dense else DIVIDED_SHARE
+            return worth if self.plan.result.way.whole else worth * share
+        return worth * (quickness(speed.typical) if self.is_preferred else slowness(steady))
+
+    @property
+    def is_preferred(self) -> bool:
+        """At least reading speed, and neither small nor outdated: it ranks before all others.
+
+        Where the speed is unknown, one that is not divided.
+        """
+        if is_minor(self.entry) or ModelPurpose.EMBEDDING in self.entry.kinds:
+            return False
+        return self.is_quick if self.plan.speed is not None else self.plan.result.way.whole
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The greatest is the best."""
+        return self.is_preferred, self.worth
+
+    @property
+    def _ram_share(self) -> float:
+        """What is left of its worth if it leaves little RAM to other programs, whatever the limit of the GPU is."""
+        percent = max(
+            (
+                100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)
+                for use in self.plan.result.uses
+                if HOST in use.budget.pools
+            ),
+            default=0.0,
+        )
+        over = (percent - COMFORTABLE_PERCENT) / (FULL_RAM_PERCENT - COMFORTABLE_PERCENT)
+        return 1 - (1 - FULL_RAM_SHARE) * min(max(over, 0.0), 1.0) ** 2
+
+    @property
+    def is_quick(self) -> bool:
+        """At least reading speed. An unknown speed is not called slow."""
+        return ModelPurpose.EMBEDDING in self.entry.kinds or not self.plan.is_slow
+
+
+def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
+    """What is left of a model's worth at this speed: all of it where that is enough, a quarter at half of that."""
+    return min(1.0, tokens_per_s / enough) ** 2
+
+
+def quickness(tokens_per_s: float) -> float:
+    """What a model's worth is multiplied by at this speed: 1 at reading speed, 2 at four times that and above."""
+    return math.sqrt(min(tokens_per_s, FAST_TOKENS_PER_S) / READING_TOKENS_PER_S)
+
+
+def smallest_bytes(entry: Entry) -> int:
+    """Of the quantisations with about four bits and more."""
+    return min(_good_bytes(entry), default=0)
+
+
+def _good_bytes(entry: Entry) -> Iterator[int]:
+    for size in entry.sizes:
+        if (accuracy_of(size.mix) or 0) >= GOOD_ACCURACY:
+            yield size.tensor_bytes

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from edgekit.app.answers import Recommendation
 from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
 from edgekit.catalog.repositories import Form, repository_at
@@ -14,7 +15,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.variants import AS_NAMED
 from edgekit.machine.types import Device, Machine
 from edgekit.plan.planned import Plan
-from edgekit.plan.recommending import Ask, Recommendation, Suggestion
+from edgekit.plan.ranking import Suggestion
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.answer_lines import assumed_of, change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories
@@ -25,6 +26,7 @@ from edgekit.report.headline import cache_words as cache_changed
 from edgekit.report.headline import headline
 from edgekit.report.lines import figures
 from edgekit.report.screen import command_rows, folded, placed, section, within
+from edgekit.request import Request
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_download, short_count
 
@@ -47,12 +49,11 @@ def cards_text(
     colour: bool = False,
     glyphs: Glyphs = BLOCKS,
     words: str = "",
-    problems: Sequence[str] = (),
     why: bool = False,
 ) -> str:
     """The screen. `words` are those of the command line that the next command needs as well: --device, --ram.
 
-    `problems` of the catalog are shown; `why` adds each model's headline and bars; `colour` only decorates.
+    `why` adds each model's headline and bars; `colour` only decorates.
     """
     width = within(width)
     shown = found.suggestions or tuple(filter(None, (found.nearest,)))
@@ -70,37 +71,38 @@ def cards_text(
         lines += _details(shown, width, glyphs, colour=colour)
     skipped = ", ".join(f"{count} {reason}" for reason, count in found.passed_over)
     lines += ["", *folded(f"skipped: {skipped}", width)] if skipped else []
-    machine = found.ask.machine
+    request, machine = found.request, found.request.find_machine()
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
     # of GGUF models the projector is a file of its own
-    sees = found.ask.task is ModelPurpose.VISION and engine_named(found.ask.engine).loads_gguf
+    sees = request.purpose is ModelPurpose.VISION and engine_named(request.engines[0]).loads_gguf
     projector = ["text only: image projectors are not counted here"] if sees and shown else []
-    lines += section("Note", [*problems, *projector, *assumed], width)
+    lines += section("Note", [*found.notes, *projector, *assumed], width)
     if shown:
-        lines += _next(shown[0], found.ask, words, width)
+        lines += _next(shown[0], request, words, width)
     return "\n".join(lines) + "\n"
 
 
 def cards_answer(found: Recommendation) -> str:
     """The whole of it in one line."""
-    task, machine = _task_words(found.ask), machine_words(found.ask.machine)
+    request = found.request
+    task, machine = _task_words(request), machine_words(request.find_machine())
     if found.suggestions:
         first = found.suggestions[0]
-        reads = found.ask.task is ModelPurpose.EMBEDDING  # it writes nothing
+        reads = request.purpose is ModelPurpose.EMBEDDING  # it writes nothing
         slow = ", but slower than reading speed" if first.plan.is_slow and not reads else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
     if found.nearest is None:
-        return printable(f"No known model for {task} runs with {found.ask.engine} on {machine}")
+        return printable(f"No known model for {task} runs with {request.engine} on {machine}")
     return printable(f"Nothing fits for {task} on {machine}; nearest: {found.nearest.entry.id}")
 
 
-def _task_words(ask: Ask) -> str:
-    task = _TASKS[ask.task]
-    tokens = ask.wanted_tokens
+def _task_words(request: Request) -> str:
+    task = _TASKS[request.purpose]
+    tokens = request.wanted_tokens
     if tokens is not None:
         task += f" at {tokens:,} tokens" if tokens else " at the model's full context"
-        return f"{task} for each of {ask.users} users" if ask.users else task
-    return f"{task} with {ask.users} users at once" if ask.users else task
+        return f"{task} for each of {request.users} users" if request.users else task
+    return f"{task} with {request.users} users at once" if request.users else task
 
 
 def machine_words(machine: Machine) -> str:
@@ -266,14 +268,14 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _next(first: Suggestion, ask: Ask, words: str, width: int) -> list[str]:
+def _next(first: Suggestion, request: Request, words: str, width: int) -> list[str]:
     """What to type next: run it here, or look at the plan of a machine that is only asked about."""
     name = shlex.quote(first.entry.id)
     plan = f"edgekit plan {name} {words}".strip()
     if not first.plan.fits:
         return placed("Next", command_rows(f"{plan} --why", width), width)
     lines = []
-    is_here = not ask.machine.what_if and ask.task is not ModelPurpose.EMBEDDING
+    is_here = not request.find_machine().what_if and request.purpose is not ModelPurpose.EMBEDDING
     mix = first.plan.variant.name
     if is_here and repository_at(first.entry.id, Form.GGUF, mix) is not None:
         lines += command_rows(f"edgekit run {name}", width)

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from edgekit.app.answers import Recommendation
 from edgekit.catalog.types import Entry
-from edgekit.plan.recommending import Recommendation, Suggestion
+from edgekit.plan.ranking import Suggestion
 from edgekit.report.bill_json import SCHEMA
 from edgekit.report.hardware_json import machine_json
 from edgekit.report.plan_json import plan_fields
 
 
-def cards_json(found: Recommendation, *, problems: Sequence[str] = ()) -> dict[str, Any]:
+def cards_json(found: Recommendation) -> dict[str, Any]:
     """The whole answer, the best first."""
-    ask = found.ask
+    request, machine = found.request, found.request.find_machine()
     return {
         "schema": SCHEMA,
-        "task": ask.task.value,
-        "engine": ask.engine,
-        "context_tokens": ask.wanted_tokens,
-        "users": ask.users,
-        "min_context": ask.min_context,
-        "prefer_accurate_cache": ask.prefer_accurate_cache,
-        "machine": machine_json(ask.machine),
+        "task": request.purpose.value,
+        "engine": request.engine,
+        "context_tokens": request.wanted_tokens,
+        "users": request.users,
+        "min_context": request.min_context,
+        "prefer_accurate_cache": request.prefer_accurate_kv,
+        "machine": machine_json(machine),
         "suggestions": [_suggestion(one) for one in found.suggestions],
         "nearest": None if found.nearest is None else _suggestion(found.nearest),
         "passed_over": [{"because": why, "count": count} for why, count in found.passed_over],
-        "notes": [*ask.machine.notes, *problems],
+        "notes": [*machine.notes, *found.notes],
     }
 
 

@@ -119,8 +119,7 @@ def _plan(state: WebState, asked: Any, watch: CallWatch) -> Json:
 
 
 def _recommend(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    best = recommend(_request(state, asked), _session(state, watch))
-    return cards_json(best.found, problems=best.notes)
+    return cards_json(recommend(_request(state, asked), _session(state, watch)))
 
 
 def _fit(state: WebState, asked: Any, watch: CallWatch) -> Json:

@@ -21,8 +21,7 @@ from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.plan.making import make_plan
 from edgekit.plan.planned import Plan
-from edgekit.plan.ranking import rank_of
-from edgekit.plan.recommending import Suggestion, smallest_bytes
+from edgekit.plan.ranking import Suggestion, rank_of, smallest_bytes
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
 from edgekit.report.headline import headline

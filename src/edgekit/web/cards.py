@@ -15,7 +15,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.responses import StreamingResponse
 
-from edgekit.app.recommend import ask_of
+from edgekit.app.recommend import complete
 from edgekit.app.recommendation_cache import steadied
 from edgekit.catalog import read_catalog
 from edgekit.report.as_json import json_line
@@ -225,13 +225,13 @@ class Cards:
 
 
 def _asked(cards: Cards, request: ModelRequest) -> Deck:
-    ask = ask_of(replace(request, machine=machine_now(request)))
+    request = complete(replace(request, machine=machine_now(request)))
     return cards.deck(
         CardOrder(
-            machine=ask.machine,
-            engine=ask.engine,
-            max_use=ask.max_use,
-            reserve_bytes=ask.reserve_bytes,
+            machine=request.find_machine(),
+            engine=request.engines[0],
+            max_use=request.max_use,
+            reserve_bytes=request.reserve_bytes,
         )
     )
 

@@ -20,17 +20,20 @@ from tests.unit.report.test_plan_text import (
     two_cards,
 )
 
+from edgekit.app.answers import Recommendation
+from edgekit.app.recommend import complete, find_best
 from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.machine import this_or_wished
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.planned import Plan
-from edgekit.plan.recommending import Ask, Recommendation, Suggestion, recommend
+from edgekit.plan.ranking import Suggestion
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII
 from edgekit.report.cards import cards_answer, cards_text, machine_words, parameters_words
 from edgekit.report.cards_json import cards_json
+from edgekit.request import Request
 from edgekit.units import GIB
 
 GEMMA = Entry(
@@ -58,8 +61,8 @@ def suggested(plan: Plan, entry: Entry, rank: float = 1.0) -> Suggestion:
 
 
 def made(*shown: Suggestion, **more: Any) -> Recommendation:
-    ask = more.pop("ask", None) or Ask(machine=shown[0].plan.task.machine)
-    return Recommendation(ask=ask, suggestions=shown, **more)
+    request = more.pop("request", None) or Request(machine=shown[0].plan.task.machine)
+    return Recommendation(request=complete(request), suggestions=shown, **more)
 
 
 def best_two() -> Recommendation:
@@ -72,14 +75,14 @@ def best_two() -> Recommendation:
 
 def none_fits() -> Recommendation:
     plan = nothing_fits()
-    ask = Ask(machine=plan.task.machine)
-    return made(ask=ask, nearest=suggested(plan, GEMMA), passed_over=(("too large", 90),))
+    request = Request(machine=plan.task.machine)
+    return made(request=request, nearest=suggested(plan, GEMMA), passed_over=(("too large", 90),))
 
 
 @cache
 def of_the_catalog(device: str) -> Recommendation:
     machine = this_or_wished(devices=(device,), ram="32G")
-    return recommend(sampled(read_catalog().entries, each=3), Ask(machine=machine))
+    return find_best(sampled(read_catalog().entries, each=3), Request(machine=machine))
 
 
 TABLE = """\
@@ -131,7 +134,7 @@ def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> 
 def test_cards_text_of_this_machine_goes_on_with_run() -> None:
     plan = one_card()
     machine = replace(plan.task.machine, what_if=False)
-    text = cards_text(made(suggested(plan, GEMMA), ask=Ask(machine=machine)))
+    text = cards_text(made(suggested(plan, GEMMA), request=Request(machine=machine)))
     assert text.endswith("Next     edgekit run gemma-3-27b\n         edgekit plan gemma-3-27b\n")
 
 
@@ -144,7 +147,11 @@ def test_cards_text_fits_80_columns_and_24_lines() -> None:
 
 
 def test_cards_answer_where_the_engine_runs_nothing() -> None:
-    found = made(ask=Ask(machine=this_or_wished(ram="8G"), engine="mlx", task=ModelPurpose.CODE))
+    found = made(
+        request=Request(
+            machine=this_or_wished(ram="8G"), engines=("mlx",), purpose=ModelPurpose.CODE
+        )
+    )
     assert cards_answer(found) == "No known model for code runs with mlx on 8 GiB RAM"
     assert "Next" not in cards_text(found)
 
@@ -176,7 +183,7 @@ def test_the_words_of_the_next_command_are_one_command() -> None:
 
 
 def test_a_damaged_entry_is_named() -> None:
-    text = cards_text(best_two(), problems=("entry 'x' is damaged: skipped",))
+    text = cards_text(replace(best_two(), notes=("entry 'x' is damaged: skipped",)))
     assert "entry 'x' is damaged: skipped" in text
 
 
@@ -221,15 +228,15 @@ def test_a_machine_that_was_found_says_what_is_free() -> None:
     ("more", "words"),
     [
         ({}, "Best for chat on "),
-        ({"task": ModelPurpose.EMBEDDING}, "Best for embeddings on "),
-        ({"context_tokens": 16384}, "Best for chat at 16,384 tokens on "),
-        ({"context_tokens": 16384, "users": 4}, "Best for chat at 16,384 tokens for each of 4 users on "),
+        ({"purpose": ModelPurpose.EMBEDDING}, "Best for embeddings on "),
+        ({"context": 16384}, "Best for chat at 16,384 tokens on "),
+        ({"context": 16384, "users": 4}, "Best for chat at 16,384 tokens for each of 4 users on "),
         ({"users": 4}, "Best for chat with 4 users at once on "),
     ],
 )  # fmt: skip
 def test_the_answer_repeats_the_question(more: dict[str, Any], words: str) -> None:
-    ask = Ask(machine=one_card().task.machine, **more)
-    assert cards_answer(made(suggested(one_card(), GEMMA), ask=ask)).startswith(words)
+    request = Request(machine=one_card().task.machine, **more)
+    assert cards_answer(made(suggested(one_card(), GEMMA), request=request)).startswith(words)
 
 
 def test_a_best_one_that_is_slow_is_called_so_at_once() -> None:
@@ -289,7 +296,7 @@ def test_where_a_model_runs(plan: Any, where: str) -> None:
 
 
 def test_json_has_the_plan_of_each() -> None:
-    told = json.loads(json_text(cards_json(best_two(), problems=("a problem",))))
+    told = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
     assert (told["schema"], told["task"], told["engine"]) == (1, "chat", "llama.cpp")
     assert [one["id"] for one in told["suggestions"]] == ["gemma-3-27b", "qwen3-30b-a3b"]
     first, second = told["suggestions"]

@@ -11,6 +11,8 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import is_within, rated
 
+from edgekit.app.answers import Recommendation
+from edgekit.app.recommend import SLOW, TOO_LARGE, complete, find_best, task_for
 from edgekit.bill.verdict import ChangeKind
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
@@ -18,17 +20,8 @@ from edgekit.errors import HardwareError
 from edgekit.machine.types import Machine
 from edgekit.machine.wishes import wished_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.ranking import rank_of
-from edgekit.plan.recommending import (
-    SHOWN,
-    SLOW,
-    TOO_LARGE,
-    Ask,
-    Recommendation,
-    quickness,
-    recommend,
-    task_for,
-)
+from edgekit.plan.ranking import quickness, rank_of
+from edgekit.request import Request
 
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b", "smollm3-3b")  # fmt: skip
 CARD = rated(cards(24), card=1000)
@@ -40,9 +33,9 @@ def few() -> tuple[Entry, ...]:
 
 
 @cache
-def asked(ask: Ask, *, most: int = SHOWN, of_a_family: int = 1) -> Recommendation:
+def asked(machine: Machine, **more: Any) -> Recommendation:
     """Of the few, once for all tests that only look at the answer."""
-    return recommend(few(), ask, most=most, of_a_family=of_a_family)
+    return find_best(few(), Request(machine=machine, **more))
 
 
 def entry(name: str, **more: Any) -> Entry:
@@ -61,7 +54,7 @@ def over(found: Recommendation) -> dict[str, int]:
 
 
 def test_the_best_rank_first_one_of_a_family() -> None:
-    found = asked(Ask(machine=CARD))
+    found = asked(CARD)
     orders = [one.order for one in found.suggestions]
     assert orders == sorted(orders, reverse=True)
     families = [one.entry.family for one in found.suggestions]
@@ -76,26 +69,26 @@ def test_the_best_rank_first_one_of_a_family() -> None:
 
 def test_the_first_of_its_family_is_its_best_that_fits() -> None:
     # 30.5 billion with 3.4 active come before 8.2: the root of 102 is 10.1
-    assert ids(asked(Ask(machine=CARD)))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
-    assert "qwen3-30b-a3b" in ids(asked(Ask(machine=CARD)))
-    small = asked(Ask(machine=rated(cards(12, ram=4), card=1000)))
+    assert ids(asked(CARD))[0] in {"gemma-3-27b", "qwen3-30b-a3b"}
+    assert "qwen3-30b-a3b" in ids(asked(CARD))
+    small = asked(rated(cards(12, ram=4), card=1000))
     assert [name for name in ids(small) if name.startswith("qwen3")] == ["qwen3-8b"]
     assert over(small)[TOO_LARGE] >= 2
 
 
 def test_several_of_a_family_where_they_are_wanted() -> None:
-    found = asked(Ask(machine=CARD), of_a_family=2, most=10)
-    assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 2
+    found = asked(CARD, all_sizes=True, limit=10)
+    assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 3
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_so_many_and_no_more(most: int) -> None:
-    whole = ids(asked(Ask(machine=CARD), most=10))
-    assert ids(asked(Ask(machine=CARD), most=most)) == whole[:most]
+    whole = ids(asked(CARD, limit=10))
+    assert ids(asked(CARD, limit=most)) == whole[:most]
 
 
 def test_the_order_of_the_catalog_does_not_matter() -> None:
-    one, other = asked(Ask(machine=CARD)), recommend(few()[::-1], Ask(machine=CARD))
+    one, other = asked(CARD), find_best(few()[::-1], Request(machine=CARD))
     assert answer(one) == answer(other)
     assert one.passed_over == other.passed_over
 
@@ -116,7 +109,7 @@ def answer(found: Recommendation) -> list[tuple[Any, ...]]:
 
 def test_equals_are_told_apart_by_their_names() -> None:
     twins = [entry("qwen3-8b", id=name, family=name) for name in ("b", "c", "a")]
-    assert ids(recommend(twins, Ask(machine=CARD))) == ["a", "b", "c"]
+    assert ids(find_best(twins, Request(machine=CARD))) == ["a", "b", "c"]
 
 
 # --- slow ones
@@ -124,7 +117,7 @@ def test_equals_are_told_apart_by_their_names() -> None:
 
 def test_a_slow_model_is_worth_less() -> None:
     # 16.5 GB for a token at 60 GB/s of the processor: about three times a second
-    found = asked(Ask(machine=rated(cpu(64))), most=10)
+    found = asked(rated(cpu(64)), limit=10)
     orders = [one.order for one in found.suggestions]
     assert orders == sorted(orders, reverse=True)
     slow = next(one for one in found.suggestions if one.entry.id == "gemma-3-27b")
@@ -139,8 +132,8 @@ def test_a_slow_model_is_worth_less() -> None:
 def test_no_slow_model_ranks_before_one_at_reading_speed() -> None:
     """The dense 31B writes about four tokens a second there, its sibling with experts 24."""
     names = ("gemma-4-31b-it", "gemma-4-26b-a4b", "qwen3.6-27b", "gpt-oss-20b", "gemma-4-e2b-it")
-    entries, ask = [find_entry(name) for name in names], Ask(machine=wished_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
-    found = recommend(entries, ask)
+    entries, ask = [find_entry(name) for name in names], Request(machine=wished_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
+    found = find_best(entries, ask)
     assert ids(found) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
     assert [one.is_quick for one in found.suggestions] == [True, True, False]
     assert over(found) == {SLOW: 1}
@@ -150,7 +143,7 @@ def test_a_small_fast_model_does_not_displace_a_better_slow_one() -> None:
     names = ("gemma-4-26b-a4b", "gemma-4-e2b-it", "deepseek-v2-lite", "gpt-oss-20b")
     entries = [find_entry(name) for name in names]
     for gib in (21.5, 22, 23):
-        found = recommend(entries, Ask(machine=wished_machine(ram=f"{gib}G")))
+        found = find_best(entries, Request(machine=wished_machine(ram=f"{gib}G")))
         assert ids(found) == ["gpt-oss-20b", "gemma-4-26b-a4b", "deepseek-v2-lite"]
         assert [one.is_quick for one in found.suggestions] == [True, False, True]
 
@@ -158,23 +151,23 @@ def test_a_small_fast_model_does_not_displace_a_better_slow_one() -> None:
 def test_only_the_newest_version_of_a_model_is_shown() -> None:
     both = [find_entry(name) for name in ("qwen3.5-27b", "qwen3.6-27b")]
     for machine in (CARD, rated(cpu(64))):
-        assert ids(recommend(both, Ask(machine=machine))) == ["qwen3.6-27b"]
-    assert set(ids(recommend(both, Ask(machine=CARD), of_a_family=2))) == {"qwen3.5-27b", "qwen3.6-27b"}  # fmt: skip
-    assert ids(recommend(both[:1], Ask(machine=CARD))) == ["qwen3.5-27b"]
+        assert ids(find_best(both, Request(machine=machine))) == ["qwen3.6-27b"]
+    assert set(ids(find_best(both, Request(machine=CARD, all_sizes=True)))) == {"qwen3.5-27b", "qwen3.6-27b"}  # fmt: skip
+    assert ids(find_best(both[:1], Request(machine=CARD))) == ["qwen3.5-27b"]
 
 
 def test_a_large_model_that_is_much_too_slow_is_skipped() -> None:
-    found = asked(Ask(machine=rated(cpu(64), host=5)), most=1)
+    found = asked(rated(cpu(64), host=5), limit=1)
     assert over(found)[SLOW] >= 1
 
 
 def test_a_little_more_speed_changes_no_list() -> None:
-    lists = [ids(asked(Ask(machine=rated(cpu(64), host=rate)))) for rate in (59, 60, 61)]
+    lists = [ids(asked(rated(cpu(64), host=rate))) for rate in (59, 60, 61)]
     assert lists[0] == lists[1] == lists[2]
 
 
 def test_where_all_are_slow_they_are_all_there_is() -> None:
-    found = asked(Ask(machine=rated(cpu(64), host=1)), most=10)
+    found = asked(rated(cpu(64), host=1), limit=10)
     assert found.suggestions
     assert not any(one.is_quick for one in found.suggestions)
     families = [one.entry.family for one in found.suggestions]
@@ -183,7 +176,7 @@ def test_where_all_are_slow_they_are_all_there_is() -> None:
 
 def test_among_slow_ones_the_best_at_reading_speed_is_shown() -> None:
     """30 GB/s: 8B models write four tokens a second, a 0.6B model more than eight."""
-    found = asked(Ask(machine=rated(cpu(64), host=30)), most=2)
+    found = asked(rated(cpu(64), host=30), limit=2)
     assert [one.is_quick for one in found.suggestions] == [False, True]
 
 
@@ -191,13 +184,13 @@ def test_a_slow_embedding_model_is_worth_less() -> None:
     both = [find_entry(name) for name in ("qwen3-embedding-8b", "nomic-embed-text-v1.5")]
     best = {}
     for machine in (CARD, wished_machine(devices=["Raspberry Pi 5 16GB"])):
-        ask = Ask(machine=machine, task=ModelPurpose.EMBEDDING)
-        best[machine.name] = ids(recommend(both, ask))[0]
+        ask = Request(machine=machine, purpose=ModelPurpose.EMBEDDING)
+        best[machine.name] = ids(find_best(both, ask))[0]
     assert list(best.values()) == ["qwen3-embedding-8b", "nomic-embed-text-v1.5"]
 
 
 def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
-    found = asked(Ask(machine=cards(24)))
+    found = asked(cards(24))
     assert found.suggestions
     assert all(one.is_quick and one.plan.speed is None for one in found.suggestions)
 
@@ -206,50 +199,50 @@ def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
 
 
 def test_another_task() -> None:
-    found = asked(Ask(machine=CARD, task=ModelPurpose.EMBEDDING))
+    found = asked(CARD, purpose=ModelPurpose.EMBEDDING)
     assert found.suggestions == ()
     assert found.nearest is None
 
 
 def test_a_window_that_is_too_short() -> None:
     short = entry("qwen3-8b", native_context=4096)
-    found = recommend([short], Ask(machine=CARD))
+    found = find_best([short], Request(machine=CARD))
     assert ids(found) == []
     assert over(found) == {"with too short a context": 1}
-    wanted = asked(Ask(machine=CARD, context_tokens=100_000))
+    wanted = asked(CARD, context=100_000)
     assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
 
 
 def test_what_the_engine_refuses_is_counted() -> None:
     refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(ModelPurpose.CHAT,))
-    found = recommend([refused, find_entry("qwen3-0.6b")], Ask(machine=CARD))
+    found = find_best([refused, find_entry("qwen3-0.6b")], Request(machine=CARD))
     assert ids(found) == ["qwen3-0.6b"]
     assert over(found) == {"not supported by the engine": 1}
 
 
 def test_what_is_damaged_is_counted() -> None:
     damaged = entry("qwen3-8b", tensors=("nonsense",))
-    found = recommend([damaged, find_entry("qwen3-0.6b")], Ask(machine=CARD), of_a_family=2)
+    found = find_best([damaged, find_entry("qwen3-0.6b")], Request(machine=CARD, all_sizes=True))
     assert ids(found) == ["qwen3-0.6b"]
     assert sum(over(found).values()) == 1
 
 
 def test_a_window_that_nobody_states() -> None:
-    found = recommend([entry("qwen3-8b", native_context=None)], Ask(machine=CARD))
+    found = find_best([entry("qwen3-8b", native_context=None)], Request(machine=CARD))
     assert ids(found) == []
     assert sum(over(found).values()) == 1
 
 
 def test_what_has_no_files_for_the_engine_is_counted() -> None:
     bare = entry("qwen3-8b", config={})
-    found = recommend([bare, find_entry("qwen3-0.6b")], Ask(machine=CARD, engine="vllm"))
+    found = find_best([bare, find_entry("qwen3-0.6b")], Request(machine=CARD, engines=("vllm",)))
     assert ids(found) == ["qwen3-0.6b"]
     assert sum(over(found).values()) == 1
 
 
 def test_nobody_is_recommended_three_bits() -> None:
     # 5 GiB: 4 usable, less than 4.3 of an 8B at four bits, more than 3.1 at three
-    found = recommend([find_entry("llama-3.1-8b")], Ask(machine=rated(cpu(5), host=400)))
+    found = find_best([find_entry("llama-3.1-8b")], Request(machine=rated(cpu(5), host=400)))
     assert found.suggestions == ()
     assert found.nearest is not None
     assert not found.nearest.plan.fits
@@ -260,7 +253,7 @@ def test_nobody_is_recommended_three_bits() -> None:
 
 
 def test_the_nearest_and_what_to_add() -> None:
-    found = asked(Ask(machine=rated(cpu(1))))
+    found = asked(rated(cpu(1)))
     assert found.suggestions == ()
     assert over(found)[TOO_LARGE] == len(few())
     assert found.nearest is not None
@@ -270,14 +263,14 @@ def test_the_nearest_and_what_to_add() -> None:
 
 
 def test_nothing_at_all_to_choose_from() -> None:
-    found = recommend([], Ask(machine=CARD))
+    found = find_best([], Request(machine=CARD))
     assert (found.suggestions, found.passed_over, found.nearest) == ((), (), None)
 
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cpu(64)), ("mlx", cards(24))])
 def test_no_hardware_for_the_engine(engine: str, machine: Machine) -> None:
     with pytest.raises(HardwareError):
-        recommend(few(), Ask(machine=machine, engine=engine))
+        find_best(few(), Request(machine=machine, engines=(engine,)))
 
 
 # --- what is asked for reaches the plan
@@ -287,7 +280,7 @@ def test_no_hardware_for_the_engine(engine: str, machine: Machine) -> None:
     ("engine", "machine"), [("llama.cpp", CARD), ("vllm", rated(cards(48))), ("mlx", rated(mac(64, 48)))]
 )  # fmt: skip
 def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
-    found = asked(Ask(machine=machine, engine=engine, context_tokens=16_384, users=2), most=2)  # fmt: skip
+    found = asked(machine, engines=(engine,), context=16_384, users=2, limit=2)  # fmt: skip
     assert len(found.suggestions) == 2
     for one in found.suggestions:
         assert one.plan.context_tokens == 16_384
@@ -296,16 +289,16 @@ def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
 
 
 def test_an_accurate_cache_where_it_is_preferred() -> None:
-    ask = Ask(machine=rated(cards(9), card=1000))
+    ask = Request(machine=rated(cards(9), card=1000))
     entries = [find_entry("llama-3.1-8b")]
-    (longest,), (accurate,) = (recommend(entries, replace(ask, prefer_accurate_cache=prefer)).suggestions for prefer in (False, True))  # fmt: skip
+    (longest,), (accurate,) = (find_best(entries, replace(ask, prefer_accurate_kv=prefer)).suggestions for prefer in (False, True))  # fmt: skip
     assert (longest.plan.context_tokens, longest.plan.result.cache) == (32_768, "q8_0")
     assert (accurate.plan.context_tokens, accurate.plan.result.cache) == (16_384, "f16")
 
 
 def test_embeddings_are_asked_of_the_server() -> None:
-    found = recommend(
-        read_catalog().entries, Ask(machine=rated(cpu(16)), task=ModelPurpose.EMBEDDING)
+    found = find_best(
+        read_catalog().entries, Request(machine=rated(cpu(16)), purpose=ModelPurpose.EMBEDDING)
     )
     assert found.suggestions
     for one in found.suggestions:
@@ -315,13 +308,13 @@ def test_embeddings_are_asked_of_the_server() -> None:
 
 def test_progress_is_told() -> None:
     told: list[str] = []
-    recommend(few(), Ask(machine=CARD), most=1, tell=told.append)
+    find_best(few(), Request(machine=CARD, limit=1), tell=told.append)
     assert told
     assert all(any(name in line for name in NAMES) for line in told)
 
 
-def test_a_wish_names_where_its_weights_come_from() -> None:
-    task = task_for(find_entry("qwen3-8b"), Ask(machine=CARD))
+def test_a_task_names_where_its_weights_come_from() -> None:
+    task = task_for(find_entry("qwen3-8b"), complete(Request(machine=CARD)))
     assert (task.label, task.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
 
 
@@ -330,7 +323,7 @@ def test_a_wish_names_where_its_weights_come_from() -> None:
 
 @pytest.mark.parametrize("machine", [rated(cpu(8)), rated(cards(8))], ids=["processor", "card"])
 def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
-    found = recommend(sampled(read_catalog().entries, each=3), Ask(machine=machine))
+    found = find_best(sampled(read_catalog().entries, each=3), Request(machine=machine))
     assert len(found.suggestions) == 5
     assert all(is_within(one.plan) for one in found.suggestions)
     assert all(one.plan.variant.is_good for one in found.suggestions)
@@ -338,12 +331,12 @@ def test_every_suggestion_of_the_catalog_fits(machine: Machine) -> None:
 
 def test_a_model_that_fills_the_ram_is_worth_a_quarter() -> None:
     """Other programs need some of it. A full GPU does not count."""
-    ask = Ask(machine=rated(cpu(10), host=1000), context_tokens=32_768)
-    (full,) = recommend([find_entry("llama-3.1-8b")], ask).suggestions
+    ask = Request(machine=rated(cpu(10), host=1000), context=32_768)
+    (full,) = find_best([find_entry("llama-3.1-8b")], ask).suggestions
     assert full.plan.result.warning
     assert full.plan.speed is not None
     assert full.worth == pytest.approx(full.rank * quickness(full.plan.speed.typical) / 4)
-    (card,) = recommend(
+    (card,) = find_best(
         [find_entry("llama-3.1-8b")], replace(ask, machine=rated(cards(8)))
     ).suggestions
     assert card.plan.result.warning
