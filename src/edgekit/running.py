@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgekit.app.check import check_opened
 from edgekit.app.companions import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.app.open import ResolvedModel, file_at, open_named, quantised
+from edgekit.app.published import catalog_name, find_published, open_published
 from edgekit.bill.task import Job
 from edgekit.catalog.resolve import resolve
 from edgekit.catalog.types import ModelPurpose
@@ -21,7 +22,6 @@ from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
 from edgekit.machine.types import Machine, MemoryLimit
-from edgekit.published import catalog_name, find_published, open_published
 from edgekit.report.headline import headline
 from edgekit.report.run_text import comparison_text, verdict_text
 from edgekit.request import Request, Session, Values, in_order

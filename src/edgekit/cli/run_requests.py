@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from edgekit.app.published import catalog_name
 from edgekit.catalog.naming import split_quant
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import screen_width
@@ -16,7 +17,6 @@ from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
 from edgekit.plan.tasks import check_users
-from edgekit.published import catalog_name
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check_text import check_text
 from edgekit.request import Request
