@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_name, engine_named, engine_names, every_engine, lender_of
 from edgekit.engines.flags import (
     COMMON,
@@ -26,6 +25,7 @@ from edgekit.engines.flags import (
     read_number,
     whole,
 )
+from edgekit.engines.spill import Purpose
 from edgekit.errors import CancelledError, UsageError
 from edgekit.units import MIB, parse_size
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.bill.task import Job
     from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.catalog.types import ModelPurpose
     from edgekit.machine.types import Machine
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
@@ -68,6 +69,8 @@ class Session:
     )  # None: no download
     # What any load costs with all that is loaded next to the model; None: that is opened for each answer.
     pricing: Pricing | None = field(default=None, repr=False)
+    # Called with what happens while an engine is started: the values are in app/run.py.
+    notify: Callable[[Any], None] = field(default=lambda _event: None, repr=False)
 
     def tell(self, line: str) -> None:
         """Show progress. Raises CancelledError if the caller has gone."""
@@ -101,9 +104,16 @@ class Request:
     nodes: int | None = None
     prefer_accurate_kv: bool = False
     drafter: bool = True
-    purpose: ModelPurpose = ModelPurpose.CHAT
+    purpose: ModelPurpose | None = None  # None: chat
     limit: int | None = None  # number of models to recommend
     all_sizes: bool = False  # several models of a family, not only the best
+    # of run and serve
+    sinks: int = 0  # first tokens that a rolling context never drops
+    rolling: bool = False
+    force: bool = False  # start even if it does not fit
+    threads: int | None = None
+    budget_bytes: int | None = None  # of the whole process
+    latency: Purpose = Purpose.TEXT  # decides how long cold pages may take
     # Engine -> why it cannot have a flag that it shares with another engine.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
@@ -342,7 +352,7 @@ def _parsed(
         nodes=read_number("--nodes", nodes, least=1),
         prefer_accurate_kv=prefer_accurate_kv,
         drafter=drafter,
-        purpose=ModelPurpose.CHAT if task is None else _purpose(task),
+        purpose=None if task is None else _purpose(task),
         limit=read_number("--limit", limit, least=1),
         all_sizes=all_sizes,
         unreadable=unreadable,
@@ -454,6 +464,8 @@ def read_reserve(text: str) -> int:
 
 
 def _purpose(word: str) -> ModelPurpose:
+    from edgekit.catalog.types import ModelPurpose
+
     name = word.lower()
     try:
         return ModelPurpose(_PURPOSES.get(name, name))

@@ -12,6 +12,7 @@ from edgekit.errors import EdgekitError
 from edgekit.model.types import ModelGeometry
 
 if TYPE_CHECKING:
+    from edgekit.catalog.types import ModelPurpose
     from edgekit.engines.commands import Command
     from edgekit.plan.planned import Plan
     from edgekit.plan.ranking import Suggestion
@@ -102,6 +103,13 @@ class Recommendation:
     passed_over: tuple[tuple[str, int], ...] = ()  # why, and how many
     nearest: Suggestion | None = None
     notes: tuple[str, ...] = ()  # on the models and the catalog
+
+    @property
+    def purpose(self) -> ModelPurpose:
+        """What the models are for."""
+        from edgekit.catalog.types import ModelPurpose
+
+        return self.request.purpose or ModelPurpose.CHAT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ def recommended(
     Free memory counts in whole steps for "the same"; what is planned and shown is for the memory there is.
     """
     request = complete(request)
-    ranked = ranked_for(request.purpose, catalog.entries)
+    ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
     key = key_of(request, steadied(request.find_machine()), ranked)
     before = _before(kept(key), request, ranked)
     if before is not None:
@@ -123,7 +123,7 @@ def find_best(
     engine_named(engine).check_runs(request.find_machine())
     check_users(request.users, engine)
     search = _Search(request, tell)
-    ranked = ranked_for(request.purpose, entries)
+    ranked = ranked_for(request.purpose or ModelPurpose.CHAT, entries)
     found = search.found(ranked)
     return Recommendation(
         request=request,

@@ -98,13 +98,5 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     if prompt is None and arguments.json:
         raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
     from edgekit.cli.answering import answer
-    from edgekit.running import AnswerRequest
 
-    wanted = AnswerRequest(
-        prompt=prompt,
-        system=arguments.system,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        new_tokens=max_tokens or DEFAULT_NEW_TOKENS,
-    )
-    return answer(arguments, wanted)
+    return answer(arguments, prompt, sampling, max_tokens)

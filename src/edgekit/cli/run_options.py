@@ -11,8 +11,9 @@ from edgekit.cli.request_options import (
     add_min_context_option,
     add_window_budget_option,
 )
-from edgekit.engines import every_engine, machine_keys
+from edgekit.engines import machine_keys
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT
+from edgekit.engines.program import startable
 
 DEFAULT_NEW_TOKENS = 512  # of one question
 # What run has for both engines, or settles itself.
@@ -35,7 +36,7 @@ _CONTEXT = "context in tokens: 8192, 32k, 0 for the native context (default: wha
 
 def add_shared(parser: argparse.ArgumentParser, verb: str) -> None:
     """The window, the engine and its flags."""
-    engines = [engine.name for engine in every_engine() if verb in engine.starts_for]
+    engines = [engine.name for engine in startable(verb)]
     parser.add_argument(
         "--engine", metavar="NAME", help=f"{' or '.join(engines)} (default {engines[0]})"
     )

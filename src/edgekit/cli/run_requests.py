@@ -1,32 +1,44 @@
-"""What argparse found for `run` and `serve` -> the request; and how a refusal is printed."""
+"""What argparse found for `run` and `serve` -> the request; and how what happens and a refusal are printed."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekit.app.published import catalog_name
+from edgekit.app.run import (
+    Compared,
+    DoesNotFitError,
+    EngineMessage,
+    Forced,
+    Starting,
+    WeightsChosen,
+)
 from edgekit.catalog.naming import split_quant
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.engines import engine_named
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.program import RunOptions
+from edgekit.engines.program import RunOptions, program_for, startable
 from edgekit.errors import UsageError
 from edgekit.plan.tasks import check_users
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check_text import check_text
+from edgekit.report.headline import headline
+from edgekit.report.run_text import comparison_text, verdict_text
 from edgekit.request import Request
-from edgekit.running import DoesNotFitError, RunRequest, program_for, startable
 from edgekit.sources.folders import is_here
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
-    from edgekit.running import Confirm
     from edgekit.sources.download import Download
+
+    Confirm = Callable[[Download], bool]
+    Event = WeightsChosen | Starting | Forced | Compared | EngineMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +46,30 @@ class StderrNotices:
     """Lines about the work, on standard error."""
 
     quiet: bool
+
+    def show(self, event: Event) -> None:
+        """What happens while the engine is started."""
+        match event:
+            case WeightsChosen(name, mix, repository):
+                self.say(f"{name} at {mix}, from {repository}")
+            case Starting(check):
+                self.say(verdict_text(check))
+            case Forced(check):
+                self.warn(
+                    f"{headline(check.result)}. Starting anyway (--force): it may swap, fail to allocate, or be killed"
+                )
+            case Compared(engine, up, problem):
+                self.say(comparison_text(engine, up))
+                outside = [row for row in up.rows if not row.within]
+                parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
+                if outside:
+                    self.warn(
+                        f"the estimate differs from what {engine} {up.version} allocated: {parts}"
+                    )
+                if problem:
+                    self.warn(f"the difference could not be saved: {problem}")
+            case EngineMessage(text, is_warning):
+                (self.warn if is_warning else self.say)(text)
 
     def say(self, sentence: str) -> None:
         if not self.quiet and sentence and sys.stderr is not None:
@@ -45,8 +81,11 @@ class StderrNotices:
             print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
 
 
-def read_order(arguments: argparse.Namespace, verb: str) -> RunRequest:
-    """For `run` or `serve`. UsageError for what makes no sense, before anything is fetched."""
+def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request]:
+    """The model and what `run` or `serve` is asked for, on one engine.
+
+    UsageError for what makes no sense, before anything is fetched.
+    """
     request = Request.from_argv(arguments)
     engines = tuple(engine.name for engine in startable(verb))
     if len(request.engines) > 1:
@@ -72,17 +111,18 @@ def read_order(arguments: argparse.Namespace, verb: str) -> RunRequest:
         )
     )
     own_threads = "threads" in settled  # a flag of the engine's own
-    return RunRequest(
-        reference=_at_quant(arguments.model, request.quant),
-        engine=engine,
-        request=request,
+    reference = _at_quant(arguments.model, request.quant)
+    flags = {**read_flags(engine_named(engine).flags, settled), **request.flags.get(engine, {})}
+    return reference, replace(
+        request.with_flags(engine, flags),
+        quant=None,  # of the reference
+        users=None,  # among the flags
         sinks=read_number("--sinks", arguments.sinks) or 0,
         rolling=arguments.rolling,
         force=arguments.force,
         threads=None if own_threads else read_plain("--threads", arguments.threads, least=1),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
-        purpose=read_purpose(getattr(arguments, "latency", None)),
-        settled=read_flags(engine_named(engine).flags, settled),
+        latency=read_purpose(getattr(arguments, "latency", None)),
     )
 
 

@@ -6,16 +6,17 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from edgekit.app import run
 from edgekit.cli.listening import read_host, read_plain
 from edgekit.cli.output import say, say_json
 from edgekit.cli.reach_options import reach_of
-from edgekit.cli.run_requests import StderrNotices, download_limit, read_order, refusal
+from edgekit.cli.run_requests import StderrNotices, download_limit, read_request, refusal
 from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import Address, Ended
 from edgekit.errors import EngineError, MemoryPressureError, UsageError
 from edgekit.report.run_json import ended_json, ready_json
-from edgekit.running import DoesNotFitError, fetch, serving
+from edgekit.request import Session
 
 if TYPE_CHECKING:
     from edgekit.app.answers import Check
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def serve(arguments: argparse.Namespace, *, default_port: int) -> tuple[str, int]:
     """Returns when the server has ended; an end that was asked for is not an error."""
-    order = read_order(arguments, "serve")
+    reference, request = read_request(arguments, "serve")
     port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     at = Address(
         host=read_host(arguments.host),
@@ -37,10 +38,11 @@ def serve(arguments: argparse.Namespace, *, default_port: int) -> tuple[str, int
     _check_protected(at, arguments, notices)
     try:
         with reach_of(arguments, quiet=notices.quiet) as reach:
-            judged, weights = fetch(order, reach, download_limit(arguments), notices)
-        with ending_in_order(), serving(judged, weights, at, notices) as up:
+            session = Session(reach=reach, confirm=download_limit(arguments), notify=notices.show)
+            judged, weights = run.fetch(reference, request, session)
+        with ending_in_order(), run.serve(judged, weights, session, at) as up:
             return _until_its_end(up, judged.check, arguments, notices)
-    except DoesNotFitError as error:
+    except run.DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgekit.cli.engine_flags import add_flags
@@ -16,15 +17,16 @@ from edgekit.cli.reach_options import (
     reach_of,
     seconds,
 )
-from edgekit.engines import every_engine
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
+from edgekit.engines.program import startable
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
+    from edgekit.app.verify import Verified
     from edgekit.engines.llamacpp.verify.types import Verification
-    from edgekit.engines.protocol import Engine
+    from edgekit.runtime.remembering import Remembered
 
 OUTSIDE = 1
 
@@ -73,52 +75,48 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_reach_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
-    engine = _engine()
+    (engine, *_) = startable("verify")
     add_flags(parser, engine.name, engine.title, engine.verified_flags)
     parser.set_defaults(run=run)
 
 
-def _engine() -> Engine:
-    return next(engine for engine in every_engine() if "verify" in engine.starts_for)
-
-
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and 1 where the prediction is outside its bounds."""
-    found, asked = _verify(arguments)
-    if arguments.load:
-        found = _remembered(found)
+    found, asked, saved = _verify(arguments)
+    if saved is not None:
+        found = replace(found, notes=(*found.notes, *_saved_words(saved)))
     return _render(found, asked, arguments), 0 if found.within else OUTSIDE
 
 
-def _remembered(found: Verification) -> Verification:
-    """What a real load showed is kept for this machine; where it cannot be, a note says so."""
-    from dataclasses import replace
-
-    from edgekit.machine import detect
+def _saved_words(saved: Remembered | EdgekitError) -> tuple[str, ...]:
+    """What a real load showed is saved for this machine; where it cannot be, a note says so."""
+    if isinstance(saved, EdgekitError):
+        return (f"not saved for later estimates: {saved}",)
     from edgekit.report.calibrate_text import remembered_words
-    from edgekit.runtime.remembering import remember_load
 
-    try:
-        told = remembered_words(remember_load(found, detect()))
-    except EdgekitError as error:
-        told = (f"not saved for later estimates: {error}",)
-    return replace(found, notes=(*found.notes, *told))
+    return remembered_words(saved)
 
 
-def _verify(arguments: argparse.Namespace) -> tuple[Verification, str]:
-    from edgekit.engines.program import VerifyRequest
-    from edgekit.running import verify
+def _verify(arguments: argparse.Namespace) -> Verified:
+    from edgekit.app.verify import verify
+    from edgekit.request import Request, Session
 
-    engine, given = _engine(), given_flags(arguments)
+    (engine, *_), given = startable("verify"), given_flags(arguments)
     common = given.get(COMMON, {})
-    flags = {**common, **given.get(engine.name, {})}
-    request = VerifyRequest(
-        values=read_flags((CONTEXT, *engine.verified_flags), flags),
-        really=arguments.load,
-        timeout_s=arguments.engine_timeout,
+    request = Request(
+        engines=(engine.name,),
+        flags={engine.name: read_flags(engine.verified_flags, given.get(engine.name, {}))},
+        context=read_flags((CONTEXT,), common).get(CONTEXT.key),
+        quant=common.get(QUANT.key),
     )
     with reach_of(arguments, quiet=arguments.json) as reach:
-        return verify(engine, arguments.model, request, quant=common.get("quant"), reach=reach)
+        return verify(
+            arguments.model,
+            request,
+            Session(reach=reach),
+            really=arguments.load,
+            timeout_s=arguments.engine_timeout,
+        )
 
 
 def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:

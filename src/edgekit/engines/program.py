@@ -1,4 +1,4 @@
-"""How an engine is started on this machine, for `run`, `serve` and `verify`."""
+"""Which engines EdgeKit starts on this machine for `run`, `serve`, `verify` and `calibrate`, and how."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgekit.engines import every_engine
+from edgekit.errors import UsageError
+
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.comparison import ComparedRow, Resident
+    from edgekit.engines.protocol import Engine
     from edgekit.engines.spill import Purpose
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles
@@ -40,7 +44,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartRequest:
+class EngineStart:
     """What an engine is started with once the verdict is yes."""
 
     weights: LocalWeights
@@ -118,7 +122,7 @@ class Starter(Protocol):
     def tokens_in(self, prompt: Prompt, /) -> int | None:
         """Exactly; None where only the started engine can count them."""
 
-    def start(self, request: StartRequest, /) -> AbstractContextManager[Up]:
+    def start(self, given: EngineStart, /) -> AbstractContextManager[Up]:
         """Loaded and ready until the end of the block. An engine that dies meanwhile raises with the reason."""
 
 
@@ -145,13 +149,6 @@ class RunOptions:
     alone: bool = False  # for one conversation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyRequest:
-    values: Mapping[str, Any]  # of the engine's flags
-    really: bool = False  # load the model too
-    timeout_s: float | None = None
-
-
 class EngineProgram(Protocol):
     """Starts one engine."""
 
@@ -170,5 +167,30 @@ class EngineProgram(Protocol):
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:
         """What it opens is closed with `held`. Raises MissingExtraError where the engine is not installed."""
 
-    def verifier(self, request: VerifyRequest, /) -> Verifier:
-        """Raises EngineError where the engine is not on this machine, UsageError for one that cannot be verified."""
+    def verifier(
+        self, values: Mapping[str, Any], /, *, really: bool, timeout_s: float | None
+    ) -> Verifier:
+        """For these values of the engine's flags; `really` loads the model too.
+
+        Raises EngineError where the engine is not on this machine, UsageError for one that cannot be verified.
+        """
+
+
+def startable(verb: str) -> tuple[Engine, ...]:
+    """The engines that EdgeKit can start for `run`, `serve`, `verify` or `calibrate`, preferred first."""
+    return tuple(engine for engine in every_engine() if verb in engine.starts_for)
+
+
+def program_for(verb: str, engine: Engine) -> EngineProgram:
+    """UsageError for an engine that EdgeKit does not start for it."""
+    program = engine.program()
+    if program is None:
+        raise UsageError(
+            f"edgekit does not start {engine.name} itself: "
+            f"edgekit plan MODEL --engine {engine.name} prints its command"
+        )
+    if verb not in engine.starts_for:
+        raise UsageError(
+            f"--engine {engine.name} cannot {verb}; use edgekit run --engine {engine.name}"
+        )
+    return program

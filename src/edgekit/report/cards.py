@@ -26,7 +26,6 @@ from edgekit.report.headline import cache_words as cache_changed
 from edgekit.report.headline import headline
 from edgekit.report.lines import figures
 from edgekit.report.screen import command_rows, folded, placed, section, within
-from edgekit.request import Request
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_download, short_count
 
@@ -74,21 +73,21 @@ def cards_text(
     request, machine = found.request, found.request.find_machine()
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
     # of GGUF models the projector is a file of its own
-    sees = request.purpose is ModelPurpose.VISION and engine_named(request.engines[0]).loads_gguf
+    sees = found.purpose is ModelPurpose.VISION and engine_named(request.engines[0]).loads_gguf
     projector = ["text only: image projectors are not counted here"] if sees and shown else []
     lines += section("Note", [*found.notes, *projector, *assumed], width)
     if shown:
-        lines += _next(shown[0], request, words, width)
+        lines += _next(shown[0], found, words, width)
     return "\n".join(lines) + "\n"
 
 
 def cards_answer(found: Recommendation) -> str:
     """The whole of it in one line."""
     request = found.request
-    task, machine = _task_words(request), machine_words(request.find_machine())
+    task, machine = _task_words(found), machine_words(request.find_machine())
     if found.suggestions:
         first = found.suggestions[0]
-        reads = request.purpose is ModelPurpose.EMBEDDING  # it writes nothing
+        reads = found.purpose is ModelPurpose.EMBEDDING  # it writes nothing
         slow = ", but slower than reading speed" if first.plan.is_slow and not reads else ""
         return printable(f"Best for {task} on {machine}: {first.entry.id}{slow}")
     if found.nearest is None:
@@ -96,8 +95,8 @@ def cards_answer(found: Recommendation) -> str:
     return printable(f"Nothing fits for {task} on {machine}; nearest: {found.nearest.entry.id}")
 
 
-def _task_words(request: Request) -> str:
-    task = _TASKS[request.purpose]
+def _task_words(found: Recommendation) -> str:
+    task, request = _TASKS[found.purpose], found.request
     tokens = request.wanted_tokens
     if tokens is not None:
         task += f" at {tokens:,} tokens" if tokens else " at the model's full context"
@@ -268,15 +267,16 @@ def _listed(words: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _next(first: Suggestion, request: Request, words: str, width: int) -> list[str]:
+def _next(first: Suggestion, found: Recommendation, words: str, width: int) -> list[str]:
     """What to type next: run it here, or look at the plan of a machine that is only asked about."""
     name = shlex.quote(first.entry.id)
     plan = f"edgekit plan {name} {words}".strip()
     if not first.plan.fits:
         return placed("Next", command_rows(f"{plan} --why", width), width)
     lines = []
-    is_here = not request.find_machine().what_if and request.purpose is not ModelPurpose.EMBEDDING
+    is_here = not found.request.find_machine().what_if
+    chats = found.purpose is not ModelPurpose.EMBEDDING
     mix = first.plan.variant.name
-    if is_here and repository_at(first.entry.id, Form.GGUF, mix) is not None:
+    if is_here and chats and repository_at(first.entry.id, Form.GGUF, mix) is not None:
         lines += command_rows(f"edgekit run {name}", width)
     return placed("Next", [*lines, *command_rows(plan, width)], width)

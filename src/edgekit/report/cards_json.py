@@ -17,7 +17,7 @@ def cards_json(found: Recommendation) -> dict[str, Any]:
     request, machine = found.request, found.request.find_machine()
     return {
         "schema": SCHEMA,
-        "task": request.purpose.value,
+        "task": found.purpose.value,
         "engine": request.engine,
         "context_tokens": request.wanted_tokens,
         "users": request.users,

@@ -227,7 +227,7 @@ def test_run_chooses_the_quantisation_that_check_chooses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     card = this_or_wished(devices=("RTX 4090",), ram="64G")
-    monkeypatch.setattr("edgekit.running.detect", lambda: card)
+    monkeypatch.setattr("edgekit.app.run.detect", lambda: card)
     assert main(("run", "qwen3-8b", "-p", "a", "--yes", "--offline", *flags)) == 4  # not downloaded
     assert f"qwen3-8b at {mix}, from " in capsys.readouterr().err
     main(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edgekit.engines import every_engine
+from edgekit.engines.program import program_for, startable
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
-from edgekit.running import program_for, startable
 
 VERBS = ("run", "serve", "verify", "calibrate")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekit.engines.chat import Prompt
-from edgekit.engines.program import RunOptions, StartRequest, Up, VerifyRequest
+from edgekit.engines.program import EngineStart, RunOptions, Up
 from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
 
@@ -55,7 +55,7 @@ class NativeProgram:
             text=held.enter_context(open_text(path)),
         )
 
-    def verifier(self, _request: VerifyRequest) -> NoReturn:
+    def verifier(self, _values: object, **_options: object) -> NoReturn:
         raise UsageError(
             "the built-in engine cannot be verified: its estimate is what it allocates"
         )
@@ -79,17 +79,17 @@ class NativeStarter:
         return len(prompt_tokens(self.text, prompt))
 
     @contextmanager
-    def start(self, request: StartRequest) -> Iterator[Up]:
+    def start(self, given: EngineStart) -> Iterator[Up]:
         from edgekit.runtime.stream.engine import open_stream
         from edgekit.runtime.stream.talking import StreamTalker
 
-        request.recheck()
+        given.recheck()
         with open_stream(
             self.path,
-            load=request.load,
-            setup=request.setup,
+            load=given.load,
+            setup=given.setup,
             monitor=self.monitor,
-            purpose=request.purpose,
+            purpose=given.purpose,
         ) as engine:
-            request.say(f"the cache has {engine.cache_bytes:,} bytes, as estimated")
+            given.say(f"the cache has {engine.cache_bytes:,} bytes, as estimated")
             yield Up(talker=StreamTalker(engine=engine, text=self.text))

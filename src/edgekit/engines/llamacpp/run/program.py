@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
-from edgekit.engines.program import RunOptions, StartRequest, Up, VerifyRequest
+from edgekit.engines.program import EngineStart, RunOptions, Up
 from edgekit.errors import EngineError, MemoryPressureError, UsageError
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
@@ -60,11 +60,12 @@ class LlamaCppProgram:
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
         return LlamaCppStarter()
 
-    def verifier(self, request: VerifyRequest) -> LlamaCppVerifier:
-        load, setup = own_flags.setup(request.values)
-        mode = setup.mode if "mode" in request.values else None
-        way = choose_way(mode, really=request.really)
-        return LlamaCppVerifier(request=request, load=load, setup=setup, way=way)
+    def verifier(
+        self, values: Mapping[str, Any], *, really: bool, timeout_s: float | None
+    ) -> LlamaCppVerifier:
+        load, setup = own_flags.setup(values)
+        way = choose_way(setup.mode if "mode" in values else None, really=really)
+        return LlamaCppVerifier(load=load, setup=setup, way=way, really=really, timeout_s=timeout_s)
 
 
 PROGRAM = LlamaCppProgram()
@@ -75,26 +76,26 @@ class LlamaCppStarter:
         """Only the server can count them."""
 
     @contextmanager
-    def start(self, request: StartRequest) -> Iterator[Up]:
+    def start(self, given: EngineStart) -> Iterator[Up]:
         """Watched until the end of the block, and gone after it."""
         from edgekit.engines.llamacpp.run.client import Client, LlamaTalker
         from edgekit.engines.llamacpp.run.comparison import compare_reported
         from edgekit.engines.llamacpp.run.engine import start
         from edgekit.engines.llamacpp.run.watch import Watch
 
-        running = start(_launch(request), tell=request.say, recheck=request.recheck)
-        with Watch(running, warn=request.warn) as watch:
+        running = start(_launch(given), tell=given.say, recheck=given.recheck)
+        with Watch(running, warn=given.warn) as watch:
             try:
                 talker = LlamaTalker(
-                    client=Client(running.address, api_key=request.at.api_key),
-                    window_tokens=_window_tokens(request.load, running.resolved),
-                    sinks=request.sinks,
+                    client=Client(running.address, api_key=given.at.api_key),
+                    window_tokens=_window_tokens(given.load, running.resolved),
+                    sinks=given.sinks,
                 )
                 yield Up(
                     talker=talker,
                     version=running.version,
                     rules_version=version_name(*answered_version(running.version)),
-                    rows=compare_reported(request.estimate, running),
+                    rows=compare_reported(given.estimate, running),
                     server=running,
                     guard=watch,
                 )
@@ -108,29 +109,29 @@ class LlamaCppStarter:
                 running.stop()
 
 
-def _launch(request: StartRequest) -> Any:
+def _launch(given: EngineStart) -> Any:
     from edgekit.engines.llamacpp.run.types import Launch
 
-    weights, at = request.weights, request.at
+    weights, at = given.weights, given.at
     # The drafter's cache is f16 unless it was given, whatever the model's cache is.
-    key, value = (cache_type(request.values.get(f"draft_type_{one}", "f16")) for one in "kv")
+    key, value = (cache_type(given.values.get(f"draft_type_{one}", "f16")) for one in "kv")
     return Launch(
         path=weights.model,
-        load=request.load,
-        setup=request.setup,
-        sinks=request.sinks,
-        rolling=request.rolling,
+        load=given.load,
+        setup=given.setup,
+        sinks=given.sinks,
+        rolling=given.rolling,
         drafter=weights.drafter,
         adapters=weights.adapters,
         projector=weights.projector,
         chat=at.chats,
-        drafter_load=replace(request.load, cache_k=key, cache_v=value),
+        drafter_load=replace(given.load, cache_k=key, cache_v=value),
         host=at.host,
         port=at.port,
         api_key=at.api_key,
-        alias=at.alias or request.label,
-        threads=request.threads,
-        environment=request.environment,
+        alias=at.alias or given.label,
+        threads=given.threads,
+        environment=given.environment,
     )
 
 
@@ -143,10 +144,11 @@ def _window_tokens(load: Load, resolved: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppVerifier:
-    request: VerifyRequest
     load: Load
     setup: LlamaCppSetup
     way: VerifyMethod
+    really: bool
+    timeout_s: float | None
 
     def generated(self, model: Model, label: str, mix: str | None) -> ModelFiles:
         from edgekit.engines.llamacpp.as_gguf import convert
@@ -163,8 +165,8 @@ class LlamaCppVerifier:
             self.load,
             self.setup,
             way=self.way,
-            timeout_s=self.request.timeout_s,
-            really=self.request.really,
+            timeout_s=self.timeout_s,
+            really=self.really,
         )
 
     def asked(self, found: Verification) -> str:

@@ -1,0 +1,359 @@
+"""`run` and `serve`: a request -> a verdict, the weights on this machine, and an engine that is up.
+
+What happens on the way is passed to `Session.notify`, as one of the values below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edgekit.app.check import check_opened
+from edgekit.app.companions import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
+from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.published import catalog_name, find_published, open_published
+from edgekit.bill.task import Job
+from edgekit.catalog.types import ModelPurpose
+from edgekit.engines import engine_named
+from edgekit.engines.commands import visible_cards
+from edgekit.engines.program import Address, EngineStart, LocalWeights, program_for
+from edgekit.errors import EdgekitError, SourceError, UsageError
+from edgekit.machine import detect
+from edgekit.machine.types import MemoryLimit
+from edgekit.request import Request, Session
+from edgekit.runtime.remembering import remember_rows
+from edgekit.sources.types import Container, Origin, Reach
+
+if TYPE_CHECKING:
+    from edgekit.app.answers import Check
+    from edgekit.engines.chat import Prompt, Talker
+    from edgekit.engines.program import EngineProgram, Starter, Up
+    from edgekit.model.open import Opened
+
+COUNTED_BYTES = 2048  # of a prompt: a longer one is tokenized, which takes a second
+_EMBEDS = "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT"
+
+
+class WeightsChosen(NamedTuple):
+    """A catalog name was given: these weights are used."""
+
+    name: str
+    mix: str
+    repository: str
+
+
+class Starting(NamedTuple):
+    """The engine is about to be started."""
+
+    check: Check
+
+
+class Forced(NamedTuple):
+    """The model does not fit, but is started anyway."""
+
+    check: Check
+
+
+class Compared(NamedTuple):
+    """The engine is up and has reported what it allocated."""
+
+    engine: str
+    up: Up
+    problem: str  # why a difference could not be saved; "" where it was, or there is none
+
+
+class EngineMessage(NamedTuple):
+    text: str
+    is_warning: bool = False
+
+
+class DoesNotFitError(EdgekitError):
+    """The verdict is no. `check` has the numbers, and what would fit."""
+
+    exit_code = 3
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+        super().__init__(f"{check.bill.label} does not fit")
+
+
+# --- verdicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A verdict, and the setup the engine is started with if it holds."""
+
+    request: Request
+    opened: Opened = field(repr=False)
+    check: Check
+    setup: Any
+
+    def again(self, job: Job | None) -> Judged:
+        """For another job, at this moment."""
+        return judge(self.request, self.opened, job)
+
+    def still_fits(self) -> None:
+        """The same start, with the memory that is free at this moment. Raises DoesNotFitError."""
+        request = self.request
+        if request.force:
+            return
+        if request.context is None:
+            request = replace(request, context=self.check.result.load.context_tokens)
+        now = judge(request, self.opened, None)
+        if now.check.result.failed:
+            raise DoesNotFitError(now.check)
+
+
+def judge(request: Request, opened: Opened, job: Job | None) -> Judged:
+    """The verdict. Nothing is refused yet."""
+    (engine,) = request.engines
+    check = check_opened(opened, engine, _now(request, job), Session(reach=Reach()))
+    setup = _program(request).limited(check.result)
+    return Judged(request=request, opened=opened, check=check, setup=setup)
+
+
+def _now(request: Request, job: Job | None) -> Request:
+    """The request for the machine as it is at this moment, to a process that may take no more than its budget."""
+    machine = detect()
+    if request.budget_bytes is not None and machine.host is not None:
+        limit = MemoryLimit(name="--budget", limit_bytes=request.budget_bytes, used_bytes=0)
+        host = replace(machine.host, limits=(*machine.host.limits, limit))
+        machine = replace(machine, host=host)
+    return replace(request, machine=machine, job=None if request.context is not None else job)
+
+
+def _program(request: Request) -> EngineProgram:
+    return program_for("run", engine_named(request.engines[0]))
+
+
+def _refuse_or_warn(judged: Judged, session: Session) -> None:
+    """DoesNotFitError with the numbers; with --force only a warning about the risk."""
+    if judged.check.result.can_load:
+        return
+    if not judged.request.force:
+        raise DoesNotFitError(judged.check)
+    session.notify(Forced(judged.check))
+
+
+# --- the model
+
+
+def fetch(
+    reference: str, request: Request, session: Session, *, job: Job | None = None
+) -> tuple[Judged, LocalWeights]:
+    """Judged for `job` by the header, downloaded where needed, and judged again by the file itself.
+
+    The request has one engine. Raises DoesNotFitError, and UsageError for what has no weights to run.
+    """
+    published, opened = _open(reference, request, session)
+    judged = judge(request, opened, job)
+    _refuse_or_warn(judged, session)
+    weights = _weights(reference, published, judged, session)
+    if published:
+        from edgekit.model.open import open_model
+
+        judged = judge(request, open_model(weights.model), job)
+        _refuse_or_warn(judged, session)
+    return judged, weights
+
+
+def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str, ...], Opened]:
+    """Only its header; of a catalog name whose weights are not on this machine, the repositories that have them and
+    what the catalog knows: nothing is fetched yet.
+    """
+    found = catalog_name(reference)
+    if found is None:
+        return (), _runnable(open_named(reference, session))
+    entry, quant = found
+    stored = _stored(reference, session.reach)
+    if stored is not None:
+        return (), _runnable(replace(open_named(f"catalog:{entry.id}"), found=stored))
+    if ModelPurpose.EMBEDDING in entry.kinds:
+        raise UsageError(_EMBEDS.format(reference))
+    published, opened = open_published(entry, quant, _now(request, None))
+    session.notify(WeightsChosen(entry.id, opened.mix, published[0].partition(":")[0]))
+    return published, opened
+
+
+def _stored(name: str, reach: Reach) -> Opened | None:
+    """A file of that name that another program has on this machine: Ollama, LM Studio, the hub's cache."""
+    from edgekit.model.open import open_model
+
+    try:
+        return open_model(name, reach=replace(reach, network=False))
+    except SourceError:
+        return None
+
+
+def _runnable(named: ResolvedModel) -> Opened:
+    found = named.found
+    if found is None or found.files is None:
+        raise UsageError(f"{named.name} has no weights to run: give a GGUF file or repository")
+    if found.files.origin is Origin.SAMPLE:
+        raise UsageError(f"{named.name} is a sample header without weights: use edgekit check")
+    if not found.model.geometry.causal:
+        raise UsageError(_EMBEDS.format(named.name))
+    if found.files.container is not Container.GGUF:
+        raise UsageError(
+            f"{named.name} is {found.files.container.value}, but run needs a GGUF file: convert it"
+            " (convert_hf_to_gguf.py FOLDER, then llama-quantize), or name a repository of GGUF files"
+        )
+    return found
+
+
+def _weights(
+    reference: str, published: tuple[str, ...], judged: Judged, session: Session
+) -> LocalWeights:
+    """Remote ones are downloaded, now that the verdict is known."""
+    from edgekit.sources.finding import find_weights
+
+    request, reach, confirm = judged.request, session.reach, session.confirm
+    several = _program(request).loads_shards
+
+    def found(reference: str) -> Path:
+        return find_weights(reference, reach=reach, confirm=confirm, several=several).path
+
+    values = request.values(request.engines[0])
+    drafter, projector = values.get("draft_model"), values.get("mmproj")
+    model = (
+        find_published(reference, published, reach, confirm, several=several).path
+        if published
+        else found(reference)
+    )
+    if projector == BESIDE_THE_MODEL:
+        projector = _projector_next_to(judged.opened)
+    return LocalWeights(
+        model=model,
+        drafter=None if drafter is None else found(drafter),
+        adapters=tuple(found(one) for one in values.get("lora", ())),
+        projector=None if projector is None else found(projector),
+    )
+
+
+def _projector_next_to(opened: Opened) -> str:
+    files = opened.files
+    if files is None:
+        raise UsageError(NO_PROJECTOR_SIZE)
+    if not files.projectors or files.origin.is_remote:
+        raise UsageError("--mmproj auto: no mmproj file was found next to the model; give its path")
+    with closing(files.projectors[0].open()) as source:
+        return source.name
+
+
+# --- engines at work
+
+
+@contextmanager
+def run(
+    judged: Judged,
+    weights: LocalWeights,
+    session: Session,
+    *,
+    prompt: Prompt | None,
+    new_tokens: int,
+) -> Iterator[tuple[Up, Judged]]:
+    """An engine with a window for the prompt and the answer, until the end of the block. None: a conversation.
+
+    The window is sized before an engine that serves can count the prompt; where it was too small, it is started again.
+    """
+
+    def job(prompt_tokens: int) -> Job | None:
+        return job_of(prompt, prompt_tokens, new_tokens)
+
+    with ExitStack() as held:
+        starter = _program(judged.request).open(weights.model, held, judged.request.budget_bytes)
+        tokens = None if prompt is None else starter.tokens_in(prompt)
+        # No text has more tokens than bytes: a bound that will do for a short prompt.
+        bound = 0 if prompt is None else prompt.size_bytes
+        judged = judged.again(job(bound if tokens is None else tokens))
+        if tokens is None and prompt is not None and judged.request.context is None:
+            counted = _counted(judged, weights.model, prompt)
+            judged = judged if counted is None else judged.again(job(counted))
+        _refuse_or_warn(judged, session)
+        at = Address(chats=prompt is None or not prompt.is_plain)
+        while True:
+            with ExitStack() as tried:
+                up = tried.enter_context(_started(judged, starter, weights, at, session))
+                short_of = None
+                if tokens is None and prompt is not None and judged.request.context is None:
+                    short_of = _too_long(judged, up.talker, prompt, new_tokens)
+                if short_of is None:
+                    held.push(tried.pop_all())
+                    break
+            judged = judged.again(job(short_of))
+            _refuse_or_warn(judged, session)
+        yield up, judged
+
+
+@contextmanager
+def serve(judged: Judged, weights: LocalWeights, session: Session, at: Address) -> Iterator[Up]:
+    """A server, until the end of the block."""
+    with ExitStack() as held:
+        starter = _program(judged.request).open(weights.model, held, None)
+        yield held.enter_context(_started(judged, starter, weights, at, session))
+
+
+def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | None:
+    """None for a conversation, whose length is not known."""
+    return None if prompt is None else Job(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+
+
+def _counted(judged: Judged, path: Path, prompt: Prompt) -> int | None:
+    """No prompt is refused for its bytes alone: a long one is counted by the file's own tokenizer, if that is here."""
+    if prompt.size_bytes <= COUNTED_BYTES and judged.check.result.can_load:
+        return None
+    with suppress(ImportError, EdgekitError):
+        from edgekit.runtime.stream.text import open_text
+
+        with open_text(path) as text:
+            texts = (prompt.text, *(one.content for one in prompt.messages))
+            return sum(len(text.tokenizer.encode_plain(one)) for one in texts if one)
+    return None
+
+
+def _too_long(judged: Judged, talker: Talker, prompt: Prompt, new_tokens: int) -> int | None:
+    """The tokens of a prompt that the window is too short for; None where it is long enough."""
+    tokens = len(talker.tokens(prompt))
+    native = judged.check.result.native_context
+    is_whole = native is not None and talker.window_tokens >= native
+    return None if is_whole or tokens + new_tokens <= talker.window_tokens else tokens
+
+
+@contextmanager
+def _started(
+    judged: Judged, starter: Starter, weights: LocalWeights, at: Address, session: Session
+) -> Iterator[Up]:
+    """Ready until the end of the block, and gone after it. What it reports is compared with the bill."""
+    request, result = judged.request, judged.check.result
+    (engine,) = request.engines
+    session.notify(Starting(judged.check))
+    given = EngineStart(
+        weights=weights,
+        label=judged.check.bill.label,
+        load=result.load,
+        setup=judged.setup,
+        estimate=result.estimate,
+        values=request.values(engine),
+        sinks=request.sinks,
+        rolling=request.rolling,
+        threads=request.threads,
+        purpose=request.latency,
+        environment=visible_cards(result.way, engine_named(engine).devices(result.machine)),
+        at=at,
+        recheck=judged.still_fits,
+        say=lambda text: session.notify(EngineMessage(text)),
+        warn=lambda text: session.notify(EngineMessage(text, is_warning=True)),
+    )
+    with starter.start(given) as up:
+        if up.rows:
+            problem = ""
+            try:  # a bill that was wrong is recorded: `edgekit hardware` shows it
+                remember_rows(judged.check.bill.label, up.rows, engine=engine, version=up.version)
+            except SourceError as error:
+                problem = str(error)
+            session.notify(Compared(engine, up, problem))
+        yield up

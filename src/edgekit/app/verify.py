@@ -1,0 +1,78 @@
+"""A model and flags -> the prediction next to what the engine on this machine says itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from edgekit.app.open import ResolvedModel, file_at, quantised
+from edgekit.catalog.resolve import resolve
+from edgekit.engines import engine_named
+from edgekit.engines.program import program_for
+from edgekit.errors import EdgekitError, UsageError
+from edgekit.request import Request, Session
+
+if TYPE_CHECKING:
+    from edgekit.engines.llamacpp.verify.types import Verification
+    from edgekit.engines.program import Verifier
+    from edgekit.runtime.remembering import Remembered
+    from edgekit.sources.types import ModelFiles
+
+
+class Verified(NamedTuple):
+    found: Verification
+    asked: str  # the flags in words
+    saved: Remembered | EdgekitError | None = None  # of a real load; or why it could not be saved
+
+
+def verify(
+    reference: str,
+    request: Request,
+    session: Session,
+    *,
+    really: bool = False,
+    timeout_s: float | None = None,
+) -> Verified:
+    """`really` loads the model too, and saves what that showed for later estimates on this machine."""
+    (engine,) = request.engines
+    program = program_for("verify", engine_named(engine))
+    verifier = program.verifier(request.values(engine), really=really, timeout_s=timeout_s)
+    found = verifier.verify(_files(reference, request, session, verifier))
+    asked = verifier.asked(found)
+    if not really:
+        return Verified(found, asked)
+    from edgekit.machine import detect
+    from edgekit.runtime.remembering import remember_load
+
+    try:
+        return Verified(found, asked, remember_load(found, detect()))
+    except EdgekitError as error:
+        return Verified(found, asked, error)
+
+
+def _files(reference: str, request: Request, session: Session, verifier: Verifier) -> ModelFiles:
+    """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
+    from edgekit.engines.quant_names import read_quant
+    from edgekit.sources import locate
+
+    (engine,), quant, reach = request.engines, request.quant, session.reach
+    found = resolve(reference, lambda source: locate(source, reach=reach))
+    if found.found is not None:
+        other = None if quant is None else file_at(found, quant)
+        if quant is None or (other is None and quant.upper() in found.found.label.upper()):
+            return found.found
+        if other is None:
+            raise UsageError(f"{found.name} has no file at {quant}: verify loads files as they are")
+        return locate(other, reach=reach)
+    known = ResolvedModel(
+        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
+    )
+    if quant is not None:
+        known = quantised(known, quant)
+    opened = known.as_file(engine)
+    model, mix = opened.model, None
+    if known.quant is not None:
+        mix = read_quant(engine, known.quant)
+        model = known.opened(engine).model
+    files = verifier.generated(model, opened.label, mix)
+    return replace(files, notes=(f"header generated from the catalog, at {mix or opened.mix}",))
