@@ -25,7 +25,6 @@ from edgekit.engines.flags import (
     read_number,
     whole,
 )
-from edgekit.engines.spill import Purpose
 from edgekit.errors import CancelledError, UsageError
 from edgekit.units import MIB, parse_size
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.task import Job
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.catalog.types import ModelPurpose
+    from edgekit.engines.spill import Purpose
     from edgekit.machine.types import Machine
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
@@ -113,7 +113,7 @@ class Request:
     force: bool = False  # start even if it does not fit
     threads: int | None = None
     budget_bytes: int | None = None  # of the whole process
-    latency: Purpose = Purpose.TEXT  # decides how long cold pages may take
+    latency: Purpose | None = None  # decides how long cold pages may take; None: text
     # Engine -> why it cannot have a flag that it shares with another engine.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 

@@ -20,6 +20,7 @@ from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.commands import visible_cards
 from edgekit.engines.program import Address, EngineStart, LocalWeights, program_for
+from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
 from edgekit.machine.types import MemoryLimit
@@ -341,7 +342,7 @@ def _started(
         sinks=request.sinks,
         rolling=request.rolling,
         threads=request.threads,
-        purpose=request.latency,
+        purpose=request.latency or Purpose.TEXT,
         environment=visible_cards(result.way, engine_named(engine).devices(result.machine)),
         at=at,
         recheck=judged.still_fits,
