@@ -22,7 +22,10 @@ from edgekit.catalog.types import Catalog
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.plan.ranking import Suggestion
-from edgekit.request import Request
+from edgekit.request import Request, Session
+from edgekit.sources.types import Reach
+
+SESSION = Session(reach=Reach())
 
 
 @pytest.fixture(autouse=True)
@@ -123,14 +126,16 @@ def test_an_unknown_engine() -> None:
 
 def test_what_an_engine_cannot_load() -> None:
     with pytest.raises(RefusedError, match="the catalog has only the GGUF header"):
-        task_to_plan(open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)))
+        task_to_plan(
+            open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)), SESSION
+        )
 
 
 # --- wishes
 
 
 def names(named: ResolvedModel, wanted: Request) -> list[str]:
-    return [one.name for one in task_to_plan(named, wanted).variants]
+    return [one.name for one in task_to_plan(named, wanted, SESSION).variants]
 
 
 MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]
@@ -147,7 +152,7 @@ def test_a_known_model_comes_in_every_quantisation() -> None:
 def test_a_settled_quantisation_is_the_only_one() -> None:
     flags = {"llama.cpp": {"mix": "Q6_K"}}
     wanted = Request(machine=cpu(32), context=4096, flags=flags, drafter=False)
-    task = task_to_plan(open_named("qwen3-8b"), wanted)
+    task = task_to_plan(open_named("qwen3-8b"), wanted, SESSION)
     assert len(task.variants) == 1
     plan = plan_model(open_named("qwen3-8b"), wanted)
     assert plan.result.way.setup.mix == "Q6_K"
@@ -157,7 +162,7 @@ def test_a_settled_quantisation_is_the_only_one() -> None:
 def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
     path = write_model(tmp_path, "llama-3.1-8b")
     named = open_named(path)
-    (only,) = task_to_plan(named, Request(machine=cpu(64))).variants
+    (only,) = task_to_plan(named, Request(machine=cpu(64)), SESSION).variants
     assert (only.name, dict(only.changes)) == ("Q4_K_M", {})
     plan = plan_model(named, Request(machine=rated(cards(48))))
     assert plan.result.estimate.weights_bytes == 4_912_898_304  # the file's own tensors
@@ -166,15 +171,17 @@ def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
 
 def test_drafters_of_the_catalog() -> None:
     wanted = Request(machine=cpu(64))
-    drafters = task_to_plan(open_named("qwen3-8b"), wanted).drafters
+    drafters = task_to_plan(open_named("qwen3-8b"), wanted, SESSION).drafters
     assert [one.name for one in drafters] == ["qwen3-0.6b at Q4_K_M"]
-    assert task_to_plan(open_named("qwen3-8b"), replace(wanted, drafter=False)).drafters == ()
+    assert (
+        task_to_plan(open_named("qwen3-8b"), replace(wanted, drafter=False), SESSION).drafters == ()
+    )
     on_vllm = replace(wanted, machine=cards(48), engines=("vllm",))
-    assert task_to_plan(open_named("qwen3-8b"), on_vllm).drafters == ()
+    assert task_to_plan(open_named("qwen3-8b"), on_vllm, SESSION).drafters == ()
 
 
 def test_own_blocks_come_first() -> None:
-    drafters = task_to_plan(open_named("qwen3.6-27b"), Request(machine=cpu(64))).drafters
+    drafters = task_to_plan(open_named("qwen3.6-27b"), Request(machine=cpu(64)), SESSION).drafters
     assert drafters[0].name == "its own prediction layers"
 
 

@@ -314,6 +314,11 @@ def task_of(
         window_budget_bytes=request.window_budget_bytes,
         max_use=request.max_use,
         reserve_bytes=request.reserve_bytes,
+        own_cache_only=request.prefer_accurate_kv,
+        nodes=request.nodes or 1,
+        label=opened.label,
+        is_remote=opened.files is None or opened.files.origin.is_remote,
+        users=request.users,
         cancelled=session.reach.cancelled,
     ), values
 

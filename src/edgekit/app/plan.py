@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.app.answers import PlanAnswer
+from edgekit.app.check import task_of
 from edgekit.app.estimate import model_notes
 from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
-from edgekit.bill.task import Drafter, Start, Task
+from edgekit.bill.task import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.drafting import catalog_drafters, own_drafter
 from edgekit.plan.making import check_planned, check_task, make_plan
 from edgekit.plan.planned import Plan
-from edgekit.plan.tasks import for_users
 from edgekit.request import AUTO, Request, Session
+from edgekit.sources.types import Reach
 
 
 def plan(reference: str | os.PathLike[str], request: Request, session: Session) -> PlanAnswer:
@@ -73,53 +74,33 @@ def plan_model(
 
     If a file of a repository is chosen that was not opened, its header is read as well.
     """
-    reach = None if session is None else session.reach
-    task = task_to_plan(named, request)
-    if reach is not None:
-        task = replace(task, cancelled=reach.cancelled)
+    session = session or Session(reach=Reach())
+    task = task_to_plan(named, request, session)
     check_task(task)
-    *_, choice = choose_file(named.opened(task.engine), task, reach)
+    *_, choice = choose_file(named.opened(task.engine), task, session.reach)
     return make_plan(task, choice=choice, thorough=thorough)
 
 
-def task_to_plan(named: ResolvedModel, request: Request) -> Task:
+def task_to_plan(named: ResolvedModel, request: Request, session: Session) -> Task:
     """What is not given is left to the plan. Raises HardwareError, RefusedError, UsageError."""
-    machine = request.find_machine()
-    engine = request.engine or named.engine(AUTO, machine)
-    values = request.values(engine, named.quant)
-    for flag in engine_named(engine).flags:
+    name = request.engine or named.engine(AUTO, request.find_machine())
+    engine, entry = engine_named(name), named.entry
+    values = request.values(name, named.quant)
+    for flag in engine.flags:
         if flag.not_planned and flag.key in values:
             raise UsageError(f"plan does not take {flag.not_planned}")
-    load, setup = engine_named(engine).setup(values)
-    if values.pop("context", None) == 0:  # every engine: the whole native window
-        load = replace(load, context_tokens=0)
-    start = Start(setup=setup if values else None, settled=frozenset(values))
-    opened = named.opened(engine)
+    opened = named.opened(name)
+    task, _ = task_of(opened, name, request, session, embeds=named.embeds, quant=named.quant)
+    variants = named.variants(opened, name, task.start)
     drafters: tuple[Drafter, ...] = ()
-    if request.drafter and engine_named(engine).drafts and not named.embeds:
-        entry = named.entry
-        known: tuple[Drafter, ...] = ()
+    if request.drafter and engine.drafts and not named.embeds:
+        drafters = own_drafter(opened.model)
         if entry is not None and named.catalog is not None:
-            known = catalog_drafters(entry, named.catalog.entries)
-        drafters = (*own_drafter(opened.model), *known)
-    variants = named.variants(opened, engine, start)
-    model = variants[0].model if variants else opened.model
-    return Task(
-        model=model,
+            drafters += catalog_drafters(entry, named.catalog.entries)
+    return replace(
+        task,
+        model=variants[0].model if variants else opened.model,
         variants=variants,
-        engine=engine,
-        machine=machine,
-        load=for_users(load, request.users, engine, model),
-        start=engine_named(engine).embedding_start(start) if named.embeds else start,
-        job=request.job,
-        min_context=request.min_context,
-        own_cache_only=request.prefer_accurate_kv,
-        max_use=request.max_use,
-        reserve_bytes=request.reserve_bytes,
-        nodes=request.nodes or 1,
-        label=opened.label,
-        repository=(named.entry.repository or "") if named.entry is not None else "",
-        is_remote=opened.files is None or opened.files.origin.is_remote,
-        users=request.users,
+        repository=(entry.repository or "") if entry is not None else "",
         drafters=drafters,
     )

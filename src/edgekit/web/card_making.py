@@ -98,7 +98,7 @@ class Maker:
         )
         if named.found is not None and named.files is not None:
             return plan_model(named, request, self._session, thorough=False)
-        return make_plan(task_to_plan(named, request), thorough=False, helpful=False)
+        return make_plan(task_to_plan(named, request, self._session), thorough=False, helpful=False)
 
     def _named(self, entry: Entry, catalog: Catalog, engine: str) -> ResolvedModel:
         """What the user added is opened from where it came, anew each time: it may have changed.
