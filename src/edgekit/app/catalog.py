@@ -12,6 +12,7 @@ from edgekit.app.needed_config import needed_config
 from edgekit.basis import Basis
 from edgekit.catalog.naming import family_of, id_of, kinds_of
 from edgekit.catalog.runs import runs_of
+from edgekit.catalog.store import save_entry
 from edgekit.catalog.types import Entry, Size, Source
 from edgekit.engines import default_engine
 from edgekit.errors import EdgekitError, UsageError
@@ -19,16 +20,34 @@ from edgekit.formats.mixes import mix_by_file_type
 from edgekit.formats.packing import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.expected import ExpectedTensor, expected_tensors
-from edgekit.model.open import Opened
+from edgekit.model.open import Opened, open_model
 from edgekit.model.parameters import active_elements
 from edgekit.model.types import Model
 from edgekit.sources import hub_model_of
 from edgekit.sources.naming import quant_tag
-from edgekit.sources.types import ModelFiles, Origin
+from edgekit.sources.types import ModelFiles, Origin, Reach
 
 AS_STORED = "as stored"
 _OUTSIDE_KEYS = ("general.architecture", "general.type")
 _LISTED = 64  # a longer alternative of a repository than there are mixes is nobody's mix
+
+
+def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry, bool]:
+    """The entry that is now in the user's catalog, and whether it is new there. Raises EdgekitError.
+
+    What is opened is the file or repository itself, never what the catalog says about it.
+    """
+    entry = entry_of(open_model(reference, reach=reach), reference, name=name)
+    return entry, save_entry(entry)
+
+
+def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
+    """An entry of the user's, read again: the facts that changed, each with both values. Raises EdgekitError."""
+    new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
+    changes = changes_between(entry, new)
+    if changes:
+        save_entry(new)
+    return changes
 
 
 def entry_of(opened: Opened, reference: str, *, name: str | None = None) -> Entry:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from edgekit.app.open import ResolvedModel, file_at, open_named, quantised
-from edgekit.catalog.resolve import resolve
+from edgekit.app.open import open_as_stored, open_named
 from edgekit.engines import default_engine
 from edgekit.engines.quant_names import read_quant
-from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError, UsageError
+from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError
 from edgekit.formats.types import Depth
 from edgekit.model.inspect import Inspection, inspect_header, inspect_model
 from edgekit.model.metadata import ModelMetadata, read_metadata
@@ -29,21 +28,9 @@ def inspect(
     def read(source: str) -> Inspection:
         return inspect_model(source, depth=depth, reach=reach)
 
-    found = resolve(reference, read, absolute=reach.within is not None)
-    if found.found is not None and quant is not None:
-        other = file_at(found, quant)
-        if other is None:
-            raise UsageError(
-                f"{found.name} has no file at {quant}: inspect shows files as they are"
-            )
-        return read(other)
-    if found.found is not None:
-        return found.found
-    model = ResolvedModel(
-        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
-    )
-    if quant is not None:
-        model = quantised(model, quant)
+    model = open_as_stored(reference, read, reach, quant=quant, verb="inspect shows")
+    if isinstance(model, Inspection):
+        return model
     opened = model.opened(model.first_engine)
     header, at = opened.model.header, ""
     if model.quant is not None:
@@ -55,7 +42,7 @@ def inspect(
         label=header.name,
         origin=Origin.CATALOG,
         container=header.container,
-        notes=(*found.notes, f"from the catalog{at}, no file was read: {listed}"),
+        notes=(*model.notes, f"from the catalog{at}, no file was read: {listed}"),
     )
     return inspect_header(files, header, reach.traffic)
 

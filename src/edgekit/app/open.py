@@ -131,6 +131,7 @@ class ResolvedModel(Resolved[Opened]):
 
 
 Model = TypeVar("Model", bound=ResolvedModel)
+Files = TypeVar("Files")
 
 
 def open_named(
@@ -179,15 +180,13 @@ def quantised(model: Model, quant: str) -> Model:
     """The same model, to be quantised so. Raises UsageError where its name states another quantisation."""
     if model.quant is not None and model.quant.upper() != quant.upper():
         raise UsageError(f"{model.name} and --quant {quant} name two quantisations: give one")
-    files = model.files
-    stored = None if files is None else quant_tag(files.label) or quant_tag(_file_name(files))
-    return replace(model, quant=None if stored == quant.upper() else quant)
+    is_stored = _stated_quant(model.files) == quant.upper()
+    return replace(model, quant=None if is_stored else quant)
 
 
 def file_at(model: Resolved[Any], quant: str) -> str | None:
     """The reference of the file that the model's repository has at this quantisation; None where it has none."""
-    found = model.found
-    files = found if isinstance(found, ModelFiles) else getattr(found, "files", None)
+    files = _files_of(model)
     if files is None or files.origin not in {Origin.HUB, Origin.HUB_CACHE}:
         return None
     wanted = quant.upper()
@@ -198,8 +197,40 @@ def file_at(model: Resolved[Any], quant: str) -> str | None:
     return None
 
 
-def _file_name(files: ModelFiles) -> str:
-    return files.weights[0].name if files.weights else ""
+def open_as_stored(
+    reference: str | os.PathLike[str],
+    read: Callable[[str], Files],
+    reach: Reach,
+    *,
+    quant: str | None,
+    verb: str,
+) -> Files | ResolvedModel:
+    """What `read` finds under the name, for verbs that take files as they are; or a model of the catalog.
+
+    Raises UsageError if the model has no file at this quantisation.
+    """
+    found = resolve(reference, read, absolute=reach.within is not None)
+    if found.found is None:
+        known = ResolvedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+        return known if quant is None else quantised(known, quant)
+    if quant is None or _stated_quant(_files_of(found)) == quant.upper():
+        return found.found
+    other = file_at(found, quant)
+    if other is None:
+        raise UsageError(f"{found.name} has no file at {quant}: {verb} files as they are")
+    return read(other)
+
+
+def _files_of(model: Resolved[Any]) -> ModelFiles | None:
+    found = model.found
+    return found if isinstance(found, ModelFiles) else getattr(found, "files", None)
+
+
+def _stated_quant(files: ModelFiles | None) -> str | None:
+    if files is None:
+        return None
+    name = files.weights[0].name if files.weights else ""
+    return quant_tag(files.label) or quant_tag(name)
 
 
 def _assumed(name: str) -> AssumedChoice | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.catalog import find_entry
+from edgekit.catalog import known_names, read_catalog
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.engines import default_engine
 from edgekit.engines.model_words import gguf_search
@@ -29,15 +29,10 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     """The entry that a name means and the quantisation it states: qwen3-8b, qwen3-8b:Q8_0. None for everything else."""
     if is_here(reference) or "/" in reference:
         return None
-    plain, _, tag = reference.rpartition(":")
-    for name, quant in ((reference, None), (plain, tag)):
-        try:
-            entry = find_entry(name)
-        except NotFoundError:
-            continue
-        if not entry.is_users and (quant is None or mix_by_name(quant) is not None):
-            return entry, quant
-    return None
+    entry, quant = known_names.known(reference, read_catalog(), absolute=False)
+    if entry is None or entry.is_users or (quant is not None and mix_by_name(quant) is None):
+        return None
+    return entry, quant
 
 
 def open_published(

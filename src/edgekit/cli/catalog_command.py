@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.catalog.types import Entry
-    from edgekit.sources.types import Reach
 
 KINDS = ("chat", "code", "reasoning", "embedding", "vision")
 _DESCRIPTION = (
@@ -164,6 +163,7 @@ def run_show(arguments: argparse.Namespace) -> str:
 
 def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
     """What became of each. One that cannot be read does not keep the others out."""
+    from edgekit.app.catalog import add
     from edgekit.catalog.records import is_id
 
     if arguments.id is not None and len(arguments.models) > 1:
@@ -177,21 +177,12 @@ def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
     for reference in arguments.models:
         try:
             with reach_of(arguments, quiet=arguments.json) as reach:
-                added.append(_add(reference, arguments.id, reach))
+                added.append(add(reference, reach, name=arguments.id))
         except EdgekitError as error:
             failed.append((reference, error))
     if failed and not added and len(failed) == 1:
         raise failed[0][1]
     return _told_added(added, failed, arguments)
-
-
-def _add(reference: str, name: str | None, reach: Reach) -> tuple[Entry, bool]:
-    from edgekit.app.catalog import entry_of
-    from edgekit.catalog.store import save_entry
-    from edgekit.model.open import open_model
-
-    entry = entry_of(open_model(reference, reach=reach), reference, name=name)
-    return entry, save_entry(entry)
 
 
 def _told_added(
@@ -241,6 +232,7 @@ def run_remove(arguments: argparse.Namespace) -> str:
 
 def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
     """What changed, of each. One that cannot be read again stays as it is."""
+    from edgekit.app.catalog import update
     from edgekit.catalog import find_entry, read_catalog
     from edgekit.catalog.types import Catalog
 
@@ -251,22 +243,10 @@ def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
     for entry in entries:
         try:
             with reach_of(arguments, quiet=arguments.json) as reach:
-                changed.append((entry.id, _updated(entry, reach)))
+                changed.append((entry.id, update(entry, reach)))
         except EdgekitError as error:
             failed.append((entry.id, error))
     return _told_changes(changed, failed, arguments)
-
-
-def _updated(entry: Entry, reach: Reach) -> Any:
-    from edgekit.app.catalog import changes_between, entry_of
-    from edgekit.catalog.store import save_entry
-    from edgekit.model.open import open_model
-
-    new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
-    changes = changes_between(entry, new)
-    if changes:
-        save_entry(new)
-    return changes
 
 
 def _told_changes(

@@ -15,6 +15,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.quant_names import read_quant, takes, with_quant
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
+from edgekit.published import catalog_name
 
 NAME = "qwen3-8b"
 Q8_0_BYTES = 8_703_561_728  # 8,190,735,360 weights: 34 bytes for 32, norms in f32
@@ -107,6 +108,24 @@ def test_every_spelling_of_a_quantisation_is_the_same(
 def test_plan_takes_a_quantisation(capsys: pytest.CaptureFixture[str]) -> None:
     told = ask(capsys, "plan", NAME, *Q8_0, "--ram", "64G", "-c", "4k", "--no-drafter")
     assert weights(told) == Q8_0_BYTES
+
+
+def test_inspect_takes_the_quantisation_that_a_file_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(write_model(tmp_path, "gemma-3-1b"))
+    own = ask(capsys, "inspect", path)
+    assert ask(capsys, "inspect", path, "--quant", "q4_k_m") == own
+    assert main(["inspect", path, *Q8_0]) == 2
+    assert "has no file at Q8_0: inspect shows files as they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b:q8_0", "Qwen3 8B Q8_0", "qwen3:8b-q8_0"])
+def test_run_reads_names_of_the_catalog_as_check_does(name: str) -> None:
+    found = catalog_name(name)
+    assert found is not None
+    known = open_named(f"catalog:{name}")
+    assert (found[0], (found[1] or "").upper()) == (known.entry, "Q8_0")
 
 
 def test_inspect_shows_a_catalog_model_at_a_quantisation(
