@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.app.verify import Verified
-    from edgekit.engines.llamacpp.verify.types import Verification
+    from edgekit.engines.comparison import Verification
     from edgekit.runtime.remembering import Remembered
 
 OUTSIDE = 1

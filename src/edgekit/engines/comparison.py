@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgekit.bill.types import Component, MemoryEstimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,3 +75,49 @@ class Resident:
     file_bytes: int | None = None  # mapped from files: weights that can be dropped and read again
     model_bytes: int | None = None  # ... of these the model's own
     swapped_bytes: int = 0  # its own too, on the disk just then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """The speed that the engine itself reports."""
+
+    prompt_tokens: int
+    new_tokens: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """What the real engine says it allocates."""
+
+    through: str  # "xllamacpp", "llama-fit-params"
+    version: str
+    parts: Mapping[Component, MeasuredBytes] = field(repr=False)
+    resolved: Mapping[str, str] = field(default_factory=dict)  # n_ctx, n_seq_max ... as it has them
+    devices: tuple[str, ...] = ()  # GPUs it would use
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The prediction next to the engine's report: every part and the total."""
+
+    label: str
+    estimate: MemoryEstimate = field(repr=False)
+    rules_version: str  # of the engine that the prediction's rules were checked against
+    mode: str  # how the engine was started
+    backend: str
+    on_devices: bool  # whether it uses more than the CPU
+    answer: EngineReport
+    rows: tuple[ComparedRow, ...]
+    total: ComparedRow
+    vocabulary: int = 0  # tokens in the file: the engine has tables of them
+    resident: tuple[Resident, ...] = ()
+    beside_bytes: int | None = None  # RAM that the process took in addition to its bill, if known
+    paced: Paced | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def within(self) -> bool:
+        return all(row.within for row in self.rows)

@@ -21,7 +21,7 @@ from edgekit.report.screen import MOST_WIDTH, folded, section, within
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # only to name them: a report of what is kept needs nothing that measures
-    from edgekit.engines.llamacpp.verify.types import Verification
+    from edgekit.engines.comparison import Verification
     from edgekit.runtime.calibrating.types import Calibrated
     from edgekit.runtime.remembering import Remembered
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # only to name them: others use a row of this report
-    from edgekit.engines.comparison import ComparedRow, Resident
-    from edgekit.engines.llamacpp.verify.types import Verification
+    from edgekit.engines.comparison import ComparedRow, Resident, Verification
 
 SCHEMA = 1
 
@@ -21,8 +20,8 @@ def verification_json(found: Verification) -> dict[str, Any]:
         "engine": {
             "through": answer.through,
             "version": answer.version,
-            "mode": found.setup.mode.value,
-            "backend": found.setup.backend.value,
+            "mode": found.mode,
+            "backend": found.backend,
             "devices": list(answer.devices),
             "resolved": dict(answer.resolved),
             "seconds": round(answer.seconds, 3),

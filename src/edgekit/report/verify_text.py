@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgekit.engines.comparison import ComparedRow, Resident
-from edgekit.engines.llamacpp.verify.types import Verification
+from edgekit.engines.comparison import ComparedRow, Resident, Verification
 from edgekit.report.bill import percent
 from edgekit.report.lines import figures
 from edgekit.report.screen import MOST_WIDTH, folded

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from edgekit.engines.comparison import ComparedRow
-from edgekit.engines.llamacpp.budget import devices
-from edgekit.engines.llamacpp.verify.types import Verification
+from edgekit.engines import engine_named
+from edgekit.engines.comparison import ComparedRow, Verification
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -65,12 +64,13 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
     """Nothing is written."""
     left_out = _left_out(found)
     beside = None if left_out else found.beside_bytes
+    name = found.estimate.engine
     engine: EngineMeasured | None = None
     if beside is not None or pace is not None:
         through = found.answer.through
-        cards = devices(machine) if found.setup.has_device else ()
+        cards = engine_named(name).devices(machine) if found.on_devices else ()
         engine = EngineMeasured(
-            engine=found.estimate.engine,
+            engine=name,
             through=through,
             version=told_text(installed_version(through) or found.answer.version),
             host=host_key(machine),
@@ -83,9 +83,7 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
         )
     return Remembered(
         engine=engine,
-        differences=differences_of(
-            found.label, found.rows, found.estimate.engine, found.answer.version
-        ),
+        differences=differences_of(found.label, found.rows, name, found.answer.version),
         left_out=left_out,
     )
 
@@ -95,7 +93,7 @@ def _left_out(found: Verification) -> str:
     if found.beside_bytes is None or found.vocabulary >= LEAST_VOCABULARY:
         return ""
     return (
-        f"llama.cpp's memory overhead was {format_bytes(found.beside_bytes)}, which was "
+        f"{found.estimate.engine}'s memory overhead was {format_bytes(found.beside_bytes)}, which was "
         f"not saved: {found.label} has a vocabulary of only {found.vocabulary:,} tokens, "
         "and a larger one takes more memory; run `edgekit calibrate` without a model to "
         "measure it"

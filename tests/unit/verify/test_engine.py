@@ -18,12 +18,13 @@ from tests.unit.verify import small_model
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
+from edgekit.engines.comparison import Verification
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify import check, fit_tool, ways
 from edgekit.engines.llamacpp.verify.ask import ask_engine
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.hollow import HollowFile, hollow_out, on_disk
-from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion, Verification
+from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import NEWEST, answered_version, version_name
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
@@ -157,7 +158,7 @@ def test_the_engine_is_told_apart_from_the_rules() -> None:
     assert found.answer.through == "xllamacpp"
     assert "(llama.cpp " in found.answer.version
     assert found.answer.resolved["n_seq_max"] == "4"
-    assert found.setup.mode is LlamaMode.SERVER
+    assert found.mode == "server"
 
 
 def test_shards_are_one_model() -> None:
@@ -297,7 +298,7 @@ def test_llama_fit_params_is_asked_by_its_flags(
     found = ask_tool(tool(tmp_path, monkeypatch, body))
     assert found.answer.through == "llama-fit-params"
     assert found.answer.version == "0.5.0-dev (build 1, commit 0c1e570)"
-    assert found.setup.mode is LlamaMode.LIBRARY
+    assert found.mode == "library"
     assert set(off(found).values()) == {0}
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from edgekit import __version__
 from edgekit.bill.types import Load
+from edgekit.engines.comparison import Paced, Verification
 from edgekit.engines.llamacpp.budget import backend_name, devices
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
-from edgekit.engines.llamacpp.verify.types import Paced, Pacing, Verification
+from edgekit.engines.llamacpp.verify.types import Pacing
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.speed import middle, modelled_speed

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgekit.engines.llamacpp.verify.types import Verification
+from edgekit.engines.comparison import Verification
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.machine.measured import EngineMeasured, HostMeasured
 from edgekit.machine.types import Machine

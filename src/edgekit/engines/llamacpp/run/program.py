@@ -12,10 +12,10 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.chat import Prompt
+from edgekit.engines.comparison import Verification
 from edgekit.engines.llamacpp import flags as own_flags
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.verify.types import Verification
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
 from edgekit.engines.program import EngineStart, RunOptions, Up

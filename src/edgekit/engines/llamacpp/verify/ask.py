@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgekit.engines.comparison import Resident
+from edgekit.engines.comparison import EngineReport, Paced, Resident
 from edgekit.engines.llamacpp.child import read_status
 from edgekit.engines.llamacpp.child_process import NO_DEVICES, PASSIVE, resident_at, start_child
 from edgekit.engines.llamacpp.verify.engine_log import EngineLog
-from edgekit.engines.llamacpp.verify.types import ChildLimits, EngineAnswer, LoadQuestion, Paced
+from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import Message, signal_name
 from edgekit.errors import EngineError
@@ -39,7 +39,7 @@ class _ChildReport:
     exit_code: int | None = None
 
 
-def ask_engine(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> EngineAnswer:
+def ask_engine(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> EngineReport:
     """What the engine would make room for. EngineError with its last words when it does not say."""
     begun = time.monotonic()
     child = _run(way, question, limits)
@@ -49,7 +49,7 @@ def ask_engine(way: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -
             f"the llama.cpp in {way.name} finds no GPU on this machine, so only --backend "
             "cpu can be verified"
         )
-    return EngineAnswer(
+    return EngineReport(
         through=way.name,
         version=_version(way, child),
         parts=child.log.parts(),

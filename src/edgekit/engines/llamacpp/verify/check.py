@@ -8,7 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
-from edgekit.engines.comparison import NOTHING, ComparedRow, MeasuredBytes, Resident
+from edgekit.engines.comparison import (
+    NOTHING,
+    ComparedRow,
+    EngineReport,
+    MeasuredBytes,
+    Paced,
+    Resident,
+    Verification,
+)
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.ask import ask_engine, load_for_real
@@ -16,11 +24,8 @@ from edgekit.engines.llamacpp.verify.hollow import files_of, hollow_out, on_disk
 from edgekit.engines.llamacpp.verify.types import (
     COMPARED,
     ChildLimits,
-    EngineAnswer,
     LoadQuestion,
-    Paced,
     Pacing,
-    Verification,
 )
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.llamacpp.versions import (
@@ -72,7 +77,7 @@ def verify_model(
     asked = replace(setup, mode=way.mode, use_mmap=False, **likely._asdict())
     predicted = predict or llamacpp.estimate
 
-    def ask(memory_bytes: int | None) -> EngineAnswer:
+    def ask(memory_bytes: int | None) -> EngineReport:
         limits = ChildLimits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
         with on_disk(hollow) as hollow_path:
             return ask_engine(way, LoadQuestion(path=hollow_path, load=load, setup=asked), limits)
@@ -111,7 +116,9 @@ def verify_model(
         label=files.label,
         estimate=estimate,
         rules_version=asked.version_name,
-        setup=asked,
+        mode=asked.mode.value,
+        backend=asked.backend.value,
+        on_devices=asked.has_device,
         answer=answer,
         rows=rows,
         total=_total(rows),
@@ -158,7 +165,7 @@ def _total(rows: tuple[ComparedRow, ...]) -> ComparedRow:
     )
 
 
-def _notes(estimate: MemoryEstimate, answer: EngineAnswer) -> list[str]:
+def _notes(estimate: MemoryEstimate, answer: EngineReport) -> list[str]:
     """Where the engine understood the options otherwise, every number may differ for it."""
     facts = {name: str(value) for name, value in estimate.facts}
     return [

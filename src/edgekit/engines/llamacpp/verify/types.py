@@ -1,13 +1,11 @@
-"""Nouns of this room: what the engine told, and how far the prediction is from it."""
+"""What the engine is asked, and within which limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from edgekit.bill.types import Component, Load, MemoryEstimate
-from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
+from edgekit.bill.types import Component, Load
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 
 # What both sides name. The engine keeps prompt caches and its driver's context to itself.
@@ -48,54 +46,8 @@ class Pacing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paced:
-    """What the engine itself says of its speed."""
-
-    prompt_tokens: int
-    new_tokens: int
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
     """What a child process may take before it is ended."""
 
     timeout_s: float
     memory_bytes: int | None = None  # address space; None where a GPU driver reserves what it likes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineAnswer:
-    """What the real engine told."""
-
-    through: str  # "xllamacpp", "llama-fit-params"
-    version: str
-    parts: Mapping[Component, MeasuredBytes] = field(repr=False)
-    resolved: Mapping[str, str] = field(default_factory=dict)  # n_ctx, n_seq_max ... as it has them
-    devices: tuple[str, ...] = ()  # GPUs it would use
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The whole answer: every part, the total, the verdict."""
-
-    label: str
-    estimate: MemoryEstimate = field(repr=False)
-    rules_version: str  # of the engine that the prediction's rules were checked against
-    setup: LlamaCppSetup
-    answer: EngineAnswer
-    rows: tuple[ComparedRow, ...]
-    total: ComparedRow
-    vocabulary: int = 0  # tokens that the file names: the engine keeps tables of them
-    resident: tuple[Resident, ...] = ()
-    beside_bytes: int | None = (
-        None  # what the process held on the host beside its bill, if that is known
-    )
-    paced: Paced | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def within(self) -> bool:
-        return all(row.within for row in self.rows)
