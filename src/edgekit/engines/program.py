@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
-    from edgekit.engines.comparison import ComparedRow, Resident
+    from edgekit.engines.comparison import ComparedRow, Resident, Verification
     from edgekit.engines.protocol import Engine
     from edgekit.engines.spill import Purpose
+    from edgekit.machine.measured import Pace
+    from edgekit.machine.types import Machine
+    from edgekit.model.open import Opened
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles
+
+BUSY_SHARE = 0.25  # of the CPU used by other programs: above, no speed is saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +154,29 @@ class RunOptions:
     alone: bool = False  # for one conversation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateRequest:
+    """How an engine is measured."""
+
+    machine: Machine
+    opened: Opened | None  # None: with a test model that the engine generates
+    shape: Any = None  # of that model; None: the engine's usual one
+    folder: Path | None = None  # for that model; None: that of temporary files
+    seconds: float = 20.0  # for its speed
+    busy_share: float = BUSY_SHARE
+    tell: Callable[[str], None] = field(default=lambda _: None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """An engine that was started once to be measured."""
+
+    machine: Machine  # with the devices that it ran on
+    verification: Verification
+    pace: Pace | None = None
+    notes: tuple[str, ...] = ()
+
+
 class EngineProgram(Protocol):
     """Starts one engine."""
 
@@ -174,6 +202,9 @@ class EngineProgram(Protocol):
 
         Raises EngineError where the engine is not on this machine, UsageError for one that cannot be verified.
         """
+
+    def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
+        """Starts and measures it. Raises EngineError if the engine is not on this machine."""
 
 
 def startable(verb: str) -> tuple[Engine, ...]:

@@ -20,6 +20,7 @@ from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, 
 from tests.unit.verify import small_model
 
 from edgekit.cli import main
+from edgekit.engines.llamacpp.made_up import Shape, write_made_up
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.machine import calibration, detect
 from edgekit.machine.calibration import (
@@ -34,7 +35,6 @@ from edgekit.report.calibrate_text import calibrated_text
 from edgekit.runtime import calibrating, remembering
 from edgekit.runtime.calibrating import calibrate
 from edgekit.runtime.calibrating import host as host_room
-from edgekit.runtime.calibrating.made_up import Shape, write_made_up
 from edgekit.runtime.calibrating.types import Calibrated, CalibrateOptions
 from edgekit.units import MIB
 
@@ -277,7 +277,7 @@ import sys
 from functools import partial
 from edgekit.cli import main
 from edgekit.runtime import calibrating
-from edgekit.runtime.calibrating.made_up import Shape
+from edgekit.engines.llamacpp.made_up import Shape
 from edgekit.runtime.calibrating.types import CalibrateOptions
 slow = {replace(QUICK, pace_seconds=60.0)!r}
 calibrating.calibrate = partial(calibrating.calibrate, options=slow)

@@ -23,6 +23,7 @@ from edgekit.app.plan import plan_model
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
+from edgekit.engines.llamacpp.made_up import Shape, file_bytes, write_made_up
 from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -31,6 +32,7 @@ from edgekit.engines.llamacpp.verify.check import beside_bytes
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect
+from edgekit.machine.busy import watched
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -46,8 +48,6 @@ from edgekit.models import model_preflight
 from edgekit.request import Request, Session
 from edgekit.runtime.calibrating import calibrate
 from edgekit.runtime.calibrating import host as host_room
-from edgekit.runtime.calibrating.busy import watched
-from edgekit.runtime.calibrating.made_up import Shape, file_bytes, write_made_up
 from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes
 from edgekit.runtime.calibrating.types import CalibrateOptions
 from edgekit.runtime.remembering import remember_rows, worth_keeping

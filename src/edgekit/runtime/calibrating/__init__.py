@@ -1,26 +1,27 @@
 """A machine, and perhaps a model -> what it really does, measured once and remembered: `calibrate`.
 
-Memory is read by all cores, a file is written and read, and llama.cpp is started for real, with the model that is named
-or with a made-up one. What else runs on the machine makes a speed smaller, and a memory no larger: so speeds of a busy
-machine are told, and not kept.
+Memory is read by all cores, a file is written and read, and llama.cpp is started for real, with the model that is given
+or with a generated one. Other programs make a speed smaller, but not memory larger: speeds of a busy machine are shown
+and not saved.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
-from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
-from edgekit.errors import EngineError
+from edgekit.engines import every_engine
+from edgekit.engines.program import CalibrateRequest, EngineRun
+from edgekit.errors import EdgekitError, EngineError
 from edgekit.machine import detect
 from edgekit.machine.calibration import change_calibration, with_host
-from edgekit.machine.measured import Calibration
+from edgekit.machine.measured import Calibration, HostMeasured
 from edgekit.machine.types import Machine
 from edgekit.model.open import Opened, open_model
-from edgekit.runtime.calibrating.engine import measure_engine
 from edgekit.runtime.calibrating.host import measure_host
-from edgekit.runtime.calibrating.types import Bench, Calibrated, CalibrateOptions, Run, Tell
-from edgekit.runtime.remembering import Remembered
+from edgekit.runtime.calibrating.types import Bench, Calibrated, CalibrateOptions, Tell
+from edgekit.runtime.remembering import Remembered, worth_keeping
 from edgekit.sources.finding import find_weights
 from edgekit.sources.types import Reach
 
@@ -33,26 +34,63 @@ def calibrate(
     tell: Tell = lambda _: None,
     options: CalibrateOptions | None = None,
 ) -> Calibrated:
-    """Measures and remembers. With a model named, whatever hinders llama.cpp raises, and nothing is kept.
+    """Measures and remembers. With a model given, what prevents the engine from running raises, and nothing is saved.
 
-    Where nothing could be measured, nothing is written. Raises SourceError where the result cannot be written.
+    If nothing could be measured, nothing is written. Raises SourceError if the result cannot be written.
     """
-    way, lacking = _way(reference)
+    engine = next(one for one in every_engine() if "calibrate" in one.starts_for)
+    program = engine.program()
+    measure: Callable[[CalibrateRequest], EngineRun] | None = None
+    run: EngineRun | None = None
+    missing = ""
+    try:
+        measure = None if program is None else program.calibrator()
+    except EngineError as error:
+        if reference is not None:
+            raise
+        missing = f"{engine.name} was not measured: {error}"
     opened = None if reference is None else _open(reference, reach or Reach())
-    bench = Bench(
-        machine=machine or detect(), options=options or CalibrateOptions(), tell=tell, way=way
-    )
+    bench = Bench(machine=machine or detect(), options=options or CalibrateOptions(), tell=tell)
     host, notes = measure_host(bench)
-    run = Run(notes=lacking) if way is None else measure_engine(bench, way, host, opened)
-
+    try:
+        run = None if measure is None else measure(_request(bench, host, opened))
+    except (OSError, EdgekitError) as error:
+        if opened is not None:
+            raise
+        missing = f"{engine.name} was not measured: {error}; give a model to measure it with"
+    remembered = Remembered()
+    if run is not None:
+        remembered = worth_keeping(run.verification, run.machine, run.pace)
+        notes = (*notes, *run.notes, remembered.left_out)
     found = Calibrated(
         machine=bench.machine,
         host=host,
-        engine=run.remembered.engine,
-        verification=run.verification,
-        notes=tuple(filter(None, (*notes, *run.notes))),
+        engine=remembered.engine,
+        verification=None if run is None else run.verification,
+        notes=tuple(filter(None, (*notes, missing))),
     )
-    return _kept(found, run.remembered) if found.is_kept else found
+    return _kept(found, remembered) if found.is_kept else found
+
+
+def _request(bench: Bench, host: HostMeasured, opened: Opened | None) -> CalibrateRequest:
+    """The speed that is expected is computed from the bandwidth that was just measured."""
+    machine, options = bench.machine, bench.options
+    if machine.host is not None and host.bandwidth_bytes_per_s is not None:
+        memory = replace(
+            machine.host,
+            bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
+            bandwidth_because=f"measured on this machine on {host.date}",
+        )
+        machine = replace(machine, host=memory)
+    return CalibrateRequest(
+        machine=machine,
+        opened=opened,
+        shape=options.shape,
+        folder=options.folder,
+        seconds=options.pace_seconds,
+        busy_share=options.busy_share,
+        tell=bench.tell,
+    )
 
 
 def _kept(found: Calibrated, remembered: Remembered) -> Calibrated:
@@ -61,16 +99,6 @@ def _kept(found: Calibrated, remembered: Remembered) -> Calibrated:
 
     problem = change_calibration(change).problem
     return replace(found, notes=(*found.notes, problem)) if problem else found
-
-
-def _way(reference: object) -> tuple[VerifyMethod | None, tuple[str, ...]]:
-    """Where no model is named, a machine without the engine is measured all the same."""
-    try:
-        return choose_way(really=True), ()
-    except EngineError as error:
-        if reference is not None:
-            raise
-        return None, (f"llama.cpp was not measured: {error}",)
 
 
 def _open(reference: str | os.PathLike[str], reach: Reach) -> Opened:

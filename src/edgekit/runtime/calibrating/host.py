@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 from edgekit.errors import EdgekitError, MissingExtraError
+from edgekit.machine.busy import watched
 from edgekit.machine.calibration import host_key, today, told_text
 from edgekit.machine.measured import Disk, HostMeasured
-from edgekit.runtime.calibrating.busy import watched
 from edgekit.runtime.calibrating.memory import (
     memory_bandwidth,
     read_bytes,

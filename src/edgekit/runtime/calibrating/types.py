@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from edgekit.engines.comparison import Verification
-from edgekit.engines.llamacpp.verify.ways import VerifyMethod
+from edgekit.engines.program import BUSY_SHARE
 from edgekit.machine.measured import EngineMeasured, HostMeasured
 from edgekit.machine.types import Machine
-from edgekit.runtime.calibrating.made_up import Shape
-from edgekit.runtime.remembering import Remembered
-
-BUSY_SHARE = 0.25  # of the processor taken by others: no speed is kept
 
 Tell = Callable[[str], None]
 
@@ -24,7 +21,7 @@ class CalibrateOptions:
 
     read_bytes: int | None = None  # of memory; None: 1 GiB, or an eighth of what is free
     read_seconds: float = 1.0
-    shape: Shape = field(default_factory=Shape)  # of the made-up model
+    shape: Any = None  # of the test model that the engine generates; None: its usual one
     pace_seconds: float = 20.0
     folder: Path | None = None  # None: that of temporary files
     busy_share: float = BUSY_SHARE
@@ -32,21 +29,11 @@ class CalibrateOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where it is measured, and with what."""
+    """Where and how much is measured."""
 
     machine: Machine
     options: CalibrateOptions
     tell: Tell
-    way: VerifyMethod | None = None  # to llama.cpp; None: it is not here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """llama.cpp, started once; or why it was not."""
-
-    remembered: Remembered = field(default_factory=Remembered)
-    verification: Verification | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,9 @@ class NativeProgram:
             "the built-in engine cannot be verified: its estimate is what it allocates"
         )
 
+    def calibrator(self) -> NoReturn:
+        raise UsageError("the built-in engine is not calibrated: it measures the disk when it runs")
+
 
 PROGRAM = NativeProgram()
 

@@ -1,10 +1,11 @@
-"""llama.cpp for `run`, `serve` and `verify`."""
+"""llama.cpp for `run`, `serve`, `verify` and `calibrate`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
-from edgekit.engines.program import EngineStart, RunOptions, Up
+from edgekit.engines.program import (
+    CalibrateRequest,
+    EngineRun,
+    EngineStart,
+    RunOptions,
+    Up,
+)
 from edgekit.errors import EngineError, MemoryPressureError, UsageError
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
@@ -66,6 +73,11 @@ class LlamaCppProgram:
         load, setup = own_flags.setup(values)
         way = choose_way(setup.mode if "mode" in values else None, really=really)
         return LlamaCppVerifier(load=load, setup=setup, way=way, really=really, timeout_s=timeout_s)
+
+    def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
+        from edgekit.engines.llamacpp.calibrate import measure
+
+        return partial(measure, choose_way(really=True))
 
 
 PROGRAM = LlamaCppProgram()

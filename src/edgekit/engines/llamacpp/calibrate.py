@@ -1,4 +1,4 @@
-"""llama.cpp, started once for real -> what it holds beside its bill, and how fast it is."""
+"""llama.cpp, started once for real -> the memory it takes in addition to its bill, and how fast it is."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from edgekit.bill.types import Load
 from edgekit.engines.comparison import Paced, Verification
 from edgekit.engines.llamacpp.budget import backend_name, devices
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.made_up import LABEL, Shape, file_bytes, write_made_up
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.types import Pacing
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import ending_in_order
+from edgekit.engines.program import CalibrateRequest, EngineRun
 from edgekit.engines.speed import middle, modelled_speed
-from edgekit.errors import EdgekitError, EngineError, UsageError
+from edgekit.errors import EngineError, UsageError
+from edgekit.machine.busy import watched
 from edgekit.machine.calibration import today, told_text
-from edgekit.machine.measured import HostMeasured, Pace
+from edgekit.machine.measured import Pace
 from edgekit.machine.types import Device, Machine
 from edgekit.model.open import Opened, open_model
-from edgekit.runtime.calibrating.busy import watched
-from edgekit.runtime.calibrating.made_up import LABEL, file_bytes, write_made_up
-from edgekit.runtime.calibrating.types import Bench, Run
-from edgekit.runtime.remembering import worth_keeping
 from edgekit.units import format_bytes
 
 CONTEXT_TOKENS = 1024
@@ -38,39 +37,20 @@ WORDS = 32_000  # ids that are drawn: an embedding may have rows at its end that
 _ROOM_TIMES = 2  # as much of the disk is left free as the file takes
 
 
-def measure_engine(
-    bench: Bench, way: VerifyMethod, host: HostMeasured, opened: Opened | None
-) -> Run:
-    """With the model that is named; with a made-up one, what goes wrong is a note."""
-    bench = replace(bench, machine=_as_measured(bench.machine, host))
-    if opened is not None:
-        return _run(bench, way, opened)
-    try:
-        with ending_in_order(), _made_up(bench) as made:
-            return _run(bench, way, made)
-    except (OSError, EdgekitError) as error:
-        return Run(notes=(f"llama.cpp was not measured: {error}; give a model to measure it with",))
-
-
-def _as_measured(machine: Machine, host: HostMeasured) -> Machine:
-    """What is expected of it is to rest on what was just measured."""
-    if machine.host is None or host.bandwidth_bytes_per_s is None:
-        return machine
-    memory = replace(
-        machine.host,
-        bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
-        bandwidth_because=f"measured on this machine on {host.date}",
-    )
-    return replace(machine, host=memory)
+def measure(way: VerifyMethod, request: CalibrateRequest) -> EngineRun:
+    if request.opened is not None:
+        return _run(request, way, request.opened)
+    with ending_in_order(), _made_up(request) as made:
+        return _run(request, way, made)
 
 
 @contextmanager
-def _made_up(bench: Bench) -> Iterator[Opened]:
-    """Gone afterwards, whatever happens."""
-    shape = bench.options.shape
+def _made_up(request: CalibrateRequest) -> Iterator[Opened]:
+    """Deleted afterwards, whatever happens."""
+    shape: Shape = request.shape or Shape()
     size = file_bytes(shape)
     with tempfile.TemporaryDirectory(
-        prefix="edgekit-calibrate-", dir=bench.options.folder, ignore_cleanup_errors=True
+        prefix="edgekit-calibrate-", dir=request.folder, ignore_cleanup_errors=True
     ) as folder:
         path = Path(folder) / "made-up.gguf"
         free = shutil.disk_usage(folder).free
@@ -79,33 +59,32 @@ def _made_up(bench: Bench) -> Iterator[Opened]:
                 f"{path.parents[1]} has {format_bytes(free)} free, and the generated test "
                 f"model takes {format_bytes(size)}"
             )
-        bench.tell(f"writing {LABEL} ({format_bytes(size)}) to {path.parents[1]}")
+        request.tell(f"writing {LABEL} ({format_bytes(size)}) to {path.parents[1]}")
         write_made_up(path, shape)
         yield replace(open_model(path), label=LABEL)
 
 
-def _run(bench: Bench, way: VerifyMethod, opened: Opened) -> Run:
-    """On the cards that are here, where the engine finds them; else on the processor."""
-    cards = devices(bench.machine)
+def _run(request: CalibrateRequest, way: VerifyMethod, opened: Opened) -> EngineRun:
+    """On the cards that are here if the engine finds them, else on the CPU."""
+    cards = devices(request.machine)
     if not cards:
-        return _on(bench, way, opened, ())
+        return _on(request, way, opened, ())
     try:
-        return _on(bench, way, opened, cards)
+        return _on(request, way, opened, cards)
     except EngineError as error:
-        run = _on(bench, way, opened, ())
+        run = _on(request, way, opened, ())
         return replace(run, notes=(f"measured on the CPU only: {error}", *run.notes))
 
 
-def _on(bench: Bench, way: VerifyMethod, opened: Opened, cards: tuple[Device, ...]) -> Run:
+def _on(
+    request: CalibrateRequest, way: VerifyMethod, opened: Opened, cards: tuple[Device, ...]
+) -> EngineRun:
     if opened.files is None:
         raise UsageError(f"{opened.label} has no files to load")
-    machine, setup, load = (
-        replace(bench.machine, devices=cards),
-        _setup(cards, opened),
-        _load(opened),
-    )
+    machine = replace(request.machine, devices=cards)
+    setup, load = _setup(cards, opened), _load(opened)
     where = " + ".join(card.name for card in cards) or "the CPU"
-    bench.tell(f"starting {way.name} {way.told_version()} with {opened.label} on {where}")
+    request.tell(f"starting {way.name} {way.told_version()} with {opened.label} on {where}")
     with watched() as others:
         found = verify_model(
             replace(opened.files, label=opened.label),
@@ -113,35 +92,29 @@ def _on(bench: Bench, way: VerifyMethod, opened: Opened, cards: tuple[Device, ..
             setup,
             way=way,
             really=True,
-            pacing=_pacing(opened, load, bench),
+            pacing=_pacing(opened, load, request.seconds),
         )
-    is_busy = others.share > bench.options.busy_share
+    is_busy = others.share > request.busy_share
     pace = None
     if found.paced is not None and not is_busy:
         pace = _pace(machine, opened, load, setup, found.paced)
-    remembered = worth_keeping(found, machine, pace)
-    return Run(
-        remembered=remembered,
-        verification=found,
-        notes=tuple(_notes(found, others.told if is_busy else "", remembered.left_out)),
-    )
+    notes = _notes(found, others.told if is_busy else "")
+    return EngineRun(machine=machine, verification=found, pace=pace, notes=tuple(notes))
 
 
-def _notes(found: Verification, busy: str, left_out: str) -> Iterator[str]:
+def _notes(found: Verification, busy: str) -> Iterator[str]:
     if busy and found.paced is not None:
         paced = found.paced
-        told = (
+        speed = (
             f"{paced.decode_tokens_per_s:.1f} tokens/s (prompt: "
             f"{paced.prefill_tokens_per_s:.1f} tokens/s)"
         )
-        yield f"llama.cpp reached {told}, which was not saved: {busy}"
+        yield f"llama.cpp reached {speed}, which was not saved: {busy}"
     if found.beside_bytes is None:
         yield (
             "llama.cpp's memory overhead could not be measured on this system (it is read "
             "from /proc)"
         )
-    if left_out:
-        yield left_out
 
 
 def _setup(cards: tuple[Device, ...], opened: Opened) -> LlamaCppSetup:
@@ -155,8 +128,8 @@ def _load(opened: Opened) -> Load:
     return Load(context_tokens=min(native or CONTEXT_TOKENS, CONTEXT_TOKENS))
 
 
-def _pacing(opened: Opened, load: Load, bench: Bench) -> Pacing | None:
-    """None of a model that answers nothing, or with so short a window that there is nothing to time."""
+def _pacing(opened: Opened, load: Load, seconds: float) -> Pacing | None:
+    """None for a model that answers nothing, or whose window is too short to time anything."""
     geometry = opened.model.geometry
     room = (load.context_tokens or 0) - 2 * NEW_TOKENS
     if geometry.causal is False or not geometry.vocabulary or room < NEW_TOKENS:
@@ -165,12 +138,12 @@ def _pacing(opened: Opened, load: Load, bench: Bench) -> Pacing | None:
         vocabulary=min(geometry.vocabulary, WORDS),
         prompt_tokens=min(PROMPT_TOKENS, room),
         new_tokens=NEW_TOKENS,
-        seconds=bench.options.pace_seconds,
+        seconds=seconds,
     )
 
 
 def _pace(machine: Machine, opened: Opened, load: Load, setup: LlamaCppSetup, paced: Paced) -> Pace:
-    """What was measured, beside the middle of what was expected at the same length."""
+    """What was measured, next to the middle of what was expected at the same length."""
     model = opened.model
     bill = estimate(model, load, setup)
     filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)
