@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgekit.engines.llamacpp import ENGINE as LLAMACPP
+from edgekit.engines import default_engine
 from edgekit.engines.native.arrays import Floats
 from edgekit.units import MB
 
 BUILT_IN = "edgekit"
-ENGINES = (BUILT_IN, LLAMACPP.name)
+ENGINES = (BUILT_IN, default_engine().name)
 
 
 class Mode(enum.Enum):
