@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles
 
-BUSY_SHARE = 0.25  # of the CPU used by other programs: above, no speed is saved
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWeights:
@@ -155,16 +153,23 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateRequest:
-    """How an engine is measured."""
+class CalibrateOptions:
+    """How long and how much is measured."""
 
+    read_bytes: int | None = None  # of memory; None: 1 GiB, or an eighth of what is free
+    read_seconds: float = 1.0
+    shape: Any = None  # of the test model that the engine generates; None: its usual one
+    pace_seconds: float = 20.0
+    folder: Path | None = None  # None: that of temporary files
+    busy_share: float = 0.25  # of the CPU used by other programs: above, no speed is saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateRequest:
     machine: Machine
-    opened: Opened | None  # None: with a test model that the engine generates
-    shape: Any = None  # of that model; None: the engine's usual one
-    folder: Path | None = None  # for that model; None: that of temporary files
-    seconds: float = 20.0  # for its speed
-    busy_share: float = BUSY_SHARE
-    tell: Callable[[str], None] = field(default=lambda _: None, repr=False)
+    opened: Opened | None  # None: the engine generates a test model
+    options: CalibrateOptions
+    tell: Callable[[str], None] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from edgekit.report.calibrate_text import CalibrationFile
 from edgekit.report.verify_json import row_json
 
 if TYPE_CHECKING:  # only to name it: a report of what is kept needs nothing that measures
-    from edgekit.runtime.calibrating.types import Calibrated
+    from edgekit.runtime.calibrating import Calibrated
 
 SCHEMA = 1
 

@@ -22,7 +22,7 @@ from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # only to name them: a report of what is kept needs nothing that measures
     from edgekit.engines.comparison import Verification
-    from edgekit.runtime.calibrating.types import Calibrated
+    from edgekit.runtime.calibrating import Calibrated
     from edgekit.runtime.remembering import Remembered
 
 SHOWN_DIFFERENCES = 3

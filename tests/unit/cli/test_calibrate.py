@@ -22,6 +22,7 @@ from tests.unit.verify import small_model
 from edgekit.cli import main
 from edgekit.engines.llamacpp.made_up import Shape, write_made_up
 from edgekit.engines.llamacpp.verify import ways
+from edgekit.engines.program import CalibrateOptions
 from edgekit.machine import calibration, detect
 from edgekit.machine.calibration import (
     NAME,
@@ -33,9 +34,8 @@ from edgekit.machine.calibration import (
 from edgekit.machine.measured import Calibration
 from edgekit.report.calibrate_text import calibrated_text
 from edgekit.runtime import calibrating, remembering
-from edgekit.runtime.calibrating import calibrate
-from edgekit.runtime.calibrating import host as host_room
-from edgekit.runtime.calibrating.types import Calibrated, CalibrateOptions
+from edgekit.runtime import host_speed as host_room
+from edgekit.runtime.calibrating import Calibrated, calibrate
 from edgekit.units import MIB
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -278,7 +278,7 @@ from functools import partial
 from edgekit.cli import main
 from edgekit.runtime import calibrating
 from edgekit.engines.llamacpp.made_up import Shape
-from edgekit.runtime.calibrating.types import CalibrateOptions
+from edgekit.engines.program import CalibrateOptions
 slow = {replace(QUICK, pace_seconds=60.0)!r}
 calibrating.calibrate = partial(calibrating.calibrate, options=slow)
 sys.exit(main(["calibrate"]))

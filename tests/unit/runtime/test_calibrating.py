@@ -29,6 +29,7 @@ from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.engines.llamacpp.verify.check import beside_bytes
+from edgekit.engines.program import CalibrateOptions
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect
@@ -46,10 +47,9 @@ from edgekit.machine.types import HOST, Machine, System
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session
+from edgekit.runtime import host_speed as host_room
 from edgekit.runtime.calibrating import calibrate
-from edgekit.runtime.calibrating import host as host_room
-from edgekit.runtime.calibrating.memory import memory_bandwidth, read_bytes
-from edgekit.runtime.calibrating.types import CalibrateOptions
+from edgekit.runtime.host_speed import memory_bandwidth, read_bytes
 from edgekit.runtime.remembering import remember_rows, worth_keeping
 from edgekit.sources.places import data_folder
 from edgekit.sources.types import Reach

@@ -47,10 +47,10 @@ def measure(way: VerifyMethod, request: CalibrateRequest) -> EngineRun:
 @contextmanager
 def _made_up(request: CalibrateRequest) -> Iterator[Opened]:
     """Deleted afterwards, whatever happens."""
-    shape: Shape = request.shape or Shape()
+    shape: Shape = request.options.shape or Shape()
     size = file_bytes(shape)
     with tempfile.TemporaryDirectory(
-        prefix="edgekit-calibrate-", dir=request.folder, ignore_cleanup_errors=True
+        prefix="edgekit-calibrate-", dir=request.options.folder, ignore_cleanup_errors=True
     ) as folder:
         path = Path(folder) / "made-up.gguf"
         free = shutil.disk_usage(folder).free
@@ -92,9 +92,9 @@ def _on(
             setup,
             way=way,
             really=True,
-            pacing=_pacing(opened, load, request.seconds),
+            pacing=_pacing(opened, load, request.options.pace_seconds),
         )
-    is_busy = others.share > request.busy_share
+    is_busy = others.share > request.options.busy_share
     pace = None
     if found.paced is not None and not is_busy:
         pace = _pace(machine, opened, load, setup, found.paced)

@@ -9,21 +9,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from edgekit.engines import every_engine
-from edgekit.engines.program import CalibrateRequest, EngineRun
+from edgekit.engines.comparison import Verification
+from edgekit.engines.program import CalibrateOptions, CalibrateRequest, EngineRun
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.machine import detect
 from edgekit.machine.calibration import change_calibration, with_host
-from edgekit.machine.measured import Calibration, HostMeasured
+from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured
 from edgekit.machine.types import Machine
 from edgekit.model.open import Opened, open_model
-from edgekit.runtime.calibrating.host import measure_host
-from edgekit.runtime.calibrating.types import Bench, Calibrated, CalibrateOptions, Tell
+from edgekit.runtime.host_speed import measure_host
 from edgekit.runtime.remembering import Remembered, worth_keeping
 from edgekit.sources.finding import find_weights
 from edgekit.sources.types import Reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What was measured now. What is None could not be, or is not kept: a note says why."""
+
+    machine: Machine = field(repr=False)
+    host: HostMeasured
+    engine: EngineMeasured | None = None
+    verification: Verification | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a part of the bill was outside its bounds: that is kept too."""
+        return self.verification is not None and not self.verification.within
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is anything to be kept."""
+        host = self.host
+        return bool(host.bandwidth_bytes_per_s or host.disk or self.engine or self.differs)
 
 
 def calibrate(
@@ -31,7 +53,7 @@ def calibrate(
     *,
     machine: Machine | None = None,
     reach: Reach | None = None,
-    tell: Tell = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
     options: CalibrateOptions | None = None,
 ) -> Calibrated:
     """Measures and remembers. With a model given, what prevents the engine from running raises, and nothing is saved.
@@ -49,13 +71,17 @@ def calibrate(
         if reference is not None:
             raise
         missing = f"{engine.name} was not measured: {error}"
-    opened = None if reference is None else _open(reference, reach or Reach())
-    bench = Bench(machine=machine or detect(), options=options or CalibrateOptions(), tell=tell)
-    host, notes = measure_host(bench)
+    request = CalibrateRequest(
+        opened=None if reference is None else _open(reference, reach or Reach()),
+        machine=machine or detect(),
+        options=options or CalibrateOptions(),
+        tell=tell,
+    )
+    host, notes = measure_host(request)
     try:
-        run = None if measure is None else measure(_request(bench, host, opened))
+        run = None if measure is None else measure(_as_measured(request, host))
     except (OSError, EdgekitError) as error:
-        if opened is not None:
+        if reference is not None:
             raise
         missing = f"{engine.name} was not measured: {error}; give a model to measure it with"
     remembered = Remembered()
@@ -63,7 +89,7 @@ def calibrate(
         remembered = worth_keeping(run.verification, run.machine, run.pace)
         notes = (*notes, *run.notes, remembered.left_out)
     found = Calibrated(
-        machine=bench.machine,
+        machine=request.machine,
         host=host,
         engine=remembered.engine,
         verification=None if run is None else run.verification,
@@ -72,25 +98,17 @@ def calibrate(
     return _kept(found, remembered) if found.is_kept else found
 
 
-def _request(bench: Bench, host: HostMeasured, opened: Opened | None) -> CalibrateRequest:
+def _as_measured(request: CalibrateRequest, host: HostMeasured) -> CalibrateRequest:
     """The speed that is expected is computed from the bandwidth that was just measured."""
-    machine, options = bench.machine, bench.options
-    if machine.host is not None and host.bandwidth_bytes_per_s is not None:
-        memory = replace(
-            machine.host,
-            bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
-            bandwidth_because=f"measured on this machine on {host.date}",
-        )
-        machine = replace(machine, host=memory)
-    return CalibrateRequest(
-        machine=machine,
-        opened=opened,
-        shape=options.shape,
-        folder=options.folder,
-        seconds=options.pace_seconds,
-        busy_share=options.busy_share,
-        tell=bench.tell,
+    memory = request.machine.host
+    if memory is None or host.bandwidth_bytes_per_s is None:
+        return request
+    memory = replace(
+        memory,
+        bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
+        bandwidth_because=f"measured on this machine on {host.date}",
     )
+    return replace(request, machine=replace(request.machine, host=memory))
 
 
 def _kept(found: Calibrated, remembered: Remembered) -> Calibrated:
