@@ -12,9 +12,9 @@ from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_number
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from collections.abc import Callable
-
-    from edgekit.engines.memo import TierMemory, TierPlan, TierWish
+    from edgekit.bill.task import Task
+    from edgekit.catalog.tiers import Tier
+    from edgekit.engines.memo.types import TierPlan
     from edgekit.engines.spill import Purpose
 
 PREFIX = "tier:"
@@ -33,50 +33,45 @@ def check_latency(arguments: argparse.Namespace) -> None:
 def run_tier(arguments: argparse.Namespace) -> tuple[str, int]:
     """One tier, by its name."""
     from edgekit.catalog.tiers import find_tier
-    from edgekit.engines.memo import plan_tier_on
+    from edgekit.engines.memo.choose import plan_tier_on
 
     tier = find_tier(arguments.model[len(PREFIX) :])
-    make = _maker(arguments, drafter=not arguments.no_drafter)
-    return _told(plan_tier_on(machine_of_arguments(arguments), tier, make), arguments)
+    (task,) = _tasks(arguments, (tier,), no_drafter=arguments.no_drafter)
+    return _answer(plan_tier_on(task), arguments)
 
 
 def run_tiers(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The largest that the machine holds."""
-    from edgekit.engines.memo import recommend_tier_on
+    """The largest that fits the machine."""
+    from edgekit.catalog.tiers import tiers
+    from edgekit.engines.memo.choose import recommend_tier_on
 
-    return _told(recommend_tier_on(machine_of_arguments(arguments), _maker(arguments)), arguments)
+    return _answer(recommend_tier_on(_tasks(arguments, tiers())), arguments)
 
 
-def _maker(
-    arguments: argparse.Namespace, *, drafter: bool = True
-) -> Callable[[TierMemory], TierWish]:
+def _tasks(
+    arguments: argparse.Namespace, among: tuple[Tier, ...], *, no_drafter: bool = False
+) -> list[Task]:
+    """The same for each tier."""
     from edgekit.engines.flags import read_flags
-    from edgekit.engines.memo import TierWish
-    from edgekit.engines.memo.types import MIN_CONTEXT
+    from edgekit.engines.memo import ENGINE
+    from edgekit.engines.memo.models import tier_task
 
     _check_options(arguments)
     given = given_flags(arguments)
-    context = read_flags((CONTEXT,), given.pop(COMMON, {})).get("context") or None
+    values = read_flags((CONTEXT,), given.pop(COMMON, {}))
     if given:
         raise UsageError(
             "a tier is planned for a what-if engine, so flags of real engines do not apply"
         )
     least = read_number("--min-context", arguments.min_context, least=1)
     users = read_number("--users", arguments.users, least=1)
-    purpose = read_purpose(arguments.latency)
-
-    def make(memory: TierMemory) -> TierWish:
-        return TierWish(
-            memory=memory,
-            context_tokens=context,
-            users=users,
-            prefer_accurate_kv=arguments.prefer_accurate_kv,
-            with_drafter=drafter,
-            purpose=purpose,
-            min_context=MIN_CONTEXT if least is None else least,
-        )
-
-    return make
+    values["latency"] = read_purpose(arguments.latency).value
+    values["prefer_accurate_kv"] = arguments.prefer_accurate_kv
+    load, setup = ENGINE.setup({**values, "no_drafter": no_drafter})
+    machine = machine_of_arguments(arguments)
+    if users is not None:
+        load = ENGINE.load_for_users(load, users, 0)
+    return [tier_task(tier, machine, load, setup, least) for tier in among]
 
 
 # Options of plan and recommend that say nothing about a tier, with their defaults.
@@ -108,8 +103,8 @@ def read_purpose(word: str | None) -> Purpose:
         raise UsageError(f"--latency must be voice or text (got {word!r:.40})") from error
 
 
-def _told(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int]:
-    code = 0 if plan.holds else HardwareError.exit_code
+def _answer(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int]:
+    code = 0 if plan.verdict.can_load else HardwareError.exit_code
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.tier_json import tier_json

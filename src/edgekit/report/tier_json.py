@@ -6,7 +6,8 @@ from typing import Any
 
 from edgekit.bill.decisions import Decision
 from edgekit.catalog.tiers import Layout, Tier
-from edgekit.engines.memo.types import RamFit, TierMemory, TierPlan
+from edgekit.engines.memo.budget import memory_notes
+from edgekit.engines.memo.types import DRAFT_MAX, RamFit, TierPlan, windows_of
 from edgekit.engines.spill import Spill
 from edgekit.report.tier_text import ASSUMED
 
@@ -15,22 +16,23 @@ SCHEMA = 1
 
 def tier_json(plan: TierPlan) -> dict[str, Any]:
     """The whole answer, with its bill and its reasons."""
+    found, drafter, spill = plan.verdict, plan.setup.drafter, plan.setup.spill
     return {
         "schema": SCHEMA,
         "tier": _tier(plan.tier),
-        "holds": plan.holds,
-        "context_tokens": plan.context_tokens,
-        "context_asked": plan.asked,
-        "windows": plan.wish.windows,
+        "holds": found.can_load,
+        "context_tokens": found.context_tokens,
+        "context_asked": found.asked,
+        "windows": windows_of(found.load),
         "layout": _layout(plan.layout, plan.tier),
-        "drafter": None if plan.drafter is None else plan.drafter.name,
-        "draft_max": plan.draft_max,
+        "drafter": None if drafter is None else drafter.name,
+        "draft_max": 0 if drafter is None else DRAFT_MAX,
         "parallel": plan.parallel,
-        "spill": None if plan.spill is None else _spill(plan.spill),
+        "spill": None if spill is None else _spill(spill),
         "required_bytes": plan.required_bytes,
-        "memory": _memory(plan.wish.memory),
+        "memory": _memory(plan),
         "ram": _ram(plan.ram),
-        "reasons": list(plan.reasons),
+        "reasons": list(found.reasons),
         "to_add_bytes": plan.to_add_bytes,
         "steps": [_step(step) for step in plan.steps],
         "lines": [
@@ -42,11 +44,11 @@ def tier_json(plan: TierPlan) -> dict[str, Any]:
                 "basis": line.basis.value,
                 "because": line.because,
             }
-            for line in plan.estimate.lines
+            for line in found.estimate.lines
         ],
-        "engine": plan.wish.engine,
-        "basis": plan.basis.value,
-        "notes": [ASSUMED, *plan.wish.memory.notes],
+        "engine": plan.setup.engine,
+        "basis": found.estimate.basis.value,
+        "notes": [ASSUMED, *memory_notes(found.machine, plan.budget)],
     }
 
 
@@ -84,24 +86,25 @@ def _spill(spill: Spill) -> dict[str, Any]:
     }
 
 
-def _memory(memory: TierMemory) -> dict[str, Any]:
+def _memory(plan: TierPlan) -> dict[str, Any]:
+    memory = plan.budget
     return {
         "name": memory.name,
-        "kind": memory.kind.value,
+        "kind": plan.verdict.estimate.backend,
         "total_bytes": memory.total_bytes,
         "free_bytes": memory.free_bytes,
         "reserve_bytes": memory.reserve_bytes,
         "limit_bytes": memory.limit_bytes,
-        "usable_bytes": memory.usable_bytes,
+        "usable_bytes": memory.available_bytes,
     }
 
 
 def _ram(ram: RamFit) -> dict[str, Any]:
     return {
         "level": ram.level.name.lower(),
-        "min_bytes": ram.budget.min_bytes,
-        "recommended_bytes": ram.budget.recommended_bytes,
-        "source": ram.budget.source,
+        "min_bytes": ram.need.min_bytes,
+        "recommended_bytes": ram.need.recommended_bytes,
+        "source": ram.need.source,
         "because": ram.because,
     }
 

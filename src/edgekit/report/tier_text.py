@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Component, MemoryLine
+from edgekit.bill.verdict import Status
 from edgekit.catalog.tiers import WHAT_IF
-from edgekit.engines.memo.types import MemoryKind, RamLevel, TierPlan
+from edgekit.engines.memo.budget import memory_notes
+from edgekit.engines.memo.levers import for_each
+from edgekit.engines.memo.types import TierPlan
+from edgekit.machine.types import HOST
 from edgekit.report.lines import figures
 from edgekit.report.screen import folded, joined, placed, row_width, section, within
 from edgekit.units import format_bytes
@@ -27,6 +31,7 @@ _LABELS = {
     Lever.DRAFTER: "draft model",
     Lever.SEQUENCES: "sequences",
 }
+_WORDS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
 _NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Component.STATE: "state"}
 
 
@@ -46,28 +51,28 @@ def tier_text(plan: TierPlan, *, width: int = 100, bold: bool = False) -> str:
 
 def tier_answer(plan: TierPlan) -> str:
     """The whole plan in one line."""
-    tight = plan.ram.level is RamLevel.TIGHT
-    verdict = ("Tight" if tight else "Fits") if plan.holds else "Does not fit"
-    sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.wish.memory.usable_bytes)}"
-    each = f" for each of {plan.wish.windows}" if plan.wish.windows > 1 else ""
-    drafter = f", {plan.drafter.name} as draft model" if plan.drafter is not None else ""
+    found, drafter = plan.verdict, plan.setup.drafter
+    sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.budget.available_bytes)}"
+    drafting = f", {drafter.name} as draft model" if drafter is not None else ""
     many = f", {plan.parallel} sequences" if plan.parallel > 1 else ""
-    what = f"{plan.tier.name} with {plan.context_tokens:,} tokens{each}, cache {plan.layout.name}"
-    return f"{verdict}: {what}{drafter}{many}: {sizes}"
+    context = f"{found.context_tokens:,} tokens{for_each(found.load)}"
+    what = f"{plan.tier.name} with {context}, cache {plan.layout.name}"
+    return f"{_WORDS[found.status]}: {what}{drafting}{many}: {sizes}"
 
 
 def _title(plan: TierPlan) -> tuple[str, ...]:
-    engine = "what-if engine" if plan.wish.engine == WHAT_IF else plan.wish.engine
-    return f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.wish.memory.name
+    engine = "what-if engine" if plan.setup.engine == WHAT_IF else plan.setup.engine
+    return f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name
 
 
 def _memory_lines(plan: TierPlan, width: int) -> list[str]:
     """A table where it fits the width; the arithmetic is left out where it does not."""
     rows = [
-        (_name(line), format_bytes(line.size_bytes), line.because) for line in plan.estimate.lines
+        (_name(line), format_bytes(line.size_bytes), line.because)
+        for line in plan.verdict.estimate.lines
     ]
     rows.append(("total", format_bytes(plan.required_bytes), _total_because(plan)))
-    left = plan.left_bytes
+    left = plan.budget.available_bytes - plan.required_bytes
     rows.append(("free" if left >= 0 else "missing", format_bytes(abs(left)), ""))
     plain = figures(("", ""), [row[:2] for row in rows])[1:]
     full = [f"{line}  {row[2]}".rstrip() for line, row in zip(plain, rows, strict=True)]
@@ -79,37 +84,37 @@ def _name(line: MemoryLine) -> str:
 
 
 def _total_because(plan: TierPlan) -> str:
-    memory = plan.wish.memory
-    usable = format_bytes(memory.usable_bytes)
-    if memory.kind is MemoryKind.CARD:
+    memory = plan.budget
+    usable = format_bytes(memory.available_bytes)
+    if HOST not in memory.pools:
         return f"of {usable} free on the card"
     free, reserve = format_bytes(memory.free_bytes), format_bytes(memory.reserve_bytes)
-    if memory.usable_bytes == memory.limit_bytes:
+    if memory.available_bytes == memory.limit_bytes:
         return f"of {usable}: all that the GPU may use of {format_bytes(memory.total_bytes)}"
     return f"of {usable}: {free} minus {reserve} for the system"
 
 
 def _why_rows(plan: TierPlan) -> list[str]:
     steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
-    return [*plan.reasons, *steps]
+    return [*plan.verdict.reasons, *steps]
 
 
 def _guard_row(plan: TierPlan) -> str:
-    budget = plan.ram.budget
-    least, wanted = format_bytes(budget.min_bytes), format_bytes(budget.recommended_bytes)
+    need = plan.ram.need
+    least, wanted = format_bytes(need.min_bytes), format_bytes(need.recommended_bytes)
     return (
         f"{plan.ram.level.value}: {plan.ram.because}; at least {least}, {wanted} recommended "
-        f"({budget.source})"
+        f"({need.source})"
     )
 
 
 def _to_fit_rows(plan: TierPlan) -> list[str]:
-    if plan.holds:
+    if plan.verdict.can_load:
         return []
-    return [f"add {format_bytes(plan.to_add_bytes)} of memory to {plan.wish.memory.name}"]
+    return [f"add {format_bytes(plan.to_add_bytes)} of memory to {plan.budget.name}"]
 
 
 def _notes(plan: TierPlan) -> Iterator[str]:
-    if plan.wish.engine == WHAT_IF:
+    if plan.setup.engine == WHAT_IF:
         yield _WHAT_IF
-    yield from plan.wish.memory.notes
+    yield from memory_notes(plan.verdict.machine, plan.budget)

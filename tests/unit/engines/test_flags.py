@@ -16,9 +16,11 @@ from edgekit.engines import engine_named, every_engine
 from edgekit.engines.flags import Flag, flag_words, given_flags, read_flags
 from edgekit.engines.llamacpp.flags import command_words
 from edgekit.engines.llamacpp.versions import NEWEST, OLDEST
+from edgekit.engines.memo import ENGINE as MEMO
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 
+ENGINES = (*every_engine(), MEMO)
 # Values as they are typed, of every kind that a reader of the tables takes.
 TYPED: dict[str, dict[str, tuple[str, ...]]] = {
     "llama.cpp": {
@@ -76,6 +78,12 @@ TYPED: dict[str, dict[str, tuple[str, ...]]] = {
         "threads": ("2",),
         "type_k": ("q8_0", "f32"),
     },
+    "memo": {
+        "context": ("4096",),
+        "latency": ("voice", "text"),
+        "type_k": ("q8_0", "qjl1_256"),
+        "type_v": ("q8_0", "q4_polar"),
+    },
 }  # fmt: skip
 
 
@@ -92,7 +100,7 @@ def asked(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
 @pytest.mark.parametrize("name", list(TYPED))
 @given(data=st.data())
 def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.DataObject) -> None:
-    engine = engine_named(name)
+    engine = next(one for one in ENGINES if one.name == name)
     values = data.draw(asked(engine))
     try:
         load, setup = engine.setup(values)
@@ -101,14 +109,14 @@ def test_values_are_read_again_as_the_same_load_and_setup(name: str, data: st.Da
     assert engine.setup(engine.values(load, setup)) == (load, setup)
 
 
-@pytest.mark.parametrize("engine", every_engine(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_every_field_in_a_table_is_one_of_load_or_setup(engine: Engine) -> None:
     load, setup = engine.setup({})
     known = {field.name for one in (load, setup) for field in fields(one)}
     assert {flag.field for flag in engine.table if flag.field} <= known
 
 
-@pytest.mark.parametrize("engine", every_engine(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_every_key_has_one_field_one_option_and_one_reader(engine: Engine) -> None:
     """Two switches of one key are its true and its false: the first has the columns."""
     for key in {flag.key for flag in engine.table}:
@@ -185,7 +193,7 @@ def test_ot_is_before_ncmoe_on_a_command_line() -> None:
 
 
 def test_null_in_a_row_is_not_given() -> None:
-    for engine in every_engine():
+    for engine in ENGINES:
         nothing = {flag.option or flag.key: None for flag in engine.table if flag.row}
         assert engine.read_row(nothing, None) == engine.read_row({}, None)
     assert engine_named("vllm").read_row({}, None)[0] == Load()

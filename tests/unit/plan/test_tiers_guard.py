@@ -6,14 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.plan.tier_tasks import card, planned, ram
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier
-from edgekit.engines.memo import TierWish, card_memory, plan_tier, ram_memory
-from edgekit.engines.memo.guard import MANIFEST_BYTES, assess, ram_budget, read_manifest
-from edgekit.engines.memo.types import OS_RESERVE_BYTES, RamBudget, RamLevel
+from edgekit.engines.memo.budget import budgets
+from edgekit.engines.memo.guard import MANIFEST_BYTES, assess, ram_need, read_manifest
+from edgekit.engines.memo.types import OS_RESERVE_BYTES, RamLevel, RamNeed
 from edgekit.errors import NotFoundError, UsageError
+from edgekit.machine.types import Budget
 from edgekit.units import GIB, MIB
+
+
+def card_budget(total_bytes: int) -> Budget:
+    return budgets(card(total_bytes))[0]
+
+
+def ram_budget(total_bytes: int) -> Budget:
+    return budgets(ram(total_bytes))[0]
+
 
 # a tier of which nothing but the download counts
 BARE = replace(
@@ -33,13 +44,13 @@ BARE = replace(
     ],
 )
 def test_ratios(total: int, level: RamLevel) -> None:
-    assert assess(BARE, card_memory(total)).level is level
-    assert assess(BARE, ram_memory(total + OS_RESERVE_BYTES)).level is level
+    assert assess(BARE, card_budget(total)).level is level
+    assert assess(BARE, ram_budget(total + OS_RESERVE_BYTES)).level is level
 
 
 def test_the_reserve_is_of_ram_alone() -> None:
     assert OS_RESERVE_BYTES == 1536 * MIB
-    assert assess(BARE, ram_memory(80_000)).level is RamLevel.WONT_FIT
+    assert assess(BARE, ram_budget(80_000)).level is RamLevel.WONT_FIT
 
 
 @pytest.mark.parametrize(
@@ -47,48 +58,52 @@ def test_the_reserve_is_of_ram_alone() -> None:
 )  # of the whole phone, not of what its system leaves
 def test_least_ram(name: str, gib: int) -> None:
     tier = find_tier(name)
-    assert assess(tier, ram_memory(gib * GIB)).level is not RamLevel.WONT_FIT
-    below = assess(tier, ram_memory(gib * GIB - 1))
+    assert assess(tier, ram_budget(gib * GIB)).level is not RamLevel.WONT_FIT
+    below = assess(tier, ram_budget(gib * GIB - 1))
     assert below.level is RamLevel.WONT_FIT
     assert f"{gib}.00 GiB is needed" in below.because
 
 
 def test_recommended_is_the_least_and_a_compressed_window() -> None:
     tier = find_tier("9B")
-    budget = ram_budget(tier, ram_memory(16 * GIB))
+    budget = ram_need(tier, ram_budget(16 * GIB))
     assert budget.min_bytes == 12 * GIB
     assert budget.recommended_bytes == 12 * GIB + 6_784 * 131_072
-    at, below = ram_memory(budget.recommended_bytes), ram_memory(budget.recommended_bytes - 1)
+    at, below = ram_budget(budget.recommended_bytes), ram_budget(budget.recommended_bytes - 1)
     assert (assess(tier, at).level, assess(tier, below).level) == (RamLevel.FITS, RamLevel.TIGHT)
 
 
 def test_where_no_least_is_said_it_is_what_must_be_held() -> None:
     tier = find_tier("27B")
-    assert ram_budget(tier, card_memory(24 * GIB)).min_bytes == round(19.3 * GIB)
+    assert ram_need(tier, card_budget(24 * GIB)).min_bytes == round(19.3 * GIB)
     with_reserve = round(19.3 * GIB) + OS_RESERVE_BYTES
-    assert ram_budget(tier, ram_memory(24 * GIB)).min_bytes == with_reserve
-    assert ram_budget(find_tier("9B"), card_memory(GIB)).min_bytes == round(5.4 * GIB) + round(
+    assert ram_need(tier, ram_budget(24 * GIB)).min_bytes == with_reserve
+    assert ram_need(find_tier("9B"), card_budget(GIB)).min_bytes == round(5.4 * GIB) + round(
         1.5 * GIB
     )
 
 
 def test_a_tier_that_the_guard_keeps_off_does_not_hold_whatever_fits() -> None:
     """The 9B with 16,384 tokens is 7.1 GiB; a phone of 10 GB has 8.5 of them."""
-    plan = plan_tier(find_tier("9B"), TierWish(memory=ram_memory(10 * GIB)))
-    assert (plan.holds, plan.to_add_bytes) == (False, 2 * GIB)
-    assert plan.required_bytes < plan.wish.memory.usable_bytes
-    assert plan.reasons == ("12.00 GiB is needed, the machine has 10.00 GiB",)
+    plan = planned(ram(10 * GIB), "9B")
+    assert (plan.verdict.can_load, plan.to_add_bytes) == (False, 2 * GIB)
+    assert plan.required_bytes < plan.budget.available_bytes
+    assert plan.verdict.reasons == ("12.00 GiB is needed, the machine has 10.00 GiB",)
 
 
 def test_a_manifest_comes_before_what_is_made_up() -> None:
-    manifest = RamBudget(min_bytes=9 * GIB, recommended_bytes=11 * GIB, source="manifest")
-    plan = plan_tier(find_tier("9B"), TierWish(memory=ram_memory(10 * GIB), manifest=manifest))
-    assert (plan.holds, plan.ram.level, plan.ram.budget) == (True, RamLevel.TIGHT, manifest)
+    manifest = RamNeed(min_bytes=9 * GIB, recommended_bytes=11 * GIB, source="manifest")
+    plan = planned(ram(10 * GIB), "9B", manifest=manifest)
+    assert (plan.verdict.can_load, plan.ram.level, plan.ram.need) == (
+        True,
+        RamLevel.TIGHT,
+        manifest,
+    )
 
 
 def test_the_manifest_of_a_bundle() -> None:
     file = Path(edgekit.catalog.__path__[0], "tier_data", "manifest.json")
-    assert read_manifest(file) == RamBudget(
+    assert read_manifest(file) == RamNeed(
         min_bytes=4096 * MIB, recommended_bytes=7168 * MIB, source="manifest"
     )
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG
+from tests.unit.plan.tier_tasks import planned_in, ram, task_for
 
+from edgekit.basis import Basis
 from edgekit.bill.decisions import Lever
-from edgekit.catalog.tiers import find_tier, layouts, tiers
-from edgekit.engines.memo import TierPlan, TierWish, plan_tier, recommend_tier
-from edgekit.engines.memo.types import MemoryKind, TierMemory
-from edgekit.engines.spill import Purpose, Store
+from edgekit.bill.task import Placement, Task
+from edgekit.catalog.tiers import layouts, tiers
+from edgekit.engines.memo import ENGINE
+from edgekit.engines.memo.cache_choices import layout_of
+from edgekit.engines.memo.models import tier_model
+from edgekit.engines.memo.placements import store_of
+from edgekit.engines.memo.types import OS_RESERVE_BYTES, MemoSetup, TierPlan
+from edgekit.engines.spill import Purpose
 from edgekit.errors import KvSpillUnsupportedError
-from edgekit.machine.types import HOST
+from edgekit.machine.types import DEVICE, HOST, Budget, Pool
 from edgekit.units import GIB, MIB
 
 SIZES = st.integers(0, 64 * GIB)
@@ -25,114 +32,162 @@ NAMES = st.sampled_from([tier.name for tier in tiers()])
 WORST: tuple[float, ...] = (-1,)
 
 
-@st.composite
-def memories(draw: st.DrawFn) -> TierMemory:
-    total = draw(SIZES)
-    kind = draw(st.sampled_from(MemoryKind))
-    has_room = kind is MemoryKind.CARD and draw(st.booleans())
-    return TierMemory(
+def budget(pool: Pool, total_bytes: int, free_bytes: int, limit_bytes: int | None = None) -> Budget:
+    return Budget(
         name="m",
-        kind=kind,
-        total_bytes=total,
-        free_bytes=total - draw(st.integers(0, total)) // 2,
-        limit_bytes=draw(st.none() | SIZES),
-        store=Store.HOST_RAM if has_room else Store.NVME,
-        store_room_bytes=draw(SIZES) if has_room else None,
+        pools=frozenset({pool}),
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        reserve_bytes=OS_RESERVE_BYTES if pool == HOST else 0,
+        because="",
+        limit_bytes=limit_bytes,
     )
 
 
+def placed(*budgets: Budget) -> Placement:
+    (pool,) = budgets[0].pools
+    return Placement(setup=MemoSetup(pool=pool), budgets=budgets, because="")
+
+
 @st.composite
-def wishes(draw: st.DrawFn) -> TierWish:
-    return TierWish(
-        memory=draw(memories()),
-        context_tokens=draw(TOKENS),
+def memories(draw: st.DrawFn) -> Placement:
+    total = draw(SIZES)
+    pool = draw(st.sampled_from([DEVICE, HOST]))
+    free = total - draw(st.integers(0, total)) // 2
+    found = [budget(pool, total, free, draw(st.none() | SIZES))]
+    if pool == DEVICE and draw(st.booleans()):
+        room = draw(SIZES)
+        found.append(budget(HOST, room, room))
+    return placed(*found)
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> Task:
+    """For any tier."""
+    return task_for(
+        ram(0),
+        "2B",
+        context=draw(TOKENS),
         users=draw(st.none() | st.integers(1, 12)),
         layout=draw(st.none() | st.sampled_from(layouts())),
         prefer_accurate_kv=draw(st.booleans()),
-        with_drafter=draw(st.booleans()),
+        may_draft=draw(st.booleans()),
         purpose=draw(st.sampled_from(Purpose)),
         min_context=draw(st.sampled_from([1, 1000, 16_384, 131_072])),
     )
 
 
 def rank(plan: TierPlan | None) -> tuple[float, ...]:
-    """What does not hold is as bad as what may not be spilled: there is nothing to run."""
-    return plan.rank if plan is not None and plan.holds else WORST
+    """What does not fit is as bad as what may not be spilled: there is nothing to run."""
+    return plan.rank if plan is not None and plan.verdict.can_load else WORST
 
 
-def planned(wish: TierWish, name: str | None = None) -> TierPlan | None:
+def planned(memory: Placement, wish: Task, name: str | None = None) -> TierPlan | None:
     """None where the cache may not be spilled."""
     try:
-        return recommend_tier(wish) if name is None else plan_tier(find_tier(name), wish)
+        return planned_in(memory, name, wish)
     except KvSpillUnsupportedError:
         return None
 
 
-def is_sensible(wish: TierWish) -> bool:
-    return wish.layout is None or wish.layout.holds(wish.context_tokens or 1)
+def is_sensible(wish: Task) -> bool:
+    layout = layout_of(wish.load)
+    return layout is None or layout.holds(wish.load.context_tokens or 1)
 
 
-@given(wish=wishes(), name=st.none() | NAMES, more=st.integers(1, 32 * GIB) | st.integers(1, MIB))
+def enlarged(memory: Placement, more: int) -> Placement:
+    first, *others = memory.budgets
+    limit = None if first.limit_bytes is None else first.limit_bytes + more
+    larger: dict[str, Any] = {
+        "total_bytes": first.total_bytes + more,
+        "free_bytes": first.free_bytes + more,
+        "limit_bytes": limit,
+    }
+    return placed(replace(first, **larger), *others)
+
+
+@given(
+    memory=memories(),
+    wish=wishes(),
+    name=st.none() | NAMES,
+    more=st.integers(1, 32 * GIB) | st.integers(1, MIB),
+)
 @settings(max_examples=400 if LONG else 60)
-def test_more_memory_is_never_worse(wish: TierWish, name: str | None, more: int) -> None:
+def test_more_memory_is_never_worse(
+    memory: Placement, wish: Task, name: str | None, more: int
+) -> None:
     assume(is_sensible(wish))
-    memory = wish.memory
-    limit = None if memory.limit_bytes is None else memory.limit_bytes + more
-    larger = replace(
-        memory,
-        total_bytes=memory.total_bytes + more,
-        free_bytes=memory.free_bytes + more,
-        limit_bytes=limit,
-    )
-    assert rank(planned(replace(wish, memory=larger), name)) >= rank(planned(wish, name))
+    larger = enlarged(memory, more)
+    assert rank(planned(larger, wish, name)) >= rank(planned(memory, wish, name))
 
 
-@given(wish=wishes(), name=st.none() | NAMES)
+@given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
 @settings(max_examples=400 if LONG else 60)
-def test_no_plan_exceeds_its_memory(wish: TierWish, name: str | None) -> None:
+def test_no_plan_exceeds_its_memory(memory: Placement, wish: Task, name: str | None) -> None:
     assume(is_sensible(wish))
-    plan = planned(wish, name)
-    if plan is None or not plan.holds:
+    plan = planned(memory, wish, name)
+    if plan is None or not plan.verdict.can_load:
         return
-    memory = wish.memory
-    assert plan.required_bytes <= memory.usable_bytes <= memory.free_bytes
-    beside = plan.estimate.total(lambda line: line.pool == HOST and line.part == "spilled")
-    assert memory.store_room_bytes is None or beside <= memory.store_room_bytes
-    assert plan.context_tokens <= plan.tier.window
-    assert plan.layout.holds(plan.context_tokens)
-    assert wish.context_tokens in {None, plan.context_tokens}
-    assert wish.users in {None, plan.parallel}
+    first = memory.budgets[0]
+    assert plan.required_bytes <= first.available_bytes <= first.free_bytes
+    bill = plan.verdict.estimate
+    spilled = bill.total(lambda line: line.pool == HOST and line.part == "spilled")
+    _, room = store_of(memory)
+    assert room is None or spilled <= room
+    tokens = plan.verdict.context_tokens
+    assert tokens <= plan.tier.window
+    assert plan.layout.holds(tokens)
+    assert wish.load.context_tokens in {None, tokens}
+    assert wish.load.sequences in {None, plan.parallel}
 
 
-@given(wish=wishes())
-@settings(max_examples=100 if LONG else 30)
-def test_the_same_gives_the_same(wish: TierWish) -> None:
+@given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
+@settings(max_examples=400 if LONG else 60)
+def test_the_bill_is_that_of_the_load_and_setup(
+    memory: Placement, wish: Task, name: str | None
+) -> None:
     assume(is_sensible(wish))
-    assert planned(wish) == planned(wish)
+    plan = planned(memory, wish, name)
+    if plan is None:
+        return
+    found = plan.verdict
+    model = tier_model(plan.tier)
+    assert ENGINE.estimate(model, found.load, found.way.setup) == found.estimate
+    assert {line.basis for line in found.estimate.lines} == {Basis.ASSUMED}
+    assert ENGINE.cache_name(found.load, found.way.setup) == found.cache == plan.layout.name
+    if found.can_load:
+        assert found.context_tokens <= found.max_context or plan.setup.spill is not None
 
 
-@given(wish=wishes(), name=st.none() | NAMES)
+@given(memory=memories(), wish=wishes())
+@settings(max_examples=100 if LONG else 30)
+def test_the_same_gives_the_same(memory: Placement, wish: Task) -> None:
+    assume(is_sensible(wish))
+    assert planned(memory, wish) == planned(memory, wish)
+
+
+@given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
 @settings(max_examples=300 if LONG else 60)
-@example(wish=TierWish(memory=TierMemory(name="m", kind=MemoryKind.RAM, total_bytes=0, free_bytes=0)), name=None)  # fmt: skip
-def test_what_is_said_to_be_missing_is_enough(wish: TierWish, name: str | None) -> None:
-    wish = replace(wish, memory=replace(wish.memory, limit_bytes=None))
+@example(memory=placed(budget(HOST, 0, 0)), wish=task_for(ram(0), "2B"), name=None)
+def test_what_is_said_to_be_missing_is_enough(
+    memory: Placement, wish: Task, name: str | None
+) -> None:
+    first, *others = memory.budgets
+    memory = placed(replace(first, limit_bytes=None), *others)
     assume(is_sensible(wish))
-    plan = planned(wish, name)
-    if plan is None or plan.holds:
+    plan = planned(memory, wish, name)
+    if plan is None or plan.verdict.can_load:
         return
-    memory, add = wish.memory, plan.to_add_bytes
-    assert add > 0
-    larger = replace(
-        memory, total_bytes=memory.total_bytes + add, free_bytes=memory.free_bytes + add
-    )
-    assert plan_tier(plan.tier, replace(wish, memory=larger)).holds
+    assert plan.to_add_bytes > 0
+    larger = enlarged(memory, plan.to_add_bytes)
+    assert planned_in(larger, plan.tier.name, wish).verdict.can_load
 
 
-@given(wish=wishes())
+@given(memory=memories(), wish=wishes())
 @settings(max_examples=100 if LONG else 30)
-def test_every_step_has_its_words(wish: TierWish) -> None:
+def test_every_step_has_its_words(memory: Placement, wish: Task) -> None:
     assume(is_sensible(wish))
-    plan = planned(wish)
+    plan = planned(memory, wish)
     if plan is None:
         return
     assert all(step.value and step.because for step in plan.steps)

@@ -6,33 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.plan.tier_tasks import card, planned, ram, recommended
 
-from edgekit.catalog.tiers import find_layout, find_tier
-from edgekit.engines.memo import (
-    TierWish,
-    card_memory,
-    plan_tier,
-    ram_memory,
-    recommend_tier,
-)
-from edgekit.engines.memo.types import TierMemory
+from edgekit.catalog.tiers import find_layout
 from edgekit.report.tier_json import tier_json
 from edgekit.report.tier_text import tier_answer, tier_text
 from edgekit.units import GIB
 
 DOCS = Path(__file__).parents[3] / "docs" / "tiers.md"
-CARD = TierWish(memory=card_memory(24 * GIB, name="24 GB card"))
-SPILLED = TierWish(memory=card_memory(6 * GIB, host_bytes=32 * GIB), context_tokens=131_072)
 PLANS = {
-    "fits": recommend_tier(TierWish(memory=ram_memory(48 * GIB))),
-    "tight": recommend_tier(CARD),
-    "nothing holds": recommend_tier(TierWish(memory=ram_memory(2 * GIB))),
-    "spilled": plan_tier(find_tier("4B"), SPILLED),
-    "users": plan_tier(find_tier("2B"), TierWish(memory=card_memory(24 * GIB), users=4)),
-    "real engine": plan_tier(
-        find_tier("9B"),
-        TierWish(memory=card_memory(16 * GIB), engine="llama.cpp", layout=find_layout("q8_0")),
-    ),
+    "fits": recommended(ram(48 * GIB)),
+    "tight": recommended(card(24 * GIB, name="24 GB card")),
+    "nothing holds": recommended(ram(2 * GIB)),
+    "spilled": planned(card(6 * GIB, host_bytes=32 * GIB), "4B", context=131_072),
+    "users": planned(card(24 * GIB), "2B", users=4),
+    "real engine": planned(card(16 * GIB), "9B", engine="llama.cpp", layout=find_layout("q8_0")),
 }
 
 
@@ -71,8 +59,7 @@ def test_what_to_add_is_said() -> None:
 
 
 def test_a_strangers_name_does_not_steer_the_terminal() -> None:
-    memory = TierMemory(name="\x1b[2Jcard", kind=CARD.memory.kind, total_bytes=0, free_bytes=0)
-    assert "\x1b" not in tier_text(recommend_tier(TierWish(memory=memory)))
+    assert "\x1b" not in tier_text(recommended(card(0, name="\x1b[2Jcard")))
 
 
 def test_the_page_shows_what_is_printed() -> None:
@@ -83,7 +70,7 @@ def test_the_page_shows_what_is_printed() -> None:
 def test_json(name: str) -> None:
     plan = PLANS[name]
     read = json.loads(json.dumps(tier_json(plan)))
-    assert read["holds"] is plan.holds
+    assert read["holds"] is plan.verdict.can_load
     beside = sum(line["size_bytes"] for line in read["lines"] if line["part"] == "spilled")
     assert sum(line["size_bytes"] for line in read["lines"]) == read["required_bytes"] + beside
     assert (read["spill"] is not None) is (name == "spilled")

@@ -1,4 +1,4 @@
-"""A tier and a memory -> whether it belongs there: the RAM guard of the tiers (everything else has the verdict).
+"""Whether a tier should run in a memory of this size: the RAM guard of the tiers.
 
 Above 0.8 of the memory the download does not fit, above 0.65 it is tight; a machine below the tier's minimum RAM does
 not run it, one below what is recommended is tight.
@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 
 from edgekit.catalog.tiers import Tier, layout_for
-from edgekit.engines.memo.types import MemoryKind, RamBudget, RamFit, RamLevel, TierMemory
+from edgekit.engines.memo.types import RamFit, RamLevel, RamNeed
 from edgekit.errors import NotFoundError, UsageError
+from edgekit.machine.types import HOST, Budget
 from edgekit.units import MIB, format_bytes
 
 WONT_FIT_PERCENT = 80
@@ -20,47 +21,47 @@ MANIFEST_BYTES = 1024 * 1024  # real ones have a few KiB
 MOST_MB = 2**30  # a pebibyte
 
 
-def ram_budget(tier: Tier, memory: TierMemory, manifest: RamBudget | None = None) -> RamBudget:
+def ram_need(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamNeed:
     """The manifest's; without one the least RAM, and beyond it a compressed cache of the whole window."""
     if manifest is not None:
         return manifest
-    if tier.min_ram_bytes is not None and memory.kind is MemoryKind.RAM:
-        least, told = tier.min_ram_bytes, "the tier's minimum RAM"
+    if tier.min_ram_bytes is not None and HOST in memory.pools:
+        least, source = tier.min_ram_bytes, "the tier's minimum RAM"
     else:
         least = tier.weights_bytes + tier.working_bytes + memory.reserve_bytes
-        told = "weights, working set" if memory.reserve_bytes else "weights and working set"
-        told += " and the system reserve" if memory.reserve_bytes else ""
+        source = "weights, working set" if memory.reserve_bytes else "weights and working set"
+        source += " and the system reserve" if memory.reserve_bytes else ""
     cache = tier.bytes_per_token(layout_for(tier.window)) * tier.window
-    return RamBudget(
+    return RamNeed(
         min_bytes=least,
         recommended_bytes=least + cache,
-        source=f"{told}; recommended with the compressed cache of {tier.window:,} tokens",
+        source=f"{source}; recommended with the compressed cache of {tier.window:,} tokens",
     )
 
 
-def assess(tier: Tier, memory: TierMemory, manifest: RamBudget | None = None) -> RamFit:
-    """By the size of the machine, not by what is free of it: that the bill is held against."""
-    budget = ram_budget(tier, memory, manifest)
-    weights, whole = tier.weights_bytes, memory.whole_bytes
+def assess(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamFit:
+    """By the size of the machine. The bill is compared with what is free of it."""
+    need = ram_need(tier, memory, manifest)
+    weights, whole = tier.weights_bytes, max(0, memory.total_bytes - memory.reserve_bytes)
     size = f"the download of {format_bytes(weights)} is {_share(weights, whole)} of {format_bytes(whole)}"
     has = f"the machine has {format_bytes(memory.total_bytes)}"
     if weights * 100 > whole * WONT_FIT_PERCENT:
         level, why = RamLevel.WONT_FIT, f"{size}, more than {WONT_FIT_PERCENT} %"
-    elif memory.total_bytes < budget.min_bytes:
-        level, why = RamLevel.WONT_FIT, f"{format_bytes(budget.min_bytes)} is needed, {has}"
+    elif memory.total_bytes < need.min_bytes:
+        level, why = RamLevel.WONT_FIT, f"{format_bytes(need.min_bytes)} is needed, {has}"
     elif weights * 100 > whole * TIGHT_PERCENT:
         level, why = RamLevel.TIGHT, f"{size}, more than {TIGHT_PERCENT} %"
-    elif memory.total_bytes < budget.recommended_bytes:
+    elif memory.total_bytes < need.recommended_bytes:
         level = RamLevel.TIGHT
-        why = f"{format_bytes(budget.recommended_bytes)} is recommended, {has}"
+        why = f"{format_bytes(need.recommended_bytes)} is recommended, {has}"
     else:
         level, why = RamLevel.FITS, f"{size}, at most {TIGHT_PERCENT} %"
-    return RamFit(level=level, budget=budget, because=why)
+    return RamFit(level=level, need=need, because=why)
 
 
-def least_total_bytes(tier: Tier, memory: TierMemory, manifest: RamBudget | None = None) -> int:
+def least_total_bytes(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> int:
     """The smallest memory of this kind that the guard lets the tier on."""
-    least = ram_budget(tier, memory, manifest).min_bytes
+    least = ram_need(tier, memory, manifest).min_bytes
     return max(least, -(-tier.weights_bytes * 100 // WONT_FIT_PERCENT) + memory.reserve_bytes)
 
 
@@ -68,7 +69,7 @@ def _share(part: int, whole: int) -> str:
     return f"{part * 100 / whole:.1f} %" if whole else "more than all"
 
 
-def read_manifest(path: Path) -> RamBudget:
+def read_manifest(path: Path) -> RamNeed:
     """The ramBudgetMb of an installed bundle's manifest. Raises where the file is not there or is not one."""
     try:
         with path.open("rb") as file:
@@ -79,10 +80,10 @@ def read_manifest(path: Path) -> RamBudget:
         raise NotFoundError(f"{path}: {error.strerror or error}") from error
     if len(text) > MANIFEST_BYTES:
         raise UsageError(f"{path}: the manifest is larger than {format_bytes(MANIFEST_BYTES)}")
-    return _budget_of(text, str(path))
+    return _need_of(text, str(path))
 
 
-def _budget_of(text: bytes, where: str) -> RamBudget:
+def _need_of(text: bytes, where: str) -> RamNeed:
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -93,7 +94,7 @@ def _budget_of(text: bytes, where: str) -> RamBudget:
     least, wanted = (_megabytes(found.get(name), name, where) for name in ("min", "recommended"))
     if wanted < least:
         raise UsageError(f"{where}: ramBudgetMb recommends {wanted:,}, less than its min {least:,}")
-    return RamBudget(min_bytes=least * MIB, recommended_bytes=wanted * MIB, source="manifest")
+    return RamNeed(min_bytes=least * MIB, recommended_bytes=wanted * MIB, source="manifest")
 
 
 def _megabytes(value: object, name: str, where: str) -> int:

@@ -1,0 +1,66 @@
+"""What a tier may use of a machine: its largest card, or its RAM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgekit.engines.budgets import card_budget
+from edgekit.engines.memo.types import OS_RESERVE_BYTES
+from edgekit.errors import HardwareError
+from edgekit.machine.types import DEVICE, HOST, Budget, Device, HostMemory, Machine, Vendor
+from edgekit.units import format_bytes
+
+
+def devices(machine: Machine) -> tuple[Device, ...]:
+    """The card with the most free memory: a tier runs on one."""
+    return tuple(sorted(_cards(machine), key=lambda one: -one.free_bytes)[:1])
+
+
+def budgets(machine: Machine) -> tuple[Budget, ...]:
+    """The card, then the RAM. A tier is in one of them. Raises HardwareError where no memory is known."""
+    found = tuple(card_budget(DEVICE, card, 0, "") for card in devices(machine))
+    if machine.host is not None:
+        found += (_ram(machine, machine.host),)
+    if not found:
+        raise HardwareError(f"the memory of {machine.name} is unknown: give --ram or --vram")
+    return found
+
+
+def capacity_bytes(machine: Machine) -> int:
+    """Of one of them: a tier is not divided."""
+    return max(one.available_bytes for one in budgets(machine))
+
+
+def memory_notes(machine: Machine, budget: Budget) -> Iterator[str]:
+    """What does not count of the machine."""
+    others = len(_cards(machine)) - 1
+    if HOST not in budget.pools and others:
+        yield f"a tier runs on one GPU: the other {others} are not counted"
+    if budget.limit_bytes is not None:
+        yield budget.limit_because
+
+
+def _cards(machine: Machine) -> list[Device]:
+    return [one for one in machine.devices if not one.unified and not one.integrated]
+
+
+def _ram(machine: Machine, host: HostMemory) -> Budget:
+    """Of a Mac the GPU may wire a part only; of a phone one app may hold a part only."""
+    limits = [
+        (one.limit_bytes, "the GPU may use {} of it")
+        for one in machine.devices
+        if one.vendor is Vendor.APPLE and one.limit_bytes is not None
+    ]
+    if machine.is_phone:
+        limits += [(one.left_bytes, one.name + ": {} of it") for one in host.limits]
+    limit, because = min(limits, default=(None, ""))
+    return Budget(
+        name=machine.name,
+        pools=frozenset({HOST}),
+        total_bytes=host.total_bytes if machine.is_phone else host.whole_bytes,
+        free_bytes=host.free_bytes if machine.is_phone else host.usable_bytes,
+        reserve_bytes=OS_RESERVE_BYTES,
+        because="for the system",
+        limit_bytes=limit,
+        limit_because="" if limit is None else because.format(format_bytes(limit)),
+    )

@@ -1,0 +1,95 @@
+"""Options of a tier: the table of everything that can be set -> a load and a setup, and back."""
+
+# ruff: noqa: E501 - a table: one row, one line
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgekit.engines.flags import (
+    CONTEXT,
+    CacheFlags,
+    Flag,
+    Meaning,
+    Page,
+    field_values,
+    given_values,
+    number,
+    one_of,
+    read_options,
+    text,
+    yes_no,
+)
+
+if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.cache_types import CacheType
+    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.engines.memo.types import MemoSetup
+    from edgekit.engines.spill import Purpose
+
+
+def _cache_type(name: str) -> CacheType:
+    from edgekit.bill.cache_types import cache_type
+
+    return cache_type(name)
+
+
+def _purpose(name: str) -> Purpose:
+    from edgekit.engines.spill import Purpose
+
+    return Purpose(name)
+
+
+_CACHE = Meaning(_cache_type, lambda kind: kind.name)
+FLAGS: tuple[Flag, ...] = (
+    Flag(("--prefer-accurate-kv",), "prefer_accurate_kv", "accuracy of the cache before length of the context", row=yes_no),
+    Flag(("--no-drafter",), "no_drafter", "do not look for a draft model", field="may_draft", meaning=Meaning(lambda given: not given, lambda may: not may), row=yes_no),
+    Flag(("--latency",), "latency", "longest wait for spilled cache pages: text or voice", "FOR", one_of("text", "voice"), field="purpose",
+         meaning=Meaning(_purpose, lambda purpose: purpose.value), row=text),
+)  # fmt: skip
+# There is no flag for these.
+ROW_ONLY = (
+    Flag((), "type_k", "", "TYPE", field="cache_k", meaning=_CACHE, row=text),
+    Flag((), "type_v", "", "TYPE", field="cache_v", meaning=_CACHE, row=text),
+    Flag((), "sequences", "", "N", row=number),
+    Flag((), "unified", "", row=yes_no),
+)
+TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
+PAGE = Page("Tiers", "", CacheFlags(("type_k", "type_v"), "f16"), is_compared=False)
+
+
+def default_setup() -> MemoSetup:
+    from edgekit.engines.memo.types import MemoSetup
+
+    return MemoSetup()
+
+
+def setup(values: Mapping[str, Any]) -> tuple[Load, MemoSetup]:
+    """What the flags ask for. Raises UsageError."""
+    from edgekit.bill.types import Load
+    from edgekit.engines.memo.types import MemoSetup
+
+    load = field_values(TABLE, values, Load)
+    load["context_tokens"] = values.get("context") or None
+    return Load(**load), MemoSetup(**field_values(TABLE, values, MemoSetup))
+
+
+def values(load: Load, setup: MemoSetup) -> dict[str, Any]:
+    """And back. The drafter and the spill are chosen again."""
+    return given_values(TABLE, load, setup)
+
+
+def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MemoSetup]:
+    return setup(read_options(TABLE, options))
+
+
+def read_keywords(options: Mapping[str, Any]) -> tuple[Load, MemoSetup]:
+    return read_row(options)
+
+
+def describe(load: Load, estimate: MemoryEstimate) -> str:
+    """What was asked for, as it was resolved."""
+    facts: dict[str, Any] = dict(estimate.facts)
+    each = f" for each of {facts['windows']}" if facts["windows"] > 1 else ""
+    many = f", {load.sequences} sequences" if (load.sequences or 1) > 1 else ""
+    return f"{facts['context_tokens']:,} tokens of context{each}, cache {facts['layout']}{many}"

@@ -1,0 +1,90 @@
+"""Machines with one memory, and the plans of tiers on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import Load
+from edgekit.catalog.tiers import Layout, Tier, find_tier, tiers
+from edgekit.engines.memo.cache_choices import with_layout
+from edgekit.engines.memo.choose import plan_tier, recommend_tier
+from edgekit.engines.memo.models import tier_task
+from edgekit.engines.memo.placements import placements
+from edgekit.engines.memo.types import MemoSetup, TierPlan
+from edgekit.engines.memo.users import load_for_users
+from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
+
+
+def card(
+    free_bytes: int,
+    *,
+    name: str = "card",
+    total_bytes: int | None = None,
+    host_bytes: int | None = None,
+) -> Machine:
+    device = Device(
+        name=name,
+        vendor=Vendor.NVIDIA,
+        total_bytes=free_bytes if total_bytes is None else total_bytes,
+        free_bytes=free_bytes,
+    )
+    host = None if host_bytes is None else _host(host_bytes)
+    return Machine(name=name, system=System.LINUX, host=host, devices=(device,))
+
+
+def ram(total_bytes: int, name: str = "RAM") -> Machine:
+    return Machine(name=name, system=System.LINUX, host=_host(total_bytes))
+
+
+def _host(total_bytes: int) -> HostMemory:
+    return HostMemory(total_bytes=total_bytes, free_bytes=total_bytes)
+
+
+def task_for(
+    machine: Machine,
+    tier: str | Tier,
+    *,
+    context: int | None = None,
+    users: int | None = None,
+    layout: Layout | None = None,
+    min_context: int | None = None,
+    **setup: Any,
+) -> Task:
+    load = Load(context_tokens=context)
+    if users is not None:
+        load = load_for_users(load, users)
+    if layout is not None:
+        load = with_layout(load, layout)
+    found = find_tier(tier) if isinstance(tier, str) else tier
+    return tier_task(found, machine, load, MemoSetup(**setup), min_context)
+
+
+def tasks_for(machine: Machine, among: tuple[Tier, ...] = (), **wish: Any) -> list[Task]:
+    return [task_for(machine, tier, **wish) for tier in among or tiers()]
+
+
+def first_placement(task: Task) -> Placement:
+    """The card, if there is one."""
+    return next(placements(task))
+
+
+def planned(machine: Machine, tier: str | Tier, **wish: Any) -> TierPlan:
+    task = task_for(machine, tier, **wish)
+    return plan_tier(task, first_placement(task))
+
+
+def recommended(machine: Machine, among: tuple[Tier, ...] = (), **wish: Any) -> TierPlan:
+    tasks = tasks_for(machine, among, **wish)
+    return recommend_tier(tasks, first_placement(tasks[0]))
+
+
+def planned_in(placement: Placement, tier: str | None, task: Task) -> TierPlan:
+    """The task's plan in this memory: of one tier, or the best of all."""
+    placed = replace(placement, setup=replace(task.start.setup, pool=placement.setup.pool))
+    every = [
+        tier_task(one, task.machine, task.load, task.start.setup, task.min_context)
+        for one in (tiers() if tier is None else (find_tier(tier),))
+    ]
+    return recommend_tier(every, placed) if tier is None else plan_tier(every[0], placed)
