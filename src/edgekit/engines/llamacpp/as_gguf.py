@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from edgekit.basis import Basis
-from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
+from edgekit.engines.llamacpp.converted import Converted
 from edgekit.engines.llamacpp.gguf_keys import gguf_architecture, gguf_keys
 from edgekit.engines.llamacpp.mixes import USUAL_MIXES
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantize.layout import WITHOUT_PREDICTION
 from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel, laid_at_mix, lay
-from edgekit.engines.llamacpp.types import Backend
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.mixes import mix_by_file_type
 from edgekit.formats.types import Tensor
-from edgekit.machine.types import DEVICE, HOST
 from edgekit.model.types import (
     Attention,
     HybridLayer,
@@ -32,8 +29,6 @@ from edgekit.sources.naming import quant_tag
 from edgekit.sources.types import Container
 from edgekit.units import MIB
 
-# Equal on all 43 recorded models that were compared; other families may have keys that gguf_keys.py does not write.
-COMPUTE_WITHIN = 0.05
 LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
 
 # model_types whose windows llama.cpp keeps; of the others it keeps the whole context, or may.
@@ -48,55 +43,6 @@ NOT_CONVERTED = frozenset(
 )  # fmt: skip
 # Latents that it lays out as full heads.
 FULL_HEADS_IN_LLAMA_CPP = frozenset({"minicpm3", "plm"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """What the conversion would give, and how well that is known."""
-
-    model: Model
-    mixed: MixedModel
-    file_bytes: int | None = None  # of a GGUF whose directory was not read
-
-    @property
-    def note(self) -> str:
-        if self.file_bytes is not None:
-            return f"computed as {self.mixed.mix}, from the header keys and the file size"
-        return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
-
-    def known(self, line: MemoryLine) -> MemoryLine:
-        """What rests on a conversion that has not happened is no better known than that."""
-        mixed = self.mixed
-        if line.component is Component.WEIGHTS:
-            line = replace(line, because=f"{line.because} ({mixed.mix})")
-        if mixed.basis is Basis.EXACT:
-            return line
-        if line.basis is Basis.EXACT:
-            within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
-            line = known_as(line, mixed.basis, within)
-        return self._as_layers(line)
-
-    def _as_layers(self, line: MemoryLine) -> MemoryLine:
-        """The tensors were made out of the layers."""
-        return no_better_than(line, self.model.geometry.basis, WITHIN)
-
-    def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
-        """What the file is larger than its mix: other types than named, or a long header."""
-        more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
-        if more <= 0:
-            return ()
-        line = MemoryLine(
-            component=Component.WEIGHTS,
-            size_bytes=more,
-            pool=HOST if backend is Backend.CPU else DEVICE,
-            basis=Basis.MODELLED,
-            because=(
-                f"difference between the file size and a {self.mixed.mix} of these layers: "
-                "header or other tensor types"
-            ),
-            within=1.0,
-        )
-        return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
 
 
 def likely_mix(model: Model) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from edgekit.engines.llamacpp.caches import layer_cache_bytes
 from edgekit.engines.llamacpp.context import head_sizes
-from edgekit.engines.llamacpp.placement import HEAD, TensorPlacement, placed_tensors
+from edgekit.engines.llamacpp.placement import HEAD, placed_tensors
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.machine.types import HOST

@@ -13,7 +13,8 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import default_setup
-from edgekit.engines.llamacpp.placement import PlacedTensor, TensorPlacement, place
+from edgekit.engines.llamacpp.placement import PlacedTensor, place
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError

@@ -11,8 +11,8 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.caches import shares_of
 from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
-from edgekit.engines.llamacpp.placement import TensorPlacement
 from edgekit.engines.llamacpp.schedule.target import pools, spread
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, is_newer
 from edgekit.machine.types import HOST, Pool

@@ -21,11 +21,12 @@ from edgekit.engines.llamacpp.compute import compute_lines, output_line, shift_l
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.mixes import default_mix
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
-from edgekit.engines.llamacpp.placement import TensorPlacement, place
+from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prediction import prediction_lines
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.runtime import overhead_notes, runtime_lines, server_lines
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, LoadFacts, SplitMode
 from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.errors import RefusedError
@@ -34,7 +35,7 @@ from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.as_gguf import Converted
+    from edgekit.engines.llamacpp.converted import Converted
 
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's

@@ -13,7 +13,7 @@ from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.caches import layer_cache_bytes, shares_of
 from edgekit.engines.llamacpp.compute import output_line
-from edgekit.engines.llamacpp.placement import TensorPlacement
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.errors import RefusedError
 from edgekit.model.types import Model

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from edgekit.bill.types import MemoryLine
-    from edgekit.engines.llamacpp.as_gguf import Converted
-    from edgekit.engines.llamacpp.context import HeadSizes
-    from edgekit.engines.llamacpp.graph.plan import GraphPlan, Known, Structure
+    from edgekit.engines.llamacpp.converted import Converted
+    from edgekit.engines.llamacpp.graph.llama.build import GraphFacts
+    from edgekit.engines.llamacpp.graph.program import GraphPlan, Structure
     from edgekit.engines.llamacpp.graph.stretches import KeptLayers
-    from edgekit.engines.llamacpp.placement import TensorGroup, TensorPlacement
+    from edgekit.engines.llamacpp.heads import HeadSizes
     from edgekit.engines.llamacpp.quantize.what_if import Laid
+    from edgekit.engines.llamacpp.tensor_placement import TensorGroup, TensorPlacement
     from edgekit.engines.llamacpp.types import (
         Backend,
         Cpu,
@@ -71,7 +72,7 @@ class LlamaCppPrepared:
         ] = CachedBy()
 
         # compute graphs
-        self.graph_facts: Cached[Known] = Cached()
+        self.graph_facts: Cached[GraphFacts] = Cached()
         self.graphs: CachedBy[tuple[Hashable, Hashable], GraphPlan] = CachedBy()
         self.layer_choices: CachedBy[tuple[Hashable, ...], tuple[KeptLayers, ...]] = CachedBy()
         self.structures: CachedBy[tuple[Hashable, Hashable, Hashable], Structure | None] = (

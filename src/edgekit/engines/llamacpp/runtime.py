@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.llamacpp.placement import TensorPlacement
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, LlamaMode
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import Cell, Model, Recurrent

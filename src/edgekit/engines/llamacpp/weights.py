@@ -13,13 +13,13 @@ from edgekit.engines.llamacpp.placement import (
     HEAD,
     WITHOUT_HEAD,
     PlacedTensor,
-    TensorPlacement,
     placed_sums,
     placed_tensors,
     sums_of,
     tied_pool,
 )
 from edgekit.engines.llamacpp.prepared import WeightsKey, prepare
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Backend, Cpu, LlamaCppSetup
 from edgekit.machine.types import HOST, Pool
 from edgekit.model.types import Model

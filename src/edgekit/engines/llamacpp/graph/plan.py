@@ -8,25 +8,22 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import mul
 
 from edgekit.engines.llamacpp.graph.cgraph import Graph
-from edgekit.engines.llamacpp.graph.dims import Size, value, variable
+from edgekit.engines.llamacpp.graph.dims import Size, variable
 from edgekit.engines.llamacpp.graph.families import family_of
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphFamily, GraphOptions, GraphSizes
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphFacts, GraphOptions, GraphSizes
+from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.pooling import pool
-from edgekit.engines.llamacpp.graph.program import Outline, Program, fold
+from edgekit.engines.llamacpp.graph.program import GraphPlan, Structure, Values, fold
 from edgekit.engines.llamacpp.graph.stretches import KeptLayers, LayerStretch, keep_all, keep_some
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph, trace
 from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context
 from edgekit.errors import RefusedError
-from edgekit.formats.dtype import TensorType, by_name
+from edgekit.formats.dtype import by_name
 from edgekit.model.types import Model
-
-Values = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,47 +41,6 @@ class Target:
 
 
 CPU_ONLY = Target(key="cpu", place=lambda build: PlacedGraph.in_one(build.graph, CPU))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphPlan:
-    """`unequal`: sizes that were taken to differ. At a load where two of them meet, the plan does not hold."""
-
-    programs: tuple[Program, ...]
-    tensors: int  # nodes and leafs of the whole graph
-    unequal: tuple[tuple[Size, Size], ...]
-
-    def holds(self, values: Values) -> bool:
-        return all(value(one, values) != value(other, values) for one, other in self.unequal)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Structure:
-    """A plan for any number of layers that follow each other in the same way."""
-
-    outlines: tuple[Outline, ...]
-    tensors: int  # of the layers that were built
-    per_period: tuple[int, ...]  # of one period of each stretch
-    unequal: tuple[tuple[Size, Size], ...]
-
-    def bind(self, kept: KeptLayers, types: Mapping[str, TensorType]) -> GraphPlan:
-        missing = (one.missing for one in kept.stretches)
-        return GraphPlan(
-            programs=tuple(outline.bind(kept, types) for outline in self.outlines),
-            tensors=self.tensors + sum(map(mul, missing, self.per_period)),
-            unequal=self.unequal,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
-
-    family: GraphFamily
-    hparams: Hparams
-    layers: tuple[LayerFacts, ...]
-    alike: tuple[int, ...]
-    types: Mapping[str, TensorType]  # of the weights, by name
 
 
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[GraphPlan, Values]:
@@ -147,12 +103,12 @@ def sizes_of(context: Context, values: Mapping[str, Size]) -> GraphSizes:
     )
 
 
-def known(model: Model) -> Known:
+def known(model: Model) -> GraphFacts:
     """Raises NoGraphError."""
     return prepare(model).graph_facts.get(partial(_known, model))
 
 
-def _known(model: Model) -> Known:
+def _known(model: Model) -> GraphFacts:
     family = family_of(model.geometry.architecture)
     if family is None:
         raise NoGraphError(
@@ -162,7 +118,7 @@ def _known(model: Model) -> Known:
         raise NoGraphError("the tensor directory was not read")
     hparams = Hparams(model)
     layers = tuple(hparams.layer(il, family.more(hparams, il)) for il in range(hparams.n_layer))
-    return Known(
+    return GraphFacts(
         family=family,
         hparams=hparams,
         layers=layers,
@@ -216,7 +172,7 @@ def _choices(keys: Sequence[Hashable]) -> tuple[KeptLayers, ...]:
 
 
 def _compiled(
-    have: Known, context: Context, target: Target, kept: KeptLayers, values: Mapping[str, Size]
+    have: GraphFacts, context: Context, target: Target, kept: KeptLayers, values: Mapping[str, Size]
 ) -> Structure | None:
     with _without_collection():
         return structured(
@@ -236,7 +192,7 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def built(have: Known, kept: KeptLayers, options: GraphOptions, sizes: GraphSizes) -> Build:
+def built(have: GraphFacts, kept: KeptLayers, options: GraphOptions, sizes: GraphSizes) -> Build:
     build = Build(have.hparams, {il: have.layers[il] for il in kept.layers}, options, sizes)
     try:
         have.family.build(build)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import mul
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph.dims import Dim, Monomial, Size, value
@@ -14,6 +15,7 @@ from edgekit.engines.llamacpp.graph.trace import ALLOCATE, WHOLE, Buffer, Event,
 from edgekit.formats.dtype import TensorType
 
 NOWHERE = -2
+Values = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,3 +218,33 @@ def _body(section: Section, stretch: int, sizes: Sequence[Size | Weight], count:
     )
     section = replace(section, events=events, own=tuple(own.values()))
     return Body(section, stretch, tuple(weights.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """`unequal`: sizes that were taken to differ. At a load where two of them meet, the plan does not hold."""
+
+    programs: tuple[Program, ...]
+    tensors: int  # nodes and leafs of the whole graph
+    unequal: tuple[tuple[Size, Size], ...]
+
+    def holds(self, values: Values) -> bool:
+        return all(value(one, values) != value(other, values) for one, other in self.unequal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """A plan for any number of layers that follow each other in the same way."""
+
+    outlines: tuple[Outline, ...]
+    tensors: int  # of the layers that were built
+    per_period: tuple[int, ...]  # of one period of each stretch
+    unequal: tuple[tuple[Size, Size], ...]
+
+    def bind(self, kept: KeptLayers, types: Mapping[str, TensorType]) -> GraphPlan:
+        missing = (one.missing for one in kept.stretches)
+        return GraphPlan(
+            programs=tuple(outline.bind(kept, types) for outline in self.outlines),
+            tensors=self.tensors + sum(map(mul, missing, self.per_period)),
+            unequal=self.unequal,
+        )

@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable
 from edgekit.engines.llamacpp.graph import Target
 from edgekit.engines.llamacpp.graph.llama.build import Build
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.plan import Values, load_values
+from edgekit.engines.llamacpp.graph.plan import load_values
+from edgekit.engines.llamacpp.graph.program import Values
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph
 from edgekit.engines.llamacpp.placement import (
     SHARED_TENSORS,
     WITHOUT_HEAD,
-    TensorPlacement,
     block_number,
     pools_of,
 )
@@ -25,6 +25,7 @@ from edgekit.engines.llamacpp.schedule.assign import assign
 from edgekit.engines.llamacpp.schedule.fusion import Uses, optimized
 from edgekit.engines.llamacpp.schedule.split import split
 from edgekit.engines.llamacpp.schedule.types import COPIES, ScheduledBackend, ScheduledMachine
+from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Context, DeviceSlot
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.machine.types import HOST, Pool, PoolKind

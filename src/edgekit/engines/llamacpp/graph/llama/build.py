@@ -306,3 +306,14 @@ class GraphFamily(Protocol):
 
     def build(self, build: Build) -> None:
         """Makes the whole graph."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFacts:
+    """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
+
+    family: GraphFamily
+    hparams: Hparams
+    layers: tuple[LayerFacts, ...]
+    alike: tuple[int, ...]
+    types: Mapping[str, TensorType]  # of the weights, by name

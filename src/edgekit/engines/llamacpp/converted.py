@@ -1,0 +1,64 @@
+"""A GGUF that a model would be converted to, and how well its sizes are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgekit.basis import Basis
+from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
+from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel
+from edgekit.engines.llamacpp.types import Backend
+from edgekit.machine.types import DEVICE, HOST
+from edgekit.model.types import Model
+
+# Equal on all 43 recorded models that were compared; other families may have keys that gguf_keys.py does not write.
+COMPUTE_WITHIN = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What the conversion would give, and how well that is known."""
+
+    model: Model
+    mixed: MixedModel
+    file_bytes: int | None = None  # of a GGUF whose directory was not read
+
+    @property
+    def note(self) -> str:
+        if self.file_bytes is not None:
+            return f"computed as {self.mixed.mix}, from the header keys and the file size"
+        return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
+
+    def known(self, line: MemoryLine) -> MemoryLine:
+        """What rests on a conversion that has not happened is no better known than that."""
+        mixed = self.mixed
+        if line.component is Component.WEIGHTS:
+            line = replace(line, because=f"{line.because} ({mixed.mix})")
+        if mixed.basis is Basis.EXACT:
+            return line
+        if line.basis is Basis.EXACT:
+            within = COMPUTE_WITHIN if line.component is Component.COMPUTE else WITHIN
+            line = known_as(line, mixed.basis, within)
+        return self._as_layers(line)
+
+    def _as_layers(self, line: MemoryLine) -> MemoryLine:
+        """The tensors were made out of the layers."""
+        return no_better_than(line, self.model.geometry.basis, WITHIN)
+
+    def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
+        """What the file is larger than its mix: other types than named, or a long header."""
+        more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
+        if more <= 0:
+            return ()
+        line = MemoryLine(
+            component=Component.WEIGHTS,
+            size_bytes=more,
+            pool=HOST if backend is Backend.CPU else DEVICE,
+            basis=Basis.MODELLED,
+            because=(
+                f"difference between the file size and a {self.mixed.mix} of these layers: "
+                "header or other tensor types"
+            ),
+            within=1.0,
+        )
+        return (line if self.mixed.basis is Basis.EXACT else self._as_layers(line),)
