@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.endpoint import is_offline
-from edgekit.web import api, cards, job_routes
+from edgekit.web import api, card_routes, cards, job_routes
 from edgekit.web.assets import INDEX, Assets
 from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer
 from edgekit.web.farewell import Farewell, Farewells
@@ -96,7 +96,7 @@ def create_app(settings: WebSettings) -> FastAPI:
     app.state.edgekit = open_state(settings)
     app.state.farewells = farewells
     app.state.assets = Assets()
-    for router in (plain, api.router, job_routes.router, cards.router):
+    for router in (plain, api.router, job_routes.router, card_routes.router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_refused)
     app.exception_handler(RequestValidationError)(_unreadable)

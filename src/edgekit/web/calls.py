@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekit.app.check import check_named
 from edgekit.app.estimate import estimate_named
@@ -30,6 +30,7 @@ from edgekit.web.engines import engines_json
 from edgekit.web.failures import about
 from edgekit.web.fit import curves_json, fit_json
 from edgekit.web.machines import machine_now
+from edgekit.web.models import KeptNamed
 from edgekit.web.references import (
     allowed,
     allowed_request,
@@ -39,11 +40,8 @@ from edgekit.web.references import (
     is_near,
     shown_entry,
 )
+from edgekit.web.state import WebState
 from edgekit.web.types import CallWatch, reach_of
-
-if TYPE_CHECKING:
-    from edgekit.web.models import KeptNamed
-    from edgekit.web.state import WebState
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The catalog on a machine, card by card, as server-sent events. Who asks for the same machine shares the work."""
+"""The catalog on a machine, card by card. All who ask for the same machine share the work."""
 
 from __future__ import annotations
 
@@ -9,26 +9,16 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
-from typing import Annotated, Any, cast
+from typing import Any
 
-from anyio import to_thread
-from fastapi import APIRouter, Query, Request
-from starlette.responses import StreamingResponse
-
-from edgekit.app.recommend import complete
 from edgekit.app.recommendation_cache import steadied
 from edgekit.catalog import read_catalog
 from edgekit.report.as_json import json_line
-from edgekit.request import Request as ModelRequest
-from edgekit.web import requests
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.card_making import Card, CardOrder
 from edgekit.web.card_worker import Begin, CardWorker, Made, Stop
 from edgekit.web.failures import TooManyError, failure_json
-from edgekit.web.job_routes import events_answer
 from edgekit.web.jobs import JobEvent
-from edgekit.web.machines import machine_now
-from edgekit.web.state import state_of
 from edgekit.web.types import WebSettings
 
 KEPT_MACHINES = 8  # with an engine each; 300 cards have some 400 KB
@@ -39,7 +29,6 @@ _LOST = "the process that checks the models keeps crashing; reload the page to t
 _CLOSED = "the server was stopped"
 
 _log = logging.getLogger("edgekit.web")
-router = APIRouter(tags=["cards"])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -222,35 +211,3 @@ class Cards:
         for key, deck in list(self._decks.items())[:-1]:
             if len(self._decks) > KEPT_MACHINES and not deck.bells:
                 del self._decks[key]
-
-
-def _asked(cards: Cards, request: ModelRequest) -> Deck:
-    request = complete(replace(request, machine=machine_now(request)))
-    return cards.deck(
-        CardOrder(
-            machine=request.find_machine(),
-            engine=request.engines[0],
-            max_use=request.max_use,
-            reserve_bytes=request.reserve_bytes,
-        )
-    )
-
-
-@router.get(
-    "/api/v1/cards/events",
-    response_class=StreamingResponse,
-    summary="Check every model of the catalog on a machine",
-    responses={
-        200: {
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "`machine`, a `card` for each model, best candidates first, then `done` or `failed`",
-        }
-    },
-)
-async def events(
-    request: Request,
-    fields: Annotated[requests.CARDS, Query()],  # type: ignore[valid-type]  # made from a table
-) -> StreamingResponse:
-    cards = state_of(request).cards
-    deck = await to_thread.run_sync(_asked, cards, cast("requests.CallFields", fields).request())
-    return events_answer(cards.follow(deck))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-if TYPE_CHECKING:  # only to name types: those modules have routes, and the routes need the state
-    from starlette.requests import Request
+from starlette.requests import Request
 
-    from edgekit.web.cards import Cards
-    from edgekit.web.jobs import Jobs
-    from edgekit.web.models import OpenedModels
-    from edgekit.web.turns import ClientTurns
-    from edgekit.web.types import WebSettings
+from edgekit.web.cards import Cards
+from edgekit.web.jobs import Jobs
+from edgekit.web.models import OpenedModels
+from edgekit.web.turns import ClientTurns
+from edgekit.web.types import WebSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
