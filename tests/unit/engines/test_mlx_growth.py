@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.engines.mlx.growth import (
-    Session,
+    MlxSession,
     chunked_length,
     full_length,
     rotating_length,
@@ -19,8 +19,8 @@ from edgekit.engines.mlx.growth import (
 BLOCK = 256
 
 
-def session(prompt: int, new: int = 0, step: int = 2048) -> Session:
-    return Session(prompt_tokens=prompt, new_tokens=new, step=step)
+def session(prompt: int, new: int = 0, step: int = 2048) -> MlxSession:
+    return MlxSession(prompt_tokens=prompt, new_tokens=new, step=step)
 
 
 sessions = st.builds(
@@ -31,7 +31,7 @@ sessions = st.builds(
 )
 
 
-def calls(run: Session) -> Iterator[int]:
+def calls(run: MlxSession) -> Iterator[int]:
     """Tokens of each call of the model."""
     left = run.prompt_tokens - 1
     while left > 0:
@@ -40,7 +40,7 @@ def calls(run: Session) -> Iterator[int]:
     yield from (1 for _ in range(1 + run.new_tokens))
 
 
-def played(run: Session, keep: int | None = None) -> int:
+def played(run: MlxSession, keep: int | None = None) -> int:
     """KVCache; with `keep` a ChunkedKVCache."""
     used = rows = 0
     for tokens in calls(run):
@@ -54,7 +54,7 @@ def played(run: Session, keep: int | None = None) -> int:
     return rows
 
 
-def rotated(run: Session, window: int) -> tuple[int, int]:
+def rotated(run: MlxSession, window: int) -> tuple[int, int]:
     """RotatingKVCache: rows at the end, and the most there were."""
     rows = seen = most = 0
     for tokens in calls(run):
@@ -70,17 +70,17 @@ def rotated(run: Session, window: int) -> tuple[int, int]:
 
 
 @given(sessions)
-def test_full_caches_grow_by_blocks(run: Session) -> None:
+def test_full_caches_grow_by_blocks(run: MlxSession) -> None:
     assert full_length(run) == played(run)
 
 
 @given(sessions, st.integers(1, 2_000))
-def test_chunked_caches_are_cut_before_each_call(run: Session, chunk: int) -> None:
+def test_chunked_caches_are_cut_before_each_call(run: MlxSession, chunk: int) -> None:
     assert chunked_length(run, chunk) == played(run, keep=chunk)
 
 
 @given(sessions, st.integers(5, 2_000))
-def test_rotating_caches_overwrite(run: Session, window: int) -> None:
+def test_rotating_caches_overwrite(run: MlxSession, window: int) -> None:
     rows, most = rotated(run, window)
     assert rotating_length(run, window) == rows
     assert widest_rotating(run, window) == most
@@ -103,7 +103,7 @@ def test_known_lengths(prompt: int, new: int, step: int, rows: int) -> None:
 
 @given(sessions, st.integers(1, 4), st.integers(1, 2_000))
 def test_more_tokens_never_hold_less_with_whole_blocks(
-    run: Session, blocks: int, more: int
+    run: MlxSession, blocks: int, more: int
 ) -> None:
     step = blocks * BLOCK
     short = session(run.prompt_tokens, run.new_tokens, step)

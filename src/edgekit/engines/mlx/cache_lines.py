@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.mlx.caches import Fixed, Growth, Holding, Slot
-from edgekit.engines.mlx.growth import Session
+from edgekit.engines.mlx.growth import MlxSession
 from edgekit.engines.mlx.kv_bits import is_quantized
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.machine.types import DEVICE
@@ -25,7 +25,7 @@ _COMPONENTS = {
 class Prices:
     """All that the size of a cache depends on beside the cache itself."""
 
-    session: Session
+    session: MlxSession
     setup: MlxSetup
     item_bytes: int
     sequences: int

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgekit.engines.mlx.growth import (
-    Session,
+    MlxSession,
     chunked_length,
     full_length,
     rotating_length,
@@ -49,7 +49,7 @@ class Slot:
     keep: int = 0
     quantizable: bool = True
 
-    def rows(self, session: Session) -> int:
+    def rows(self, session: MlxSession) -> int:
         match self.growth:
             case Growth.FULL:
                 return full_length(session)
@@ -58,7 +58,7 @@ class Slot:
             case Growth.CHUNKED:
                 return chunked_length(session, self.tokens)
 
-    def transient_rows(self, session: Session) -> int:
+    def transient_rows(self, session: MlxSession) -> int:
         """Rows beyond those held at the end that a chunk of the prompt needs for a while."""
         if self.growth is not Growth.ROTATING:
             return 0

@@ -18,7 +18,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.mlx.cache_lines import Prices
 from edgekit.engines.mlx.caches import Growth, Holding, Slot
-from edgekit.engines.mlx.growth import Session
+from edgekit.engines.mlx.growth import MlxSession
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import (
     Attention,
@@ -323,5 +323,5 @@ def _row(one: Slot, item_bytes: int) -> int:
     return one.heads * (one.key_dim + one.value_dim) * item_bytes
 
 
-def _copied(one: Slot, session: Session, item_bytes: int) -> int:
+def _copied(one: Slot, session: MlxSession, item_bytes: int) -> int:
     return 0 if one.growth is Growth.ROTATING else one.rows(session) * _row(one, item_bytes)

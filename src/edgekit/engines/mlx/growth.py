@@ -13,7 +13,7 @@ BLOCK = 256  # KVCache.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class MlxSession:
     """What was put into the caches."""
 
     prompt_tokens: int
@@ -49,14 +49,14 @@ class Session:
         return self.step if self.full_chunks else max(self.last_chunk, 1)
 
 
-def full_length(session: Session) -> int:
+def full_length(session: MlxSession) -> int:
     """KVCache and QuantizedKVCache: rows held."""
     used, rows = _chunks(0, 0, session.step, session.full_chunks)
     used, rows = _chunks(used, rows, session.last_chunk, 1)
     return _singles(used, rows, session.singles)
 
 
-def chunked_length(session: Session, chunk: int) -> int:
+def chunked_length(session: MlxSession, chunk: int) -> int:
     """ChunkedKVCache: a KVCache that is cut to the last `chunk` tokens before each call."""
     used, rows = _chunks(0, 0, session.step, session.full_chunks, keep=chunk)
     used, rows = _chunks(used, rows, session.last_chunk, 1, keep=chunk)
@@ -65,19 +65,19 @@ def chunked_length(session: Session, chunk: int) -> int:
     return _singles(used, rows, session.singles)
 
 
-def rotating_length(session: Session, window: int, keep: int = 0) -> int:
+def rotating_length(session: MlxSession, window: int, keep: int = 0) -> int:
     """RotatingKVCache: chunks are appended to the last window - 1 rows, single tokens overwrite."""
     rows, singles = _after_prompt(session, max(window - 1, keep))
     return min(max(window, keep), rows + _blocks(singles)) if singles else rows
 
 
-def widest_rotating(session: Session, window: int) -> int:
+def widest_rotating(session: MlxSession, window: int) -> int:
     """The most rows that a rotating cache holds while a chunk goes through."""
     full = _appended(0, session.step, session.full_chunks, window - 1)
     return max(full, _after_prompt(session, window - 1)[0], rotating_length(session, window))
 
 
-def _after_prompt(session: Session, kept: int) -> tuple[int, int]:
+def _after_prompt(session: MlxSession, kept: int) -> tuple[int, int]:
     """Rows after the chunks, and tokens that follow alone: a chunk of one token is one of these."""
     if session.step == 1:
         return 0, session.tokens

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgekit.engines.mlx.caches import Growth, Holding, Slot
-from edgekit.engines.mlx.growth import Session
+from edgekit.engines.mlx.growth import MlxSession
 from edgekit.engines.mlx.models import MlxModel
 from edgekit.engines.mlx.packing import GROUP_SIZES, WEIGHT_BITS
 from edgekit.engines.mlx.types import MlxSetup, PackingMode
 from edgekit.errors import RefusedError
 
 
-def is_quantized(one: Slot, session: Session, setup: MlxSetup) -> bool:
+def is_quantized(one: Slot, session: MlxSession, setup: MlxSetup) -> bool:
     """A KVCache becomes a quantised one after the step that brings it to --quantized-kv-start tokens."""
     reached = session.tokens >= setup.quantized_kv_start and session.tokens > 0
     return setup.kv_bits is not None and reached and one.quantizable and one.growth is Growth.FULL
 
 
-def check(holdings: Iterable[Holding], model: MlxModel, session: Session, setup: MlxSetup) -> None:
+def check(
+    holdings: Iterable[Holding], model: MlxModel, session: MlxSession, setup: MlxSetup
+) -> None:
     """Raises RefusedError with mlx-lm's own last words."""
     if setup.kv_bits is None or session.tokens < max(setup.quantized_kv_start, 1):
         return
@@ -46,7 +48,7 @@ def _check_slot(one: Slot, setup: MlxSetup) -> None:
             )
 
 
-def _check_use(one: Slot, model: MlxModel, session: Session, setup: MlxSetup) -> None:
+def _check_use(one: Slot, model: MlxModel, session: MlxSession, setup: MlxSetup) -> None:
     """The step after: a cache quantised by the last token is never read."""
     if one.growth is not Growth.FULL or session.tokens - 1 < max(setup.quantized_kv_start, 1):
         return

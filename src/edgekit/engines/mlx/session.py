@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.bill.types import Load
-from edgekit.engines.mlx.growth import Session
+from edgekit.engines.mlx.growth import MlxSession
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.errors import UsageError
 from edgekit.model.types import ModelGeometry
@@ -20,7 +20,7 @@ _LEAST = (
 )
 
 
-def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> Session:
+def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> MlxSession:
     """A session that has been filled to the context: its last `max_tokens` are new, the rest is prompt."""
     for name, least in _LEAST:
         value = getattr(setup, name)
@@ -38,7 +38,7 @@ def read_session(geometry: ModelGeometry, load: Load, setup: MlxSetup) -> Sessio
         )
     if load.sequences is not None and load.sequences < 1:
         raise UsageError(f"{load.sequences} sequences")
-    return Session(
+    return MlxSession(
         prompt_tokens=context - setup.max_tokens,
         new_tokens=setup.max_tokens,
         step=setup.prefill_step_size,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgekit.model.types import Model
 
 
-class WeightsKey(NamedTuple):
+class RankWeightsKey(NamedTuple):
     """What the weights of one rank depend on."""
 
     tensor_parallel_size: int
@@ -36,8 +36,10 @@ class VllmPrepared:
         self.resolved: CachedBy[VllmSetup, ResolvedVllm] = CachedBy()
         self.fullest_stage: CachedBy[VllmSetup, range] = CachedBy()
         self.held: CachedBy[HeldKey, tuple[MemoryLine, ...]] = CachedBy()
-        self.weights: CachedBy[WeightsKey, VllmWeights] = CachedBy()
-        self.weight_lines: CachedBy[tuple[WeightsKey, range], tuple[MemoryLine, ...]] = CachedBy()
+        self.weights: CachedBy[RankWeightsKey, VllmWeights] = CachedBy()
+        self.weight_lines: CachedBy[tuple[RankWeightsKey, range], tuple[MemoryLine, ...]] = (
+            CachedBy()
+        )
 
 
 def prepare(model: Model) -> VllmPrepared:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, weakest
-from edgekit.engines.vllm.prepared import WeightsKey, prepare
+from edgekit.engines.vllm.prepared import RankWeightsKey, prepare
 from edgekit.engines.vllm.schemes import check_capability, read_plan
 from edgekit.engines.vllm.stored import stored_weights
 from edgekit.engines.vllm.towers import WITHIN, tower_parameters
@@ -34,8 +34,8 @@ def weigh(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> VllmWeights
     return prepare(model).weights.get(key, lambda: _weigh(model, setup, resolved))
 
 
-def _weights_key(setup: VllmSetup, resolved: ResolvedVllm) -> WeightsKey:
-    return WeightsKey(
+def _weights_key(setup: VllmSetup, resolved: ResolvedVllm) -> RankWeightsKey:
+    return RankWeightsKey(
         setup.tensor_parallel_size, setup.quantization, setup.gpu.capability, resolved.dtype
     )
 

@@ -17,7 +17,7 @@ from edgekit.engines.llamacpp.quantize.table import (
     STAND_INS,
     MixFacts,
     MixRow,
-    TensorKind,
+    TensorCategory,
     TensorPlace,
 )
 from edgekit.errors import RefusedError, UsageError
@@ -46,13 +46,13 @@ class Met(NamedTuple):
 
     tensor: LaidTensor
     block: int
-    kind: TensorKind
+    kind: TensorCategory
     is_quantised: bool
 
 
 def in_order(tensors: Iterable[LaidTensor]) -> tuple[Met, ...]:
     """Block by block. What a tensor is depends on its shape and on its name behind the block: worked out once."""
-    known: dict[tuple[str, tuple[int, ...]], tuple[TensorKind, bool]] = {}
+    known: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
     met = []
     for one in tensors:
         block, own_name = _block(one.name)
@@ -69,7 +69,7 @@ def mix_met(
     """`mix_tensors` of tensors that are in order."""
     row = mix_row(mix)
     used = row.needs_imatrix if imatrix is None else imatrix
-    values = sum(one.kind is TensorKind.VALUE for one in met)
+    values = sum(one.kind is TensorCategory.VALUE for one in met)
     chooser = _Chooser(row, model, imatrix=used, values=values)
     return tuple(chooser.mixed(one) for one in met)
 
@@ -129,7 +129,7 @@ class _Chooser:
 
     def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
-        self.met = dict.fromkeys(TensorKind, 0)
+        self.met = dict.fromkeys(TensorCategory, 0)
         self.base = by_name(row.base)
 
     def mixed(self, met: Met) -> LaidTensor:
@@ -140,11 +140,11 @@ class _Chooser:
 
     def _chosen(self, met: Met) -> TensorType:
         tensor, kind = met.tensor, met.kind
-        if kind is TensorKind.OUTPUT or (kind is TensorKind.EMBEDDING and self.model.tied):
+        if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and self.model.tied):
             name = self._output(tensor)
         elif self.row.name == "MXFP4_MOE":
             name = "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
-        elif kind is TensorKind.EMBEDDING:
+        elif kind is TensorCategory.EMBEDDING:
             name = self.row.embedding or self.row.base
         else:
             name = self._in_layer(met)
@@ -161,19 +161,21 @@ class _Chooser:
             chosen = next((type_ for when, type_ in cases if when(place)), "") or chosen
         self.met[kind] += 1
         return (
-            self._raised(chosen) if kind is TensorKind.VALUE and self.row.raises_values else chosen
+            self._raised(chosen)
+            if kind is TensorCategory.VALUE and self.row.raises_values
+            else chosen
         )
 
     def _place(self, met: Met) -> TensorPlace:
         kind = met.kind
-        of = self.values if kind is TensorKind.VALUE else self.model.layers
+        of = self.values if kind is TensorCategory.VALUE else self.model.layers
         by_layer = self.model.experts > 1 and kind in {
-            TensorKind.DOWN,
-            TensorKind.GATE,
-            TensorKind.UP,
+            TensorCategory.DOWN,
+            TensorCategory.GATE,
+            TensorCategory.UP,
         }
         index = self.met[kind]
-        if by_layer and not (kind is TensorKind.DOWN and self.row.down_by_count):
+        if by_layer and not (kind is TensorCategory.DOWN and self.row.down_by_count):
             index = met.block
         return TensorPlace(index=index, of=of, model=self.model, imatrix=self.imatrix)
 
@@ -183,25 +185,27 @@ class _Chooser:
         return "Q5_K" if self.model.seventy and chosen in {"Q3_K", "Q4_K"} else chosen
 
 
-def kind_of(name: str) -> TensorKind:
-    return next((kind for part, kind in _PARTS if part in name), _NAMES.get(name, TensorKind.OTHER))
+def kind_of(name: str) -> TensorCategory:
+    return next(
+        (kind for part, kind in _PARTS if part in name), _NAMES.get(name, TensorCategory.OTHER)
+    )
 
 
 _NAMES = {
-    "output.weight": TensorKind.OUTPUT,
-    "token_embd.weight": TensorKind.EMBEDDING,
-    "per_layer_token_embd.weight": TensorKind.EMBEDDING,
+    "output.weight": TensorCategory.OUTPUT,
+    "token_embd.weight": TensorCategory.EMBEDDING,
+    "per_layer_token_embd.weight": TensorCategory.EMBEDDING,
 }
 _PARTS = (
-    ("attn_qkv.weight", TensorKind.VALUE),
-    ("attn_kv_b.weight", TensorKind.VALUE),
-    ("attn_v.weight", TensorKind.VALUE),
-    ("attn_k.weight", TensorKind.KEY),
-    ("attn_q.weight", TensorKind.QUERY),
-    ("attn_output.weight", TensorKind.ATTENTION_OUT),
-    ("ffn_up", TensorKind.UP),
-    ("ffn_gate", TensorKind.GATE),
-    ("ffn_down", TensorKind.DOWN),
+    ("attn_qkv.weight", TensorCategory.VALUE),
+    ("attn_kv_b.weight", TensorCategory.VALUE),
+    ("attn_v.weight", TensorCategory.VALUE),
+    ("attn_k.weight", TensorCategory.KEY),
+    ("attn_q.weight", TensorCategory.QUERY),
+    ("attn_output.weight", TensorCategory.ATTENTION_OUT),
+    ("ffn_up", TensorCategory.UP),
+    ("ffn_gate", TensorCategory.GATE),
+    ("ffn_down", TensorCategory.DOWN),
 )
 _KEPT = re.compile("|".join(map(re.escape, KEPT_PARTS)))
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")

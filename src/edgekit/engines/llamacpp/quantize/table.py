@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class TensorKind(enum.Enum):
+class TensorCategory(enum.Enum):
     """llama.cpp's categories of tensors. Fused queries, keys and values, and MLA's kv_b, count as values."""
 
     OUTPUT = "output"
@@ -128,19 +128,19 @@ class MixRow:
     needs_imatrix: bool = False  # llama-quantize refuses to make it without one
     raises_values: bool = True  # more bits for values of Mixtral and of the 70B
 
-    def cases(self, kind: TensorKind) -> Cases:
+    def cases(self, kind: TensorCategory) -> Cases:
         found: Cases = getattr(self, _FIELDS[kind]) if kind in _FIELDS else ()
         return found
 
 
 _FIELDS = {
-    TensorKind.VALUE: "value",
-    TensorKind.KEY: "key",
-    TensorKind.QUERY: "query",
-    TensorKind.ATTENTION_OUT: "out",
-    TensorKind.DOWN: "down",
-    TensorKind.GATE: "gate_up",
-    TensorKind.UP: "gate_up",
+    TensorCategory.VALUE: "value",
+    TensorCategory.KEY: "key",
+    TensorCategory.QUERY: "query",
+    TensorCategory.ATTENTION_OUT: "out",
+    TensorCategory.DOWN: "down",
+    TensorCategory.GATE: "gate_up",
+    TensorCategory.UP: "gate_up",
 }
 _KEY: Cases = ((eight, "Q8_0"),)
 _OUT: Cases = ((falcon, KEEP), (eight, "Q5_K"))
