@@ -17,6 +17,7 @@ from edgekit.app.open import open_named
 from edgekit.catalog.store import save_entry
 from edgekit.engines import every_engine
 from edgekit.engines.model_words import typed_gguf_words
+from edgekit.engines.protocol import Companions
 from edgekit.errors import (
     EdgekitError,
     NotAllowedError,
@@ -29,7 +30,6 @@ from edgekit.request import Request, Session
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model
 from edgekit.sources.types import Reach
-from edgekit.web import references
 from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
 from edgekit.web.references import allowed, allowed_request, files_inside, is_near
@@ -387,14 +387,15 @@ def test_companions_are_said_as_they_are_opened(folder: Path) -> None:
 
 
 def test_every_flag_that_names_a_file_is_checked() -> None:
-    """A new one has to say in references.py how it is opened."""
-    named = {
-        flag.key
+    """`allowed_request` checks the flags of companions."""
+    naming = [
+        flag
         for engine in every_engine()
         for flag in engine.flags
         if flag.group == "companion" or flag.metavar in {"FILE", "FILES", "FOLDER", "MODEL", "PATH"}
-    }
-    assert named == references._BESIDE.keys()
+    ]
+    assert {flag.companion for flag in naming} == {"projector", "adapters", "drafter"}
+    assert {flag.companion for flag in naming} <= set(Companions._fields)
 
 
 def test_an_adapter_with_a_comma_in_its_path(tmp_path: Path) -> None:

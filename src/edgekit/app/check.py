@@ -140,10 +140,12 @@ def _assumed(
     bill = choice.bill(engine)
     known = Opened(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(known, engine, request, session)
-    if unused := sorted(engine_named(engine).companions & values.keys()):
-        flag = "-md" if unused[0] == "draft_model" else f"--{unused[0]}"
+    one = engine_named(engine)
+    unused = [flag for flag in one.flags if flag.key in one.companions & values.keys()]
+    if unused:
         raise UsageError(
-            f"{flag} does not apply to {named.name!r}, of which only the name is known: give a file or a repository"
+            f"{'/'.join(unused[0].names)} does not apply to {named.name!r}, of which only the name is known: "
+            "give a file or a repository"
         )
     result = judge(replace(task, bill=bill))
     shown = Bill(

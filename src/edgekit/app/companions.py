@@ -1,9 +1,10 @@
-"""A model and what is loaded with it (llama.cpp's --mmproj, --lora and --model-draft) -> one bill for all of it."""
+"""A model and what is loaded with it (a projector, adapters, a drafter) -> one bill for all of it."""
 
 from __future__ import annotations
 
 from edgekit.app.open import open_named
 from edgekit.engines import engine_named
+from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats import read_header
@@ -13,7 +14,7 @@ from edgekit.request import Price, Session, Values
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 
-BESIDE_THE_MODEL = "auto"
+BESIDE_THE_MODEL = "auto"  # the projector: the one next to the model
 
 
 def price_loads(opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
@@ -24,8 +25,9 @@ def price_loads(opened: Opened, engine: str, values: Values, reach: Reach) -> Pr
     one, model = engine_named(engine), opened.model
     if not one.companions & values.keys():
         return lambda load, setup: one.estimate(model, load, setup)
-    projector, adapters, drafter = values.get("mmproj"), values.get("lora", ()), None
-    if (name := values.get("draft_model")) is not None:
+    given, drafter = companions_in(one.flags, values), None
+    projector, adapters = given.get("projector"), given.get("adapters", ())
+    if (name := given.get("drafter")) is not None:
         drafter = open_named(name, Session(reach=reach)).as_file(engine)
     beside = Companions(
         projector=None if projector is None else _projector(projector, opened, reach),

@@ -102,6 +102,7 @@ class Flag(NamedTuple):
     control: Control | None = None
     instead_of: str = ""  # the key of a flag that says the same in another way
     of_machine: bool = False  # the machine says it, not the caller, wherever a machine is checked
+    companion: str = ""  # the field of Companions with the files that it names
     not_planned: str = ""  # what to use instead where a plan chooses it, or leaves it to check
 
 
@@ -141,6 +142,12 @@ def flag_words(
             continue
         done.add(flag.key)
     return words
+
+
+def companions_in(flags: Iterable[Flag], values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is loaded next to the model: the field of Companions -> what was given for it."""
+    named = {flag.companion: values.get(flag.key) for flag in flags if flag.companion}
+    return {companion: value for companion, value in named.items() if value is not None}
 
 
 def field_values(flags: Iterable[Flag], values: Mapping[str, Any], kind: type) -> dict[str, Any]:

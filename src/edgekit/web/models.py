@@ -13,6 +13,8 @@ from typing import Any
 
 from edgekit.app.companions import BESIDE_THE_MODEL, price_loads
 from edgekit.app.open import ResolvedModel, open_named
+from edgekit.engines import engine_named
+from edgekit.engines.flags import companions_in
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model.open import Opened
 from edgekit.request import Price, Session, Values
@@ -42,8 +44,8 @@ BESIDE_KEPT = 8
 LOOKS_S = 0.05  # how often a waiter looks whether it was called off
 PATIENCE_S = 5.0  # beyond the time-out, for what came before
 
-# What else a price depends on than the load and the setup.
-_BESIDE = ("draft_model", "lora", "mix", "mmproj", "draft_type_k", "draft_type_v")
+# Groups of flags with what else a price depends on than the load and the setup.
+_BESIDE = frozenset({"companion", "drafter", "weights"})
 Beside = tuple[Any, ...]
 Stamps = tuple[tuple[str, Stamp], ...]
 
@@ -65,7 +67,8 @@ class KeptNamed(ResolvedModel):
 
     def pricing(self, opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
         """As `price_loads`; files next to the model are not read again for every step of a slider."""
-        key = (engine, *((key, values[key]) for key in _BESIDE if key in values))
+        keys = {flag.key for flag in engine_named(engine).flags if flag.group in _BESIDE}
+        key = (engine, *((key, values[key]) for key in sorted(keys & values.keys())))
         if len(key) == 1:
             return price_loads(opened, engine, values, reach)
         until_s, price = self.beside.get(key, (0.0, None))
@@ -73,13 +76,15 @@ class KeptNamed(ResolvedModel):
             price = price_loads(opened, engine, values, reach)
             if len(self.beside) >= BESIDE_KEPT:
                 self.beside.clear()
-            self.beside[key] = (time.monotonic() + self._beside_s(values), price)
+            given = companions_in(engine_named(engine).flags, values)
+            is_auto = given.get("projector") == BESIDE_THE_MODEL
+            self.beside[key] = (time.monotonic() + self._beside_s(is_auto=is_auto), price)
         return price
 
-    def _beside_s(self, values: Values) -> float:
-        """A remote model and the projector beside it are asked for in the same time, which is not given twice."""
+    def _beside_s(self, *, is_auto: bool) -> float:
+        """The projector next to a remote model is asked for once in the time of the model itself."""
         is_remote = self.files is not None and self.files.origin.is_remote
-        return REMOTE_S if is_remote and values.get("mmproj") == BESIDE_THE_MODEL else BESIDE_S
+        return REMOTE_S if is_remote and is_auto else BESIDE_S
 
     def forget(self) -> None:
         """What was worked out for it: the model itself stays open."""

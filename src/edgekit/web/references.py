@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,8 @@ from edgekit.catalog.resolve import CATALOG
 from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry
+from edgekit.engines import engine_named
+from edgekit.engines.flags import Flag, companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
 from edgekit.request import Request, Values
 from edgekit.sources import locate, path_of
@@ -250,14 +252,29 @@ def _each(files: ModelFiles) -> Iterator[ModelFile]:
 
 def allowed_request(request: Request, settings: WebSettings) -> Request:
     """The same, with what is loaded next to the model as it may be opened. Raises as `allowed`."""
-    allowed_flags = {
-        engine: {
-            key: _BESIDE[key](value, settings) if key in _BESIDE else value
-            for key, value in flags.items()
-        }
-        for engine, flags in request.flags.items()
-    }
+    allowed_flags = {}
+    for engine, values in request.flags.items():
+        found = dict(values)
+        for flag in _naming_files(engine):
+            if flag.key in found:
+                found[flag.key] = _allowed_files(flag, found[flag.key], settings)
+        allowed_flags[engine] = found
     return replace(request, flags=allowed_flags)
+
+
+def _naming_files(engine: str) -> Iterator[Flag]:
+    """Flags with files that are loaded next to the model. Flags of every engine name none."""
+    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.companion)
+
+
+def _allowed_files(flag: Flag, value: Any, settings: WebSettings) -> Any:
+    if isinstance(value, tuple):
+        found = tuple(_file(one, settings) for one in value)
+        if any("," in one for one in found):  # commands separate them by commas
+            raise UsageError(f"{flag.key}: the path of an adapter must not contain a comma")
+        return found
+    is_auto = flag.companion == "projector" and value == BESIDE_THE_MODEL
+    return value if is_auto else _file(value, settings)
 
 
 def _file(text: str, settings: WebSettings) -> str:
@@ -267,32 +284,16 @@ def _file(text: str, settings: WebSettings) -> str:
     return found
 
 
-def _projector(text: str, settings: WebSettings) -> str:
-    return text if text == BESIDE_THE_MODEL else _file(text, settings)
-
-
-def _adapters(names: tuple[str, ...], settings: WebSettings) -> tuple[str, ...]:
-    """Commands divide them by commas, so none may have one in its path."""
-    found = tuple(_file(one, settings) for one in names)
-    if any("," in one for one in found):
-        raise UsageError("lora: the path of an adapter must not contain a comma")
-    return found
-
-
-_BESIDE: dict[str, Callable[[Any, WebSettings], Any]] = {
-    "mmproj": _projector,
-    "lora": _adapters,
-    "draft_model": _file,
-}
-
-
 def far_beside(request: Request) -> bool:
     """Whether something that is loaded next to the model may have to be fetched from elsewhere."""
-    return any(_is_far(flags) for flags in request.flags.values())
+    return any(_is_far(engine, values) for engine, values in request.flags.items())
 
 
-def _is_far(flags: Values) -> bool:
-    files = (*flags.get("lora", ()), *([flags["mmproj"]] if "mmproj" in flags else []))
-    if any(one != BESIDE_THE_MODEL and not is_local(one) for one in files):
-        return True
-    return "draft_model" in flags and not is_near(flags["draft_model"])
+def _is_far(engine: str, values: Values) -> bool:
+    given = companions_in(_naming_files(engine), values)
+    projector, drafter = given.get("projector"), given.get("drafter")
+    files = [
+        *given.get("adapters", ()),
+        *([] if projector in {None, BESIDE_THE_MODEL} else [projector]),
+    ]
+    return not all(map(is_local, files)) or (drafter is not None and not is_near(drafter))
