@@ -171,6 +171,13 @@ class Engine:
         """Where a plan has put the model, as values of flags."""
         return {}
 
+    @rule("commands")
+    def placement_flags(
+        self, _model: Model, _placement: Placement, _cards: tuple[Device, ...], /
+    ) -> dict[str, Any]:
+        """The same on a machine with these cards, where `pins_placement`: a card that is not used gets no share."""
+        return {}
+
     @rule("flags")
     def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Any]:
         """A row of a batch, in the engine's own parameters. Raises UsageError."""

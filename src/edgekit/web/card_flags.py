@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from edgekit.bill.task import Placement, Task
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
-from edgekit.machine.types import Device
 from edgekit.plan.placement import first_placement
 from edgekit.plan.planned import Plan
 from edgekit.plan.tasks import with_weights
@@ -30,17 +29,6 @@ def _placed(plan: Plan) -> dict[str, Any]:
     """Where the layers go, if that is not where a check puts them by itself."""
     question = replace(with_weights(plan.task, plan.variant), load=plan.load)
     first = first_placement(question)
-    placed = _where(plan.result.way, question, first.cards)
-    return {} if placed == _where(first, question, first.cards) else placed
-
-
-def _where(way: Placement, question: Task, every: tuple[Device, ...]) -> dict[str, Any]:
-    """As flags; of several cards with the division, in which unused cards get nothing."""
-    if not way.cards:
-        return {"backend": "cpu"}
-    engine = engine_named(question.engine)
-    found = engine.placement(engine.pinned(question.model, way).setup)
-    if len(every) > 1:
-        shares = dict(zip(way.cards, found.get("tensor_split", (1.0,)), strict=True))
-        found["tensor_split"] = tuple(shares.get(card, 0.0) for card in every)
-    return found
+    flags = partial(engine_named(question.engine).placement_flags, question.model)
+    placed = flags(plan.result.way, first.cards)
+    return {} if placed == flags(first, first.cards) else placed

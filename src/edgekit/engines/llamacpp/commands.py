@@ -21,16 +21,17 @@ from edgekit.engines.llamacpp.flags import (
     REPEATED,
     command_words,
     keys_of,
-    placement,
     this_cpu,
     values,
 )
+from edgekit.engines.llamacpp.flags import placement as values_of_placement
 from edgekit.engines.llamacpp.flags import setup as read_setup
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
 from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.split import pinned
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
 from edgekit.engines.model_words import (
     NO_PROJECTOR,
@@ -40,7 +41,7 @@ from edgekit.engines.model_words import (
 )
 from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST, Device, Vendor
-from edgekit.model.types import embeds_in_one_batch
+from edgekit.model.types import Model, embeds_in_one_batch
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -124,7 +125,12 @@ def estimate_words(
     _, setup = read_setup(values)
     program = "llama-server" if setup.mode is LlamaMode.SERVER else "llama-cli"
     context = values.get("context") or LoadFacts.of(estimate).n_ctx
-    flags = {**placement(setup), **values, "context": context, "backend": estimate.backend}
+    flags = {
+        **values_of_placement(setup),
+        **values,
+        "context": context,
+        "backend": estimate.backend,
+    }
     source = estimate_source(values, opened)
     return [program, *source.words, *command_words(flags, setup.rules)]
 
@@ -197,7 +203,11 @@ def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         key: value for key, value in values(load, setup).items() if key not in REPEATED | on_device
     }
-    found |= {"backend": setup.backend.value, **placement(setup), **growth_limits(verdict)}
+    found |= {
+        "backend": setup.backend.value,
+        **values_of_placement(setup),
+        **growth_limits(verdict),
+    }
     if not repacking(verdict).fits:
         found["repack"] = False
     return found | {key: value for key, value in given.items() if key in REPEATED}
@@ -212,6 +222,19 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
     if not verdict.way.cards and devices(verdict.machine):
         settled["backend"] = "cpu"  # else it would use the devices that there are
     return settled
+
+
+def placement_flags(
+    model: Model, placement: Placement, cards: tuple[Device, ...]
+) -> dict[str, Any]:
+    """Where a plan has put the model, on a machine with these cards: one that it does not use gets nothing."""
+    if not placement.cards:
+        return {"backend": "cpu"}
+    setup = pinned(model, placement).setup
+    if len(cards) > 1:
+        shares = dict(zip(placement.cards, setup.tensor_split or (1.0,), strict=True))
+        setup = replace(setup, tensor_split=tuple(shares.get(card, 0.0) for card in cards))
+    return values_of_placement(setup)
 
 
 def machine_flags(placement: Placement) -> dict[str, Any]:
