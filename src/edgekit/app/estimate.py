@@ -12,6 +12,7 @@ from edgekit.app.answers import Bill
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines import default_engine, engine_name, engine_named
+from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.model.open import Opened
@@ -157,6 +158,6 @@ def _notes(
 ) -> Iterator[str]:
     facts: dict[str, Any] = dict(estimate.facts)
     length = facts.get("n_ctx_seq") or asked[0].context_tokens
-    has_projector = "mmproj" in values
+    has_projector = "projector" in companions_in(engine.flags, values)
     yield from model_notes(opened.files, opened.model.geometry, length, has_projector=has_projector)
     yield from engine.estimate_notes(values, asked[1], estimate, opened)

@@ -192,9 +192,10 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Values) -> dict[str, 
     """What was asked, and all that the machine adds to it."""
     engine, placement = engine_named(fitting.task.engine), weighed.way
     load = fitting.load(weighed.context_tokens)
-    batch = {"batch": load.batch_tokens, "ubatch": load.microbatch_tokens}
+    chosen = engine.values(load, placement.setup)
+    batch = [flag.key for flag in engine.flags if flag.group == "batch" and flag.key in chosen]
     return {
-        **(batch if fitting.task.in_one_batch else {}),
+        **({key: chosen[key] for key in batch} if fitting.task.in_one_batch else {}),
         **values,
         "context": weighed.context_tokens,
         **engine.placement(placement.setup),

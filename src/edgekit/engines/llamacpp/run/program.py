@@ -14,6 +14,7 @@ from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.chat import Prompt
 from edgekit.engines.comparison import Verification
+from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp import flags as own_flags
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -32,7 +33,6 @@ from edgekit.sources.types import ModelFiles
 
 # For one conversation: no slots for others, and no prompts of others cached.
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
-_LIMITS = {"cache_ram": "cache_ram_mib", "ctx_checkpoints": "ctx_checkpoints"}
 _LAST_MOMENT_S = 2.0  # a server that is gone closes its connections before its end is known
 
 
@@ -59,10 +59,9 @@ class LlamaCppProgram:
         return {**flags, **more, "parallel": users, "unified": False}
 
     def limited(self, verdict: Verdict) -> LlamaCppSetup:
-        limits = growth_limits(verdict)
-        changes: dict[str, Any] = {_LIMITS[flag]: number for flag, number in limits.items()}
+        limits = field_values(own_flags.FLAGS, growth_limits(verdict), LlamaCppSetup)
         setup: LlamaCppSetup = verdict.way.setup
-        return replace(setup, **changes)
+        return replace(setup, **limits)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
         return LlamaCppStarter()
