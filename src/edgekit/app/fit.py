@@ -15,7 +15,7 @@ from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.verdict import Verdict, Weighed
 from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
-from edgekit.engines.flags import CONTEXT, flag_words
+from edgekit.engines.flags import CONTEXT, flag_words, given_values
 from edgekit.engines.variants import AS_NAMED, as_named, stored_quant
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.model.open import Opened
@@ -192,10 +192,9 @@ def _completed(fitting: Fitting, weighed: Weighed, values: Values) -> dict[str, 
     """What was asked, and all that the machine adds to it."""
     engine, placement = engine_named(fitting.task.engine), weighed.way
     load = fitting.load(weighed.context_tokens)
-    chosen = engine.values(load, placement.setup)
-    batch = [flag.key for flag in engine.flags if flag.group == "batch" and flag.key in chosen]
+    batch = given_values((flag for flag in engine.flags if flag.group == "batch"), load)
     return {
-        **({key: chosen[key] for key in batch} if fitting.task.in_one_batch else {}),
+        **(batch if fitting.task.in_one_batch else {}),
         **values,
         "context": weighed.context_tokens,
         **engine.placement(placement.setup),

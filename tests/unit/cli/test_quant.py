@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgekit.published import catalog_name
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
@@ -15,7 +16,6 @@ from edgekit.engines import engine_named
 from edgekit.engines.quant_names import read_quant, takes, with_quant
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
-from edgekit.published import catalog_name
 
 NAME = "qwen3-8b"
 Q8_0_BYTES = 8_703_561_728  # 8,190,735,360 weights: 34 bytes for 32, norms in f32
