@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.recorded import engine_models, header_bytes, models, padded, rows
+from tests.recorded import asked_of, engine_models, header_bytes, models, padded, rows
 
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.flags import read_row
@@ -55,8 +55,8 @@ def main() -> None:
             told = backend if not options else f"{backend} -ngl {options['n_gpu_layers']}"
             print(f"| {name} | {told} | {first * 1e3:.1f} | {further * 1e3:.2f} |")
     print("\n| batch file | rows | rows per second |\n|---|---|---|")
-    for name, lines in _batches():
-        seconds = _batch(lines)
+    for name, lines in batches():
+        seconds = batch(lines)
         print(f"| {name} | {len(lines):,} | {len(lines) / seconds:.0f} |")
 
 
@@ -88,7 +88,7 @@ def _estimates(model: Model, backend: str, options: dict[str, Any]) -> tuple[flo
     return first, statistics.median(further)
 
 
-def _batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for engine, backend, file in (
         ("llama.cpp", "cpu", "llama_cpp_cpu.jsonl.gz"),
         ("llama.cpp", "cuda", "llama_cpp_cuda.jsonl.gz"),
@@ -96,7 +96,7 @@ def _batches() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         ("mlx", None, "mlx.jsonl.gz"),
     ):
         found = [
-            {"engine": engine, "backend": backend, "options": row["options"], **_model(row)}
+            {"engine": engine, "backend": backend, "options": asked_of(row), **_model(row)}
             for row in rows(file)
             if "options" in row
         ]
@@ -111,8 +111,8 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _batch(lines: list[dict[str, Any]]) -> float:
-    """Through the command line, start-up included, with sparse files for the models."""
+def batch(lines: list[dict[str, Any]]) -> float:
+    """Seconds of the command, start-up included, with sparse files for the models. No row may be refused."""
     with tempfile.TemporaryDirectory() as folder:
         for model in models():
             header = header_bytes(model["header_without_vocabulary"])
@@ -120,13 +120,16 @@ def _batch(lines: list[dict[str, Any]]) -> float:
             with path.open("wb") as file:
                 file.write(header)
                 file.truncate(padded(len(header)) + model["data_section_bytes"])
-        batch = Path(folder, "rows.jsonl")
-        batch.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-        command = [sys.executable, "-m", "edgekit", "estimate", "--batch", str(batch)]
+        file_of_rows = Path(folder, "rows.jsonl")
+        file_of_rows.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        command = [sys.executable, "-m", "edgekit", "estimate", "--batch", str(file_of_rows)]
         start = time.perf_counter()
         done = subprocess.run(command, cwd=folder, check=True, capture_output=True)
         seconds = time.perf_counter() - start
-        assert done.stdout.count(b"\n") == len(lines)
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        refused = [answer["error"] for answer in answers if "error" in answer]
+        assert len(answers) == len(lines), done.stderr
+        assert not refused, refused[0]
         return seconds
 
 

@@ -112,3 +112,8 @@ def rows(file: str) -> Iterator[dict[str, Any]]:
             if file in OF_LLAMA and "options" in row:
                 row["options"]["llama_version"] = LLAMA_VERSION
             yield row
+
+
+def asked_of(row: dict[str, Any]) -> dict[str, Any]:
+    """The options of a recorded row that EdgeKit knows: "decode" is one of the program that recorded it."""
+    return {name: value for name, value in row["options"].items() if name != "decode"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.calls import calls_of
 from tests.patience import PATIENCE_S
-from tests.recorded import header_bytes, models, padded, rows
+from tests.recorded import asked_of, header_bytes, models, padded, rows
 
 from edgekit.app.open import open_named
 from edgekit.cli import batch, batch_models, main
@@ -83,11 +83,6 @@ def test_recorded_rows_of_the_cpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         )
 
 
-def _asked_of(row: dict[str, Any]) -> dict[str, Any]:
-    """Without the recorder's own: whether it decoded."""
-    return {name: value for name, value in row["options"].items() if name != "decode"}
-
-
 def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = write_model(tmp_path, "qwen3-30b-a3b", "Q4_K_M")
     recorded = [
@@ -96,7 +91,7 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         if (row["model"], row["quant"]) == ("qwen3-30b-a3b", "Q4_K_M") and "breakdown" in row
     ]
     asked = [
-        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": _asked_of(row)}
+        {"model": str(path), "engine": "llama.cpp", "backend": "cuda", "options": asked_of(row)}
         for row in recorded
     ]
     assert len(asked) > 20

@@ -1,0 +1,11 @@
+"""The benchmark of estimates: a row that EdgeKit refuses is not measured."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.estimate_speed import batch, batches
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp cuda", "llama.cpp cpu", "vllm", "mlx"])
+def test_the_rows_of_a_batch_are_accepted(engine: str) -> None:
+    assert batch(dict(batches())[engine][:2]) > 0
