@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.estimate_speed import batch, batches
+from estimate_speed import batch, batches
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp cuda", "llama.cpp cpu", "vllm", "mlx"])

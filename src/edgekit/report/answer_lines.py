@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
+from edgekit.engines import engine_named
+from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.wishes import IDLE
 from edgekit.plan.verdict import download_bytes
@@ -13,11 +15,12 @@ from edgekit.report.check_memory import bar_lines, painted
 from edgekit.report.check_words import range_words
 from edgekit.report.headline import embeds, headline
 from edgekit.report.screen import folded, joined, section
-from edgekit.units import format_download
+from edgekit.units import GIB, format_download
 
 MOST_CHANGES = 3
 LEAST_RAM_SHARE = 0.1
-ALL_FREE = "counts all of its memory as free; leave more for the system and other programs with --reserve 4G"
+ALL_FREE = "counts all of its memory as free; leave more for the system and other programs with"
+LEAVE_MORE = {"--reserve 4G": (4 * GIB, None), "--max-use 80%": (None, 0.8)}
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
 # What is asked of the user first: what is cheapest to do.
 _FIRST = (
@@ -35,7 +38,19 @@ def download_words(result: Verdict, *, is_remote: bool) -> tuple[str, ...]:
 def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:
     """What is assumed of a machine that was only described, and decides how much of its memory counts."""
     if IDLE in machine.notes:
-        yield ALL_FREE if result is not None and _fills_ram(result) else IDLE
+        flag = _leaves_more(result) if result is not None and _fills_ram(result) else None
+        yield IDLE if flag is None else f"{ALL_FREE} {flag}"
+
+
+def _leaves_more(result: Verdict) -> str | None:
+    """The flag that makes the engine leave more memory free; None where it has none or it was given."""
+    for flag, limits in LEAVE_MORE.items():
+        try:
+            engine_named(result.engine).check_limits(*limits)
+        except UsageError:
+            continue
+        return None if limits[1] and result.tightest.max_use else flag
+    return None
 
 
 def _fills_ram(result: Verdict) -> bool:

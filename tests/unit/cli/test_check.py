@@ -944,6 +944,28 @@ def test_check_and_plan_have_the_same_notes(
     assert notes_of("plan", capsys, *words) == found
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["qwen3-8b", "--ram", "16G"],
+        ["qwen3-8b", "--ram", "16G", "--engine", "stream"],
+        ["qwen3-8b", "--device", "m2-16", "--engine", "mlx"],
+        ["qwen3-8b", "--device", "m2-16"],
+        ["qwen3-0.6b", "--ram", "2G", "--engine", "stream", "--max-use", "95%"],
+    ],
+)
+def test_what_a_note_suggests_is_accepted(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = notes_of("check", capsys, *words)
+    suggested = re.findall(r"with (--reserve|--max-use) (\S+)", note)
+    assert suggested or "otherwise idle" in note
+    for flag in suggested:
+        assert flag[0] not in words
+        code, _, err = ask(capsys, *words, *flag)
+        assert (code, err) in {(0, ""), (3, "")}
+
+
 def test_the_projector_of_a_catalog_model_has_no_known_size(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

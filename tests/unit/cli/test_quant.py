@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgekit.published import catalog_name
+from edgekit.app.published import catalog_name
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.tier_tasks import planned, task_for
-from tests.unit.plan.wishes import LLAMA, gguf
+from tests.unit.plan.tasks import LLAMA, gguf
 
 from edgekit import engines
 from edgekit.basis import Basis
