@@ -80,8 +80,9 @@ def files_read(hub: Hub) -> list[str]:
 
 
 def test_the_files_there_are_are_the_choices(hub: Hub, reach: Reach) -> None:
-    named = open_named(REPOSITORY, Session(reach=reach))
-    variants = task_to_plan(named, Request(machine=cpu(16))).variants
+    session = Session(reach=reach)
+    named = open_named(REPOSITORY, session)
+    variants = task_to_plan(named, Request(machine=cpu(16)), session).variants
     assert [one.name for one in variants] == [*QUANTS]  # nothing that would have to be made
     assert {one.reference for one in variants} == {
         REPOSITORY,

@@ -13,7 +13,7 @@ from edgekit.errors import EdgekitError, UsageError
 from edgekit.request import Request, Session
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.verify.types import Verification
+    from edgekit.engines.comparison import Verification
     from edgekit.engines.program import Verifier
     from edgekit.runtime.remembering import Remembered
     from edgekit.sources.types import ModelFiles

@@ -9,7 +9,7 @@ import pytest
 
 from edgekit.cli import main
 from edgekit.cli.parser import build_parser
-from edgekit.cli.run_requests import read_order
+from edgekit.cli.run_requests import read_request
 from edgekit.errors import UsageError
 
 MODEL = "qwen3-0.6b"
@@ -92,9 +92,10 @@ def test_users_and_slots_exclude_each_other(capsys: pytest.CaptureFixture[str]) 
 
 def test_users_of_serve_are_slots_with_a_context_each() -> None:
     arguments = build_parser("serve").parse_args(["serve", MODEL, "--users", "3", "-c", "2k"])
-    order = read_order(arguments, "serve")
-    assert (order.values["parallel"], order.values["context"]) == (3, 3 * 2048)
-    assert order.values["unified"] is False
+    _, request = read_request(arguments, "serve")
+    values = request.values("llama.cpp")
+    assert (values["parallel"], values["context"]) == (3, 3 * 2048)
+    assert values["unified"] is False
 
 
 def test_estimate_takes_cards_by_name(capsys: pytest.CaptureFixture[str]) -> None:

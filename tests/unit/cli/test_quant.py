@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgekit.app.published import catalog_name
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
+from edgekit.app.published import catalog_name
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.quant_names import read_quant, takes, with_quant

@@ -173,11 +173,11 @@ def test_a_variable_that_names_no_version_is_named_itself(
 
 
 def test_recommendations_are_remembered_for_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Request(ram="16G").find_machine()
+    request = Request(ram="16G", engines=("llama.cpp",))
     keys = set()
     for version in ("0.5", "0.6"):
         monkeypatch.setenv(VARIABLE, version)
-        keys.add(key_of((), machine, "llama.cpp", ()))
+        keys.add(key_of(request, request.find_machine(), ()))
     assert len(keys) == 2
 
 

@@ -8,9 +8,10 @@ import pytest
 from tests.data.dummy_engine import ENGINE as DUMMY
 
 from edgekit.engines import every_engine
+from edgekit.engines.memo import ENGINE as MEMO
 from edgekit.engines.protocol import Engine, Rule
 
-ENGINES = (*every_engine(), DUMMY)
+ENGINES = (*every_engine(), MEMO, DUMMY)
 RULES = {name: found for name, found in vars(Engine).items() if isinstance(found, Rule)}
 
 

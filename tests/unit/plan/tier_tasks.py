@@ -54,7 +54,7 @@ def task_for(
 ) -> Task:
     load = Load(context_tokens=context)
     if users is not None:
-        load = load_for_users(load, users)
+        load = load_for_users(load, users, 0)
     if layout is not None:
         load = with_layout(load, layout)
     found = find_tier(tier) if isinstance(tier, str) else tier

@@ -7,12 +7,13 @@ from typing import Any
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
-from edgekit.engines.memo import flags
+from edgekit.engines.flags import given_values
+from edgekit.engines.memo.flags import TABLE
 from edgekit.model.open import Opened
 
 
-def settle(verdict: Verdict, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {**values, **flags.values(verdict.load, verdict.way.setup)}
+def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**given, **given_values(TABLE, verdict.load, verdict.way.setup)}
 
 
 def estimate_words(

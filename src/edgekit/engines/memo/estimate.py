@@ -28,10 +28,6 @@ def estimate(model: Model, load: Load, setup: MemoSetup) -> MemoryEstimate:
     return bill(tier, load, setup)
 
 
-def version(_setup: MemoSetup | None) -> str:
-    return VERSION
-
-
 def check_load(tier: Tier, load: Load, setup: MemoSetup) -> None:
     """Raises UsageError or RefusedError for what no memory would be enough for."""
     tokens, layout = load.context_tokens, layout_of(load)

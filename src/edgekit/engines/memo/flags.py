@@ -3,7 +3,6 @@
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engines.flags import (
@@ -12,11 +11,8 @@ from edgekit.engines.flags import (
     Flag,
     Meaning,
     Page,
-    field_values,
-    given_values,
     number,
     one_of,
-    read_options,
     text,
     yes_no,
 )
@@ -62,29 +58,6 @@ def default_setup() -> MemoSetup:
     from edgekit.engines.memo.types import MemoSetup
 
     return MemoSetup()
-
-
-def setup(values: Mapping[str, Any]) -> tuple[Load, MemoSetup]:
-    """What the flags ask for. Raises UsageError."""
-    from edgekit.bill.types import Load
-    from edgekit.engines.memo.types import MemoSetup
-
-    load = field_values(TABLE, values, Load)
-    load["context_tokens"] = values.get("context") or None
-    return Load(**load), MemoSetup(**field_values(TABLE, values, MemoSetup))
-
-
-def values(load: Load, setup: MemoSetup) -> dict[str, Any]:
-    """And back. The drafter and the spill are chosen again."""
-    return given_values(TABLE, load, setup)
-
-
-def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MemoSetup]:
-    return setup(read_options(TABLE, options))
-
-
-def read_keywords(options: Mapping[str, Any]) -> tuple[Load, MemoSetup]:
-    return read_row(options)
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
