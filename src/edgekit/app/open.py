@@ -229,8 +229,8 @@ def _files_of(model: Resolved[Any]) -> ModelFiles | None:
 def _stated_quant(files: ModelFiles | None) -> str | None:
     if files is None:
         return None
-    name = files.weights[0].name if files.weights else ""
-    return quant_tag(files.label) or quant_tag(name)
+    stored = stored_quant(files)
+    return quant_tag(files.weights[0].name) if stored == AS_NAMED and files.weights else stored
 
 
 def _assumed(name: str) -> AssumedChoice | None:

@@ -1,4 +1,4 @@
-"""A stretch of time -> how much of the processor other programs had in it."""
+"""How much of the CPU other programs use while something is measured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})  # guests are i
 
 @dataclass(slots=True)
 class Others:
-    share: float = 0.0  # of all cores, from 0 to 1; known when the time is over
+    share: float = 0.0  # of all cores, from 0 to 1; set at the end of the block
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         return (
             f"other programs used {self.share * 100:.0f} % of the CPU; measure again when the "
             "machine is idle"
@@ -26,7 +26,7 @@ class Others:
 
 @contextmanager
 def watched() -> Iterator[Others]:
-    """Windows does not tell what a child took: there nothing counts as others'."""
+    """On Windows the time of child processes is unknown: nothing counts as other programs'."""
     others = Others()
     begin, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
     yield others
@@ -36,7 +36,7 @@ def watched() -> Iterator[Others]:
 
 
 def _busy_s() -> float:
-    """Of all cores, by whomever."""
+    """Of all cores, by all programs."""
     import psutil
 
     times = psutil.cpu_times()._asdict()

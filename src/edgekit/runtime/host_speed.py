@@ -61,7 +61,7 @@ def _bandwidth(request: CalibrateRequest) -> tuple[int | None, str]:
     if others.share > options.busy_share:
         return (
             None,
-            f"memory bandwidth was {found / 1e9:.1f} GB/s, which was not saved: {others.told}",
+            f"memory bandwidth was {found / 1e9:.1f} GB/s, which was not saved: {others.note}",
         )
     return found, ""
 

@@ -110,7 +110,7 @@ def test_a_neighbour_is_noticed() -> None:
             time.sleep(0.5)
         neighbour.kill()
     assert 0.2 / (os.cpu_count() or 1) < others.share <= 1
-    assert f"other programs used {others.share * 100:.0f} % of the CPU" in others.told
+    assert f"other programs used {others.share * 100:.0f} % of the CPU" in others.note
 
 
 # -- the made-up model -----------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _on(
     pace = None
     if found.paced is not None and not is_busy:
         pace = _pace(machine, opened, load, setup, found.paced)
-    notes = _notes(found, others.told if is_busy else "")
+    notes = _notes(found, others.note if is_busy else "")
     return EngineRun(machine=machine, verification=found, pace=pace, notes=tuple(notes))
 
 
