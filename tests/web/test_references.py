@@ -16,7 +16,7 @@ from edgekit.app.catalog import entry_of
 from edgekit.app.open import open_named
 from edgekit.catalog.store import save_entry
 from edgekit.engines import every_engine
-from edgekit.engines.model_words import typed_gguf_words
+from edgekit.engines.llamacpp.model_source import typed_gguf_words
 from edgekit.engines.protocol import Companions
 from edgekit.errors import (
     EdgekitError,

@@ -29,16 +29,18 @@ from edgekit.engines.llamacpp.flags import setup as read_setup
 from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
-from edgekit.engines.llamacpp.model_source import estimate_source, has_own_file, model_source
-from edgekit.engines.llamacpp.placement import has_experts_on_host
-from edgekit.engines.llamacpp.split import pinned
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
-from edgekit.engines.model_words import (
+from edgekit.engines.llamacpp.model_source import (
     NO_PROJECTOR,
     PLACEHOLDER_DRAFT,
     TEXT_ONLY,
+    estimate_source,
+    has_own_file,
     model_draft_words,
+    model_source,
 )
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.split import pinned
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
 from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST, Device, Vendor
 from edgekit.model.types import Model, embeds_in_one_batch

@@ -88,7 +88,7 @@ def _rpc_words(servers: tuple[str, ...]) -> list[str]:
 
 
 def _draft_words(reference: str) -> list[str]:
-    from edgekit.engines.model_words import model_draft_words
+    from edgekit.engines.llamacpp.model_source import model_draft_words
 
     return model_draft_words(reference)
 
