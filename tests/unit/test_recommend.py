@@ -21,7 +21,8 @@ from edgekit.machine.types import Machine
 from edgekit.machine.wishes import wished_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.ranking import quickness, rank_of
-from edgekit.request import Request
+from edgekit.request import Request, Session
+from edgekit.sources.types import Reach
 
 NAMES = ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b", "smollm3-3b")  # fmt: skip
 CARD = rated(cards(24), card=1000)
@@ -308,7 +309,7 @@ def test_embeddings_are_asked_of_the_server() -> None:
 
 def test_progress_is_told() -> None:
     told: list[str] = []
-    find_best(few(), Request(machine=CARD, limit=1), tell=told.append)
+    find_best(few(), Request(machine=CARD, limit=1), Session(reach=Reach(progress=told.append)))
     assert told
     assert all(any(name in line for name in NAMES) for line in told)
 

@@ -319,6 +319,7 @@ def task_of(
         own_cache_only=request.prefer_accurate_kv,
         nodes=request.nodes or 1,
         label=opened.label,
+        repository=opened.repository,
         is_remote=opened.files is None or opened.files.origin.is_remote,
         users=request.users,
         cancelled=session.reach.cancelled,

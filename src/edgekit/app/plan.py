@@ -101,6 +101,5 @@ def task_to_plan(named: ResolvedModel, request: Request, session: Session) -> Ta
         task,
         model=variants[0].model if variants else opened.model,
         variants=variants,
-        repository=(entry.repository or "") if entry is not None else "",
         drafters=drafters,
     )

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from edgekit.app.answers import Recommendation
+from edgekit.app.check import task_of
 from edgekit.app.estimate import check_one_engine
 from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.task import Task
 from edgekit.catalog import read_catalog
 from edgekit.catalog.known_names import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
@@ -37,9 +37,11 @@ from edgekit.plan.ranking import (
     smallest_bytes,
     version_of,
 )
-from edgekit.plan.tasks import check_users, for_users
+from edgekit.plan.tasks import check_users
 from edgekit.request import Request, Session
+from edgekit.sources.types import Reach
 
+OFFLINE = Session(reach=Reach(network=False))
 SHOWN = 5
 MOST_SHOWN = 100
 OF_A_ROOT = 2  # models of one line, however many families it has
@@ -50,7 +52,7 @@ READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embed
 def recommend(request: Request, session: Session) -> Recommendation:
     """Raises UsageError, and HardwareError where the engine has nothing to run on."""
     catalog = read_catalog()
-    found = recommended(catalog, request, tell=session.tell)
+    found = recommended(catalog, request, session)
     notes = (note for one in found.suggestions for note in base_note(one.entry))
     return replace(found, notes=(*catalog.problems, *notes))
 
@@ -64,9 +66,7 @@ def complete(request: Request) -> Request:
     return replace(request, engines=(engine,), machine=request.find_machine())
 
 
-def recommended(
-    catalog: Catalog, request: Request, *, tell: Callable[[str], None] | None = None
-) -> Recommendation:
+def recommended(catalog: Catalog, request: Request, session: Session = OFFLINE) -> Recommendation:
     """`find_best`, or the models that it listed when the same was asked before, each planned anew.
 
     Free memory counts in whole steps for "the same"; what is planned and shown is for the memory there is.
@@ -74,10 +74,10 @@ def recommended(
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
     key = key_of(request, steadied(request.find_machine()), ranked)
-    before = _before(kept(key), request, ranked)
+    before = _before(kept(key), request, session, ranked)
     if before is not None:
         return before
-    found = find_best(ranked, request, tell=tell)
+    found = find_best(ranked, request, session)
     if found.suggestions:
         picks = [one.entry.id for one in found.suggestions]
         keep(key, {"picks": picks, "passed_over": found.passed_over})
@@ -85,7 +85,7 @@ def recommended(
 
 
 def _before(
-    answer: Mapping[str, Any] | None, request: Request, ranked: Sequence[Entry]
+    answer: Mapping[str, Any] | None, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
     """None where nothing was kept, it is damaged, or anything of it does not fit any more."""
     picks, reasons = (answer or {}).get("picks"), _reasons((answer or {}).get("passed_over"))
@@ -95,7 +95,7 @@ def _before(
     found: list[Suggestion] = []
     for pick in picks:
         entry = by_id.get(str(pick))
-        plan = None if entry is None else find_plan(task_for(entry, request))
+        plan = None if entry is None else find_plan(task_for(entry, request, session))
         if entry is None or plan is None:
             return None
         found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
@@ -112,7 +112,7 @@ def _reasons(told: object) -> tuple[tuple[str, int], ...] | None:
 
 
 def find_best(
-    entries: Iterable[Entry], request: Request, *, tell: Callable[[str], None] | None = None
+    entries: Iterable[Entry], request: Request, session: Session = OFFLINE
 ) -> Recommendation:
     """The models that suit the task, in the order of their rank, until enough are found.
 
@@ -122,7 +122,7 @@ def find_best(
     (engine,) = request.engines
     engine_named(engine).check_runs(request.find_machine())
     check_users(request.users, engine)
-    search = _Search(request, tell)
+    search = _Search(request, session)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, entries)
     found = search.found(ranked)
     return Recommendation(
@@ -136,8 +136,8 @@ def find_best(
 class _Search:
     """One walk down the ranks."""
 
-    def __init__(self, request: Request, tell: Callable[[str], None] | None) -> None:
-        self._request, self._tell = request, tell
+    def __init__(self, request: Request, session: Session) -> None:
+        self._request, self._session = request, session
         self._most = min(request.limit or SHOWN, MOST_SHOWN)
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
         self._embeds = request.purpose is ModelPurpose.EMBEDDING
@@ -219,7 +219,9 @@ class _Search:
         """The smallest that the engine takes, with what would make it fit."""
         for entry in sorted(ranked, key=smallest_bytes):
             try:
-                plan = make_plan(task_for(entry, self._request))
+                plan = make_plan(task_for(entry, self._request, self._session))
+            except CancelledError:
+                raise
             except EdgekitError:
                 continue
             return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
@@ -242,9 +244,8 @@ class _Search:
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
     def _task(self, entry: Entry) -> Task:
-        if self._tell is not None:
-            self._tell(f"planning {entry.id}")
-        return task_for(entry, self._request)
+        self._session.tell(f"planning {entry.id}")
+        return task_for(entry, self._request, self._session)
 
     def _hopeless(self, entry: Entry) -> str:
         """What needs no bill: a window that is too short, weights beyond all memory there is."""
@@ -287,27 +288,10 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
     return True, rank_of(entry) * quickness(math.inf)
 
 
-def task_for(entry: Entry, request: Request) -> Task:
+def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task:
     """What a complete request asks of this model. Raises EdgekitError where it has nothing that the engine loads."""
     (engine,) = request.engines
-    chosen, model = engine_named(engine), open_entry(entry, engine).model
-    variants = chosen.variants(model, entry.id)
-    model = variants[0].model if variants else model
     embeds = ModelPurpose.EMBEDDING in entry.kinds
-    return Task(
-        model=model,
-        variants=variants,
-        engine=engine,
-        machine=request.find_machine(),
-        load=for_users(Load(context_tokens=request.context), request.users, engine, model),
-        start=chosen.embedding_start(Start()) if embeds else Start(),
-        job=request.job,
-        min_context=request.min_context,
-        max_use=request.max_use,
-        reserve_bytes=request.reserve_bytes,
-        own_cache_only=request.prefer_accurate_kv,
-        label=entry.id,
-        repository=entry.repository or "",
-        is_remote=True,
-        users=request.users,
-    )
+    task, _ = task_of(open_entry(entry, engine), engine, request, session, embeds=embeds)
+    variants = engine_named(engine).variants(task.model, entry.id)
+    return replace(task, model=variants[0].model if variants else task.model, variants=variants)
