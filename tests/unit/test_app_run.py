@@ -1,0 +1,81 @@
+"""`app.run`: what is passed to Session.notify while an engine is started. Nothing is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runnable import write_chatting
+
+from edgekit.app.run import (
+    DoesNotFitError,
+    EngineMessage,
+    Forced,
+    Starting,
+    WeightsChosen,
+    fetch,
+    run,
+)
+from edgekit.engines.chat import Message, Prompt
+from edgekit.errors import SourceError, UsageError
+from edgekit.machine import this_or_wished
+from edgekit.request import Request, Session
+from edgekit.sources.types import Reach
+from edgekit.units import MIB
+
+REQUEST = Request(engines=("stream",))
+PROMPT = Prompt(messages=(Message(role="user", content="Hello"),))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_chatting(tmp_path_factory.mktemp("app") / "run.gguf", tied=False))
+
+
+def session(events: list[Any]) -> Session:
+    return Session(reach=Reach(network=False), notify=events.append)
+
+
+def test_run_starts_with_the_verdict_that_was_judged(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[Any] = []
+    judged, weights = fetch(model, REQUEST, session(events))
+    assert (weights.model, events) == (Path(model), [])
+    with run(judged, weights, session(events), prompt=PROMPT, new_tokens=8) as (up, started):
+        assert up.talker.window_tokens == started.check.result.context_tokens
+    assert events[0] == Starting(started.check)
+    assert [type(event) for event in events] == [Starting, EngineMessage]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_fetch_refuses_with_the_check(model: str) -> None:
+    small = Request(engines=("stream",), budget_bytes=MIB)
+    with pytest.raises(DoesNotFitError) as refused:
+        fetch(model, small, session([]))
+    assert refused.value.check.result.failed
+    assert refused.value.exit_code == 3
+
+
+def test_fetch_with_force_says_what_does_not_fit(model: str) -> None:
+    events: list[Any] = []
+    small = Request(engines=("stream",), budget_bytes=MIB, force=True)
+    judged, _ = fetch(model, small, session(events))
+    assert events == [Forced(judged.check)]
+    judged.still_fits()  # it does not, but was forced
+
+
+def test_fetch_names_the_weights_of_a_catalog_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = this_or_wished(devices=("RTX 4090",), ram="64G")
+    monkeypatch.setattr("edgekit.app.run.detect", lambda: card)
+    events: list[Any] = []
+    with pytest.raises(SourceError, match="the network is off"):
+        fetch("qwen3-8b", Request(engines=("llama.cpp",)), session(events))
+    assert [type(event) for event in events] == [WeightsChosen]
+    assert (events[0].name, events[0].mix) == ("qwen3-8b", "Q6_K")
+
+
+def test_fetch_of_an_embedding_model() -> None:
+    with pytest.raises(UsageError, match="cannot chat: use edgekit embed"):
+        fetch("nomic-embed-text-v1.5", Request(engines=("llama.cpp",)), session([]))
