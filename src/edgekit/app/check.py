@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgekit.app.answers import Answer, Bill, Check, Unanswered
-from edgekit.app.estimate import bill_of, values_for_users
+from edgekit.app.estimate import bill_of
 from edgekit.app.open import (
     ResolvedModel,
     automatic,
     choose_file,
     open_named,
 )
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import Load
+from edgekit.app.task import takes, task_of, values_for_users, values_of
+from edgekit.bill.task import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import typed
@@ -34,9 +34,8 @@ from edgekit.formats.types import Depth
 from edgekit.model.open import Opened, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.commands import main_command, main_notes, start_commands
-from edgekit.plan.tasks import for_users
 from edgekit.plan.verdict import is_decided, judge, result_of
-from edgekit.request import AUTO, Price, Request, Session, Values, in_order
+from edgekit.request import AUTO, Request, Session, Values
 from edgekit.sources.folders import is_here
 from edgekit.sources.types import Reach, Traffic
 
@@ -210,8 +209,8 @@ def verdict(
         return judged(request.engine)
     own = named.engine(AUTO, machine)
     options = {name: value for name, value in (request.options or {}).items() if name != "quant"}
-    if not _takes(own, options):  # as on the command line: the engine that has these options
-        return judged(next((name for name in engine_names() if _takes(name, options)), own))
+    if not takes(own, options):  # as on the command line: the engine that has these options
+        return judged(next((name for name in engine_names() if takes(name, options)), own))
     found, note = automatic(named, machine, judged, lambda result: result)
     bill = found.estimate
     return replace(found, estimate=replace(bill, notes=(note, *bill.notes))) if note else found
@@ -269,105 +268,6 @@ def _in_two_steps(
         opened = opened if opened.whole is None else opened.whole()
     opened, task, choice = choose_file(opened, ask(opened), reach)
     return opened, task, result_of(choice)
-
-
-def task_of(
-    opened: Opened,
-    engine: str,
-    request: Request,
-    session: Session,
-    *,
-    embeds: bool = False,
-    quant: str | None = None,
-) -> tuple[Task, dict[str, Any]]:
-    """What the request asks of this model on this engine, and the values of the flags that say so.
-
-    `embeds`: it is an embedding model, which the engine is started for. `quant`: how its weights are to be quantised.
-    Raises EdgekitError.
-    """
-    values: dict[str, Any] = {}
-    if request.options is not None:
-        load, start = _of_options(request, engine, embeds=embeds, quant=quant)
-        load = for_users(load, request.users, engine, opened.model)
-    else:
-        values = values_of(engine, request, embeds=embeds, quant=quant)
-        values = values_for_users(values, engine, request.users, opened.model)
-        load, setup = engine_named(engine).setup(values)
-        if values.get("context") == 0:  # every engine: the whole native window
-            load = replace(load, context_tokens=0)
-        if request.users is not None:
-            load = replace(load, sequences=request.users)
-        start = Start(setup=setup, settled=frozenset(values))
-    bill: Price | None = None
-    if engine_named(engine).companions & values.keys():
-        from edgekit.app.companions import price_loads
-
-        bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
-    return Task(
-        model=opened.model,
-        engine=engine,
-        machine=request.find_machine(),
-        load=load,
-        start=start,
-        bill=bill,
-        job=request.job,
-        min_context=request.min_context,
-        alternatives=opened.files.alternatives if opened.files is not None else (),
-        window_budget_bytes=request.window_budget_bytes,
-        max_use=request.max_use,
-        reserve_bytes=request.reserve_bytes,
-        own_cache_only=request.prefer_accurate_kv,
-        nodes=request.nodes or 1,
-        label=opened.label,
-        repository=opened.repository,
-        is_remote=opened.files is None or opened.files.origin.is_remote,
-        users=request.users,
-        cancelled=session.reach.cancelled,
-    ), values
-
-
-def values_of(
-    engine: str, request: Request, *, embeds: bool = False, quant: str | None = None
-) -> dict[str, Any]:
-    """The values of the engine's flags for a model, which is started to embed if it is an embedding model.
-
-    Raises UsageError for a quantisation that the engine lacks, RefusedError where it returns no embeddings.
-    """
-    values = request.values(engine, quant)
-    if embeds and engine_named(engine).embedding_start(Start()).settled:
-        values = in_order(engine, {"embeddings": True, **values})
-    return values
-
-
-def _of_options(
-    request: Request, engine: str, *, embeds: bool, quant: str | None
-) -> tuple[Load, Start]:
-    """What Python's options ask of an engine."""
-    from edgekit.engines.quant_names import with_quant
-
-    options = with_quant(engine, request.options or {}, quant)
-    load, setup = _read_options(engine, options) if options else (Load(), None)
-    own: dict[str, Any] = {"context_tokens": request.context, "sequences": request.sequences}
-    load = replace(load, **{name: value for name, value in own.items() if value is not None})
-    start = Start(setup=setup, settled=frozenset(options))
-    return load, engine_named(engine).embedding_start(start) if embeds else start
-
-
-def _takes(engine: str, options: Values) -> bool:
-    try:
-        _read_options(engine, options)
-    except UsageError:
-        return False
-    return True
-
-
-def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
-    from edgekit.engines.row_options import RowOptions
-
-    read = RowOptions(options)
-    load, setup = engine_named(engine).read_keywords(read)
-    read.require_known(engine)
-    return load, setup
 
 
 def _answer_of(

@@ -10,14 +10,14 @@ from typing import Any
 
 from edgekit.app.answers import Bill
 from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.task import values_for_users
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.model.open import Opened
-from edgekit.model.types import Model, ModelGeometry
-from edgekit.plan.tasks import for_users
+from edgekit.model.types import ModelGeometry
 from edgekit.request import ALL, Request, Session, Values
 from edgekit.sources.types import ModelFiles
 
@@ -85,16 +85,6 @@ def assume(name: str, request: Request) -> Bill:
             wired=engine_named(engine).wires_memory,
         ),
     )
-
-
-def values_for_users(
-    values: Values, engine: str, users: int | None, model: Model
-) -> dict[str, Any]:
-    """The flags with which every user has a context of their own. Raises UsageError."""
-    if users is None:
-        return dict(values)
-    load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
-    return engine_named(engine).values_for_users(values, users, load)
 
 
 def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:

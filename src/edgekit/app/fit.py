@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.app.answers import Fit
-from edgekit.app.check import task_of, values_of
 from edgekit.app.estimate import bill_of
 from edgekit.app.open import ResolvedModel
+from edgekit.app.task import task_of, values_of
 from edgekit.bill.task import CacheChoice, Task, Variant
 from edgekit.bill.verdict import Verdict, Weighed
 from edgekit.catalog.resolve import CATALOG

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.app.answers import PlanAnswer
-from edgekit.app.check import task_of
 from edgekit.app.estimate import model_notes
 from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
+from edgekit.app.task import task_of
 from edgekit.bill.task import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.app.answers import Recommendation
-from edgekit.app.check import task_of
 from edgekit.app.estimate import check_one_engine
 from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
+from edgekit.app.task import task_of
 from edgekit.bill.task import Task
 from edgekit.catalog import read_catalog
 from edgekit.catalog.known_names import base_note
