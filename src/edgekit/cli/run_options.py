@@ -11,9 +11,8 @@ from edgekit.cli.request_options import (
     add_min_context_option,
     add_window_budget_option,
 )
-from edgekit.engines import machine_keys
+from edgekit.engines import machine_keys, startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT
-from edgekit.engines.program import startable
 
 DEFAULT_NEW_TOKENS = 512  # of one question
 # What run has for both engines, or settles itself.

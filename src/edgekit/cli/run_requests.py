@@ -21,9 +21,9 @@ from edgekit.catalog.naming import split_quant
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
-from edgekit.engines import engine_named
+from edgekit.engines import engine_named, startable
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.program import RunOptions, program_for, startable
+from edgekit.engines.program import RunOptions, program_for
 from edgekit.errors import UsageError
 from edgekit.plan.tasks import check_users
 from edgekit.report.bars import glyphs_for

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgekit.cli.engine_flags import add_flags
@@ -17,8 +16,8 @@ from edgekit.cli.reach_options import (
     reach_of,
     seconds,
 )
+from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
-from edgekit.engines.program import startable
 from edgekit.errors import EdgekitError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -84,6 +83,8 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and 1 where the prediction is outside its bounds."""
     found, asked, saved = _verify(arguments)
     if saved is not None:
+        from dataclasses import replace
+
         found = replace(found, notes=(*found.notes, *_saved_words(saved)))
     return _render(found, asked, arguments), 0 if found.within else OUTSIDE
 

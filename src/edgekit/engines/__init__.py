@@ -40,6 +40,11 @@ def engine_names() -> tuple[str, ...]:
     return tuple(_by_name())
 
 
+def startable(verb: str) -> tuple[Engine, ...]:
+    """The engines that EdgeKit can start for `run`, `serve`, `verify` or `calibrate`, preferred first."""
+    return tuple(engine for engine in every_engine() if verb in engine.starts_for)
+
+
 def planned_engines() -> tuple[str, ...]:
     """Those that a plan can be made for."""
     return tuple(one.name for one in every_engine() if one.can_plan)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgekit.engines import every_engine
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,11 +209,6 @@ class EngineProgram(Protocol):
 
     def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
         """Starts and measures it. Raises EngineError if the engine is not on this machine."""
-
-
-def startable(verb: str) -> tuple[Engine, ...]:
-    """The engines that EdgeKit can start for `run`, `serve`, `verify` or `calibrate`, preferred first."""
-    return tuple(engine for engine in every_engine() if verb in engine.starts_for)
 
 
 def program_for(verb: str, engine: Engine) -> EngineProgram:

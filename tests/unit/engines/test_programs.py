@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engines import every_engine
-from edgekit.engines.program import program_for, startable
+from edgekit.engines import every_engine, startable
+from edgekit.engines.program import program_for
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 
