@@ -121,7 +121,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
 
     maker, order = Maker(LOCAL), CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
-    monkeypatch.setattr("edgekit.web.card_making.wish_of", break_down)
+    monkeypatch.setattr("edgekit.web.card_making.task_to_plan", break_down)
     told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
     assert [status for status, _ in told] == ["refused", "refused"]
     assert "internal error in EdgeKit" in told[0][1]
