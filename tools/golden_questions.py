@@ -872,6 +872,56 @@ PUBLIC = (
     "model_preflight",
 )
 
+# Answers in JSON that are recorded in full. In the others, long parts that these have too are recorded as a hash.
+IN_FULL_VERBS = (
+    "edgekit estimate ",
+    "edgekit inspect ",
+    "edgekit hardware ",
+    "edgekit catalog show ",
+)
+IN_FULL = frozenset(
+    {
+        'POST /api/v1/check {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}',
+        'POST /api/v1/plan {"model": "qwen3-30b-a3b", "device": "RTX 3060", "ram": "32G"}',
+        'POST /api/v1/check {"model": "qwen3-8b", "engine": "stream", "ram": "4G", "context": "8k"}',
+        "GET /api/v1/hardware?device=RTX%204090&ram=64G",
+        "GET /api/v1/hardware?device=m4-max-64",
+        "GET /api/v1/catalog/qwen3-8b",
+        'edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json',
+        "edgekit check qwen3-8b --engine mlx --device m2-16 -c 32k --kv-bits 8 --json",
+        "edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json",
+        'edgekit plan qwen3-30b-a3b --device "RTX 3060" --ram 32G --json',
+        'edgekit plan qwen3-8b --engine vllm --device "RTX 4090" --json',
+        "edgekit plan qwen3-8b --engine mlx --device m2-16 --json",
+        "model_preflight(model_id='llama-3.1-70b', device='2x RTX 3090', ram='64G')",
+        "model_preflight(model_id='qwen3-8b', engine='vllm', device='RTX 4090')",
+        "model_preflight(model_id='qwen3-8b', engine='mlx', device='m2-16')",
+        "inspect_model_remote(model_id='./tiny')",
+    }
+)
+
+# Requests whose answer is that of a command.
+SAME_JSON = {
+    'POST /api/v1/check {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}': (
+        'edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json'
+    ),
+    'POST /api/v1/plan {"model": "qwen3-30b-a3b", "device": "RTX 3060", "ram": "32G"}': (
+        'edgekit plan qwen3-30b-a3b --device "RTX 3060" --ram 32G --json'
+    ),
+    'POST /api/v1/plan {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}': (
+        'edgekit plan llama-3.1-70b --device "2x RTX 3090" --ram 64G --json'
+    ),
+    'POST /api/v1/check {"model": "qwen3-8b", "engine": "stream", "ram": "4G", "context": "8k"}': (
+        "edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json"
+    ),
+    "GET /api/v1/hardware?device=RTX%204090&ram=64G": (
+        'edgekit hardware --device "RTX 4090" --ram 64G --json'
+    ),
+    "GET /api/v1/hardware?device=m4-max-64": "edgekit hardware --device m4-max-64 --json",
+    "GET /api/v1/catalog?kind=code": "edgekit catalog list --kind code --json",
+    "GET /api/v1/catalog/qwen3-8b": "edgekit catalog show qwen3-8b --json",
+}
+
 # Files in the folder in which every question is asked.
 _ROWS: tuple[Fields, ...] = (
     {"id": 1, "model": "sample:gemma-3-27b", "options": {"n_ctx": 8192, "n_gpu_layers": 99}},

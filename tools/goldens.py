@@ -4,7 +4,9 @@
     python tools/goldens.py --only check  # record the groups whose name begins with "check"
     python tools/goldens.py --check       # compare instead; prints a diff, exit code 1 if an answer differs
 
-A changed answer is a diff in these files: read every one of them before it is committed.
+A changed answer is a diff in these files: read every one of them before it is committed. They are written in the
+short notation of golden_text.py: `= A .. B` repeats the lines from A to B of another answer, `#1a2b3c4d` is the hash
+of a part that another answer shows in full.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools import golden_questions as asked
+from tools import golden_text
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 PYTHON_OF_ARGPARSE = (3, 11)  # later ones lay out help and word errors in other ways
-WIDTH = 100  # JSON that is not longer stays in one line
 _MARK = "==== "
 
 
@@ -58,6 +60,8 @@ class Group:
     name: str
     questions: tuple[Question, ...]
     by_argparse: bool = False  # the answers are in the words of one version of Python
+    repeats: Callable[[str], str] = str  # the question whose answer is repeated in part,
+    repeats_from: tuple[str, ...] = ()  # and the groups that may have it
 
     @property
     def path(self) -> Path:
@@ -74,9 +78,34 @@ class Group:
             return {one.title: _tidy(one.ask(), home) for one in chosen}
 
     def recorded(self) -> dict[str, str]:
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        blocks = re.split(rf"^{_MARK}", text, flags=re.MULTILINE)[1:]
-        return {title: answer for title, _, answer in (one.partition("\n") for one in blocks)}
+        """By title, in full."""
+        known = self._known()
+        return {
+            title: golden_text.lengthened(answer, self._base(title, known))
+            for title, answer in _written(self.path).items()
+        }
+
+    def record(self, answers: Mapping[str, str]) -> None:
+        known = self._known() | dict(answers)
+        blocks = (
+            f"{_MARK}{title}\n{golden_text.shortened(answer, self._base(title, known))}"
+            for title, answer in answers.items()
+        )
+        self.path.write_text("".join(blocks), encoding="utf-8", newline="\n")
+
+    def _known(self) -> dict[str, str]:
+        files = (_written(GOLDEN / f"{name}.txt") for name in self.repeats_from)
+        return {title: answer for file in files for title, answer in file.items()}
+
+    def _base(self, title: str, known: Mapping[str, str]) -> str:
+        base = self.repeats(title)
+        return "" if base == title else known.get(base, "")
+
+
+def _written(path: Path) -> dict[str, str]:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    blocks = re.split(rf"^{_MARK}", text, flags=re.MULTILINE)[1:]
+    return {title: answer for title, _, answer in (one.partition("\n") for one in blocks)}
 
 
 def main() -> int:
@@ -93,6 +122,7 @@ def main() -> int:
             f"--only {arguments.only}: the groups are {', '.join(one.name for one in GROUPS)}"
         )
     differ = 0
+    before = {group.name: group.recorded() for group in chosen}
     for group in chosen:
         if not group.is_comparable:
             print(
@@ -100,14 +130,12 @@ def main() -> int:
             )
             continue
         answers = group.answers()
-        found = difference(group.recorded(), answers)
+        found = difference(before[group.name], answers)
         differ += bool(found)
         if arguments.check:
             print(found, end="")
         else:
-            GOLDEN.mkdir(exist_ok=True)
-            blocks = (f"{_MARK}{title}\n{answer}" for title, answer in answers.items())
-            group.path.write_text("".join(blocks), encoding="utf-8", newline="\n")
+            group.record(answers)
             print(f"{group.name}: {len(answers)} answers{', changed' if found else ''}")
     return int(arguments.check and bool(differ))
 
@@ -169,11 +197,17 @@ def _no_network(*address: object, **_: object) -> None:
 
 def _tidy(answer: str, home: str) -> str:
     lines = (line.rstrip() for line in answer.replace(home, "~").splitlines())
-    return "\n".join(lines).strip("\n") + "\n\n"
+    text = golden_text.with_short_bars("\n".join(lines).strip("\n"))
+    return golden_text.with_short_lists(text) + "\n\n"
 
 
 def _command(line: str) -> Question:
-    return Question(title=f"edgekit {line}".rstrip(), ask=lambda: _run(shlex.split(line)))
+    title = f"edgekit {line}".rstrip()
+    return Question(title=title, ask=lambda: _run(shlex.split(line), in_full=_is_in_full(title)))
+
+
+def _is_in_full(title: str) -> bool:
+    return title in asked.IN_FULL or title.startswith(asked.IN_FULL_VERBS)
 
 
 def output_of(words: list[str]) -> tuple[object, str, str]:
@@ -192,26 +226,27 @@ def output_of(words: list[str]) -> tuple[object, str, str]:
     return code, out.read(), err.read()
 
 
-def _run(words: list[str]) -> str:
+def _run(words: list[str], *, in_full: bool) -> str:
     code, shown, errors = output_of(words)
     with contextlib.suppress(ValueError):
-        shown = _json_text(json.loads(shown))
+        shown = _json_text(json.loads(shown), in_full=in_full)
     return f"exit code {code}\n{shown}" + (f"---- standard error\n{errors}" if errors else "")
 
 
 def _rest(path: str, fields: asked.Fields | None) -> Question:
     verb = "GET" if fields is None else "POST"
     body = "" if fields is None else f" {json.dumps(fields)}"
-    return Question(title=f"{verb} /api/v1/{path}{body}", ask=lambda: _call(verb, path, fields))
+    title = f"{verb} /api/v1/{path}{body}"
+    return Question(title=title, ask=lambda: _call(verb, path, fields, in_full=_is_in_full(title)))
 
 
-def _call(verb: str, path: str, fields: asked.Fields | None) -> str:
+def _call(verb: str, path: str, fields: asked.Fields | None, *, in_full: bool) -> str:
     status, answer = response_of(verb, path, fields)
     if path == "openapi.json":
         answer = _calls(answer)
     elif path == "devices":
         answer["devices"] = [one["name"] for one in answer["devices"]]
-    return f"status {status}\n{_json_text(answer)}"
+    return f"status {status}\n{_json_text(answer, in_full=in_full)}"
 
 
 def _calls(openapi: Any) -> Any:
@@ -291,12 +326,14 @@ def _events(body: bytes) -> list[Any]:
         card |= {"speed": (card.get("speed") or {}).get("typical"), "bytes": needed}
         for key in card.keys() - {*named, "bytes"}:
             del card[key]
-    return found
+    cards = [one | {"told": golden_text.hashed(one["told"])} for one in found[2:-1]]
+    return [*found[:2], cards, *found[-1:]] if cards else found
 
 
 def _python(name: str, arguments: asked.Fields) -> Question:
     words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    return Question(title=f"{name}({words})", ask=lambda: _value(name, arguments))
+    title = f"{name}({words})"
+    return Question(title=title, ask=lambda: _value(name, arguments, in_full=_is_in_full(title)))
 
 
 def _public(name: str) -> Question:
@@ -307,12 +344,12 @@ def _public(name: str) -> Question:
         if inspect.isfunction(found):
             return f"{inspect.signature(found)}\n"
         own = set(dir(found)) - set(dir(Exception))
-        return _json_text(sorted(one for one in own if not one.startswith("_")))
+        return _json_text(sorted(one for one in own if not one.startswith("_")), in_full=True)
 
     return Question(title=f"edgekit.models.{name}", ask=ask)
 
 
-def _value(name: str, arguments: asked.Fields) -> str:
+def _value(name: str, arguments: asked.Fields, *, in_full: bool) -> str:
     """Every public attribute of what a function of edgekit.models returns, or what it raises."""
     from edgekit import models
     from edgekit.errors import EdgekitError
@@ -322,7 +359,7 @@ def _value(name: str, arguments: asked.Fields) -> str:
         found = getattr(models, name)(**arguments, reach=Reach(network=False))
     except EdgekitError as error:
         return f"raises {type(error).__name__}: {error}\n"
-    return _json_text(_plain(found))
+    return _json_text(_plain(found), in_full=in_full)
 
 
 def _plain(value: Any) -> Any:
@@ -352,8 +389,9 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def _json_text(value: Any) -> str:
-    return _laid_out(_without_layers(value), "") + "\n"
+def _json_text(value: Any, *, in_full: bool) -> str:
+    value = _without_layers(value)
+    return golden_text.json_text(value if in_full else golden_text.brief(value))
 
 
 def _without_layers(value: Any) -> Any:
@@ -378,34 +416,23 @@ def _without_layers(value: Any) -> Any:
     return list(found.values())
 
 
-def _laid_out(value: Any, indent: str, *, width: int = WIDTH) -> str:
-    """Indented JSON in few lines: what is short stays in one line, and so does each line of a bill."""
-    flat = json.dumps(value, ensure_ascii=False)
-    if len(indent) + len(flat) <= width or not isinstance(value, dict | list):
-        return flat
-    inner = f"{indent} "
-    if isinstance(value, dict):
-        parts = [
-            f"{json.dumps(key)}: {_laid_out(one, inner, width=3 * WIDTH if key == 'lines' else WIDTH)}"
-            for key, one in value.items()
-        ]
-    else:
-        parts = [_laid_out(one, inner, width=width) for one in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return f"{first}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{last}"
-
-
 def _commands(
-    name: str, lines: Iterable[str], before: str = "", after: str = "", *, by_argparse: bool = False
+    name: str, lines: Iterable[str], before: str = "", after: str = "", **more: Any
 ) -> Group:
     questions = tuple(_command(f"{before}{line}{after}") for line in lines)
-    return Group(name=name, questions=questions, by_argparse=by_argparse)
+    return Group(name=name, questions=questions, **more)
 
 
 GROUPS = (
     _commands("check_text", asked.CHECK_TEXT, "check "),
     _commands("check_json", asked.CHECK_JSON, "check ", " --json"),
-    _commands("plan_text", asked.PLAN_TEXT, "plan "),
+    _commands(
+        "plan_text",
+        asked.PLAN_TEXT,
+        "plan ",
+        repeats=lambda title: title.replace(" plan ", " check ", 1),
+        repeats_from=("check_text",),
+    ),
     _commands("plan_json", asked.PLAN_JSON, "plan ", " --json"),
     _commands("recommend_text", asked.RECOMMEND_TEXT, "recommend "),
     _commands("recommend_json", asked.RECOMMEND_JSON, "recommend ", " --json"),
@@ -415,9 +442,20 @@ GROUPS = (
     _commands("hardware", asked.HARDWARE),
     _commands("catalog", asked.CATALOG),
     _commands("errors", asked.ERRORS),
-    _commands("help", asked.HELP, by_argparse=True),
+    _commands(
+        "help",
+        asked.HELP,
+        by_argparse=True,
+        repeats=lambda _: "edgekit check --help",
+        repeats_from=("help",),
+    ),
     _commands("usage", asked.USAGE, by_argparse=True),
-    Group(name="rest", questions=tuple(_rest(*one) for one in asked.REST)),
+    Group(
+        name="rest",
+        questions=tuple(_rest(*one) for one in asked.REST),
+        repeats=lambda title: asked.SAME_JSON.get(title, title),
+        repeats_from=("check_json", "plan_json", "hardware", "catalog"),
+    ),
     Group(name="python", questions=tuple(_python(*one) for one in asked.PYTHON)),
     Group(name="public", questions=tuple(_public(one) for one in asked.PUBLIC)),
 )

@@ -103,6 +103,62 @@ PLANTED = {
         change=lambda before: property(lambda self: round(before.fget(self), 9)),
         question="model_preflight(model_id='qwen3-8b', ram='16G')",
     ),
+    "a sentence in a bill that is recorded as a hash": Planted(
+        target="edgekit.engines.llamacpp.runtime._line",
+        change=lambda before: (
+            lambda pool, size, because, within: before(pool, size, f"{because}.", within)
+        ),
+        question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
+    ),
+    "0 for null in a machine that is recorded as a hash": Planted(
+        target="edgekit.report.check_json.machine_json",
+        change=lambda before: lambda machine: before(machine) | {"cores": 0},
+        question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
+    ),
+    "false for null": Planted(
+        target="edgekit.report.check_json.machine_json",
+        change=lambda before: lambda machine: before(machine) | {"cores": False},
+        question='edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json',
+    ),
+    "a key that is gone": Planted(
+        target="edgekit.report.check_json.machine_json",
+        change=lambda before: (
+            lambda machine: {key: one for key, one in before(machine).items() if key != "cores"}
+        ),
+        question='edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json',
+    ),
+    "a request that answers unlike the command": Planted(
+        target="edgekit.report.check_json.machine_json",
+        change=lambda before: lambda machine: before(machine) | {"cores": 8},
+        question='POST /api/v1/check {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}',
+    ),
+    "a word less in the sentence of a card": Planted(
+        target="edgekit.web.card_making.headline",
+        change=lambda before: lambda result: before(result).replace(", about ", ", "),
+        question="GET /api/v1/cards/events?ram=8G&max_use=90%25",
+    ),
+    "another last line of plan": Planted(
+        target="edgekit.report.plan_text.MORE",
+        change=lambda line: f"{line}.",
+        question='edgekit plan llama-3.1-8b --device "RTX 4060" --ram 32G',
+    ),
+    "a line less in the help of plan": Planted(
+        target="edgekit.cli.plan_command.add_reach_options",
+        change=lambda _: lambda _: None,
+        question="edgekit plan --help",
+    ),
+    "one cell less in a bar": Planted(
+        target="edgekit.report.bars.MOST_CELLS",
+        change=lambda _: 40,
+        question="edgekit check qwen3-8b --ram 16G",
+    ),
+    "other columns in a long list": Planted(
+        target="edgekit.report.devices_text.figures",
+        change=lambda before: (
+            lambda *given: [line.replace("  gpu", " gpu ") for line in before(*given)]
+        ),
+        question="edgekit hardware --devices",
+    ),
 }
 
 

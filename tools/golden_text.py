@@ -1,0 +1,308 @@
+"""Write answers down in few lines: JSON without its quotes, lists of objects as tables, repeats as references.
+
+Two different values never give the same text, so a changed answer always changes the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+WIDTH = 100  # what is not longer stays in one line
+FIELDS_PER_LINE = 4
+SHORT_FIELD = 45
+REPEAT = 60  # characters of a part whose repeats in the same answer are references
+WIDEST_ROW = 420
+MISSING = "-"
+COMMON: dict[str, Any] = {
+    "null": None,
+    "false": False,
+    "true": True,
+    "0": 0,
+    '""': "",
+    "[]": [],
+    "{}": {},
+}
+
+# Parts that other answers hold in full (machines: "hardware", bills: "estimate", programs' commands: --for ...): a name
+# or a length, and a hash of the rest.
+BRIEF = frozenset(
+    (
+        "machine",
+        "lines",
+        "facts",
+        "decisions",
+        "steps",
+        "commands",
+        "setup",
+        "budget",
+        "budgets",
+        "layers",
+        "sizes",
+        "sources",
+        "devices",
+    )
+)
+LONG_TEXT = 80
+LONG_ANSWER = 2000
+LONG_LIST = 100  # lines
+
+
+class _Raw(str):
+    """Text that is written as it is."""
+
+    __slots__ = ()
+
+
+def brief(value: Any) -> Any:
+    """A long answer, with a hash in place of each long part that other answers hold in full."""
+    return _brief(value) if len(_flat(value)) > LONG_ANSWER else value
+
+
+def _brief(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_brief(one) for one in value]
+    if isinstance(value, dict):
+        return {
+            key: hashed(one) if key in BRIEF and len(_flat(one)) > REPEAT else _brief(one)
+            for key, one in value.items()
+        }
+    is_long = isinstance(value, str) and not isinstance(value, _Raw) and len(value) > LONG_TEXT
+    return hashed(value, head=40) if is_long else value
+
+
+def hashed(value: Any, *, head: int = 24) -> Any:
+    """The beginning, name or length of a value, and a hash of all of it."""
+    digest = hashlib.sha256(_flat(value).encode()).hexdigest()[:8]
+    if isinstance(value, str):
+        return _Raw(f"{json.dumps(value[:head], ensure_ascii=False)}… #{digest}")
+    name = value.get("name", len(value)) if isinstance(value, dict) else len(value)
+    return _Raw(f"{name} #{digest}")
+
+
+def json_text(value: Any) -> str:
+    """The text of a value of JSON."""
+    value = _with_references(value, "", {})
+    return "\n".join(_lines(value, "")) + "\n"
+
+
+def _flat(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _with_references(value: Any, path: str, seen: dict[str, str]) -> Any:
+    """The value with a reference in place of each part that an earlier part equals."""
+    if not isinstance(value, dict | list):
+        return value
+    flat = _flat(value)
+    if flat in seen and len(flat) >= REPEAT:
+        return _Raw(f"= {seen[flat]}")
+    found: Any
+    if isinstance(value, dict):
+        found = {key: _with_references(one, f"{path}.{key}", seen) for key, one in value.items()}
+    else:
+        found = [_with_references(one, f"{path}[{at}]", seen) for at, one in enumerate(value)]
+    seen.setdefault(flat, path)
+    return found
+
+
+def _lines(value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from _object(value, indent)
+    elif isinstance(value, list) and _is_table(value):
+        yield from (indent + line for line in _table(value))
+    elif isinstance(value, list) and value:
+        for one in value:
+            if _is_long(one):
+                yield f"{indent}-"
+                yield from _lines(one, f"{indent} ")
+            else:
+                yield f"{indent}- {_inline(one)}"
+    else:
+        yield indent + _inline(value)
+
+
+def _object(value: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """Some short fields per line, long ones in lines of their own, and last the names of those that are null, 0 ..."""
+    waiting: list[str] = []
+    common: dict[str, list[str]] = {}
+    for key, one in value.items():
+        usual = next((text for text, each in COMMON.items() if _same(each, one)), None)
+        field = f"{_inline(key)}:" if _is_long(one) else f"{_inline(key)}: {_inline(one)}"
+        if usual is not None:
+            common.setdefault(usual, []).append(_inline(key))
+        elif _is_long(one) or len(field) > SHORT_FIELD:
+            yield from _joined(waiting, indent)
+            waiting = []
+            yield indent + field
+            if _is_long(one):
+                yield from _lines(one, f"{indent} ")
+        else:
+            waiting.append(field)
+    yield from _joined(waiting, indent)
+    for text, keys in common.items():
+        yield f"{indent}{text}: {', '.join(keys)}"
+
+
+def _joined(fields: list[str], indent: str) -> Iterator[str]:
+    for first in range(0, len(fields), FIELDS_PER_LINE):
+        yield indent + "; ".join(fields[first : first + FIELDS_PER_LINE])
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, dict | list) and len(_inline(value)) > WIDTH
+
+
+def _is_table(value: list[Any]) -> bool:
+    rows = [one for one in value if isinstance(one, dict)]
+    return (
+        len(rows) > 1
+        and all(rows)
+        and all(isinstance(one, dict | _Raw) for one in value)
+        and max(len(_inline(one)) for one in rows) <= WIDEST_ROW
+    )
+
+
+def _table(value: list[Any]) -> Iterator[str]:
+    """The names of the columns, and what most rows have in the others ("else"); then each row, and how it deviates."""
+    rows = [one for one in value if isinstance(one, dict)]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    usual = {}
+    for key in keys[1:]:
+        text, count = Counter(_cell(row, key) for row in rows).most_common(1)[0]
+        if count > len(rows) / 2:
+            usual[key] = text
+    columns = [key for key in keys if key not in usual]
+    others = ", ".join(f"{_inline(key)}: {text}" for key, text in usual.items())
+    yield " | ".join([*map(_inline, columns), *([f"else {others}"] if others else [])])
+    for row in value:
+        if isinstance(row, _Raw):
+            yield row
+            continue
+        cells = [_cell(row, key) for key in columns]
+        cells += (
+            f"{_inline(key)}: {_cell(row, key)}"
+            for key, text in usual.items()
+            if _cell(row, key) != text
+        )
+        yield " | ".join(cells)
+
+
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    return _inline(row[key]) if key in row else MISSING
+
+
+_SPECIAL = re.compile(r'[:,;|=#"\\\[\]{}\x00-\x1f\x7f-\x9f\u2028\u2029]|^[\s-]|\s$|^else |  ')
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, _Raw):
+        return value
+    if isinstance(value, dict):
+        parts = (f"{_inline(key)}: {_inline(one)}" for key, one in value.items())
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    if isinstance(value, str) and value and not _SPECIAL.search(value) and not _is_json(value):
+        return value
+    return _flat(value)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def with_short_bars(text: str) -> str:
+    """The text with the number of characters in place of each long row of the same block or dot."""
+    return re.sub(r"([█·])\1{3,}", lambda row: f"{row[1]}*{len(row[0])}", text)
+
+
+def with_short_lists(text: str) -> str:
+    """A text of very many lines without the spaces that align its columns, but for its first lines, and a hash."""
+    lines = text.splitlines()
+    if len(lines) <= 2 * LONG_LIST:
+        return text
+    others = [re.sub(" {2,}", "  ", line) for line in lines[LONG_LIST:]]
+    return "\n".join([*lines[:LONG_LIST], *others, hashed(text, head=0)])
+
+
+_ENTRY = re.compile(r"^(?= {0,2}\S)", re.MULTILINE)  # a line, with the deeper ones that follow it
+_RUN = re.compile(r"= (.+?)(?: \.\. (.+))?\n+")
+_HEAD = 40
+
+
+def shortened(text: str, base: str) -> str:
+    """The text with a reference in place of each entry that the base has too; `lengthened` gives it back."""
+    entries, known = _entries(text), _entries(base)
+    found, at = "", 0
+    while at < len(entries):
+        run = _longest_run(entries[at:], known)
+        reference = _reference(run, known)
+        if reference and sum(map(len, run)) > len(reference):
+            found += reference
+            at += len(run)
+        else:
+            found += entries[at]
+            at += 1
+    return found if lengthened(found, base) == text else text
+
+
+def _reference(run: list[str], known: list[str]) -> str:
+    """How a run of the base's entries begins and ends; "" where that does not tell which entries they are."""
+    for length in (_HEAD, None):
+        ends = dict.fromkeys(
+            one.partition("\n")[0].strip()[:length].strip() for one in (*run[:1], *run[-1:])
+        )
+        reference = f"= {' .. '.join(ends)}\n"
+        if run and _lengthened(reference, known) == "".join(run):
+            return reference
+    return ""
+
+
+def lengthened(text: str, base: str) -> str:
+    """The text in full, from what `shortened` wrote."""
+    known = _entries(base)
+    return "".join(_lengthened(entry, known) for entry in _entries(text))
+
+
+def _lengthened(entry: str, known: list[str]) -> str:
+    run = _RUN.fullmatch(entry)
+    first = _place(known, run[1], 0) if run else None
+    last = _place(known, run[2] or run[1], first) if run and first is not None else None
+    return entry if first is None or last is None else "".join(known[first : last + 1])
+
+
+def _entries(text: str) -> list[str]:
+    return [one for one in _ENTRY.split(text) if one]
+
+
+def _longest_run(entries: list[str], known: list[str]) -> list[str]:
+    longest: list[str] = []
+    for start in range(len(known)):
+        count = 0
+        while (
+            count < len(entries)
+            and start + count < len(known)
+            and entries[count] == known[start + count]
+        ):
+            count += 1
+        if count > len(longest):
+            longest = entries[:count]
+    return longest
+
+
+def _place(entries: list[str], head: str, start: int) -> int | None:
+    places = (at for at in range(start, len(entries)) if entries[at].strip().startswith(head))
+    return next(places, None)
