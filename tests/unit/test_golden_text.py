@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.thoroughness import LONG
 from tools.golden_text import (
     LONG_ANSWER,
     brief,
@@ -48,14 +49,14 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300 if LONG else 20)
 @given(VALUES, VALUES)
 def test_two_values_have_two_texts(one: Any, other: Any) -> None:
     assume(json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True))
     assert json_text(one) != json_text(other)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300 if LONG else 20)
 @given(VALUES, st.data())
 def test_a_changed_part_changes_the_text(value: Any, data: st.DataObject) -> None:
     places = list(_places(value))
