@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis import checks
-from schemathesis.core.result import Ok
 from starlette.testclient import TestClient
 from tests.patience import wait_until
 from tests.thoroughness import LONG, RANDOM
@@ -24,13 +21,19 @@ from edgekit.web.types import WebSettings
 
 ORIGIN = "http://127.0.0.1:8421"
 HEADERS = {"Host": "127.0.0.1:8421"}
-CHECKS = (
-    checks.not_a_server_error,
-    checks.status_code_conformance,
-    checks.content_type_conformance,
-    checks.response_schema_conformance,
-)
 OPERATIONS = 25  # those of the calls, twice; of lists, jobs and health
+
+
+def checks_of_answers() -> list[Any]:
+    """Imported here: every worker reads this file, and one of them runs it."""
+    from schemathesis import checks
+
+    return [
+        checks.not_a_server_error,
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
 
 
 def bounded(examples: int, longer: int) -> settings:
@@ -58,6 +61,9 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
     """Streams end when somebody closes them: they have tests of their own."""
+    import schemathesis
+    from schemathesis.core.result import Ok
+
     schema = schemathesis.openapi.from_asgi(OPENAPI, app, headers=HEADERS).exclude(
         path_regex="/events$"
     )
@@ -70,22 +76,26 @@ def test_every_answer_is_one_that_was_promised(app: FastAPI) -> None:
 
 
 def _hold(operation: Any) -> None:
+    from schemathesis import GenerationMode, checks
+
     @bounded(2, 100)
     @given(case=operation.as_strategy())
     def hold(case: Any) -> None:
         if operation.path.endswith("/recommend"):  # among 8 models, not among 131
             _complete(case, task="embed")
-        case.call_and_validate(checks=[*CHECKS, checks.negative_data_rejection], headers=HEADERS)
+        case.call_and_validate(
+            checks=[*checks_of_answers(), checks.negative_data_rejection], headers=HEADERS
+        )
 
     @bounded(1, 100)
     @given(
-        case=operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE),
+        case=operation.as_strategy(generation_mode=GenerationMode.POSITIVE),
         model=st.sampled_from(MODELS),
     )
     def hold_known(case: Any, model: str) -> None:
         """No text that is made up is the name of a model that there is."""
         _complete(case, model=model)
-        case.call_and_validate(checks=list(CHECKS), headers=HEADERS)
+        case.call_and_validate(checks=checks_of_answers(), headers=HEADERS)
 
     hold()
     if operation.path.removeprefix("/api/v1/") in CALLS.keys() - {"recommend"}:
@@ -156,9 +166,11 @@ def test_what_is_known_has_the_shape_that_is_described(
     app: FastAPI, path: str, named: dict[str, str]
 ) -> None:
     """No name that is made up is one of the catalog: there the test above sees 404 alone."""
+    import schemathesis
+
     operation = schemathesis.openapi.from_asgi(OPENAPI, app, headers=HEADERS)[path]["GET"]
     case = operation.Case(path_parameters=named)
-    answer = case.call_and_validate(checks=list(CHECKS), headers=HEADERS)
+    answer = case.call_and_validate(checks=checks_of_answers(), headers=HEADERS)
     assert answer.status_code == 200
 
 
