@@ -78,9 +78,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """At most --cases of a table. The others are not made at all, which would take longer than collecting the rest."""
+    """At most --cases of a table, of a costly one a single case.
+
+    The others are not made at all, which would take longer than collecting the rest.
+    """
     most = metafunc.config.getoption("cases")
     if most is not None and metafunc._calls:
+        most = 1 if metafunc.definition.get_closest_marker("costly") else most
         metafunc._calls[:] = metafunc._calls[:: -(-len(metafunc._calls) // most)]
 
 

@@ -11,6 +11,7 @@ import pytest
 LONG = os.environ.get("EDGEKIT_LONG") == "1"  # set by `make test-all`
 RANDOM = os.environ.get("EDGEKIT_RANDOM") == "1"  # other random examples each time
 wide = pytest.mark.skipif(not LONG, reason="a wide sweep: make test-all")
+costly = pytest.mark.costly  # a table of which the normal run takes one case (tests/conftest.py)
 Thing = TypeVar("Thing")
 Row = dict[str, Any]
 

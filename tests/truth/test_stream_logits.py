@@ -16,7 +16,7 @@ from tests.embed_oracle import cosines
 from tests.embed_vocabularies import byte_bpe
 from tests.stream_oracle import centred, llamacpp_logits
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps
-from tests.thoroughness import LONG, sampled
+from tests.thoroughness import LONG, costly, sampled
 
 from edgekit.embed.kernels.choice import choose
 from edgekit.engines.native.arrays import Floats
@@ -75,6 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+@costly
 @pytest.mark.parametrize("name", sampled(tuple(MODELS), each=2))
 def test_the_same_logits_and_the_same_token(tmp_path: Path, name: str) -> None:
     path = _written(tmp_path, **MODELS[name])

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
+from tests.thoroughness import costly
 from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
 from tests.unit.verify import small_model
 
@@ -285,6 +286,7 @@ sys.exit(main(["calibrate"]))
 """
 
 
+@costly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_no_file_and_keeps_nothing(
     tmp_path: Path, number: signal.Signals, code: int

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.thoroughness import sampled
+from tests.thoroughness import costly, sampled
 
 from edgekit.cli import main
 
@@ -95,6 +95,7 @@ def test_one_row_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, out.splitlines())) <= 100
 
 
+@costly
 @pytest.mark.parametrize(
     ("names", "words"),
     [

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S, wait_until
-from tests.thoroughness import LONG, sampled
+from tests.thoroughness import LONG, costly, sampled
 
 from edgekit.cli import main
 from edgekit.embed import open_embedder
@@ -384,6 +384,7 @@ def write_long_rows(path: Path, size: int, count: int = 6) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@costly
 @pytest.mark.parametrize(
     ("kind", "size"),
     sampled(tuple(product(("txt", "csv", "parquet"), (1_100_000, 3_000_000, 7_200_000))), each=4),

@@ -21,6 +21,7 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tests.runnable import write_chatting
 from tests.runtime_engines import ask
+from tests.thoroughness import costly
 
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import settings
@@ -179,6 +180,7 @@ def test_a_killed_engine_is_noticed_and_told(model: Path) -> None:
     assert "SIGKILL" in err
 
 
+@costly
 @pytest.mark.parametrize(
     ("number", "words"),
     [(signal.SIGINT, ("--api-key", "secret")), (signal.SIGTERM, ("--insecure",))],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.thoroughness import costly
 from tests.unit.cli.test_compare import CONFIG
 from tests.unit.cli.test_estimate import write_model
 
@@ -203,6 +204,7 @@ def test_on_a_larger_machine_all_weights_stay(
     assert answer["engine"] == {"name": "stream", "version": edgekit.__version__}
 
 
+@costly
 @pytest.mark.parametrize("context", ["2048", "2500"])
 def test_the_memory_that_it_advises_is_enough_and_little_less_is_not(
     seven_b: str, context: str, capsys: pytest.CaptureFixture[str]

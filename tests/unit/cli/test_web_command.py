@@ -23,7 +23,7 @@ import pytest
 from tests.hub.hub_files import gguf_header, split_header
 from tests.hub.raw_server import Asked, RawServer, Say, serve
 from tests.patience import PATIENCE_S, wait_until
-from tests.thoroughness import sampled
+from tests.thoroughness import costly, sampled
 from tests.web.serving import WebProcess, ask, events, start_process
 
 from edgekit.cli import main
@@ -274,6 +274,7 @@ class TestItsEnd:
             with listen("127.0.0.1", int(web.address.rpartition(":")[2])):
                 pass  # the port is free again
 
+    @costly
     @pytest.mark.parametrize(("call", "pause_s", "first"), sampled(SECOND_SIGNALS, each=7))
     def test_comes_at_once_and_quietly_for_a_second_signal(
         self, stuck: RawServer, first: signal.Signals, pause_s: float, call: str

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.embed_models import FAMILIES, write_model
 from tests.embed_oracle import cosines, llamacpp_vectors
-from tests.thoroughness import LONG, sampled
+from tests.thoroughness import LONG, costly, sampled
 
 from edgekit.embed.file import WeightFile
 from edgekit.embed.llamacpp import ChildSettings, LlamaCppEncoder, needed_bytes
@@ -71,6 +71,7 @@ def encode(
     return into
 
 
+@costly
 @pytest.mark.parametrize("architecture", sampled(tuple(FAMILIES), each=2))
 def test_texts_of_one_batch_do_not_mix(tmp_path: Path, architecture: str) -> None:
     path = write_model(tmp_path / "model.gguf", architecture)
@@ -83,6 +84,7 @@ def test_texts_of_one_batch_do_not_mix(tmp_path: Path, architecture: str) -> Non
     assert np.allclose(np.linalg.norm(together, axis=1), np.linalg.norm(alone, axis=1), rtol=0.01)
 
 
+@costly
 @pytest.mark.parametrize("pooling", Pooling)
 def test_pooling_is_what_was_asked_for(qwen: Path, pooling: Pooling) -> None:
     with opened(qwen, pooling=pooling) as encoder:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S
+from tests.thoroughness import costly
 
 from edgekit.errors import MemoryPressureError
 from edgekit.machine import monitor as monitor_module
@@ -300,6 +301,7 @@ def told_by(code: str, *, shell: str = "") -> tuple[int, str]:
 
 
 @linux
+@costly
 @pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_a_resource_limit_stops_us_before_memory_ends(kind: str) -> None:
     limit = 400 * MIB

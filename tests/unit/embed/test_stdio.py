@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S, wait_until
+from tests.thoroughness import costly
 
 from edgekit.cli import main
 from edgekit.embed import open_embedder, stdio
@@ -315,6 +316,7 @@ def test_called_off_before_it_has_begun(served: Served) -> None:
     assert {first["id"], second["id"]} == {1, 2}
 
 
+@costly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_end_it_cleanly(slow_model: Path, serve: Any, number: int, code: int) -> None:
     served = serve(slow_model)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE_S
-from tests.thoroughness import LONG, sampled
+from tests.thoroughness import LONG, costly, sampled
 from tests.vocabularies import find_vocabulary
 
 # Each kind of tokenizer, the small of it and the large; the others are built as one of these.
@@ -44,6 +44,7 @@ print(json.dumps([*said, status("VmRSS") - before, max(peak, status("VmHWM") - b
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@costly
 @pytest.mark.parametrize(
     "name",
     sampled(NAMES, each=2),

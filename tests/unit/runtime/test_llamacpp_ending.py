@@ -19,6 +19,7 @@ import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S, wait_until
 from tests.runtime_engines import SERVER, ask, launch_of, small_model
+from tests.thoroughness import costly
 from tests.unit.machine.trees import machine, recorded
 
 from edgekit.engines.llamacpp.run.engine import EngineProcess, Running, start
@@ -291,6 +292,7 @@ def parent(model: Path, moment: str) -> Iterator[tuple[subprocess.Popen[str], in
         process.communicate()
 
 
+@costly
 @pytest.mark.parametrize(
     ("moment", "number"),
     [

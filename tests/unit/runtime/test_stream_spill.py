@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
+from tests.thoroughness import costly
 from tests.threads import running, started_since
 
 from edgekit.engines.native.arrays import Floats
@@ -64,6 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {  # a setup, and how many tokens
 }
 
 
+@costly
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_the_same_with_and_without(
     models: dict[str, Path], spill_folder: Path, case: str

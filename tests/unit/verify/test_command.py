@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, wait_until
-from tests.thoroughness import sampled
+from tests.thoroughness import costly, sampled
 from tests.unit.verify import small_model
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
@@ -185,6 +185,7 @@ def test_without_an_engine(
     assert json.loads(out)["error"]["type"] == "EngineError"
 
 
+@costly
 @pytest.mark.parametrize(
     ("number", "code"),
     sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], each=2),
