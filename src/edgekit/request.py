@@ -9,22 +9,22 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from edgekit.engines import engine_name, engine_named, engine_names, every_engine, lender_of
+from edgekit.engines import engine_name, engine_named, engine_names
 from edgekit.engines.flags import (
     COMMON,
     CONTEXT,
     QUANT,
-    Flag,
     given_flags,
     read,
     read_flags,
     read_number,
     whole,
 )
+from edgekit.engines.given import chosen_engines, given_to, with_one_quant
 from edgekit.errors import CancelledError, UsageError
 from edgekit.units import MIB, parse_size
 
@@ -315,15 +315,15 @@ def _parsed(
     word = AUTO if engine is None else engine.lower()
     several = () if one_engine and engine is not None else (AUTO, ALL)
     named = None if word in several else engine_name(engine or word)
-    own = _with_one_quant(given, named)
+    own = with_one_quant(given, named)
     common = own.pop(COMMON, {})
-    engines = engine_names() if word == ALL else _chosen(own, named)
+    engines = engine_names() if word == ALL else chosen_engines(own, named)
     context: int | None = read_flags((CONTEXT,), common).get(CONTEXT.key)
     flags: dict[str, Values] = {}
     unreadable: dict[str, str] = {}
     for one in engine_names():
         try:
-            flags[one] = read_flags(engine_named(one).flags, _given_to(one, own))
+            flags[one] = read_flags(engine_named(one).flags, given_to(one, own))
         except UsageError as error:
             if engines == (one,) or (len(engines) != 1 and one in own):
                 raise
@@ -357,83 +357,6 @@ def _parsed(
         all_sizes=all_sizes,
         unreadable=unreadable,
     )
-
-
-def _chosen(given: Mapping[str, Values], named: str | None) -> tuple[str, ...]:
-    """The engine that was named, else the one whose flags were given. Raises UsageError for another engine's flags."""
-    able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
-    if given and not able:
-        told = "; ".join(
-            _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
-        )
-        raise UsageError(
-            f"{told}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
-        )
-    return (named,) if named else tuple(able[:1])
-
-
-def _with_one_quant(
-    flags: Mapping[str, Mapping[str, Any]], engine: str | None
-) -> dict[str, dict[str, Any]]:
-    """The flags with `-q`, `--quantize` and `--mix` as `--quant` where their value is not for their own engine.
-
-    So `-q Q8_0` asks for a GGUF and `--engine mlx -q 4bit` for MLX's 4 bits. Raises UsageError for two quantisations.
-    """
-    given = {one: dict(keys) for one, keys in flags.items()}
-    named = {given[COMMON]["quant"]} if given.get(COMMON, {}).get("quant") is not None else set()
-    for owner, key in ((one.name, one.quant_key) for one in every_engine()):
-        name = given.get(owner, {}).get(key)
-        if name is None:
-            continue
-        from edgekit.engines.quant_names import read_quant, takes
-
-        if (engine or owner) != owner or not takes(owner, name):
-            del given[owner][key]
-            if not given[owner]:
-                del given[owner]
-            named.add(name)
-            continue
-        given[owner][key] = read_quant(owner, name)
-        if named and engine is None:
-            named.add(name)
-    if len({str(name).upper() for name in named}) > 1:
-        raise UsageError(
-            f"{' and '.join(sorted(map(str, named)))} are two different quantisations: give one"
-        )
-    if named:
-        given[COMMON] = {**given.get(COMMON, {}), "quant": named.pop()}
-    return given
-
-
-def _given_to(engine: str, given: Mapping[str, Values]) -> dict[str, Any]:
-    """Its own flags that were given, and those that it shares with another engine."""
-    lent = {
-        flag.key: given[lender_of(flag)][flag.key]
-        for flag in _lent(engine)
-        if flag.key in given.get(lender_of(flag), {})
-    }
-    return {**lent, **given.get(engine, {})}
-
-
-def _lent(engine: str) -> Iterator[Flag]:
-    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.shared)
-
-
-def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, dict[str, Any]]:
-    """Other engine -> flags that were given and that this one does not have."""
-    lent = {(lender_of(flag), flag.key) for flag in _lent(engine)}
-    found = {
-        other: {key: text for key, text in keys.items() if (other, key) not in lent}
-        for other, keys in given.items()
-        if other != engine
-    }
-    return {other: keys for other, keys in found.items() if keys}
-
-
-def _belonging(engine: str, keys: Values) -> str:
-    named = {flag.key: "/".join(flag.names) for flag in reversed(engine_named(engine).flags)}
-    words = ", ".join(named[key] for key in keys)
-    return f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}"
 
 
 def read_max_use(text: str) -> float:
