@@ -19,7 +19,7 @@ from edgekit.bill.task import Job
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.commands import visible_cards
-from edgekit.engines.program import Address, EngineStart, LocalWeights, program_for
+from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
 from edgekit.machine import detect
@@ -128,7 +128,7 @@ def _now(request: Request, job: Job | None) -> Request:
 
 
 def _program(request: Request) -> EngineProgram:
-    return program_for("run", engine_named(request.engines[0]))
+    return engine_named(request.engines[0]).program("run")
 
 
 def _refuse_or_warn(judged: Judged, session: Session) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.app.open import ResolvedModel, file_at, quantised
 from edgekit.catalog.resolve import resolve
 from edgekit.engines import engine_named
-from edgekit.engines.program import program_for
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.request import Request, Session
 
@@ -35,7 +34,7 @@ def verify(
 ) -> Verified:
     """`really` loads the model too, and saves what that showed for later estimates on this machine."""
     (engine,) = request.engines
-    program = program_for("verify", engine_named(engine))
+    program = engine_named(engine).program("verify")
     verifier = program.verifier(request.values(engine), really=really, timeout_s=timeout_s)
     found = verifier.verify(_files(reference, request, session, verifier))
     asked = verifier.asked(found)

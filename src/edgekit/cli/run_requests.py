@@ -23,7 +23,7 @@ from edgekit.cli.reach_options import screen_width
 from edgekit.cli.tiers import read_purpose
 from edgekit.engines import engine_named, startable
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.program import RunOptions, program_for
+from edgekit.engines.program import RunOptions
 from edgekit.errors import UsageError
 from edgekit.plan.tasks import check_users
 from edgekit.report.bars import glyphs_for
@@ -91,7 +91,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
     if len(request.engines) > 1:
         raise UsageError(f"run and serve use one engine: --engine {' or '.join(engines)}")
     engine = request.engine or engines[0]
-    program = program_for(verb, engine_named(engine))
+    program = engine_named(engine).program(verb)
     if request.users is not None:
         check_users(request.users, engine)
         values = program.with_users(request.values(engine), request.users)

@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edgekit.errors import UsageError
-
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.comparison import ComparedRow, Resident, Verification
-    from edgekit.engines.protocol import Engine
     from edgekit.engines.spill import Purpose
     from edgekit.machine.measured import Pace
     from edgekit.machine.types import Machine
@@ -209,18 +206,3 @@ class EngineProgram(Protocol):
 
     def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
         """Starts and measures it. Raises EngineError if the engine is not on this machine."""
-
-
-def program_for(verb: str, engine: Engine) -> EngineProgram:
-    """UsageError for an engine that EdgeKit does not start for it."""
-    program = engine.program()
-    if program is None:
-        raise UsageError(
-            f"edgekit does not start {engine.name} itself: "
-            f"edgekit plan MODEL --engine {engine.name} prints its command"
-        )
-    if verb not in engine.starts_for:
-        raise UsageError(
-            f"--engine {engine.name} cannot {verb}; use edgekit run --engine {engine.name}"
-        )
-    return program

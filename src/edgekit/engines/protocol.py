@@ -241,10 +241,19 @@ class Engine:
     verified_flags: tuple[Flag, ...] = ()  # that `verify` takes
     program_module: str = ""  # with PROGRAM; "": EdgeKit only prints the command
 
-    def program(self) -> EngineProgram | None:
-        """How it is started on this machine."""
+    def program(self, verb: str) -> EngineProgram:
+        """How it is started on this machine. Raises UsageError where EdgeKit does not start it for this verb."""
+        from edgekit.errors import UsageError
+
         if not self.program_module:
-            return None
+            raise UsageError(
+                f"edgekit does not start {self.name} itself: "
+                f"edgekit plan MODEL --engine {self.name} prints its command"
+            )
+        if verb not in self.starts_for:
+            raise UsageError(
+                f"--engine {self.name} cannot {verb}; use edgekit run --engine {self.name}"
+            )
         found: EngineProgram = import_module(self.program_module).PROGRAM
         return found
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from edgekit.engines import every_engine
+from edgekit.engines import startable
 from edgekit.engines.comparison import Verification
 from edgekit.engines.program import CalibrateOptions, CalibrateRequest, EngineRun
 from edgekit.errors import EdgekitError, EngineError
@@ -60,13 +60,12 @@ def calibrate(
 
     If nothing could be measured, nothing is written. Raises SourceError if the result cannot be written.
     """
-    engine = next(one for one in every_engine() if "calibrate" in one.starts_for)
-    program = engine.program()
+    (engine,) = startable("calibrate")
     measure: Callable[[CalibrateRequest], EngineRun] | None = None
     run: EngineRun | None = None
     missing = ""
     try:
-        measure = None if program is None else program.calibrator()
+        measure = engine.program("calibrate").calibrator()
     except EngineError as error:
         if reference is not None:
             raise

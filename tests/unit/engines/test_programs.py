@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from edgekit.engines import every_engine, startable
-from edgekit.engines.program import program_for
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 
@@ -18,11 +17,11 @@ def test_program_for_every_engine_and_verb(engine: Engine) -> None:
     assert bool(engine.verified_flags) is ("verify" in engine.starts_for)
     for verb in VERBS:
         if verb in engine.starts_for:
-            assert program_for(verb, engine) is engine.program()
+            assert isinstance(engine.program(verb).has_budget, bool)
             continue
-        wanted = "prints its command" if engine.program() is None else f"cannot {verb}"
+        wanted = "prints its command" if not engine.starts_for else f"cannot {verb}"
         with pytest.raises(UsageError, match=f"{wanted}|--engine {engine.name} {wanted}"):
-            program_for(verb, engine)
+            engine.program(verb)
 
 
 def test_startable_names_the_preferred_engine_first() -> None:
