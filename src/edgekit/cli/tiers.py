@@ -78,6 +78,7 @@ def _tasks(
 _NOT_OF_TIERS: dict[str, tuple[object, ...]] = {
     "plot": (None,), "program": (None,), "nodes": (None,), "why": (False,),
     "task": ("chat",), "limit": (None,), "all_sizes": (False,),
+    "reserve": (None,), "max_use": (None,),
 }  # fmt: skip
 
 

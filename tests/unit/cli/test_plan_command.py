@@ -329,6 +329,8 @@ def test_a_tier(capsys: pytest.CaptureFixture[str]) -> None:
         (["tier:27b", "--ram", "32G", "--engine", "mlx"], 2, "compressed caches"),
         (["tier:27b", "--ram", "32G", "--latency", "soon"], 2, "--latency"),
         (["tier:27b", "--ram", "32G", "--users", "0"], 2, "--users"),
+        (["tier:27b", "--ram", "64G", "--reserve", "40G"], 2, "--reserve does not apply to a tier"),
+        (["tier:27b", "--ram", "64G", "--max-use", "20%"], 2, "--max-use does not apply to a tier"),
     ],
 )
 def test_tiers_that_do_not_go(
