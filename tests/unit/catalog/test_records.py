@@ -79,7 +79,7 @@ def broken(**changes: Any) -> str:
         (broken(parameters=True), "parameters: True is not a whole number"),
         (broken(parameters=-1), "parameters: -1 is not a whole number"),
         (broken(native_context=2**63), "native_context: 9223372036854775808 is not a whole"),
-        (broken(kinds=["poetry"]), "kinds: 'poetry' is not a valid Kind"),
+        (broken(kinds=["poetry"]), "kinds: 'poetry' is not a valid ModelPurpose"),
         (broken(kinds="chat"), "kinds: 'chat' is not a list"),
         (broken(sizes={"F16": 7}), "sizes: "),
         (broken(sizes={"F16": [7, "sure"]}), "sizes: 'sure' is not one of exact, modelled, assumed"),
