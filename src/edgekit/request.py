@@ -31,8 +31,7 @@ from edgekit.units import MIB, parse_size
 if TYPE_CHECKING:  # only to name types: --help must be instant
     import argparse
 
-    from edgekit.bill.task import Job
-    from edgekit.bill.types import Load, MemoryEstimate
+    from edgekit.bill.task import Job, Price
     from edgekit.catalog.types import ModelPurpose
     from edgekit.engines.spill import Purpose
     from edgekit.machine.types import Machine
@@ -55,8 +54,7 @@ _TEXTS = (
 _SWITCHES = ("prefer_accurate_kv", "all_sizes")
 
 Values = Mapping[str, Any]  # of the flags of one engine, parsed, by their keys
-Price = Callable[["Load", Any], "MemoryEstimate"]
-Pricing = Callable[["Opened", str, Values, "Reach"], Price]
+Pricing = Callable[["Opened", str, Values, "Reach"], "Price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

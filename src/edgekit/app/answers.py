@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
-    """What a report is made of."""
+class EstimateAnswer:
+    """The answer of `estimate`, and a part of those of `check` and `plan`: a bill with what is said about it."""
 
     label: str  # of the model
     reference: str  # as it was typed
@@ -45,7 +45,9 @@ class Bill:
 class Check:
     """One model on one engine and machine."""
 
-    bill: Bill = field(repr=False)  # label, reference, version, asked, command, notes, estimate
+    bill: EstimateAnswer = field(
+        repr=False
+    )  # label, reference, version, asked, command, notes, estimate
     result: Verdict
     changes: tuple[Change, ...] = ()
     flags: Mapping[str, str | bool] = field(
@@ -72,7 +74,7 @@ class EngineAnswer(NamedTuple):
     """An engine's bill, or why there is none."""
 
     engine: str
-    bill: Bill | None = None
+    bill: EstimateAnswer | None = None
     error: EdgekitError | None = None
 
 
@@ -124,7 +126,7 @@ class Fit:
     native_context: int | None
     notes: tuple[str, ...]
     result: Verdict | None = None  # None: the engine refuses the model, or cannot run there
-    bill: Bill | None = field(default=None, repr=False)
+    bill: EstimateAnswer | None = field(default=None, repr=False)
     command: str = ""  # starts the engine; "" where it does not load
     estimate_command: str
     refused: str = ""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.app.answers import Answer, Bill, Check, Unanswered
+from edgekit.app.answers import Answer, Check, EstimateAnswer, Unanswered
 from edgekit.app.estimate import bill_of
 from edgekit.app.open import (
     ResolvedModel,
@@ -147,7 +147,7 @@ def _assumed(
             "give a file or a repository"
         )
     result = judge(replace(task, bill=bill))
-    shown = Bill(
+    shown = EstimateAnswer(
         label=choice.assumed.name,
         reference=named.name,
         version="",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgekit.app.open import open_named
+from edgekit.bill.task import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Companions
@@ -10,7 +11,7 @@ from edgekit.errors import UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.model.open import Opened
-from edgekit.request import Price, Session, Values
+from edgekit.request import Session, Values
 from edgekit.sources import locate
 from edgekit.sources.types import Container, ModelFiles, Reach
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgekit.app.answers import Bill
+from edgekit.app.answers import EstimateAnswer
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.task import values_for_users
 from edgekit.bill.types import Load, MemoryEstimate
@@ -24,12 +24,14 @@ from edgekit.sources.types import ModelFiles
 CELLS = 256  # llama.cpp rounds a context up to a multiple of this
 
 
-def estimate(reference: str | os.PathLike[str], request: Request, session: Session) -> Bill:
+def estimate(
+    reference: str | os.PathLike[str], request: Request, session: Session
+) -> EstimateAnswer:
     """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
     return estimate_named(open_named(reference, session, quant=request.quant), request, session)
 
 
-def estimate_named(named: ResolvedModel, request: Request, session: Session) -> Bill:
+def estimate_named(named: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
     """The same of a model that is open."""
     check_one_engine(request)
     engine = request.engine or named.first_engine
@@ -54,7 +56,7 @@ def check_one_engine(request: Request) -> None:
         engine_name(ALL)
 
 
-def assume(name: str, request: Request) -> Bill:
+def assume(name: str, request: Request) -> EstimateAnswer:
     """By rules of thumb, of a name alone. Raises UsageError where the name does not state the model's size."""
     check_one_engine(request)
     engine = request.engine or default_engine().name
@@ -71,7 +73,7 @@ def assume(name: str, request: Request) -> Bill:
     model = from_name(name, mix=values.get("mix") or request.quant)
     choice = assumed_choice(model, read_catalog().entries)
     load = Load(context_tokens=values.get("context"))
-    return Bill(
+    return EstimateAnswer(
         label=model.name,
         reference=name,
         version="",
@@ -105,10 +107,10 @@ def bill_of(
     values: Values,
     asked: tuple[Load, Any],
     estimate: MemoryEstimate,
-) -> Bill:
+) -> EstimateAnswer:
     """The estimate with the load in words, and the command that starts the engine so."""
     files = opened.files
-    return Bill(
+    return EstimateAnswer(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
         version=engine.version(asked[1]),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.task import Start, Task
+from edgekit.bill.task import Price, Start, Task
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.errors import UsageError
 from edgekit.model.open import Opened
 from edgekit.model.types import Model
 from edgekit.plan.tasks import for_users
-from edgekit.request import Price, Request, Session, Values, in_order
+from edgekit.request import Request, Session, Values, in_order
 
 
 def task_of(

@@ -12,7 +12,7 @@ from edgekit.machine.types import Budget, Device, Machine
 from edgekit.model.types import Model, embeds_in_one_batch
 
 GOOD_ACCURACY = 400  # in hundredths of a bit per weight
-Bill = Callable[[Load, Any], MemoryEstimate]
+Price = Callable[[Load, Any], MemoryEstimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Task:
     machine: Machine
     load: Load = field(default_factory=Load)
     start: Start = field(default_factory=Start)
-    bill: Bill | None = field(
+    bill: Price | None = field(
         default=None, repr=False
     )  # None: the engine's own, of the model alone
     job: Job | None = None

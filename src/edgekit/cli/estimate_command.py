@@ -23,7 +23,7 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.app.answers import Bill
+    from edgekit.app.answers import EstimateAnswer
 
 _DESCRIPTION = (
     "How much memory an engine will allocate for the model: weights, KV cache and compute buffers, in each memory, and "
@@ -100,7 +100,7 @@ def _run_batch(arguments: argparse.Namespace) -> str:
     return ""
 
 
-def _render(bill: Bill, arguments: argparse.Namespace) -> str:
+def _render(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
     if arguments.json:
         from edgekit.report.as_json import json_text
         from edgekit.report.bill_json import bill_json
@@ -109,7 +109,7 @@ def _render(bill: Bill, arguments: argparse.Namespace) -> str:
     return _render_text(bill, arguments)
 
 
-def _render_text(bill: Bill, arguments: argparse.Namespace) -> str:
+def _render_text(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
     from edgekit.report.bill_text import bill_text
     from edgekit.report.explain import explain_text, layers_table
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.assumed import AssumedModel, assumed_estimate
-from edgekit.bill.task import Bill
+from edgekit.bill.task import Price
 from edgekit.bill.types import CACHES, Load, MemoryEstimate
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
@@ -51,7 +51,7 @@ class AssumedChoice:
             return ""
         return f" (an older model without grouped-query attention needs {shared} times as much)"
 
-    def bill(self, engine: str) -> Bill:
+    def bill(self, engine: str) -> Price:
         """What any load costs. RefusedError for an engine without a rule of thumb."""
         rules = engine_named(engine)
         if not rules.has_rule_of_thumb:

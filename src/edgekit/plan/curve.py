@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.task import Bill, CacheChoice, Placement, Start, Task
+from edgekit.bill.task import CacheChoice, Placement, Price, Start, Task
 from edgekit.bill.verdict import Usage
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
@@ -35,7 +35,7 @@ class Curve:
     native: int  # what the model was made for
 
 
-def plan_curves(plan: Plan, *, bill: Bill | None = None) -> tuple[Curve, ...]:
+def plan_curves(plan: Plan, *, bill: Price | None = None) -> tuple[Curve, ...]:
     """One for each cache type the engine has for the model. `bill` counts companions of the model, if there are any."""
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
     task = Task(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from edgekit.bill.task import Bill, Placement, Task
+from edgekit.bill.task import Placement, Price, Task
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.bill.verdict import (
     ASSUMED_FULL_PERCENT,
@@ -48,7 +48,7 @@ class Fitting:
         _check_numbers(task)
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
-        self._bill: Bill = task.bill or partial(self.engine.estimate, task.model)
+        self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
         # a task with a bill of its own counts more than the model
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, Weighed] = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.task import Bill, Task
+from edgekit.bill.task import Price, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
@@ -154,7 +154,7 @@ def _is_near_reading_speed(task: Task, result: Verdict) -> bool:
     return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 
-def _at_bound(task: Task, sign: int) -> Bill:
+def _at_bound(task: Task, sign: int) -> Price:
     """The engine's bill with every line as far off as it may be."""
     engine = engine_named(task.engine)
 

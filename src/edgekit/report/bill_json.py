@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.app.answers import Bill
+from edgekit.app.answers import EstimateAnswer
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.engines import engine_named
 from edgekit.machine.types import Pool, PoolKind
@@ -65,7 +65,7 @@ def _merged(rows: list[dict[str, int]]) -> dict[str, int]:
     return sums
 
 
-def bill_json(bill: Bill, *, layers: bool = False) -> dict[str, Any]:
+def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> dict[str, Any]:
     """The whole answer, every line included."""
     estimate = bill.estimate
     answer: dict[str, Any] = {
@@ -102,7 +102,7 @@ def _line(line: MemoryLine) -> dict[str, Any]:
     }
 
 
-def _layers(bill: Bill) -> list[dict[str, Any]]:
+def _layers(bill: EstimateAnswer) -> list[dict[str, Any]]:
     """What each layer of the geometry takes."""
     rows: dict[int, dict[str, Any]] = {
         layer.index: {

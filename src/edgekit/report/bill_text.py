@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgekit.app.answers import Bill
+from edgekit.app.answers import EstimateAnswer
 from edgekit.bill.types import MemoryEstimate, MemoryLine
 from edgekit.report.bill import RAM, basis_rows, column_of, later_lines, pool_names, pool_sums
 from edgekit.report.lines import figures
@@ -22,7 +22,7 @@ from edgekit.units import format_bytes
 _COLUMNS = ("model", "context", "compute", "other", "total")
 
 
-def bill_text(bill: Bill, *, bold: bool = False, width: int = MOST_WIDTH) -> str:
+def bill_text(bill: EstimateAnswer, *, bold: bool = False, width: int = MOST_WIDTH) -> str:
     """The screen. `bold` marks the answer for terminals."""
     width = within(width)
     answer = folded(_answer(bill.estimate), width)
@@ -51,7 +51,7 @@ def _where(pool: str) -> str:
     return f"on {pool}" if " " in pool else f"on the {pool}"
 
 
-def _title(bill: Bill) -> tuple[str, ...]:
+def _title(bill: EstimateAnswer) -> tuple[str, ...]:
     return bill.label, bill.engine_title, bill.estimate.backend
 
 
@@ -73,7 +73,7 @@ def _cell(size_bytes: int) -> str:
     return format_bytes(size_bytes) if size_bytes else "-"
 
 
-def _sections(bill: Bill) -> Iterator[tuple[str, Iterable[str]]]:
+def _sections(bill: EstimateAnswer) -> Iterator[tuple[str, Iterable[str]]]:
     estimate, names = bill.estimate, pool_names(bill.estimate)
     yield "Other", [_told(line, names[line.pool]) for line in estimate.lines if _is_other(line)]
     yield "Later", [_told(line, names[line.pool]) for line in later_lines(estimate)]

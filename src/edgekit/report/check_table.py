@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from edgekit.app.answers import Bill, Check, Unanswered
+from edgekit.app.answers import Check, EstimateAnswer, Unanswered
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.variants import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
@@ -204,7 +204,7 @@ def _pace(result: Verdict) -> str:
     return "?" if rates is None else typical_figure(rates)
 
 
-def _parameters(bill: Bill) -> str:
+def _parameters(bill: EstimateAnswer) -> str:
     counted = None if bill.geometry is None else count_parameters(bill.geometry)
     return "" if counted is None else short_count(counted[0])
 

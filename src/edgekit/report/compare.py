@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgekit.app.answers import Bill, Check, EngineAnswer, EngineComparison, Unanswered
+from edgekit.app.answers import Check, EngineAnswer, EngineComparison, EstimateAnswer, Unanswered
 from edgekit.model.parameters import count_parameters
 from edgekit.report.bill import pool_sums
 from edgekit.report.bill_json import SCHEMA, bill_json
@@ -40,7 +40,7 @@ def compare_text(
     return "\n".join(lines) + "\n"
 
 
-def _row(bill: Bill) -> tuple[str, ...]:
+def _row(bill: EstimateAnswer) -> tuple[str, ...]:
     sums = pool_sums(bill.estimate).values()
     sizes = [sum(row[name] for row in sums) for name in _COLUMNS]
     cells = [format_bytes(size) if size else "-" for size in sizes]

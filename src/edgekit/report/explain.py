@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from edgekit.app.answers import Bill
+from edgekit.app.answers import EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import Pool
@@ -16,7 +16,7 @@ from edgekit.report.screen import MOST_WIDTH, folded
 from edgekit.units import format_bytes
 
 
-def explain_text(bill: Bill) -> str:
+def explain_text(bill: EstimateAnswer) -> str:
     """Component by component; layers that cost the same for the same reason stand together."""
     lines: list[str] = []
     for component in Component:
@@ -112,7 +112,7 @@ def _indented(text: str, indent: int) -> list[str]:
     return [" " * indent + line for line in folded(text, MOST_WIDTH - indent)] if text else []
 
 
-def layers_table(bill: Bill) -> str:
+def layers_table(bill: EstimateAnswer) -> str:
     """One row a layer, and one for what belongs to none."""
     rows: dict[int, list[MemoryLine]] = {}
     for line in bill.estimate.lines:

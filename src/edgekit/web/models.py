@@ -13,11 +13,12 @@ from typing import Any
 
 from edgekit.app.companions import BESIDE_THE_MODEL, price_loads
 from edgekit.app.open import ResolvedModel, open_named
+from edgekit.bill.task import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model.open import Opened
-from edgekit.request import Price, Session, Values
+from edgekit.request import Session, Values
 from edgekit.sources.types import Origin, Reach
 from edgekit.web.places import Places
 from edgekit.web.references import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.app.answers import Bill
+from edgekit.app.answers import EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
@@ -53,7 +53,7 @@ ESTIMATE = MemoryEstimate(
     facts=(("n_ctx", 4096), ("flash_attn", True), ("groups", (26, 4)), ("share", 0.5), ("none", None)),
     notes=("something a reader should know",),
 )  # fmt: skip
-BILL = Bill(
+BILL = EstimateAnswer(
     label="tiny.gguf",
     reference="./tiny.gguf",
     version="1.0",

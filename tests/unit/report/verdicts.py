@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models
 
-from edgekit.app.answers import Bill, Check
+from edgekit.app.answers import Check, EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.task import Placement, Start, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
@@ -116,7 +116,7 @@ def made(
         ),
         "machine": on,
     }
-    bill = Bill(
+    bill = EstimateAnswer(
         label="tiny.gguf",
         reference="./tiny.gguf",
         version="1.0",
@@ -172,7 +172,7 @@ def judged(
     told = engine_named(engine).describe(
         Load(context_tokens=result.context_tokens), result.estimate
     )
-    bill = Bill(
+    bill = EstimateAnswer(
         label=model.header.name,
         reference=model.header.name,
         version=engine_named(engine).version(None),
