@@ -19,6 +19,7 @@ from edgekit.bill.task import Job
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.commands import visible_cards
+from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.engines.spill import Purpose
 from edgekit.errors import EdgekitError, SourceError, UsageError
@@ -218,8 +219,9 @@ def _weights(
     def found(reference: str) -> Path:
         return find_weights(reference, reach=reach, confirm=confirm, several=several).path
 
-    values = request.values(request.engines[0])
-    drafter, projector = values.get("draft_model"), values.get("mmproj")
+    (engine,) = request.engines
+    given = companions_in(engine_named(engine).flags, request.values(engine))
+    drafter, projector = given.get("drafter"), given.get("projector")
     model = (
         find_published(reference, published, reach, confirm, several=several).path
         if published
@@ -230,7 +232,7 @@ def _weights(
     return LocalWeights(
         model=model,
         drafter=None if drafter is None else found(drafter),
-        adapters=tuple(found(one) for one in values.get("lora", ())),
+        adapters=tuple(found(one) for one in given.get("adapters", ())),
         projector=None if projector is None else found(projector),
     )
 

@@ -97,9 +97,9 @@ def _of_options(
     request: Request, engine: str, *, embeds: bool, quant: str | None
 ) -> tuple[Load, Start]:
     """What Python's options ask of an engine."""
-    from edgekit.engines.quant_names import with_quant
+    from edgekit.engines.quant_names import options_with_quant
 
-    options = with_quant(engine, request.options or {}, quant)
+    options = options_with_quant(engine, request.options or {}, quant)
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": request.context, "sequences": request.sequences}
     load = replace(load, **{name: value for name, value in own.items() if value is not None})

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.app.open import ResolvedModel, file_at, quantised
-from edgekit.catalog.resolve import resolve
+from edgekit.app.open import ResolvedModel, open_as_stored
 from edgekit.engines import engine_named
-from edgekit.errors import EdgekitError, UsageError
+from edgekit.errors import EdgekitError
 from edgekit.request import Request, Session
 
 if TYPE_CHECKING:
@@ -55,19 +54,15 @@ def _files(reference: str, request: Request, session: Session, verifier: Verifie
     from edgekit.sources import locate
 
     (engine,), quant, reach = request.engines, request.quant, session.reach
-    found = resolve(reference, lambda source: locate(source, reach=reach))
-    if found.found is not None:
-        other = None if quant is None else file_at(found, quant)
-        if quant is None or (other is None and quant.upper() in found.found.label.upper()):
-            return found.found
-        if other is None:
-            raise UsageError(f"{found.name} has no file at {quant}: verify loads files as they are")
-        return locate(other, reach=reach)
-    known = ResolvedModel(
-        name=found.name, catalog=found.catalog, entry=found.entry, quant=found.quant
+    known = open_as_stored(
+        reference,
+        lambda source: locate(source, reach=reach),
+        reach,
+        quant=quant,
+        verb="verify loads",
     )
-    if quant is not None:
-        known = quantised(known, quant)
+    if not isinstance(known, ResolvedModel):
+        return known
     opened = known.as_file(engine)
     model, mix = opened.model, None
     if known.quant is not None:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from edgekit.cli.batch_models import BatchModels
 from edgekit.engines import engine_named, engine_names
-from edgekit.engines.quant_names import with_quant
+from edgekit.engines.quant_names import options_with_quant
 from edgekit.engines.row_options import RowOptions, context_option, did_you_mean
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
@@ -56,7 +56,7 @@ def _answer(row: Mapping[str, Any], models: BatchModels) -> dict[str, Any]:
     _check_keys(row, request.engine)
     name, model, quant = models.of_row(row, request.engine, request.quant)
     engine = engine_named(name)
-    read = RowOptions(with_quant(name, request.options or {}, quant))
+    read = RowOptions(options_with_quant(name, request.options or {}, quant))
     load, setup = engine.read_row(read, request.backend)
     read.require_known(name)
     answer = answer_json(engine.estimate(model, load, setup))

@@ -17,6 +17,7 @@ from edgekit.app.run import (
     Starting,
     WeightsChosen,
 )
+from edgekit.bill.types import Load
 from edgekit.catalog.naming import split_quant
 from edgekit.cli.listening import read_plain
 from edgekit.cli.reach_options import screen_width
@@ -94,7 +95,12 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
     program = engine_named(engine).program(verb)
     if request.users is not None:
         check_users(request.users, engine)
-        values = program.with_users(request.values(engine), request.users)
+        values = request.values(engine)
+        if values.get(CONTEXT.key) == 0:
+            raise UsageError("--users needs a context for each user: -c N")
+        load = Load(context_tokens=values.get(CONTEXT.key))
+        together = engine_named(engine).load_for_users(load, request.users, 0)
+        values = engine_named(engine).values_for_users(values, request.users, together)
         context = values.pop(CONTEXT.key, None)
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:

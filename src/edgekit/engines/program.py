@@ -187,9 +187,6 @@ class EngineProgram(Protocol):
     def settled(self, options: RunOptions, /) -> dict[str, Any]:
         """The engine's flags that follow from these options."""
 
-    def with_users(self, flags: dict[str, Any], users: int, /) -> dict[str, Any]:
-        """The values of flags with a slot and a context for every user. Raises UsageError."""
-
     def limited(self, verdict: Verdict, /) -> Any:
         """The setup that was judged, with limits that keep what grows after the start within the RAM that is left."""
 

@@ -32,7 +32,9 @@ def takes(engine: str, name: str) -> bool:
     return bool(one.quant_key) and one.read_quant(name) is not None
 
 
-def with_quant(engine: str, options: Mapping[str, Any], quant: str | None) -> Mapping[str, Any]:
+def options_with_quant(
+    engine: str, options: Mapping[str, Any], quant: str | None
+) -> Mapping[str, Any]:
     """Options of a row with the quantisation as the engine's own option, in place of `quant`. Raises UsageError."""
     one = engine_named(engine)
     own = option_of(one, one.quant_key)

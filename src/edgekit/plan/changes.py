@@ -110,7 +110,7 @@ def _cache(task: Task, result: Verdict) -> Iterator[Change]:
             value=choice.name,
             told=f"{choice.flags} ({'8-bit cache' if choice.is_eight_bit else 'less accurate'}): up to "
             f"{found.max_context // found.streams:,} tokens",
-            flags=_cache_flags(choice),
+            flags=_cache_flags(task, choice),
             max_context=found.max_context,
             result=found,
         )
@@ -122,10 +122,10 @@ def _with_chosen_weights(task: Task, result: Verdict) -> Task:
     return task if result.variant is None else replace(task, variants=(result.variant,))
 
 
-def _cache_flags(choice: CacheChoice) -> dict[str, str]:
-    names = {"cache_k": "type_k", "cache_v": "type_v"}
-    return {names[side]: kind.name for side, kind in choice.load.items()} | {
-        name: f"{value}" for name, value in choice.setup.items()
+def _cache_flags(task: Task, choice: CacheChoice) -> dict[str, str]:
+    keys = {flag.field or flag.key: flag.key for flag in engine_named(task.engine).flags}
+    return {keys[side]: kind.name for side, kind in choice.load.items()} | {
+        keys[name]: f"{value}" for name, value in choice.setup.items()
     }
 
 

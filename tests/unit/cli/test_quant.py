@@ -13,7 +13,7 @@ from edgekit.app.open import open_named
 from edgekit.app.published import catalog_name
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.engines.quant_names import read_quant, takes, with_quant
+from edgekit.engines.quant_names import options_with_quant, read_quant, takes
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
 
@@ -79,7 +79,7 @@ def test_read_quant_names_those_there_are(engine: str, name: str, message: str) 
 
 def test_with_quant_refuses_two_quantisations() -> None:
     with pytest.raises(UsageError, match="give one"):
-        with_quant("llama.cpp", {"mix": "Q4_K_M"}, "Q8_0")
+        options_with_quant("llama.cpp", {"mix": "Q4_K_M"}, "Q8_0")
 
 
 # --- every command

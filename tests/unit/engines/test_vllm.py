@@ -16,7 +16,7 @@ from edgekit.bill.cache_types import F16, cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.cache_dtypes import BY_NAME
-from edgekit.engines.vllm.flags import read_row
+from edgekit.engines.vllm.flags import read_row, values
 from edgekit.engines.vllm.module_names import Named
 from edgekit.engines.vllm.stages import stages
 from edgekit.engines.vllm.types import Gpu, VllmSetup
@@ -624,3 +624,11 @@ def test_strange_quantisation_ends_in_an_answer_or_an_error(
     except EdgekitError:
         return
     assert bill.weights_bytes > 0
+
+
+def test_values_of_a_card_that_is_only_known_by_its_size_have_no_name() -> None:
+    """As a machine with --vram 24G has it."""
+    card = Gpu(name="24 GiB GPU", memory_bytes=None, total_bytes=24 * 2**30)
+    assert "gpu" not in values(Load(), VllmSetup(gpu=card))
+    named = VllmSetup(gpu=Gpu(name="H100", capability=(9, 0)))
+    assert values(Load(), named)["gpu"].name == "H100"

@@ -140,6 +140,7 @@ def setup(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
 
 def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
     """And back: read again, they give this load and setup."""
+    from contextlib import suppress
     from dataclasses import replace
 
     from edgekit.engines.vllm.types import Gpu
@@ -147,7 +148,8 @@ def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
 
     found = given_values(TABLE, load, replace(setup, gpu=Gpu()))
     if setup.gpu != Gpu(memory_bytes=setup.gpu.memory_bytes):
-        found["gpu"] = find_device(setup.gpu.name)
+        with suppress(UsageError):  # of --vram only the size is known
+            found["gpu"] = find_device(setup.gpu.name)
     if setup.gpu.memory_bytes is not None:
         found["gpu_memory"] = setup.gpu.memory_bytes
     return found

@@ -30,9 +30,6 @@ class NativeProgram:
         found: dict[str, Any] = {name: text for name, text in given.items() if text is not None}
         return {**found, "rolling": True} if options.rolling else found
 
-    def with_users(self, _flags: dict[str, Any], _users: int) -> NoReturn:
-        raise UsageError("--users: the built-in engine serves one user at a time")
-
     def limited(self, verdict: Verdict) -> Any:
         """Nothing grows after the start."""
         return verdict.way.setup

@@ -27,7 +27,7 @@ from edgekit.engines.program import (
     RunOptions,
     Up,
 )
-from edgekit.errors import EngineError, MemoryPressureError, UsageError
+from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
@@ -48,15 +48,6 @@ class LlamaCppProgram:
             **({"ctx_shift": True} if options.rolling else {}),
             **(_ALONE if options.alone else {}),
         }
-
-    def with_users(self, flags: dict[str, Any], users: int) -> dict[str, Any]:
-        if "parallel" in flags or flags.get("unified"):
-            raise UsageError("--users N means -np N with a context for each user: give one of them")
-        context: int | None = flags.get("context")
-        if context == 0:
-            raise UsageError("--users needs a context for each user: -c N")
-        more = {} if context is None else {"context": context * users}
-        return {**flags, **more, "parallel": users, "unified": False}
 
     def limited(self, verdict: Verdict) -> LlamaCppSetup:
         limits = field_values(own_flags.FLAGS, growth_limits(verdict), LlamaCppSetup)
