@@ -309,7 +309,7 @@ def _parsed(
     drafter: bool,
     one_engine: bool,
 ) -> Request:
-    """The texts, each parsed here and nowhere else. Errors come before anything is fetched."""
+    """The texts of argv or a query, each parsed once. Errors come before anything is fetched."""
     word = AUTO if engine is None else engine.lower()
     several = () if one_engine and engine is not None else (AUTO, ALL)
     named = None if word in several else engine_name(engine or word)

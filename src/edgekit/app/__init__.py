@@ -1,1 +1,4 @@
-"""The application: one function per verb. Commands, the Python API and the page call these and nothing else."""
+"""The application: one function per verb, which commands, the Python API and the page call.
+
+`calibrate` is in `edgekit.runtime`, tiers are in `edgekit.engines.memo`.
+"""

@@ -1,4 +1,4 @@
-"""A model whose header was read -> its entry, with the source of every fact."""
+"""`catalog add` and `catalog update`: the header of a model -> its entry, with the source of every fact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgekit.sources.types import ModelFiles, Origin, Reach
 
 AS_STORED = "as stored"
 _OUTSIDE_KEYS = ("general.architecture", "general.type")
-_LISTED = 64  # a longer alternative of a repository than there are mixes is nobody's mix
+_LISTED = 64  # at most this many of a repository's quantisations are read
 
 
 def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry, bool]:
@@ -66,7 +66,7 @@ def entry_of(opened: Opened, reference: str, *, name: str | None = None) -> Entr
 
 
 def _kept_reference(reference: str, files: ModelFiles | None) -> str:
-    """What finds it again from any folder; without what an address may hold of secrets."""
+    """What finds it again from any folder; without credentials or query."""
     if files is not None and files.origin is Origin.LOCAL:
         return os.path.abspath(os.path.expanduser(reference.strip()))  # noqa: PTH100, PTH111
     if "://" not in reference:
@@ -178,7 +178,7 @@ def _sizes_source(header: ModelHeader, found: str) -> Source:
 
 
 def changes_between(old: Entry, new: Entry) -> Mapping[str, tuple[Any, Any]]:
-    """Facts that differ, each with both values; what stands only in `sources` is none."""
+    """Facts that differ, each with both values; differences in `sources` alone do not count."""
     told = ("architecture", "parameters", "active_parameters", "native_context", "vocabulary")
     listed = ("kinds", "sizes", "keys", "tensors", "config", "repository")
     return {

@@ -16,7 +16,7 @@ from edgekit.app.open import (
     choose_file,
     open_named,
 )
-from edgekit.app.task import takes, task_of, values_for_users, values_of
+from edgekit.app.task import takes_options, task_of, values_for_users, values_of
 from edgekit.bill.task import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named, engine_names
@@ -209,8 +209,8 @@ def verdict(
         return judged(request.engine)
     own = named.engine(AUTO, machine)
     options = {name: value for name, value in (request.options or {}).items() if name != "quant"}
-    if not takes(own, options):  # as on the command line: the engine that has these options
-        return judged(next((name for name in engine_names() if takes(name, options)), own))
+    if not takes_options(own, options):  # as on the command line: the engine that has these options
+        return judged(next((name for name in engine_names() if takes_options(name, options)), own))
     found, note = automatic(named, machine, judged, lambda result: result)
     bill = found.estimate
     return replace(found, estimate=replace(bill, notes=(note, *bill.notes))) if note else found

@@ -93,10 +93,11 @@ class Judged:
     opened: Opened = field(repr=False)
     check: Check
     setup: Any
+    session: Session = field(repr=False)
 
     def again(self, job: Job | None) -> Judged:
         """For another job, at this moment."""
-        return judge(self.request, self.opened, job)
+        return judge(self.request, self.opened, job, self.session)
 
     def still_fits(self) -> None:
         """The same start, with the memory that is free at this moment. Raises DoesNotFitError."""
@@ -105,17 +106,17 @@ class Judged:
             return
         if request.context is None:
             request = replace(request, context=self.check.result.load.context_tokens)
-        now = judge(request, self.opened, None)
+        now = judge(request, self.opened, None, self.session)
         if now.check.result.failed:
             raise DoesNotFitError(now.check)
 
 
-def judge(request: Request, opened: Opened, job: Job | None) -> Judged:
+def judge(request: Request, opened: Opened, job: Job | None, session: Session) -> Judged:
     """The verdict. Nothing is refused yet."""
     (engine,) = request.engines
-    check = check_opened(opened, engine, _now(request, job), Session(reach=Reach()))
+    check = check_opened(opened, engine, _now(request, job), session)
     setup = _program(request).limited(check.result)
-    return Judged(request=request, opened=opened, check=check, setup=setup)
+    return Judged(request=request, opened=opened, check=check, setup=setup, session=session)
 
 
 def _now(request: Request, job: Job | None) -> Request:
@@ -128,8 +129,8 @@ def _now(request: Request, job: Job | None) -> Request:
     return replace(request, machine=machine, job=None if request.context is not None else job)
 
 
-def _program(request: Request) -> EngineProgram:
-    return engine_named(request.engines[0]).program("run")
+def _program(request: Request, verb: str = "run") -> EngineProgram:
+    return engine_named(request.engines[0]).program(verb)
 
 
 def _refuse_or_warn(judged: Judged, session: Session) -> None:
@@ -152,13 +153,13 @@ def fetch(
     The request has one engine. Raises DoesNotFitError, and UsageError for what has no weights to run.
     """
     published, opened = _open(reference, request, session)
-    judged = judge(request, opened, job)
+    judged = judge(request, opened, job, session)
     _refuse_or_warn(judged, session)
     weights = _weights(reference, published, judged, session)
     if published:
         from edgekit.model.open import open_model
 
-        judged = judge(request, open_model(weights.model), job)
+        judged = judge(request, open_model(weights.model), job, session)
         _refuse_or_warn(judged, session)
     return judged, weights
 
@@ -296,7 +297,7 @@ def run(
 def serve(judged: Judged, weights: LocalWeights, session: Session, at: Address) -> Iterator[Up]:
     """A server, until the end of the block."""
     with ExitStack() as held:
-        starter = _program(judged.request).open(weights.model, held, None)
+        starter = _program(judged.request, "serve").open(weights.model, held, None)
         yield held.enter_context(_started(judged, starter, weights, at, session))
 
 

@@ -1,4 +1,7 @@
-"""A request -> the task for one model on one engine and one machine: the same for check, plan, recommend and fit."""
+"""A request -> the task for one model on one engine and one machine: for check, plan, recommend and fit.
+
+`estimate` has no machine, and so no task.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from edgekit.bill.task import Price, Start, Task
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
+from edgekit.engines.flags import companions_in
 from edgekit.errors import UsageError
 from edgekit.model.open import Opened
 from edgekit.model.types import Model
@@ -43,7 +47,7 @@ def task_of(
             load = replace(load, sequences=request.users)
         start = Start(setup=setup, settled=frozenset(values))
     bill: Price | None = None
-    if engine_named(engine).companions & values.keys():
+    if companions_in(engine_named(engine).flags, values):
         from edgekit.app.companions import price_loads
 
         bill = (session.pricing or price_loads)(opened, engine, values, session.reach)
@@ -107,7 +111,7 @@ def _of_options(
     return load, engine_named(engine).embedding_start(start) if embeds else start
 
 
-def takes(engine: str, options: Values) -> bool:
+def takes_options(engine: str, options: Values) -> bool:
     try:
         _read_options(engine, options)
     except UsageError:

@@ -72,7 +72,7 @@ class _Writer:
     notices: StderrNotices
 
     def fitted(self, prompt: Prompt, max_tokens: int | None) -> Fitted:
-        """What of the prompt is read, and how much can be written."""
+        """Which part of the prompt is read, and how much can be written."""
         tokens = self.talker.tokens(prompt)
         if self.talker.reads_beyond:
             return Fitted(tokens=tuple(tokens), max_tokens=max_tokens)

@@ -1,4 +1,4 @@
-"""What argparse found for `run` and `serve` -> the request; and how what happens and a refusal are printed."""
+"""What argparse found for `run` and `serve` -> the request. Prints progress and refusals."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Rule:
 
 
 def rule(module: str, *, is_needed: bool = False) -> Callable[[Function], Function]:
-    """The method is the function of its name in this module of the engine's folder; its body is the default.
+    """Calls the function of the same name in this module of the engine's folder; the body is the default.
 
     `is_needed`: every engine has to have it.
     """
@@ -135,7 +135,7 @@ class Engine:
 
     @rule("flags")
     def read_quant(self, _name: str, /) -> str | None:
-        """The quantisation of `--quant NAME` in the engine's own words; None where it has no such."""
+        """The quantisation of `--quant NAME` in the engine's own words; None if it has none."""
         return None
 
     @rule("flags")
@@ -238,8 +238,8 @@ class Engine:
     # The verbs that EdgeKit can start it for: run, serve, verify, calibrate.
     starts_for: tuple[str, ...] = ()
 
-    verified_flags: tuple[Flag, ...] = ()  # that `verify` takes
-    program_module: str = ""  # with PROGRAM; "": EdgeKit only prints the command
+    verified_flags: tuple[Flag, ...] = ()  # flags that `verify` takes
+    program_module: str = ""  # module that has PROGRAM; "": EdgeKit only prints the command
 
     def program(self, verb: str) -> EngineProgram:
         """How it is started on this machine. Raises UsageError where EdgeKit does not start it for this verb."""
@@ -252,7 +252,7 @@ class Engine:
             )
         if verb not in self.starts_for:
             raise UsageError(
-                f"--engine {self.name} cannot {verb}; use edgekit run --engine {self.name}"
+                f"--engine {self.name} cannot {verb}; use edgekit {self.starts_for[0]} --engine {self.name}"
             )
         found: EngineProgram = import_module(self.program_module).PROGRAM
         return found
@@ -366,7 +366,7 @@ class Engine:
 
     # --- the cache
 
-    cache_flags: str = ""  # that set its type
+    cache_flags: str = ""  # flags that set the cache type
     cache_fields: tuple[str, ...] = ()  # of the setup that these flags set; others are in the load
 
     @rule("cache_choices", is_needed=True)

@@ -33,7 +33,7 @@ _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
 FULL_RAM_PERCENT = 92  # of the usable RAM; what takes more counts FULL_RAM_SHARE
 FULL_RAM_SHARE = 0.25
-FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # more is not worth more
+FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # faster than this adds nothing
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 
 

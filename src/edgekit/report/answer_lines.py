@@ -43,7 +43,7 @@ def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:
 
 
 def _leaves_more(result: Verdict) -> str | None:
-    """The flag that makes the engine leave more memory free; None where it has none or it was given."""
+    """The flag that makes the engine leave more memory free; None if it has none, or if --max-use was given."""
     for flag, limits in LEAVE_MORE.items():
         try:
             engine_named(result.engine).check_limits(*limits)

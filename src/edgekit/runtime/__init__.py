@@ -1,4 +1,4 @@
-"""The built-in engine's generator (`open_text`, `open_stream`, `generate`), and `calibrate`.
+"""The built-in engine's generator (`open_text`, `open_stream`, `generate`); `calibrate` is in `runtime/calibrating.py`.
 
 Imported on first use: it needs `pip install 'edgekit-models[embed]'`.
 """

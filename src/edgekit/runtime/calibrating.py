@@ -28,7 +28,7 @@ from edgekit.sources.types import Reach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """What was measured now. What is None could not be, or is not kept: a note says why."""
+    """What was measured now. None: it could not be measured, or was not saved; a note says why."""
 
     machine: Machine = field(repr=False)
     host: HostMeasured
@@ -38,7 +38,7 @@ class Calibrated:
 
     @property
     def differs(self) -> bool:
-        """Whether a part of the bill was outside its bounds: that is kept too."""
+        """Whether a part of the bill was outside its bounds: that is saved too."""
         return self.verification is not None and not self.verification.within
 
     @property
@@ -56,11 +56,11 @@ def calibrate(
     tell: Callable[[str], None] = lambda _: None,
     options: CalibrateOptions | None = None,
 ) -> Calibrated:
-    """Measures and remembers. With a model given, what prevents the engine from running raises, and nothing is saved.
+    """Measures and remembers. With a model given, an engine that cannot run raises, and nothing is saved.
 
     If nothing could be measured, nothing is written. Raises SourceError if the result cannot be written.
     """
-    (engine,) = startable("calibrate")
+    engine, *_ = startable("calibrate")
     measure: Callable[[CalibrateRequest], EngineRun] | None = None
     run: EngineRun | None = None
     missing = ""

@@ -45,7 +45,7 @@ BESIDE_KEPT = 8
 LOOKS_S = 0.05  # how often a waiter looks whether it was called off
 PATIENCE_S = 5.0  # beyond the time-out, for what came before
 
-# Groups of flags with what else a price depends on than the load and the setup.
+# Groups of flags that affect a price in addition to the load and the setup.
 _BESIDE = frozenset({"companion", "drafter", "weights"})
 Beside = tuple[Any, ...]
 Stamps = tuple[tuple[str, Stamp], ...]
@@ -83,7 +83,7 @@ class KeptNamed(ResolvedModel):
         return price
 
     def _beside_s(self, *, is_auto: bool) -> float:
-        """The projector next to a remote model is asked for once in the time of the model itself."""
+        """The projector next to a remote model is looked up as often as the model itself."""
         is_remote = self.files is not None and self.files.origin.is_remote
         return REMOTE_S if is_remote and is_auto else BESIDE_S
 

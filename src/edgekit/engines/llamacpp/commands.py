@@ -258,7 +258,7 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
 
 
 def offload(verdict: Verdict) -> Offload:
-    """What of the model is not on the devices."""
+    """Which parts of the model are not on the devices."""
     setup = verdict.way.setup
     if not verdict.way.cards:
         return Offload()

@@ -12,7 +12,7 @@ from edgekit.bill.task import Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
-from edgekit.engines.llamacpp.flags import default_setup
+from edgekit.engines.llamacpp.flags import DRAFT_MAX, default_setup
 from edgekit.engines.llamacpp.placement import PlacedTensor, place
 from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts
@@ -28,13 +28,12 @@ FLOAT_BYTES = 4
 PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
 PROJECTOR_WITHIN = 1.0
 ADAPTER_WITHIN = 1.0
-DRAFT_TOKENS = 3  # common.h @ 0c1e570: what llama.cpp itself proposes at once
 
 
 def with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
     """The task with a drafter next to the model; None: the model's own prediction layers."""
     setup = task.start.setup or default_setup()
-    setup = replace(setup, draft_max=DRAFT_TOKENS, load_mtp=drafter is None)
+    setup = replace(setup, draft_max=DRAFT_MAX, load_mtp=drafter is None)
     start = replace(task.start, setup=setup)
     if drafter is None:
         return replace(task, start=start)

@@ -1,6 +1,6 @@
 """llama.cpp's flags: the table of everything that can be set -> a load and a setup, and back.
 
-`TABLE` is the only file that spells llama.cpp's parameters: to add a flag, add a row and, where memory depends on it, a field
+Only `TABLE` spells llama.cpp's parameters: to add a flag, add a row and, where memory depends on it, a field
 of LlamaCppSetup.
 """
 
@@ -55,7 +55,7 @@ def _flash(text: str) -> str:
 
 def _layers(text: str) -> str | int:
     if text.lower() in {"all", "auto", "-1", "-2"}:
-        return "all"  # what fits is not known here: auto is told as if all did
+        return "all"  # what fits is not known here: auto counts as all
     number: int = whole(most=10**6)(text)
     return number
 
@@ -113,7 +113,7 @@ def _llama_version(text: str) -> str:
 
 
 def _cache_type(text: str) -> str:
-    """A name of the table; what llama.cpp has not it refuses itself."""
+    """A name of the table; llama.cpp itself refuses types that it lacks."""
     from edgekit.bill.cache_types import cache_type
     from edgekit.engines.llamacpp.context import CACHE_TYPES
 
@@ -304,7 +304,7 @@ def keys_of(*groups: str) -> frozenset[str]:
 
 
 _ON_A_GPU = keys_of("placement", "devices")
-COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or in its stead
+COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or instead of it
 # The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
 VERIFIED = tuple(
     flag

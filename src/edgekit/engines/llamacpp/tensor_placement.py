@@ -17,10 +17,10 @@ class TensorPlacement:
     """Where each block is. The output counts as the block after the last."""
 
     blocks: tuple[Pool, ...]  # every round of every block, those of multi-token prediction included
-    own_blocks: int  # of which so many have weights: rounds after the first use the same
+    own_blocks: int  # how many of them have weights: rounds after the first use the same
     output: Pool
     offload_kqv: bool = True
-    host_expert_blocks: int = 0  # experts of the first so many blocks are on the host
+    host_expert_blocks: int = 0  # how many of the first blocks have their experts on the host
     host_scans: bool = False  # ssm_a stays on the host: the device has no kernel for its scan
     moved: Mapping[str, Pool] = field(default_factory=dict)  # single tensors, by their names: -ot
     overridden: bool = False  # -ot was given, whether it moves anything or not
@@ -60,7 +60,7 @@ class TensorPlacement:
 
 @dataclass(slots=True)
 class TensorGroup:
-    """Tensors that lie together, whatever the placement."""
+    """Tensors stored together, whatever the placement."""
 
     name: str  # of one of them
     block: int | None

@@ -32,10 +32,11 @@ def capacity_bytes(machine: Machine) -> int:
 
 
 def memory_notes(machine: Machine, budget: Budget) -> Iterator[str]:
-    """What does not count of the machine."""
+    """Notes on memory that is not counted."""
     others = len(_cards(machine)) - 1
     if HOST not in budget.pools and others:
-        yield f"a tier runs on one GPU: the other {others} are not counted"
+        rest = "the other one is" if others == 1 else f"the other {others} are"
+        yield f"a tier runs on one GPU: {rest} not counted"
     if budget.limit_bytes is not None:
         yield budget.limit_because
 
@@ -45,7 +46,7 @@ def _cards(machine: Machine) -> list[Device]:
 
 
 def _ram(machine: Machine, host: HostMemory) -> Budget:
-    """Of a Mac the GPU may wire a part only; of a phone one app may hold a part only."""
+    """A Mac's GPU may wire only part of the RAM; an app on a phone may use only part of it."""
     limits = [
         (one.limit_bytes, "the GPU may use {} of it")
         for one in machine.devices

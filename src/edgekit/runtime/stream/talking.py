@@ -71,7 +71,7 @@ class StreamTalker:
         return not self.engine.plan.rolling and self.engine.position >= self.window_tokens
 
     def _not_read(self, tokens: Sequence[int]) -> Sequence[int]:
-        """What of it is still to be read: all of it after a reset, unless it goes on where the last one ended."""
+        """Which part of it is still to be read: all of it after a reset, unless it goes on where the last one ended."""
         known = len(self._read)
         fed = self.engine.position
         goes_on = 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read
