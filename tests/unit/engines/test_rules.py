@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
+from pathlib import Path
 
 import pytest
 from tests.data.dummy_engine import ENGINE as DUMMY
@@ -53,6 +56,29 @@ def test_there_are_rules_in_a_dozen_modules() -> None:
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_functions_of_an_engine_take_what_the_rule_gives(engine: Engine) -> None:
     assert {name: mismatch(engine, name) for name in RULES if mismatch(engine, name)} == {}
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+def test_no_function_has_the_name_of_a_rule_of_another_module(engine: Engine) -> None:
+    """It would look like the rule, and the default would count."""
+    folder = Path(importlib.import_module(engine.package).__file__ or "").parent
+    misplaced = [
+        f"{path.stem}.{one.name}"
+        for path in folder.glob("*.py")
+        for one in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(one, ast.FunctionDef) and one.name in RULES
+        if RULES[one.name].module != path.stem
+    ]
+    assert misplaced == []
+
+
+def test_the_floor_of_an_engine_takes_what_the_bill_takes() -> None:
+    with_floor = [engine for engine in ENGINES if engine.floor is not None]
+    assert [engine.name for engine in with_floor] == ["llama.cpp"]
+    for engine in with_floor:
+        for name in ("held_bytes", "cache_bytes", "load_facts"):
+            own = parameters(getattr(engine.floor, name))
+            assert [one.name for one in own] == ["model", "load", "setup"]
 
 
 class Empty(Engine):

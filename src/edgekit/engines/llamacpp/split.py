@@ -34,10 +34,10 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
     counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
     if counts is None or counts == placement.setup.tensor_split:
         return None
-    return divided(placement, counts)
+    return with_layers_on_cards(placement, counts)
 
 
-def divided(placement: Placement, counts: tuple[float, ...]) -> Placement:
+def with_layers_on_cards(placement: Placement, counts: tuple[float, ...]) -> Placement:
     """The placement with this many layers on each card, and words that say so."""
     because = placement.because.partition(DIVIDED)[0]
     because += DIVIDED + ":".join(str(round(count)) for count in counts)
@@ -67,7 +67,7 @@ def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Ite
         moved = list(counts)
         moved[fullest] -= 1
         moved[taker] += 1
-        yield divided(placement, tuple(moved))
+        yield with_layers_on_cards(placement, tuple(moved))
 
 
 def pinned(model: Model, placement: Placement) -> Placement:

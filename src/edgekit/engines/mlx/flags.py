@@ -79,9 +79,9 @@ def default_setup() -> MlxSetup:
 
 def read_quant(name: str) -> str | None:
     """The quantisation of `--quant NAME` as --quantize has it; None where MLX has no such."""
-    from edgekit.engines.mlx import quant_names
+    from edgekit.engines.mlx.quant_names import quantize_word
 
-    return quant_names.read_quant(name)
+    return quantize_word(name)
 
 
 def quant_names() -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
     return elements * packing.bits // 8 + elements // packing.group_size * beside
 
 
-def describe(packing: Packing) -> str:
+def packing_words(packing: Packing) -> str:
     if packing.mode is PackingMode.AFFINE:
         return f"{packing.bits} bits, group {packing.group_size}"
     return str(packing.mode.value)

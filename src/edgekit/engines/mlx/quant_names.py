@@ -85,7 +85,7 @@ def quantize_name(wanted: Quantize | AsStored) -> str:
     return f"{'' if wanted.experts is None else 'mxfp4-'}q{packing.bits}{group}"
 
 
-def read_quant(name: str) -> str | None:
+def quantize_word(name: str) -> str | None:
     """The quantisation of `--quant NAME` as --quantize has it: 4bit -> q4. None where MLX has no such."""
     bits = _BITS.fullmatch(name)
     own = f"q{bits[1]}" if bits else name

@@ -10,7 +10,7 @@ from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.mlx.dtype import item_bytes
 from edgekit.engines.mlx.held import held_tensors, is_tied
 from edgekit.engines.mlx.models import mlx_model
-from edgekit.engines.mlx.packing import describe
+from edgekit.engines.mlx.packing import packing_words
 from edgekit.engines.mlx.prepared import prepare
 from edgekit.engines.mlx.quantizer import Quantizer, check
 from edgekit.engines.mlx.rules import rules_of
@@ -73,8 +73,8 @@ def _describe(quantize: Quantize) -> str:
         return "plain numbers"
     if quantize.recipe is not None:
         return f"{quantize.recipe.value}, group {quantize.packing.group_size}"
-    rest = describe(quantize.packing) if quantize.rest else "the rest plain"
-    return rest if quantize.experts is None else f"experts {describe(quantize.experts)}, {rest}"
+    rest = packing_words(quantize.packing) if quantize.rest else "the rest plain"
+    return rest if quantize.experts is None else f"experts {packing_words(quantize.experts)}, {rest}"
 
 
 def _stated(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]:
