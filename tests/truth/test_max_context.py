@@ -130,9 +130,17 @@ def test_one_step_more_does_not_fit(engine: str, name: str) -> None:
         assert longest <= most
         assert longest % step == 0 or longest == most
         if longest:
-            assert fitting.price(longest).fits, question.machine.name
+            assert _holds(question, result, fitting), question.machine.name
         if longest < most:
             assert not fits(fitting, min(longest + step, most)), question.machine.name
+
+
+def _holds(question: Task, result: Verdict, fitting: Fitting) -> bool:
+    """The placement of an answer that does not fit is not always the one with the longest context."""
+    longest = result.max_context
+    if fitting.price(longest).fits or not result.failed:
+        return fitting.price(longest).fits
+    return judge(replace(question, load=replace(question.load, context_tokens=longest))).can_load
 
 
 @pytest.mark.parametrize(("engine", "name"), list(questions()))
