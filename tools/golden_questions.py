@@ -872,7 +872,7 @@ PUBLIC = (
     "model_preflight",
 )
 
-# Answers in JSON that are recorded in full. In the others, long parts that these have too are recorded as a hash.
+# Answers in JSON that are recorded in full. In the others, long parts are recorded as a hash (see golden_text.py).
 IN_FULL_VERBS = (
     "edgekit estimate ",
     "edgekit inspect ",

@@ -1,6 +1,7 @@
 """Write answers down in few lines: JSON without its quotes, lists of objects as tables, repeats as references.
 
-Two different values never give the same text, so a changed answer always changes the file.
+Two values that differ have different texts, with two exceptions: the order of keys is recorded only in part, and a hash
+has only 32 bits, so two long parts could, by a rare chance, have the same one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ COMMON: dict[str, Any] = {
     "{}": {},
 }
 
-# Parts that other answers hold in full (machines: "hardware", bills: "estimate", programs' commands: --for ...): a name
-# or a length, and a hash of the rest.
+# Parts of long answers that are recorded as a name or a length and a hash. Most of them are recorded in full in some
+# other answer (machines: "hardware", bills: "estimate", programs' commands: --for ...), but not all of them.
 BRIEF = frozenset(
     (
         "machine",
@@ -50,6 +51,9 @@ BRIEF = frozenset(
 LONG_TEXT = 80
 LONG_ANSWER = 2000
 LONG_LIST = 100  # lines
+SHOWN = 600  # characters of the text behind a hash
+
+_texts: dict[str, str] = {}  # by the hash: what has been hashed in this process
 
 
 class _Raw(str):
@@ -59,7 +63,7 @@ class _Raw(str):
 
 
 def brief(value: Any) -> Any:
-    """A long answer, with a hash in place of each long part that other answers hold in full."""
+    """A long answer, with a hash in place of each long string and each long part that is named in BRIEF."""
     return _brief(value) if len(_flat(value)) > LONG_ANSWER else value
 
 
@@ -76,12 +80,23 @@ def _brief(value: Any) -> Any:
 
 
 def hashed(value: Any, *, head: int = 24) -> Any:
-    """The beginning, name or length of a value, and a hash of all of it."""
-    digest = hashlib.sha256(_flat(value).encode()).hexdigest()[:8]
+    """The beginning, name or length of a value, and a hash of all of it; `hashed_texts` shows the value."""
+    digest = f"#{hashlib.sha256(_flat(value).encode()).hexdigest()[:8]}"
+    _texts[digest] = value if isinstance(value, str) else _flat(value)
     if isinstance(value, str):
-        return _Raw(f"{json.dumps(value[:head], ensure_ascii=False)}… #{digest}")
+        return _Raw(f"{json.dumps(value[:head], ensure_ascii=False)}… {digest}")
     name = value.get("name", len(value)) if isinstance(value, dict) else len(value)
-    return _Raw(f"{name} #{digest}")
+    return _Raw(f"{name} {digest}")
+
+
+def hashed_texts(before: str, after: str) -> Iterator[str]:
+    """A line for each hash that is only in the second text: the hash, and how the hashed text begins."""
+    old, new = (re.findall(r"#[0-9a-f]{8}\b", text) for text in (before, after))
+    for digest in dict.fromkeys(one for one in new if one not in old):
+        text = _texts.get(digest)
+        if text is not None:
+            cut = f"… ({SHOWN} of {len(text)} characters)" if len(text) > SHOWN else ""
+            yield f"{digest}: {text[:SHOWN]}{cut}"
 
 
 def json_text(value: Any) -> str:
@@ -103,7 +118,10 @@ def _with_references(value: Any, path: str, seen: dict[str, str]) -> Any:
         return _Raw(f"= {seen[flat]}")
     found: Any
     if isinstance(value, dict):
-        found = {key: _with_references(one, f"{path}.{key}", seen) for key, one in value.items()}
+        found = {
+            key: _with_references(one, f"{path}.{_flat(key) if '.' in key else _name(key)}", seen)
+            for key, one in value.items()
+        }
     else:
         found = [_with_references(one, f"{path}[{at}]", seen) for at, one in enumerate(value)]
     seen.setdefault(flat, path)
@@ -132,9 +150,9 @@ def _object(value: Mapping[str, Any], indent: str) -> Iterator[str]:
     common: dict[str, list[str]] = {}
     for key, one in value.items():
         usual = next((text for text, each in COMMON.items() if _same(each, one)), None)
-        field = f"{_inline(key)}:" if _is_long(one) else f"{_inline(key)}: {_inline(one)}"
+        field = f"{_name(key)}:" if _is_long(one) else f"{_name(key)}: {_inline(one)}"
         if usual is not None:
-            common.setdefault(usual, []).append(_inline(key))
+            common.setdefault(usual, []).append(_name(key))
         elif _is_long(one) or len(field) > SHORT_FIELD:
             yield from _joined(waiting, indent)
             waiting = []
@@ -172,7 +190,7 @@ def _is_table(value: list[Any]) -> bool:
 
 
 def _table(value: list[Any]) -> Iterator[str]:
-    """The names of the columns, and what most rows have in the others ("else"); then each row, and how it deviates."""
+    """The names of the columns, and what most rows have in the others ("else"); then each row, and where it differs."""
     rows = [one for one in value if isinstance(one, dict)]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     usual = {}
@@ -194,6 +212,11 @@ def _table(value: list[Any]) -> Iterator[str]:
             if _cell(row, key) != text
         )
         yield " | ".join(cells)
+
+
+def _name(key: str) -> str:
+    """A key, in a form that differs from the `""` before the names of the fields that are empty."""
+    return _inline(key) if key else '[""]'
 
 
 def _cell(row: Mapping[str, Any], key: str) -> str:
@@ -230,7 +253,7 @@ def with_short_bars(text: str) -> str:
 
 
 def with_short_lists(text: str) -> str:
-    """A text of very many lines without the spaces that align its columns, but for its first lines, and a hash."""
+    """Removes column padding after the first 100 lines and appends a hash of the text."""
     lines = text.splitlines()
     if len(lines) <= 2 * LONG_LIST:
         return text

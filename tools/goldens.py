@@ -5,8 +5,10 @@
     python tools/goldens.py --check       # compare instead; prints a diff, exit code 1 if an answer differs
 
 A changed answer is a diff in these files: read every one of them before it is committed. They are written in the
-short notation of golden_text.py: `= A .. B` repeats the lines from A to B of another answer, `#1a2b3c4d` is the hash
-of a part that another answer shows in full.
+short notation of golden_text.py: `= A .. B` repeats the lines from A to B of another answer. `#1a2b3c4d` is the hash of
+a long part of the answer: it keeps the files short and changes with the part, which may be recorded nowhere else. So
+recording and --check print every changed answer with the new text of each hash that changed in it (its first 600
+characters; to see all of it, run the command or the request that the answer belongs to).
 """
 
 from __future__ import annotations
@@ -132,22 +134,22 @@ def main() -> int:
         answers = group.answers()
         found = difference(before[group.name], answers)
         differ += bool(found)
-        if arguments.check:
-            print(found, end="")
-        else:
+        if not arguments.check:
             group.record(answers)
             print(f"{group.name}: {len(answers)} answers{', changed' if found else ''}")
+        print(found, end="")
     return int(arguments.check and bool(differ))
 
 
 def difference(recorded: Mapping[str, str], answers: Mapping[str, str]) -> str:
-    """A diff for each question whose answer changed, came or went; "" where all are the same."""
+    """A diff for each answer that changed, is new or is gone, with the texts behind its new hashes; or ""."""
     parts = []
     for title in dict.fromkeys((*recorded, *answers)):
         before, after = recorded.get(title, ""), answers.get(title, "")
         if before != after:
             lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2)
-            parts.append("\n".join((f"{_MARK}{title}", *list(lines)[2:], "", "")))
+            texts = golden_text.hashed_texts(before, after)
+            parts.append("\n".join((f"{_MARK}{title}", *list(lines)[2:], *texts, "", "")))
     return "".join(parts)
 
 

@@ -18,11 +18,12 @@ from tools.goldens import GROUPS, difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """Where something is changed and how, and a question whose answer depends on it."""
+    """Where something is changed and how, a question whose answer depends on it, and new words in the difference."""
 
     target: str
     change: Callable[[Any], Any]
     question: str
+    shows: str = ""
 
 
 def respelled(flags: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -114,6 +115,7 @@ PLANTED = {
         target="edgekit.report.check_json.machine_json",
         change=lambda before: lambda machine: before(machine) | {"cores": 0},
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
+        shows='"cores": 0',
     ),
     "false for null": Planted(
         target="edgekit.report.check_json.machine_json",
@@ -177,4 +179,6 @@ def noticed(name: str) -> str:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_change_is_noticed(name: str) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-        assert alone.submit(noticed, name).result()
+        found = alone.submit(noticed, name).result()
+    assert found
+    assert PLANTED[name].shows in found

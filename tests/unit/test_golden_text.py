@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from tests.thoroughness import LONG
 from tools.golden_text import (
     LONG_ANSWER,
+    SHOWN,
     brief,
     hashed,
+    hashed_texts,
     json_text,
     lengthened,
     shortened,
@@ -27,6 +29,8 @@ SIGNS = (
     "-a",
     "#",
     "= .a",
+    "a.b",
+    "a[0]",
     "a: b",
     "a, b",
     "a; b",
@@ -66,6 +70,22 @@ def test_a_changed_part_changes_the_text(value: Any, data: st.DataObject) -> Non
     parent[key] = data.draw(VALUES)
     assume(json.dumps(value, sort_keys=True) != before)
     assert json_text(value) != text
+
+
+PART, OTHER = [f"one {'part' * 20}"], [f"another {'part' * 20}"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": {"b": PART}, "a.b": OTHER, "c": PART}, {"a": {"b": PART}, "a.b": OTHER, "c": OTHER}),
+        ({"a": [PART], "a[0]": OTHER, "c": PART}, {"a": [PART], "a[0]": OTHER, "c": OTHER}),
+        ({"": "a"}, {"a": ""}),
+    ],
+    ids=["a dot in a key", "brackets in a key", "an empty key"],
+)
+def test_a_key_that_looks_like_the_notation_is_quoted(one: Any, other: Any) -> None:
+    assert json_text(one) != json_text(other)
 
 
 def _places(value: Any) -> Any:
@@ -116,6 +136,22 @@ def test_a_hash_changes_with_what_it_stands_for(part: dict[str, Any], change: An
 def test_a_hashed_sentence_shows_how_it_begins() -> None:
     assert hashed("one two three", head=7).startswith('"one two"… #')
     assert hashed("one two three", head=7) != hashed("one two four", head=7)
+
+
+def test_hashed_texts_shows_what_each_new_hash_stands_for() -> None:
+    sentence, part = "one two three", {"name": "RAM", "bytes": 2}
+    hashes = [hashed(one).rpartition(" ")[2] for one in (sentence, part)]
+    text = f"a: {hashes[1]}; b: {hashes[0]}\nagain {hashes[0]}\nnot from here: #00000000\n"
+    assert list(hashed_texts("", text)) == [
+        f'{hashes[1]}: {{"name": "RAM", "bytes": 2}}',
+        f"{hashes[0]}: one two three",
+    ]
+    assert list(hashed_texts(f"- {hashes[1]}", text)) == [f"{hashes[0]}: one two three"]
+
+
+def test_hashed_texts_shows_how_a_long_text_begins() -> None:
+    (line,) = hashed_texts("", hashed("ab" * 1000))
+    assert line.endswith(f": {'ab' * (SHOWN // 2)}… ({SHOWN} of 2000 characters)")
 
 
 def test_a_bar_is_written_as_the_number_of_its_characters() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.thoroughness import LONG, wide
+from tools.golden_text import hashed
 from tools.goldens import GOLDEN, GROUPS, Group, difference
 
 AGAIN = (
@@ -47,3 +48,10 @@ def test_difference_shows_the_question_and_the_lines_that_changed() -> None:
     before, after = {"a": "1\n2\n", "b": "same\n"}, {"a": "1\n3\n", "b": "same\n"}
     assert difference(before, after) == "==== a\n@@ -1,2 +1,2 @@\n 1\n-2\n+3\n\n"
     assert not difference(before, before)
+
+
+def test_difference_shows_the_new_text_of_a_hash_in_a_changed_line() -> None:
+    same, old, new = (hashed(f"the {name} text") for name in ("same", "old", "new"))
+    before, after = {"a": f"{same}\n{old}\n"}, {"a": f"{same}\n{new}\n"}
+    digest = new.rpartition(" ")[2]
+    assert difference(before, after).endswith(f"-{old}\n+{new}\n{digest}: the new text\n\n")
