@@ -74,7 +74,9 @@ def _describe(quantize: Quantize) -> str:
     if quantize.recipe is not None:
         return f"{quantize.recipe.value}, group {quantize.packing.group_size}"
     rest = packing_words(quantize.packing) if quantize.rest else "the rest plain"
-    return rest if quantize.experts is None else f"experts {packing_words(quantize.experts)}, {rest}"
+    return (
+        rest if quantize.experts is None else f"experts {packing_words(quantize.experts)}, {rest}"
+    )
 
 
 def _stated(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]:
