@@ -195,6 +195,7 @@ def test_engines_have_a_control_for_every_cache_flag(server: str) -> None:
     llamacpp = {row["key"]: row for row in found[0]["controls"]}
     assert list(llamacpp)[:3] == ["mix", "type_k", "type_v"]
     assert (llamacpp["parallel"]["least"], llamacpp["parallel"]["most"]) == (1, 2**31 - 1)
+    assert found[0]["groups"]["backend"] == ["backend"]
     assert found[0]["instead_of"] == {"cpu_moe": "n_cpu_moe", "n_cpu_moe": "cpu_moe"}
 
 
@@ -428,6 +429,7 @@ def test_a_file_that_may_not_be_read_is_told_of(
         ("estimate", "max-model-len", "max-model-len: unknown field; use context"),
         ("estimate", "ngl", "ngl: unknown field; use n_gpu_layers"),
         ("estimate", "no_mmap", "no_mmap: unknown field; use mmap: false"),
+        ("estimate", "lm", "lm: unknown field; use mmap: false"),
         ("check", "min-context", "min-context: unknown field; use min_context"),
         ("inspect", "ctx_size", "ctx_size: unknown field"),
         ("estimate", "nonsense", "nonsense: unknown field"),

@@ -41,7 +41,8 @@ def _engine_json(engine: Engine) -> Json:
         },
         "controls": [_control_json(*one) for one in sorted(shown, key=lambda one: one[1].place)],
         "groups": {
-            group: [flag.key for flag in engine.flags if flag.group == group] for group in _GROUPS
+            group: list(dict.fromkeys(flag.key for flag in engine.flags if flag.group == group))
+            for group in _GROUPS
         },
         "instead_of": {flag.key: flag.instead_of for flag in engine.flags if flag.instead_of},
     }

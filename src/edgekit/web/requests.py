@@ -87,6 +87,7 @@ def _spelled(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
+_FIRST = {flag.key: flag for flag in reversed(_FLAGS)}  # decides what the field of a key is
 _BY_NAME: dict[str, list[Flag]] = {}  # a body may hold ten thousand names: each is looked up once
 for _flag in _FLAGS:
     for _one in (*_flag.names, *_flag.aliases):
@@ -100,7 +101,8 @@ def _instead_of(name: str, fields: Container[str]) -> str | None:
         return plain
     for flag in _BY_NAME.get(plain, ()):
         if flag.key in fields:
-            return flag.key if flag.metavar else f"{flag.key}: {str(flag.value).lower()}"
+            switch = _FIRST[flag.key] if flag.metavar else flag
+            return flag.key if switch.metavar else f"{flag.key}: {str(switch.value).lower()}"
     return None
 
 

@@ -182,6 +182,16 @@ def test_the_command_says_what_was_asked(
     assert told == ["llama-cli", "-m", str(path), "-c", "128000", "-dev", "none"]
 
 
+def test_the_command_of_a_check_on_the_cpu_says_nothing_of_layers_on_a_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["check", SAMPLE, "--ram", "8G", "-c", "8k", "-ot", "exps=CPU", "--json"]
+    assert main(words) == 3
+    command = json.loads(capsys.readouterr().out)["estimate"]["command"]
+    assert "-dev none -ot exps=CPU" in command
+    assert "-ngl" not in command
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [

@@ -197,3 +197,10 @@ def test_null_in_a_row_is_not_given() -> None:
         nothing = {flag.option or flag.key: None for flag in engine.table if flag.row}
         assert engine.read_row(nothing, None) == engine.read_row({}, None)
     assert engine_named("vllm").read_row({}, None)[0] == Load()
+
+
+def test_rpc_is_before_ot_on_a_command_line() -> None:
+    """-ot may name devices that --rpc adds."""
+    values = {"override_tensor": ("exps=RPC0[10.0.0.5:50052]",), "rpc": ("10.0.0.5:50052=24G",)}
+    words = command_words(values, NEWEST)
+    assert words == ["--rpc", "10.0.0.5:50052", "-ot", "exps=RPC0[10.0.0.5:50052]"]

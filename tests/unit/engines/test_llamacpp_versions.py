@@ -172,6 +172,15 @@ def test_a_variable_that_names_no_version_is_named_itself(
     assert f"{VARIABLE}: 'junk' is not a llama.cpp version" in printed.out + printed.err
 
 
+@pytest.mark.parametrize("verb", ["check", "plan"])
+def test_a_version_that_is_given_needs_no_variable(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, "junk")
+    assert main([verb, "qwen3-8b", "--ram", "16G", "-c", "8k", "--llama-version", "0.6"]) == 0
+    assert "llama-server" in capsys.readouterr().out
+
+
 def test_recommendations_are_remembered_for_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(ram="16G", engines=("llama.cpp",))
     keys = set()

@@ -49,7 +49,7 @@ from edgekit.units import format_bytes
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
 
-PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices")
+PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices", "servers")
 LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weights")
 
 
@@ -127,12 +127,8 @@ def estimate_words(
     _, setup = read_setup(values)
     program = "llama-server" if setup.mode is LlamaMode.SERVER else "llama-cli"
     context = values.get("context") or LoadFacts.of(estimate).n_ctx
-    flags = {
-        **values_of_placement(setup),
-        **values,
-        "context": context,
-        "backend": estimate.backend,
-    }
+    placed = {} if estimate.backend == "cpu" else values_of_placement(setup)
+    flags = {**placed, **values, "context": context, "backend": estimate.backend}
     source = estimate_source(values, opened)
     return [program, *source.words, *command_words(flags, setup.rules)]
 

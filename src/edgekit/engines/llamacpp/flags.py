@@ -246,7 +246,7 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("SplitMode"), row=_row_split_mode, parameter=Parameter("split_mode", "llama_split_mode")),
     Flag(("-mg", "--main-gpu"), "main_gpu", "the GPU that -sm none uses (default 0)", "N", whole(most=15), group="devices",
          row=number, parameter=Parameter("main_gpu")),
-    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, words=_rpc_words, group="devices",
+    Flag(("--rpc",), "rpc", "RPC servers and their free memory: 192.168.1.5:50052=24G", "HOST:PORT=SIZE", _servers, repeats=True, words=_rpc_words, group="servers",
          row=_row_entries),
     Flag(("-nkvo", "--no-kv-offload"), "offload_kqv", "keep the KV cache in RAM", value=False, group="placement",
          row=yes_no, parameter=Parameter("no_kv_offload", opposite=True)),
@@ -303,7 +303,7 @@ def keys_of(*groups: str) -> frozenset[str]:
     return frozenset(flag.key for flag in FLAGS if flag.group in groups)
 
 
-_ON_A_GPU = keys_of("placement", "devices")
+_ON_A_GPU = keys_of("placement", "devices", "servers")
 COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or instead of it
 # The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
 VERIFIED = tuple(
@@ -322,10 +322,10 @@ VERIFIED = tuple(
 )
 # Flags that the command of an answer repeats as they were given: load and setup do not have them, or not all of it.
 REPEATED = keys_of("companion", "drafter", "server")
-# The order of groups on a command line. In a group the order of the table decides: -ot comes before -ncmoe, because
-# the first that matches a tensor counts.
+# The order of groups on a command line: --rpc comes before -ot, which may name its devices. In a group the order of the
+# table decides: -ot comes before -ncmoe, because the first that matches a tensor counts.
 _PRINTED = (
-    "sequences", "backend", "placement", "devices", "cache", "context", "batch", "",
+    "sequences", "backend", "servers", "placement", "devices", "cache", "context", "batch", "",
     "server", "companion", "drafter", "weights",
 )  # fmt: skip
 _LOAD_MODE_BUILD = 10809  # arg.cpp: it has --no-mmap as well, which later builds lack
@@ -381,8 +381,6 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
 
 def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     """And back: read again, they give this load and setup."""
-    from edgekit.engines.llamacpp.versions import default_version
-
     found = given_values(TABLE, load, setup)
     if setup.servers:
         found["rpc"] = tuple(_server_entries(setup))
@@ -403,9 +401,19 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     stated = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
     found = {key: value for key, value in found.items() if key not in stated}
     found |= {key: value for key, value in stated.items() if value != implied[key]}
-    if (setup.rules, setup.version) != default_version():
+    if not _is_default_version(setup):
         found["llama_version"] = setup.version_name
     return found
+
+
+def _is_default_version(setup: LlamaCppSetup) -> bool:
+    """False where the environment names no version: then the version was given."""
+    from edgekit.engines.llamacpp.versions import default_version
+
+    try:
+        return (setup.rules, setup.version) == default_version()
+    except UsageError:
+        return False
 
 
 def _implied_backend(values: Mapping[str, Any]) -> str:

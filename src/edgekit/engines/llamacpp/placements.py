@@ -28,11 +28,11 @@ from edgekit.model.types import Model
 from edgekit.units import GIB
 
 # Flags that say where the model goes; a caller who gives one gives them all.
-PLACED = keys_of("backend", "placement", "devices")
+PLACED = keys_of("backend", "placement", "devices", "servers")
 # A split alone leaves open how much goes to the RAM.
 _LEAVES_NOTHING_OPEN = PLACED - {"tensor_split"}
 # Of these, flags that count on every device of the machine, numbered as llama.cpp does.
-_BY_NUMBER = keys_of("devices") | {"override_tensor"}
+_BY_NUMBER = keys_of("devices", "servers") | {"override_tensor"}
 Cards = tuple[Device, ...]
 # A reserve of 1 GiB, a context of 0.6, a compute buffer and a layer.
 LEAST_CARD_BYTES = 5 * GIB // 2

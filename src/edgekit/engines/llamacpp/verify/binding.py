@@ -72,7 +72,7 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     for flag, value, default in fields_of(TABLE, load, setup):
         if flag.parameter is None or flag.parameter.enum or value is None:
             continue
-        is_placed = flag.group in {"placement", "devices"}
+        is_placed = flag.group in {"placement", "devices", "servers"}
         # a switch is always set: another build may have another default
         is_given = isinstance(value, bool) or value != default
         if not is_placed or (setup.has_device and is_given):

@@ -66,13 +66,13 @@ def _require_askable(question: LoadQuestion) -> None:
 
 def _words(load: Load, setup: LlamaCppSetup) -> list[str]:
     """As the table of flags has them; llama.cpp would fit what is not said to the memory it finds."""
-    groups = {"context", "sequences", "batch", "cache", "placement", "devices"}
+    groups = {"context", "sequences", "batch", "cache", "placement", "devices", "servers"}
     known = {flag.key for flag in TABLE if flag.group in groups} - {
         "rpc",
         "device_memory",
         "unified",
     }
-    of_devices = {flag.key for flag in TABLE if flag.group in {"placement", "devices"}}
+    of_devices = {flag.key for flag in TABLE if flag.group in {"placement", "devices", "servers"}}
     given = given_values(TABLE, load, setup)
     told = {key: value for key, value in given.items() if key in known}
     told = {
