@@ -429,7 +429,7 @@ def test_several_cards_are_not_added_up() -> None:
     plan = recommend_tier_on(tasks_for(machine))
     assert plan.tier.name == "9B"
     (note,) = memory_notes(machine, plan.budget)
-    assert note == "a tier runs on one GPU: the other 1 are not counted"
+    assert note == "a tier runs on one GPU: the other one is not counted"
 
 
 def test_a_machine_without_memory_is_no_machine() -> None:
