@@ -72,7 +72,7 @@ def test_the_same_again(
 ) -> None:
     first = answer(catalog, machine)
     assert first.suggestions
-    monkeypatch.setattr("edgekit.app.recommend.find_best", None)  # nobody searches a second time
+    monkeypatch.setattr("edgekit.app.recommend.find_best", None)  # there must be no second search
     assert cards_json(answer(catalog, machine)) == cards_json(first)
 
 

@@ -109,7 +109,7 @@ def lender_of(flag: Flag) -> str:
 
 
 def machine_keys() -> frozenset[str]:
-    """The flags of all engines that the machine says, not the caller, wherever a machine is checked."""
+    """Flags of all engines that a check takes from the machine, not from the caller."""
     return frozenset(
         flag.key for engine in every_engine() for flag in engine.flags if flag.of_machine
     )

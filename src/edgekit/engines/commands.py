@@ -135,7 +135,7 @@ AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
-    """Of the devices that the engine would use. Empty where all are used, and alike or not told apart."""
+    """Of the devices that the engine would use. Empty where all are used and their order does not matter."""
     used = placement.cards
     if not used or used[0].vendor is not Vendor.NVIDIA:
         return {}

@@ -101,7 +101,7 @@ class Flag(NamedTuple):
     group: str = ""  # what it is about: "weights", "cache", "placement" ...
     control: Control | None = None
     instead_of: str = ""  # the key of a flag that says the same in another way
-    of_machine: bool = False  # the machine says it, not the caller, wherever a machine is checked
+    of_machine: bool = False  # a check takes it from the machine, not from the caller
     companion: str = ""  # the field of Companions with the files that it names
     not_planned: str = ""  # what to use instead where a plan chooses it, or leaves it to check
 

@@ -16,11 +16,11 @@ def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str,
     """The engine that was named, else the one whose flags were given. Raises UsageError for another engine's flags."""
     able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
     if given and not able:
-        told = "; ".join(
+        wrong = "; ".join(
             _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
         )
         raise UsageError(
-            f"{told}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
+            f"{wrong}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
         )
     return (named,) if named else tuple(able[:1])
 

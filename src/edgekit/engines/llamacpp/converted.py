@@ -30,7 +30,7 @@ class Converted:
         return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
-        """What rests on a conversion that has not happened is no better known than that."""
+        """The line, no more certain than the conversion itself, which has not been made yet."""
         mixed = self.mixed
         if line.component is Component.WEIGHTS:
             line = replace(line, because=f"{line.because} ({mixed.mix})")

@@ -26,7 +26,7 @@ class HeadSizes:
 
     key_dims: frozenset[int]
     value_dims: frozenset[int]
-    latent: bool  # K stands for V too: both must have one type
+    latent: bool  # V is a part of K: both must have one type
     apart: bool  # sequences have caches of their own, asked for or not (DeepSeek-V4)
     window: int  # tokens a sliding layer sees, 0 without any
     widest_value: int  # numbers of one token's V in the widest layer

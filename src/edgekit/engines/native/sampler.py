@@ -45,7 +45,7 @@ class Sampler:
     def sample(self, logits: Floats) -> int:
         """The next token. The logits change while it looks, and are as they were when it returns.
 
-        WeightsError where one of them is no number or +inf, or all are -inf. A token at -inf never comes.
+        WeightsError where one of them is NaN or +inf, or all are -inf. A token at -inf is never chosen.
         """
         with self._penalised(logits):
             number, top = self._chooser.highest(logits)
