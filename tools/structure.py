@@ -360,6 +360,60 @@ def _sizes(checkout: Checkout) -> Iterator[Figure]:
     yield Figure(
         "functions of one statement", f"{functions[True]} of {functions.total()} ({share:.0%})"
     )
+    helpers, inner, loose = [], [], []
+    for path, tree in checkout.trees.items():
+        helpers += [f"{path}:{each.lineno}  {each.name}" for each in single_use_helpers(tree)]
+        inner += [f"{path}:{line}" for line in inner_imports(tree)]
+        loose += [f"{path}:{line}" for line in lines_with_any(tree)]
+    yield Figure("private functions of up to three lines used once", len(helpers), tuple(helpers))
+    yield Figure("imports inside functions", len(inner), tuple(inner))
+    yield Figure("lines with Any in annotations", len(loose), tuple(loose))
+    words = {
+        path.relative_to(checkout.root).as_posix(): len(path.read_text(encoding="utf-8").split())
+        for path in sorted((checkout.root / "docs").rglob("*.md"))
+    }
+    yield Figure(
+        "words of docs",
+        sum(words.values()),
+        tuple(f"{path}: {count}" for path, count in words.items()),
+    )
+
+
+def single_use_helpers(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Private functions and methods whose body has at most three lines and that their file names once."""
+    named = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("_")
+        and not node.name.startswith("__")
+        and named[node.name] == 1
+        and (body := node.body[1:] if ast.get_docstring(node) is not None else node.body)
+        and (body[-1].end_lineno or 0) - body[0].lineno < 3
+    ]
+
+
+def inner_imports(tree: ast.Module) -> list[int]:
+    """Lines of import statements inside functions."""
+    found = {
+        node.lineno
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    return sorted(found)
+
+
+def lines_with_any(tree: ast.Module) -> list[int]:
+    return sorted(
+        {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "Any"}
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,14 @@ import ast
 import sys
 from pathlib import Path
 
-from tools.structure import circles, import_graph, upward_imports
+from tools.structure import (
+    circles,
+    import_graph,
+    inner_imports,
+    lines_with_any,
+    single_use_helpers,
+    upward_imports,
+)
 from tools.traced_command import Trace
 
 RING = {
@@ -58,3 +65,26 @@ def test_upward_imports() -> None:
     }
     found = upward_imports(import_graph(trees, with_typing=True), ("edgekit.high", "edgekit.low"))
     assert found == [("edgekit.low.two", "edgekit.high.one")]
+
+
+SHORT = """
+from typing import Any
+
+def _once(x: Any) -> int:
+    '''Doubled.'''
+    import math
+    return math.floor(2 * x)
+
+def _twice(x):
+    return x
+
+def shown(x):
+    return _once(x) + _twice(x) + _twice(x)
+"""
+
+
+def test_single_use_helpers_inner_imports_and_any() -> None:
+    tree = ast.parse(SHORT)
+    assert [each.name for each in single_use_helpers(tree)] == ["_once"]
+    assert inner_imports(tree) == [6]
+    assert lines_with_any(tree) == [4]
