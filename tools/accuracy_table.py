@@ -44,8 +44,8 @@ Errors = dict[str, dict[str, list[float]]]  # class -> part -> error of each row
 def main() -> None:
     """Print the page."""
     print(HEAD.strip(), end="\n\n")
-    for title, told, errors in tables():
-        print(f"## {title}\n\n{told}\n")
+    for title, text, errors in tables():
+        print(f"## {title}\n\n{text}{_classes(errors)}\n")
         print(table(errors))
     print(releases_table())
     print(RIVALS.strip())
@@ -55,58 +55,61 @@ def tables() -> Iterator[tuple[str, str, Errors]]:
     cpu = collect(_cpu_rows())
     yield (
         "llama.cpp, CPU",
-        f"{RECORDED}; {sum_rows(cpu)} rows of library and server options.",
+        f"{RECORDED}; {sum_rows(cpu):,} rows of library and server options.",
         cpu,
     )
     full = collect(_cuda_rows(full=True))
-    yield "llama.cpp, CUDA, all layers offloaded", f"{sum_rows(full)} rows, device and host.", full
+    yield "llama.cpp, CUDA, all layers offloaded", f"{RECORDED}; {sum_rows(full):,} rows.", full
     part = collect(_cuda_rows(full=False))
     yield (
         "llama.cpp, CUDA, some layers, experts or the cache on the host",
-        f"{sum_rows(part)} rows, device and host.",
+        f"{RECORDED}; {sum_rows(part):,} rows.",
         part,
     )
     for backend, title, full_only in NEWER_TABLES:
         newer = collect(_newer_rows(backend, full=full_only))
-        yield title, f"{version_name(NEWEST, None)}; {sum_rows(newer)} rows.", newer
+        yield title, f"{version_name(NEWEST, None)}; {sum_rows(newer):,} rows.", newer
     for title, how in UNREAD.items():
         unread = collect((*_unread_rows(how, "cpu"), *_unread_rows(how, "cuda")))
-        yield f"llama.cpp, from {title}", UNREAD_TOLD[how], {"all": unread["all"]}
+        yield f"llama.cpp, from {title}", UNREAD_TEXT[how], {"all": unread["all"]}
     real = collect(_real_rows())
     yield (
         "llama.cpp, CUDA, as the driver reports it",
-        f"{sum_rows(real)} models really loaded and run: all that is gone of the device's memory.",
+        f"{sum_rows(real)} models loaded and run: all GPU memory in use afterwards.",
         real,
     )
     paged = collect(_vllm_rows())
-    lost = "Four were recorded without the block size they ran with, three with another budget."
-    yield "vLLM", f"{vllm.VERSION}; {sum_rows(paged)} rows, from config.json alone. {lost}", paged
+    yield "vLLM", f"{vllm.VERSION}; {sum_rows(paged)} rows, {VLLM_TEXT}", paged
     unified = collect(_mlx_rows())
     yield "MLX", f"{mlx.VERSION}; {sum_rows(unified)} rows, from config.json alone.", unified
 
 
 def releases_table() -> str:
-    """Every release of xllamacpp: models and loads whose every part is what its log tells."""
+    """Releases of xllamacpp: models and loads whose every part is what the engine logs."""
     lines = [
         "## llama.cpp, CPU, every release since April 2026",
         "",
-        "What the wheels of xllamacpp answered in a dry run (`tools/compare_engine.py`), each compared with the rules",
-        "of its build. Equal: weights, caches, states, output and compute agree to the resolution of its log.",
+        "What the wheels of xllamacpp answer in a dry run (`tools/compare_engine.py`), compared with the rules of",
+        "each build. Equal: weights, caches, states, output and compute agree to the resolution of the log.",
         "",
-        "| wheel | models equal | loads equal | died |",
+        "| wheels | models equal | loads equal | crashed |",
         "|---|---|---|---|",
     ]
+    wheels: dict[str, list[str]] = {}
     for wheel in builds.WHEELS:
         asked = [row for row in builds.ROWS if row["wheel"] == wheel]
-        told = [row for row in asked if "parts" in row]
-        wrong = [row for row in told if any(builds.differences(row))]
-        models = len({row["file"] for row in told})
+        answered = [row for row in asked if "parts" in row]
+        wrong = [row for row in answered if any(builds.differences(row))]
+        models = len({row["file"] for row in answered})
         equal = models - len({row["file"] for row in wrong})
-        died = len(asked) - len(told)
-        lines.append(
-            f"| {wheel} | {equal} of {models} | {len(told) - len(wrong)} of {len(told)} "
-            f"| {f'{died}, as predicted' if died else ''} |"
+        crashed = len(asked) - len(answered)
+        figures = (
+            f"{equal} of {models} | {len(answered) - len(wrong)} of {len(answered)} "
+            f"| {f'{crashed}, as predicted' if crashed else 0}"
         )
+        wheels.setdefault(figures, []).append(wheel)
+    for figures, names in wheels.items():
+        lines.append(f"| {names[0]} to {names[-1]} ({len(names)}) | {figures} |")
     return "\n".join(lines) + "\n"
 
 
@@ -125,15 +128,33 @@ def sum_rows(errors: Errors) -> int:
 
 
 def table(errors: Errors) -> str:
-    """Markdown: one line for each class and part."""
+    """Markdown: parts with the same figures share a row; a class has a row where it is not exact."""
     lines = [
-        "| class | part | rows | exact | median | p95 | worst under | worst over |",
-        "|---|---|---|---|---|---|---|---|",
+        "| part | rows | exact | median | p95 | worst under | worst over |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind in sorted(errors, key=lambda name: (name != "all", name)):
+        parts: dict[tuple[str, ...], list[str]] = {}
         for part, values in errors[kind].items():
-            lines.append(f"| {kind} | {part} | {' | '.join(_figures(values))} |")
+            if kind == "all" or any(values):
+                parts.setdefault(tuple(_figures(values)), []).append(part)
+        for figures, names in parts.items():
+            label = ", ".join(names) if kind == "all" else f"{kind}: {', '.join(names)}"
+            lines.append(f"| {label} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
+
+
+def _classes(errors: Errors) -> str:
+    """How many rows there are of each class of model."""
+    counts = {
+        kind: max(len(values) for values in parts.values())
+        for kind, parts in sorted(errors.items())
+        if kind != "all"
+    }
+    if not counts:
+        return ""
+    text = "; ".join(f"{kind}: {count:,}" for kind, count in counts.items())
+    return f"\nRows by class: {text}."
 
 
 def _figures(values: list[float]) -> Iterator[str]:
@@ -295,22 +316,24 @@ def _parts(bill: MemoryEstimate, pool: PoolKind) -> tuple[int, int, int]:
 
 
 UNREAD = {"the keys of a GGUF alone": "keys", "config.json alone": "config"}
-UNREAD_TOLD = {
-    "keys": "Its tensors as the converter names them, switches by their number; on CPU and CUDA, every offload.",
-    "config": "43 models. Two configs without what their recorded header lacks: groups of experts, a prediction block.",
+UNREAD_TEXT = {
+    "keys": "Tensors as the converter names them, on CPU and CUDA, with every offload.",
+    "config": "43 models. Two configs omit what their recorded header lacks: expert groups, a prediction block.",
 }
+VLLM_TEXT = """from config.json alone. The errors are in the recordings: four rows
+lack the block size they ran with, three have another budget."""
 
 HEAD = """
-# How far off
+# Accuracy
 
-Every figure is (predicted - allocated) / allocated, over recorded allocations of the engines
-themselves: full-size models whose weights are a hole in a sparse file, every option as the row
-states it. "exact" is the share of rows that are right to the byte.
-Made by `python tools/accuracy_table.py > docs/accuracy.md`.
+The error is (predicted - allocated) / allocated, over recorded allocations of the engines
+themselves: full-size models whose weights are a hole in a sparse file, with the options of each
+row. "exact" is the share of rows that are right to the byte.
+Generated by `python tools/accuracy_table.py > docs/accuracy.md`.
 """
 
 RIVALS = """
-## Others, on the same kind of rows
+## Other tools, on the same kind of rows
 
 Measured in November 2026 on llama.cpp's own allocations, all options: median / 95th percentile /
 worst of |error| in %; "under" is the share of rows more than 5 % too low.

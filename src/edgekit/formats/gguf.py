@@ -1,6 +1,6 @@
 """Turns the bytes of one GGUF file into its keys and its tensor directory.
 
-Format: docs/formats/gguf.md, and https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Format: docs/formats.md, and https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 Where that leaves a choice, ours is that of ggml/src/gguf.cpp, llama.cpp @ b21e4de.
 """
 

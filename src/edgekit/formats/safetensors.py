@@ -1,6 +1,6 @@
 """Turns the header of a safetensors file into tensors: 8 bytes of length, then JSON.
 
-Format: docs/formats/safetensors.md, and https://github.com/huggingface/safetensors#format.
+Format: docs/formats.md, and https://github.com/huggingface/safetensors#format.
 What that library refuses to load (holes, overlaps, bytes left over) is refused here too.
 """
 

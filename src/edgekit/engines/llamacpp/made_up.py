@@ -1,6 +1,6 @@
 """A shape -> a GGUF file of it with made-up weights and words, for measuring where there is no model at hand.
 
-The format: docs/formats/gguf.md. Speed and memory do not depend on what the numbers are; they do on the vocabulary,
+The format: docs/formats.md. Speed and memory do not depend on what the numbers are; they do on the vocabulary,
 which llama.cpp keeps in tables of its own: so this one is as large as that of real models, with merges.
 """
 

@@ -1,6 +1,6 @@
 """The files of a model -> files of the same length with the same header and a hole for the weights.
 
-A model that is known without a file gets a generated header. The format: docs/formats/gguf.md. Keys have the types that
+A model that is known without a file gets a generated header. The format: docs/formats.md. Keys have the types that
 llama.cpp asks for (llama-model-loader.cpp @ b21e4de): whole numbers UINT32, or INT32 below zero, others FLOAT32.
 There is no vocabulary: its size is a key of the architecture.
 """
