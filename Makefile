@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml setup.py $(wildcard src/edgekit/embed/kernels/csrc/*.[ch])
+$(STAMP): pyproject.toml setup.py $(wildcard src/edgekit/engines/native/kernels/csrc/*.[ch])
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group dev

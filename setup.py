@@ -8,7 +8,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-CSRC = Path("src/edgekit/embed/kernels/csrc")
+CSRC = Path("src/edgekit/engines/native/kernels/csrc")
 # Loops become vectors where a comparison may be made for all lanes at once (no-trapping-math). MSVC
 # warns that it does not know these words, and goes on with its own.
 FLAGS = ["-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno", "-g0"]
@@ -25,7 +25,7 @@ def files(pattern: str) -> list[str]:
 setup(
     ext_modules=[
         Extension(
-            "edgekit.embed.kernels._native",
+            "edgekit.engines.native.kernels._native",
             sources=files("*.c"),
             depends=files("*.h"),
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],

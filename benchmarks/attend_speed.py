@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from turns import Work, best_turns
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.kernels.types import CacheKind, Floats, Kernels
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.types import CacheKind, Floats, Kernels
 from edgekit.errors import UsageError
 
 HEAD_DIM = 128

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.embed_kernels import KINDS, random_blocks, scale_places, set_half
 
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.kernels.types import Bytes, Floats, Kernels
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.types import Bytes, Floats, Kernels
 from edgekit.errors import UsageError
 from edgekit.formats.dtype import by_name
 

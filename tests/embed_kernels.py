@@ -9,20 +9,20 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.kernels.numpy_kernels import UNPACK
-from edgekit.embed.kernels.types import Kernels
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.numpy_kernels import UNPACK
+from edgekit.engines.native.kernels.types import Kernels
 from edgekit.formats.dtype import TensorType, by_name
 
 KINDS = tuple(UNPACK)
-HAVE_NATIVE = importlib.util.find_spec("edgekit.embed.kernels._native") is not None
+HAVE_NATIVE = importlib.util.find_spec("edgekit.engines.native.kernels._native") is not None
 
 
 def names() -> tuple[str, ...]:
     """For example: numpy, native-plain, native-avx2."""
     if not HAVE_NATIVE:
         return ("numpy",)
-    from edgekit.embed.kernels import _native
+    from edgekit.engines.native.kernels import _native
 
     return ("numpy", *(f"native-{variant}" for variant in _native.variants()))
 
@@ -33,7 +33,7 @@ def using(name: str) -> Iterator[Kernels]:
     if name == "numpy":
         yield choose("numpy")
         return
-    from edgekit.embed.kernels import _native
+    from edgekit.engines.native.kernels import _native
 
     _native.use_variant(name.removeprefix("native-"))
     try:

@@ -1,4 +1,4 @@
-"""Writes src/edgekit/embed/kernels/codebooks.bin: the codebooks of the IQ types, out of gguf.
+"""Writes src/edgekit/engines/native/kernels/codebooks.bin: the codebooks of the IQ types, out of gguf.
 
 Run it with a gguf package installed:  python tools/codebooks.py
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from gguf import quants
 
-from edgekit.embed.kernels.codebooks import CODEBOOKS, FILE
+from edgekit.engines.native.kernels.codebooks import CODEBOOKS, FILE
 
-PLACE = Path(__file__).parents[1] / "src/edgekit/embed/kernels" / FILE
+PLACE = Path(__file__).parents[1] / "src/edgekit/engines/native/kernels" / FILE
 
 
 def points(name: str) -> bytes:

@@ -39,7 +39,7 @@ from tests.vocabularies import (
     write_pairs_model,
 )
 
-from edgekit.embed.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 OUT = Path(__file__).parents[1] / "tests" / "data" / "tokenizers.json.gz"
 

@@ -18,7 +18,7 @@ EdgekitError
 │   ├── UnknownDtypeError        a tensor type without a row in formats/dtype.py
 │   └── WeightsError             a tensor that is missing, of the wrong shape, or holds no numbers
 ├── UnknownArchitectureError     no row in model/architectures.py and no standard keys
-├── UnknownTokenizerError        a vocabulary without a row in embed/tokenizer
+├── UnknownTokenizerError        a vocabulary without a row in engines/native/tokenizer
 ├── TextError                    a text that cannot be embedded: empty, too long, no text
 ├── OutputError                  what was made cannot be written
 ├── MemoryPressureError          the embedder would break, or has broken, its memory limit

@@ -34,12 +34,12 @@ from tests.header_files import (
 from tests.recorded import header_bytes
 from tests.thoroughness import LONG, sampled
 
-from edgekit.embed import file as file_module
-from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.token_mean import TokenMean, open_token_mean
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import Walked, walk
+from edgekit.engines.native import file as file_module
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.token_mean import TokenMean, open_token_mean
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, SourceError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name

@@ -26,8 +26,8 @@ from edgekit.engines.native.setup import StreamSetup
 from edgekit.bill.types import Load
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.sampling import Sampling
-from edgekit.runtime.stream.engine import open_stream
-from edgekit.runtime.stream.generating import generate
+from edgekit.engines.native.run.engine import open_stream
+from edgekit.engines.native.run.generating import generate
 
 load, setup = Load(context_tokens=4096), StreamSetup(threads=2)
 with open_stream(Path(sys.argv[1]), load=load, setup=setup) as engine:

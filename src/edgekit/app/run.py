@@ -311,7 +311,7 @@ def _counted(judged: Judged, path: Path, prompt: Prompt) -> int | None:
     if prompt.size_bytes <= COUNTED_BYTES and judged.check.result.can_load:
         return None
     with suppress(ImportError, EdgekitError):
-        from edgekit.runtime.stream.text import open_text
+        from edgekit.runtime import open_text
 
         with open_text(path) as text:
             texts = (prompt.text, *(one.content for one in prompt.messages))

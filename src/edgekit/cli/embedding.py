@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgekit import __version__
 from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
+from edgekit.embed import Limits
 from edgekit.embed.bulk.batching import BatchRule
 from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.journal import read_job
@@ -30,7 +31,7 @@ from edgekit.embed.bulk.types import (
     input_bytes_for,
 )
 from edgekit.embed.bulk.writers import form_of, output_format
-from edgekit.embed.types import BUILT_IN, ENGINES, Limits
+from edgekit.embed.types import BUILT_IN, ENGINES
 from edgekit.engines.flags import one_of, whole
 from edgekit.errors import UsageError
 from edgekit.units import parse_size

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
     from edgekit.embed.opening import Choices, open_embedder, plan_embedder
     from edgekit.embed.plan import EmbedPlan
-    from edgekit.embed.types import Limits, Mode, Pooling
+    from edgekit.embed.types import Mode
+    from edgekit.engines.native.types import Limits, Pooling
 
 __all__ = [
     "Choices",
@@ -34,9 +35,9 @@ _PLACES = {
     "Choices": "edgekit.embed.opening",
     "EmbedPlan": "edgekit.embed.plan",
     "Embedder": "edgekit.embed.embedder",
-    "Limits": "edgekit.embed.types",
+    "Limits": "edgekit.engines.native.types",
     "Mode": "edgekit.embed.types",
-    "Pooling": "edgekit.embed.types",
+    "Pooling": "edgekit.engines.native.types",
     "open_embedder": "edgekit.embed.opening",
     "plan_embedder": "edgekit.embed.opening",
 }

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgekit.embed.passes import EmbedCall, Passes
-from edgekit.embed.pooling import scale_row
-from edgekit.embed.types import Encoder, Limits
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.pooling import scale_row
+from edgekit.engines.native.types import Encoder, Limits
 from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from edgekit.embed.plan import EmbedPlan
     from edgekit.embed.prefixes import Prefixes
-    from edgekit.embed.tokenizer import TextTokenizer
+    from edgekit.engines.native.tokenizer.text import TextTokenizer
     from edgekit.machine.monitor import Monitor, Reservation
 
 Progress = Callable[[float], None]

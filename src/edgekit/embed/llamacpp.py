@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 
 from edgekit.bill.types import Load
-from edgekit.embed.types import Checkpoint, Pooling
-from edgekit.embed.walk import Walked
 from edgekit.engines.llamacpp import ENGINE
 from edgekit.engines.llamacpp.child_process import PASSIVE, start_child
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -30,6 +28,8 @@ from edgekit.engines.llamacpp.verify.binding import (
     private_server,
 )
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Checkpoint, Pooling
+from edgekit.engines.native.walk import Walked
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB

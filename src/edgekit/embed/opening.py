@@ -15,26 +15,25 @@ import numpy as np
 
 from edgekit.basis import Basis
 from edgekit.embed import llamacpp
-from edgekit.embed.budget import PlanLine, budget_for, plan_encoder, rounded_up
 from edgekit.embed.embedder import Embedder, EmbedderParts
-from edgekit.embed.encoder import open_encoder
-from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.kernels.types import Kernels
 from edgekit.embed.plan import EmbedPlan
-from edgekit.embed.pooling import choose_pooling
 from edgekit.embed.prefixes import prefixes_of
-from edgekit.embed.token_mean import TABLE, open_token_mean, token_mean_bytes
-from edgekit.embed.tokenizer import (
-    TextTokenizer,
-    build_tokenizer,
-    read_vocabulary,
-    tokenizer_cost_bytes,
-)
-from edgekit.embed.types import BUILT_IN, ENGINES, Encoder, Limits, Mode, Pooling
-from edgekit.embed.walk import Walked, walk
+from edgekit.embed.types import BUILT_IN, ENGINES, Mode
+from edgekit.engines.native.encoder.open import open_encoder
+from edgekit.engines.native.encoder.plan import PlanLine, budget_for, plan_encoder, rounded_up
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.types import Kernels
+from edgekit.engines.native.pooling import choose_pooling
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.threads import usable_cores
+from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.text import TextTokenizer
+from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.types import Encoder, Limits, Pooling
+from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
 from edgekit.sources.finding import Found, find_weights

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edgekit.embed.encoder.crew import no_thread
-from edgekit.embed.types import Encoder
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.encoder.crew import no_thread
+from edgekit.engines.native.types import Encoder
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

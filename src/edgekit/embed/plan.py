@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgekit.embed.budget import PlanLine
-from edgekit.embed.types import Mode, Pooling
+from edgekit.embed.types import Mode
+from edgekit.engines.native.encoder.plan import PlanLine
+from edgekit.engines.native.types import Pooling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

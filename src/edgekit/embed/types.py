@@ -1,15 +1,10 @@
-"""Nouns of the embedder: what is asked of it, and what it promises."""
+"""What a user chooses of the embedder."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from edgekit.engines import default_engine
-from edgekit.engines.native.arrays import Floats
-from edgekit.units import MB
 
 BUILT_IN = "edgekit"
 ENGINES = (BUILT_IN, default_engine().name)
@@ -20,48 +15,3 @@ class Mode(enum.Enum):
 
     TOKENS = "tokens"  # the mean of their rows in the embedding table: no layer is run
     ENCODER = "encoder"  # the model's own forward pass
-
-
-class Pooling(enum.Enum):
-    """How the tokens' vectors become one; the number is GGUF's pooling_type."""
-
-    MEAN = 1
-    CLS = 2
-    LAST = 3
-
-    @property
-    def label(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What is refused. Each can be raised by whoever knows better."""
-
-    file_bytes: int = 5_000 * MB  # a 7B model at four bits has 4.2 GB
-    held_tensor_bytes: int = (
-        100 * MB
-    )  # a tensor that must be held whole; streamed ones may be larger
-    tokens: int = 2048  # of one text, with its special tokens
-    text_bytes: int = (
-        4 * MB
-    )  # of one text before it is cut into tokens: 2,048 tokens are about 10 KB
-
-
-Checkpoint = Callable[[float], None]
-"""Called between tiles with the share of the pass that is done; what it raises ends the pass."""
-
-
-class Encoder(Protocol):
-    """Turns tokens into vectors, some texts at a time, inside the memory it was planned with."""
-
-    @property
-    def width(self) -> int:
-        """Floats in a vector."""
-        ...
-
-    def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
-        """One pooled vector for each text into the rows of `into`, not scaled yet."""
-        ...
-
-    def close(self) -> None: ...

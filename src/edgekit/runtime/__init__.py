@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgekit.engines.native.run.engine import StreamEngine, open_stream
+    from edgekit.engines.native.run.generating import generate
+    from edgekit.engines.native.run.text import open_text
     from edgekit.engines.native.sampler import Sampler
     from edgekit.engines.sampling import Sampling
-    from edgekit.runtime.stream.engine import StreamEngine, open_stream
-    from edgekit.runtime.stream.generating import generate
-    from edgekit.runtime.stream.text import open_text
 
 __all__ = [
     "Sampler",
@@ -27,10 +27,10 @@ __all__ = [
 _PLACES = {
     "Sampler": "edgekit.engines.native.sampler",
     "Sampling": "edgekit.engines.sampling",
-    "StreamEngine": "edgekit.runtime.stream.engine",
-    "generate": "edgekit.runtime.stream.generating",
-    "open_stream": "edgekit.runtime.stream.engine",
-    "open_text": "edgekit.runtime.stream.text",
+    "StreamEngine": "edgekit.engines.native.run.engine",
+    "generate": "edgekit.engines.native.run.generating",
+    "open_stream": "edgekit.engines.native.run.engine",
+    "open_text": "edgekit.engines.native.run.text",
 }
 
 

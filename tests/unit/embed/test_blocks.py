@@ -21,7 +21,7 @@ from tests.embed_kernels import (
     using,
 )
 
-from edgekit.embed.kernels.types import BlockError, Kernels
+from edgekit.engines.native.kernels.types import BlockError, Kernels
 from edgekit.formats.dtype import by_name
 
 Bytes = NDArray[np.uint8]

@@ -23,9 +23,9 @@ from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.kernels.types import BlockError, CacheKind, Floats, Kernels
 from edgekit.engines.native import scratch as bill
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.types import BlockError, CacheKind, Floats, Kernels
 from edgekit.formats.dtype import by_name
 
 U8 = NDArray[np.uint8]
@@ -607,7 +607,7 @@ def test_c_refuses_memory_that_it_cannot_walk(changed: dict[str, Any]) -> None:
 @pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")
 @pytest.mark.parametrize("name", ["store", "attend", "settle"])
 def test_wrong_numbers_of_arguments(name: str) -> None:
-    from edgekit.embed.kernels import _native
+    from edgekit.engines.native.kernels import _native
 
     with pytest.raises(TypeError, match="arguments"):
         getattr(_native, name)(1, 2)

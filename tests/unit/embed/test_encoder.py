@@ -19,13 +19,13 @@ from tests.straight import Straight
 from tests.thoroughness import LONG
 from tests.threads import running, started_since
 
-from edgekit.embed.budget import EncoderPlan, plan_encoder
-from edgekit.embed.encoder import open_encoder
-from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.types import Encoder, Limits, Pooling
-from edgekit.embed.walk import walk
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.encoder.open import open_encoder
+from edgekit.engines.native.encoder.plan import EncoderPlan, plan_encoder
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.types import Encoder, Limits, Pooling
+from edgekit.engines.native.walk import walk
 from edgekit.errors import MemoryPressureError, SourceError, TextError, UsageError, WeightsError
 from edgekit.machine.monitor import Monitor
 

@@ -11,13 +11,13 @@ from tests.embed_models import write_model
 from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import sampled
 
-from edgekit.embed.budget import plan_encoder
-from edgekit.embed.encoder import open_encoder
-from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.types import Limits, Pooling
-from edgekit.embed.walk import walk
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.encoder.open import open_encoder
+from edgekit.engines.native.encoder.plan import plan_encoder
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.types import Limits, Pooling
+from edgekit.engines.native.walk import walk
 from edgekit.machine.monitor import Monitor
 
 pytest.importorskip("xllamacpp")

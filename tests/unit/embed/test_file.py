@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from tests.embed_tables import write_later
 
-from edgekit.embed import file as file_module
-from edgekit.embed.file import WeightFile
-from edgekit.embed.types import Limits
+from edgekit.engines.native import file as file_module
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.types import Limits
 from edgekit.errors import HeaderLimitError, NotFoundError, SourceError
 
 CONTENT = bytes(range(256)) * 1_000

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.embed_kernels import names, using
 
-from edgekit.embed.kernels.types import Floats, Kernels
+from edgekit.engines.native.kernels.types import Floats, Kernels
 
 STARTS = np.array([0, 1, 1, 41, 46, 120], np.int32)  # texts of 1, 0, 40, 5 and 74 tokens
 TEXTS = len(STARTS) - 1

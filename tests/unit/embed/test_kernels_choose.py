@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.embed_kernels import HAVE_NATIVE
 
-from edgekit.embed.kernels.choice import choose
+from edgekit.engines.native.kernels.choice import choose
 from edgekit.errors import UnknownDtypeError, UsageError
 from edgekit.formats.dtype import by_name
 
@@ -38,9 +38,9 @@ def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     """An install without a compiler has no such module."""
-    monkeypatch.delitem(sys.modules, "edgekit.embed.kernels.native", raising=False)
-    monkeypatch.setitem(sys.modules, "edgekit.embed.kernels._native", None)
-    monkeypatch.delattr("edgekit.embed.kernels._native", raising=False)
+    monkeypatch.delitem(sys.modules, "edgekit.engines.native.kernels.native", raising=False)
+    monkeypatch.setitem(sys.modules, "edgekit.engines.native.kernels._native", None)
+    monkeypatch.delattr("edgekit.engines.native.kernels._native", raising=False)
     assert choose().name == "numpy"
     with pytest.raises(UsageError, match="C compiler"):
         choose("native")

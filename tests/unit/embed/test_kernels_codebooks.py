@@ -5,7 +5,7 @@ from __future__ import annotations
 from gguf import quants
 from tools.codebooks import all_points
 
-from edgekit.embed.kernels.codebooks import (
+from edgekit.engines.native.kernels.codebooks import (
     CODEBOOKS,
     SIGN_CODES,
     SIZE_BYTES,

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.embed_kernels import names, using
 
-from edgekit.embed.kernels.types import Floats, GateKind, Kernels
+from edgekit.engines.native.kernels.types import Floats, GateKind, Kernels
 
 Doubles = NDArray[np.float64]
 FAR = np.array([-1e30, -200, -90, -30, 0, -0.0, 1e-30, 30, 90, 200, 1e30], np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.embed_kernels import HAVE_NATIVE, KINDS, names, random_blocks, using
 
-from edgekit.embed.kernels.types import Kernels
+from edgekit.engines.native.kernels.types import Kernels
 from edgekit.formats.dtype import by_name
 
 KIB = 1024
@@ -46,7 +46,7 @@ def test_unpacking_allocates_little_however_much_there_is(kernels: Kernels, name
 
 def test_a_thread_of_numpy_holds_a_workspace_of_fixed_size() -> None:
     """All buffers that all types together need."""
-    from edgekit.embed.kernels.numpy_kernels import NumpyKernels
+    from edgekit.engines.native.kernels.numpy_kernels import NumpyKernels
 
     sources = {name: random_blocks(name, 400) for name in KINDS}
     into = np.empty(400 * 256, np.float32)
@@ -67,8 +67,8 @@ def test_a_thread_of_numpy_holds_a_workspace_of_fixed_size() -> None:
 def test_codebooks_are_loaded_only_when_needed() -> None:
     program = """
 import numpy as np
-from edgekit.embed.kernels.choice import choose
-from edgekit.embed.kernels.native import held_bytes
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.native import held_bytes
 from edgekit.formats.dtype import by_name
 kernels, into = choose("native"), np.empty(256, np.float32)
 kernels.dequantize(by_name("Q4_K"), bytes(144), into)

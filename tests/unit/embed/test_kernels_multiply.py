@@ -18,7 +18,7 @@ from tests.embed_kernels import (
     using,
 )
 
-from edgekit.embed.kernels.types import BlockError, Floats, Kernels
+from edgekit.engines.native.kernels.types import BlockError, Floats, Kernels
 from edgekit.errors import HeaderError
 from edgekit.formats.dtype import by_name
 

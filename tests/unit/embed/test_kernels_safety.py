@@ -11,7 +11,7 @@ from tests.embed_kernels import HAVE_NATIVE
 if not HAVE_NATIVE:
     pytest.skip("the extension was not built here", allow_module_level=True)
 
-from edgekit.embed.kernels import _native
+from edgekit.engines.native.kernels import _native
 
 Q4_K, F32, IQ2_S = 12, 0, 22
 

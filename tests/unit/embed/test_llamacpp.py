@@ -15,11 +15,11 @@ from tests.embed_models import FAMILIES, write_model
 from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import LONG, costly, sampled
 
-from edgekit.embed.file import WeightFile
 from edgekit.embed.llamacpp import ChildSettings, LlamaCppEncoder, needed_bytes
-from edgekit.embed.types import Limits, Pooling
-from edgekit.embed.walk import Walked, walk
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.types import Limits, Pooling
+from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import CancelledError, EngineError, HeaderError, MemoryPressureError
 from edgekit.machine.monitor import Monitor
 

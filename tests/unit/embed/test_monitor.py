@@ -338,9 +338,9 @@ def test_a_control_group_stops_us_before_the_killer(group: tuple[_Version, Path]
 STREAM = """
 import os, sys
 from pathlib import Path
-from edgekit.embed.file import WeightFile
+from edgekit.engines.native.file import WeightFile
 from edgekit.machine.monitor import Monitor
-from edgekit.embed.types import Limits
+from edgekit.engines.native.types import Limits
 watch = Monitor(critical_bytes=0)
 buffer = memoryview(bytearray(2**20))
 with WeightFile(Path(sys.argv[1]), Limits()) as file:

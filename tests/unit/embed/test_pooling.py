@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgekit.embed.pooling import choose_pooling, pool, scale_row
-from edgekit.embed.types import Pooling
+from edgekit.engines.native.pooling import choose_pooling, pool, scale_row
+from edgekit.engines.native.types import Pooling
 from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
 from edgekit.formats.types import Value
 

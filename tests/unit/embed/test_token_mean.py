@@ -29,11 +29,11 @@ from tests.header_files import (
     key,
 )
 
-from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels.choice import KERNELS, choose
-from edgekit.embed.token_mean import TokenMean, open_token_mean, token_mean_bytes
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import walk
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.kernels.choice import KERNELS, choose
+from edgekit.engines.native.token_mean import TokenMean, open_token_mean, token_mean_bytes
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import walk
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -53,7 +53,7 @@ Floats = NDArray[np.float32]
 @pytest.fixture(params=KERNELS, autouse=True)
 def _both_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "native":
-        pytest.importorskip("edgekit.embed.kernels._native")
+        pytest.importorskip("edgekit.engines.native.kernels._native")
     monkeypatch.setenv("EDGEKIT_KERNELS", request.param)
 
 

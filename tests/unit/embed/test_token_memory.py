@@ -27,12 +27,12 @@ CHILD = """
 import gc, json, sys, tracemalloc
 from pathlib import Path
 import numpy as np
-from edgekit.embed.file import WeightFile
-from edgekit.embed.kernels.choice import choose
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.kernels.choice import choose
 from edgekit.machine.monitor import Monitor
-from edgekit.embed.token_mean import TABLE, open_token_mean
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import walk
+from edgekit.engines.native.token_mean import TABLE, open_token_mean
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import walk
 
 path, kernels, tokens = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 
@@ -40,7 +40,7 @@ def outside():
     "What C holds, and tracemalloc cannot see."
     if kernels != "native":
         return 0
-    from edgekit.embed.kernels.native import held_bytes
+    from edgekit.engines.native.kernels.native import held_bytes
     return held_bytes()
 
 def resident():
@@ -91,7 +91,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kernels", MOST_BYTES if LONG else ["native"])
 def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
-    if kernels == "native" and not importlib.util.find_spec("edgekit.embed.kernels._native"):
+    if kernels == "native" and not importlib.util.find_spec(
+        "edgekit.engines.native.kernels._native"
+    ):
         pytest.skip("installed without a compiler")
     tokens = json.dumps([0, 1_000, ROWS - 1, 5] * 128)
     done = subprocess.run(

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from tests.vocabularies import write_model
 
-from edgekit.embed.file import WeightFile
-from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary, tokenizer_cost_bytes
-from edgekit.embed.tokenizer import limits as tokenizer_limits
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import walk
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.tokenizer import limits as tokenizer_limits
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import walk
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -120,7 +122,7 @@ def test_honest_ones_are_read(keys: dict[str, Any], tokens: list[int], tmp_path:
         (gpt2(model="rwkv"), UnknownTokenizerError, "engines/native/tokenizer/families.py"),
         (gpt2(model=None), UnknownTokenizerError, "is missing"),
         (gpt2(model=7), HeaderError, "not a string"),
-        (gpt2(pre="of-tomorrow"), UnknownTokenizerError, "embed/tokenizer/pretokenizers.py"),
+        (gpt2(pre="of-tomorrow"), UnknownTokenizerError, "engines/native/tokenizer/pretokenizers.py"),
         (gpt2(pre=None), UnknownTokenizerError, "tokenizer.ggml.pre is missing"),
         (gpt2(pre="whitespace"), UnknownTokenizerError, "unsupported combination"),
         (gpt2(merges=None), HeaderError, "merges is missing"),

@@ -24,10 +24,12 @@ def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
-from edgekit.embed.file import WeightFile
-from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary, tokenizer_cost_bytes
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import walk
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import walk
 
 with WeightFile(Path(sys.argv[1]), Limits()) as file:
     walked = walk(file)

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from tests.vocabularies import write_model
 
-from edgekit.embed.file import WeightFile
-from edgekit.embed.tokenizer import Vocabulary, build_tokenizer, kept, read_vocabulary
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import walk
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.tokenizer import kept
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.types import Vocabulary
+from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import walk
 from edgekit.errors import SourceError
 
 TEXT = "abcabcbab"

@@ -14,9 +14,9 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import TABLE, cache_type
 from edgekit.bill.plain import plain_cache_bytes
 from edgekit.bill.types import Component, Load, MemoryEstimate
-from edgekit.embed.kernels.choice import KERNELS, choose
-from edgekit.embed.kernels.numpy_kernels import UNPACK
 from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
+from edgekit.engines.native.kernels.choice import KERNELS, choose
+from edgekit.engines.native.kernels.numpy_kernels import UNPACK
 from edgekit.engines.native.planning import plan_stream
 from edgekit.engines.native.sampler_size import sampler_bytes
 from edgekit.engines.native.scratch import attend_floats, multiply_floats
@@ -197,7 +197,7 @@ def test_the_bill_holds_for_both_kernels(name: str) -> None:
 
 
 def test_types_that_are_unpacked_are_those_of_both_kernels() -> None:
-    from edgekit.embed.kernels import _native
+    from edgekit.engines.native.kernels import _native
 
     ids = {row.name: row.ggml_id for row in TENSOR_TYPES}
     assert set(UNPACK) == UNPACKED

@@ -66,9 +66,9 @@ def test_a_host_that_is_not_known() -> None:
 
 LOADED = """
 from pathlib import Path
-import edgekit.cli, edgekit.app.check, edgekit.cli.run_requests, edgekit.runtime.stream.engine
+import edgekit.cli, edgekit.app.check, edgekit.cli.run_requests, edgekit.engines.native.run.engine
 import numpy, tokenizers, psutil
-from edgekit.embed.kernels.choice import choose
+from edgekit.engines.native.kernels.choice import choose
 choose()
 lines = Path("/proc/self/status").read_text().splitlines()
 print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))

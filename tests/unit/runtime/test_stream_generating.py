@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.stream_sessions import session, some_tokens, tiny
 
+from edgekit.engines.native.run.engine import StreamEngine
+from edgekit.engines.native.run.generating import generate
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.sampling import Sampling
 from edgekit.errors import CancelledError, ContextTooLargeError, UsageError
-from edgekit.runtime.stream.engine import StreamEngine
-from edgekit.runtime.stream.generating import generate
 
 PROMPT = some_tokens(6)
 NONE: frozenset[int] = frozenset()

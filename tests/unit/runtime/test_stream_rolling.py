@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 
-from edgekit.embed.kernels.choice import choose
+from edgekit.engines.native.kernels.choice import choose
 from edgekit.units import KIB
 
 WINDOW, SINKS = 192, 4

@@ -14,13 +14,13 @@ from tests.thoroughness import costly
 from tests.threads import running, started_since
 
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.run import gate, pages
+from edgekit.engines.native.run.account import SAMPLER, line_key
+from edgekit.engines.native.run.engine import StreamEngine
+from edgekit.engines.native.run.gate import DiskSpeed, measure
+from edgekit.engines.native.run.pages import PageFile
 from edgekit.engines.spill import Purpose
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
-from edgekit.runtime.stream import gate, pages
-from edgekit.runtime.stream.account import SAMPLER, line_key
-from edgekit.runtime.stream.engine import StreamEngine
-from edgekit.runtime.stream.gate import DiskSpeed, measure
-from edgekit.runtime.stream.pages import PageFile
 from edgekit.units import MIB
 
 WINDOW, RESIDENT, FROM = 1_300, 800, 512  # 6 pages, of which 3 stay in memory

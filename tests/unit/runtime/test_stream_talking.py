@@ -10,12 +10,12 @@ from tests.runnable import write_chatting
 
 from edgekit.bill.types import Load
 from edgekit.engines.chat import Message, Prompt, Written
+from edgekit.engines.native.run import talking
+from edgekit.engines.native.run.engine import StreamEngine, open_stream
+from edgekit.engines.native.run.talking import StreamTalker
+from edgekit.engines.native.run.text import open_text
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.sampling import Sampling
-from edgekit.runtime.stream import talking
-from edgekit.runtime.stream.engine import StreamEngine, open_stream
-from edgekit.runtime.stream.talking import StreamTalker
-from edgekit.runtime.stream.text import open_text
 
 GREEDY = Sampling(temperature=0)
 

@@ -12,19 +12,20 @@ from tests.embed_models import write_model
 from tests.embed_vocabularies import byte_bpe, sentencepiece
 from tests.served_oracle import llamacpp_prompts, llamacpp_replies
 
-from edgekit.embed.file import WeightFile
-from edgekit.embed.tokenizer import build_tokenizer, read_vocabulary
-from edgekit.embed.types import Limits
-from edgekit.embed.walk import walk
 from edgekit.engines.chat import Message
-from edgekit.errors import UsageError
-from edgekit.runtime.stream.templates import (
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.run.templates import (
     FORMATS,
     TEMPLATE_BYTES,
     ChatFormat,
     chat_format,
     format_of,
 )
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.types import Limits
+from edgekit.engines.native.walk import walk
+from edgekit.errors import UsageError
 
 Chat = Sequence[tuple[str, str]]
 CHATS: tuple[Chat, ...] = (
@@ -232,7 +233,7 @@ def test_a_message_of_nobody() -> None:
 
 
 def test_every_row_has_its_marks() -> None:
-    from edgekit.runtime.stream import templates
+    from edgekit.engines.native.run import templates
 
     named = {name for name, *_ in templates._MARKS} | set(templates._LAST_TOKENS.values())
     assert named == set(FORMATS)

@@ -16,8 +16,7 @@ class Native(Engine):
     page = flags.PAGE
     table = flags.TABLE
     starts_for = ("run",)
-    # The engine's code is still above the engines: it needs the kernels of edgekit.embed.
-    program_module = "edgekit.runtime.stream.program"
+    program_module = "edgekit.engines.native.run.program"
     streams_weights = True
     cache_flags = "-ctk and -ctv"
     can_plan = False

@@ -8,7 +8,7 @@ from edgekit.machine.types import Budget, Machine
 from edgekit.units import KIB, MIB
 
 # Besides the bill: Python, numpy, tokenizers and the command itself (51 MiB measured on Linux), and for each thread its
-# stack and small arrays (embed/budget.py measures them).
+# stack and small arrays (encoder/plan.py measures them).
 PROCESS_BYTES = 64 * MIB
 THREAD_BYTES = 256 * KIB
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from edgekit.engines.native.arrays import Floats
 from edgekit.formats.types import Tensor, Value
+from edgekit.units import MB
 
 
 class FileFacts(Protocol):
@@ -174,3 +176,48 @@ class NativeModel:
             "ffn_gate.weight" in first
             or first["ffn_up.weight"].shape[0] == 2 * self.dimensions.inner
         )
+
+
+class Pooling(enum.Enum):
+    """How the tokens' vectors become one; the number is GGUF's pooling_type."""
+
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is refused. Each can be raised by whoever knows better."""
+
+    file_bytes: int = 5_000 * MB  # a 7B model at four bits has 4.2 GB
+    held_tensor_bytes: int = (
+        100 * MB
+    )  # a tensor that must be held whole; streamed ones may be larger
+    tokens: int = 2048  # of one text, with its special tokens
+    text_bytes: int = (
+        4 * MB
+    )  # of one text before it is cut into tokens: 2,048 tokens are about 10 KB
+
+
+Checkpoint = Callable[[float], None]
+"""Called between tiles with the share of the pass that is done; what it raises ends the pass."""
+
+
+class Encoder(Protocol):
+    """Turns tokens into vectors, some texts at a time, inside the memory it was planned with."""
+
+    @property
+    def width(self) -> int:
+        """Floats in a vector."""
+        ...
+
+    def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
+        """One pooled vector for each text into the rows of `into`, not scaled yet."""
+        ...
+
+    def close(self) -> None: ...

@@ -24,6 +24,6 @@ def check_types(tensors: Iterable[Tensor]) -> None:
         if tensor.type.name not in UNPACKED:
             raise UnknownDtypeError(
                 f"tensor {unquoted(tensor.name)}: the built-in engine does not support "
-                f"the type {tensor.type.name} (embed/kernels has no row for it); engine "
+                f"the type {tensor.type.name} (engines/native/kernels has no row for it); engine "
                 "llama.cpp may"
             )

@@ -1,0 +1,1 @@
+"""The forward pass of embedding models, streamed through a planned amount of memory."""

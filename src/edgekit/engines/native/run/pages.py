@@ -1,0 +1,226 @@
+"""A cache that is longer than its memory: cold pages go to a file without a name, and come back at every step."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.engines.native.run.cache import CacheRun, LayerCache, Packed, WholeCache, touched
+from edgekit.engines.native.run.ring import CellSpan, Ring, layer_ring
+from edgekit.engines.spill import PAGE_TOKENS
+from edgekit.errors import KvSpillUnsupportedError, SourceError
+
+if TYPE_CHECKING:
+    from edgekit.engines.native.setup import StreamPlan
+
+_ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
+_WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
+_NO_ROOM = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+
+
+class PageFile:
+    """Gone with its last descriptor, however the process ends. For one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """KvSpillUnsupportedError where no file can be made."""
+        self._folder = folder
+        try:
+            self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed by close()
+                dir=folder, prefix="edgekit-", suffix=".pages", buffering=0
+            )
+        except OSError as error:
+            raise self._trouble("cannot be created", error) from error
+
+    def write(self, offset: int, rows: Packed) -> None:
+        """KvSpillUnsupportedError when it cannot be written; what was in memory still is."""
+        left = rows.data.cast("B")
+        try:
+            self._file.seek(offset)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise self._trouble("cannot be written", error) from error
+
+    def read(self, offset: int, into: Packed) -> None:
+        """Fills `into`. SourceError when the file has less, or cannot be read."""
+        left = into.data.cast("B")
+        try:
+            self._file.seek(offset)
+            while left:
+                count = self._file.readinto(left)
+                if not count:
+                    raise SourceError(
+                        f"spilled KV cache: the file in {self._folder} ends {len(left):,} "
+                        f"bytes before byte {offset + into.nbytes:,}, so earlier results "
+                        "cannot be trusted: start again (reset)"
+                    )
+                left = left[count:]
+        except OSError as error:
+            raise SourceError(
+                f"the spilled KV cache cannot be read back from {self._folder}: "
+                f"{error.strerror or error}"
+            ) from error
+
+    def read_ahead(self, offset: int, length: int) -> None:
+        """Tells the system what is wanted soon. Only a hint: it cannot fail."""
+        if _ADVISE is not None:
+            with contextlib.suppress(OSError):
+                _ADVISE(self._file.fileno(), offset, length, _WILL_NEED)
+
+    def flush(self) -> None:
+        """To the disk, and out of the system's memory where it can be asked to."""
+        try:
+            os.fsync(self._file.fileno())
+            if _ADVISE is not None:
+                _ADVISE(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise self._trouble("cannot be written", error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _trouble(self, what: str, error: OSError) -> KvSpillUnsupportedError:
+        advice = " free some space," if error.errno in _NO_ROOM else ""
+        return KvSpillUnsupportedError(
+            f"the spilled KV cache {what} in {self._folder}: "
+            f"{error.strerror or error};{advice} use another folder, or fewer tokens"
+        )
+
+
+class PagedCache:
+    """A layer whose youngest pages are in memory; the others lie in the file, one after another."""
+
+    def __init__(
+        self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: CacheRun
+    ) -> None:
+        """So many `pages` stay in memory; `cold` is where one that comes back is put, shared by all layers."""
+        self.ring = ring
+        self._file, self._offset, self._cold = file, offset, cold
+        self._keys = touched(pages * PAGE_TOKENS, cold.keys.shape[1])
+        self._values = touched(pages * PAGE_TOKENS, cold.values.shape[1])
+        self._page_bytes = cold.keys.nbytes + cold.values.nbytes
+        self._pinned = -(-ring.sinks // PAGE_TOKENS)  # pages that never leave
+        self._free = list(range(pages))
+        self._slots: dict[int, int] = {}  # by page, the one that was first opened first
+        self._spilled: set[int] = set()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._keys.nbytes + self._values.nbytes
+
+    @property
+    def cold_bytes(self) -> int:
+        """Of the place that a page comes back to: one for all layers."""
+        return self._page_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        """In the file: what every step reads back."""
+        return len(self._spilled) * self._page_bytes
+
+    def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
+        """First all that is in memory, then a page at a time."""
+        cold: dict[int, list[CellSpan]] = {}
+        warm = [own]
+        for span in self.ring.spans(own.position, len(own.keys)):
+            for part in _by_page(span):
+                page, within = divmod(part.cell, PAGE_TOKENS)
+                slot = self._slots.get(page)
+                if slot is None:
+                    cold.setdefault(page, []).append(part)
+                else:
+                    first = slot * PAGE_TOKENS + within
+                    warm.append(_cut(self._keys, self._values, first, part))
+        if cold:
+            length = (max(cold) + 1 - min(cold)) * self._page_bytes
+            self._file.read_ahead(self._place(min(cold)), length)
+        yield warm
+        for page, parts in cold.items():
+            self._read(page, self._cold.keys, self._cold.values)
+            yield [
+                _cut(self._cold.keys, self._cold.values, part.cell % PAGE_TOKENS, part)
+                for part in parts
+            ]
+
+    def keep(self, own: CacheRun) -> None:
+        for first, cell, count in self.ring.places(own.position, len(own.keys)):
+            for span in _by_page(CellSpan(cell, count, first)):
+                page, within = divmod(span.cell, PAGE_TOKENS)
+                begin = self._open(page) * PAGE_TOKENS + within
+                rows = slice(begin, begin + span.cells)
+                source = slice(span.position, span.position + span.cells)
+                self._keys[rows] = own.keys[source]
+                self._values[rows] = own.values[source]
+
+    def forget(self) -> None:
+        self._free.extend(self._slots.values())
+        self._slots.clear()
+        self._spilled.clear()
+
+    def _open(self, page: int) -> int:
+        """Where the page lies in memory; the oldest makes room for it, and is on the disk before it goes."""
+        slot = self._slots.get(page)
+        if slot is not None:
+            return slot
+        if not self._free:
+            oldest = next(page for page in self._slots if page >= self._pinned)
+            keys, values = self._rows(self._slots[oldest])
+            self._file.write(self._place(oldest), keys)
+            self._file.write(self._place(oldest) + keys.nbytes, values)
+            self._spilled.add(oldest)
+            self._free.append(self._slots.pop(oldest))
+        if page in self._spilled:  # the window has come round to it again
+            self._read(page, *self._rows(self._free[-1]))
+            self._spilled.discard(page)
+        self._slots[page] = slot = self._free.pop()
+        return slot
+
+    def _rows(self, slot: int) -> tuple[Packed, Packed]:
+        rows = slice(slot * PAGE_TOKENS, (slot + 1) * PAGE_TOKENS)
+        return self._keys[rows], self._values[rows]
+
+    def _read(self, page: int, keys: Packed, values: Packed) -> None:
+        self._file.read(self._place(page), keys)
+        self._file.read(self._place(page) + keys.nbytes, values)
+
+    def _place(self, page: int) -> int:
+        return self._offset + page * self._page_bytes
+
+
+def _by_page(span: CellSpan) -> Iterator[CellSpan]:
+    """In parts that lie in one page each."""
+    first = span.cell
+    while first < span.cell + span.cells:
+        last = min(span.cell + span.cells, (first // PAGE_TOKENS + 1) * PAGE_TOKENS)
+        position = span.position + first - span.cell
+        yield CellSpan(first, last - first, position, span.reach, span.is_sink)
+        first = last
+
+
+def _cut(keys: Packed, values: Packed, first: int, span: CellSpan) -> CacheRun:
+    rows = slice(first, first + span.cells)
+    return CacheRun(keys[rows], values[rows], span.position, span.reach, span.is_sink)
+
+
+def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]:
+    """Where there is a file, layers that see the whole window keep some pages in memory; the others stay whole."""
+    k_row_bytes, v_row_bytes = plan.k_row_bytes, plan.v_row_bytes
+    if file is None:
+        for layer in range(len(plan.cells)):
+            yield WholeCache(layer_ring(plan, layer), k_row_bytes, v_row_bytes)
+        return
+    cold = CacheRun(touched(PAGE_TOKENS, k_row_bytes), touched(PAGE_TOKENS, v_row_bytes), 0)
+    offset = 0
+    for layer in range(len(plan.cells)):
+        ring = layer_ring(plan, layer)
+        if plan.slides(layer):
+            yield WholeCache(ring, k_row_bytes, v_row_bytes)
+            continue
+        pages = plan.resident_cells(layer) // PAGE_TOKENS
+        yield PagedCache(ring, pages, file, offset=offset, cold=cold)
+        offset += -(-ring.cells // PAGE_TOKENS) * PAGE_TOKENS * plan.cell_bytes

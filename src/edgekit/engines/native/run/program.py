@@ -1,0 +1,95 @@
+"""The built-in engine for `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from edgekit.engines.chat import Prompt
+from edgekit.engines.program import EngineStart, RunOptions, Up
+from edgekit.errors import MissingExtraError, UsageError
+from edgekit.machine.monitor import Monitor
+
+if TYPE_CHECKING:
+    from edgekit.bill.verdict import Verdict
+    from edgekit.engines.native.run.text import FileText
+
+# For each byte of a prompt: at most one token, as two Python objects, and its text.
+TOKENIZING_BYTES = 48
+
+
+class NativeProgram:
+    loads_shards = False
+    has_budget = True
+
+    def settled(self, options: RunOptions) -> dict[str, Any]:
+        given = {"sinks": options.sinks, "threads": options.threads}
+        found: dict[str, Any] = {name: text for name, text in given.items() if text is not None}
+        return {**found, "rolling": True} if options.rolling else found
+
+    def limited(self, verdict: Verdict) -> Any:
+        """Nothing grows after the start."""
+        return verdict.way.setup
+
+    def open(self, path: Path, held: ExitStack, budget_bytes: int | None) -> NativeStarter:
+        try:
+            import tokenizers  # noqa: F401 - here the message can say what to install
+
+            from edgekit.engines.native.run.text import open_text
+        except ModuleNotFoundError as error:
+            if error.name not in {"numpy", "tokenizers"}:
+                raise
+            raise MissingExtraError(
+                f"the built-in engine needs {error.name}: pip install 'edgekit-models[embed]'"
+            ) from error
+        return NativeStarter(
+            path=path,
+            held=held,
+            monitor=Monitor(budget_bytes=budget_bytes, own_process=budget_bytes is not None),
+            text=held.enter_context(open_text(path)),
+        )
+
+    def verifier(self, _values: object, **_options: object) -> NoReturn:
+        raise UsageError(
+            "the built-in engine cannot be verified: its estimate is what it allocates"
+        )
+
+    def calibrator(self) -> NoReturn:
+        raise UsageError("the built-in engine is not calibrated: it measures the disk when it runs")
+
+
+PROGRAM = NativeProgram()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeStarter:
+    path: Path
+    held: ExitStack
+    monitor: Monitor
+    text: FileText
+
+    def tokens_in(self, prompt: Prompt) -> int:
+        from edgekit.engines.native.run.talking import prompt_tokens
+
+        size = prompt.size_bytes * TOKENIZING_BYTES
+        self.held.enter_context(self.monitor.try_allocate(size, "the prompt, cut into tokens,"))
+        return len(prompt_tokens(self.text, prompt))
+
+    @contextmanager
+    def start(self, given: EngineStart) -> Iterator[Up]:
+        from edgekit.engines.native.run.engine import open_stream
+        from edgekit.engines.native.run.talking import StreamTalker
+
+        given.recheck()
+        with open_stream(
+            self.path,
+            load=given.load,
+            setup=given.setup,
+            monitor=self.monitor,
+            purpose=given.purpose,
+        ) as engine:
+            given.say(f"the cache has {engine.cache_bytes:,} bytes, as estimated")
+            yield Up(talker=StreamTalker(engine=engine, text=self.text))

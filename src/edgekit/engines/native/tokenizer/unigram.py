@@ -1,0 +1,107 @@
+"""Unigram: the tokens of the highest sum of scores. Ours, because memory is what we promise.
+
+`tokenizers` has a Unigram too; its tree holds XLM-R's 250,000 tokens in 258 MB, the dict here in 35.
+What is computed is what llm_tokenizer_ugm_session computes, src/llama-vocab.cpp:955 @ b21e4de.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+
+from edgekit.engines.native.tokenizer.charsmap import Charsmap
+from edgekit.engines.native.tokenizer.limits import UNIGRAM_CHARACTERS
+from edgekit.engines.native.tokenizer.types import SPACE, TokenKind, Vocabulary
+from edgekit.errors import HeaderLimitError
+
+_UNKNOWN_PENALTY = 10.0  # llama-vocab.cpp:946
+_MATCHED = frozenset({TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED})
+_SPACES = re.compile(" +")
+
+
+class Unigram:
+    """`cut(text)` are the numbers of its tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        scores = vocabulary.scores
+        assert scores is not None  # noqa: S101 - a vocabulary of this family has them
+        assert vocabulary.unknown is not None  # noqa: S101 - and this
+        kinds = vocabulary.kinds
+        self._numbers = {
+            token: number
+            for number, token in enumerate(vocabulary.tokens)
+            if kinds[number] in _MATCHED
+        }
+        if len(self._numbers) != sum(kinds.count(kind) for kind in _MATCHED):
+            raise vocabulary.error("tokenizer.ggml.tokens has the same token twice")
+        self._scores = array("d", scores)
+        for number, kind in enumerate(kinds):
+            if kind == TokenKind.USER_DEFINED:
+                self._scores[number] = 0.0
+        self._longest = max(map(len, self._numbers), default=0)
+        if self._longest > UNIGRAM_CHARACTERS:  # every place of a text is tried with every length
+            raise HeaderLimitError(
+                "tokenizer.ggml.tokens: characters of the longest token",
+                value=self._longest,
+                limit=UNIGRAM_CHARACTERS,
+                file=vocabulary.file,
+            )
+        self._unknown = vocabulary.unknown
+        normal = (
+            score for score, kind in zip(scores, kinds, strict=False) if kind == TokenKind.NORMAL
+        )
+        self._unknown_score = min(normal, default=0.0) - _UNKNOWN_PENALTY
+        self._charsmap = Charsmap(vocabulary) if vocabulary.charsmap else None
+        self._space_prefix = vocabulary.space_prefix
+        self._merge_spaces = vocabulary.merge_spaces
+
+    def cut(self, text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
+        """`first`: this is where the text, or a stretch between special tokens, begins."""
+        written = self._written(text, first=first)
+        return self._best(written) if written else []
+
+    def _written(self, text: str, *, first: bool) -> str:
+        if self._charsmap is not None:
+            text = self._charsmap.write(text)
+        if self._merge_spaces:
+            words = _SPACES.sub(SPACE, text.strip(" "))
+            return SPACE + words if words and (first or text[0] == " ") else words
+        if self._space_prefix and first and text.strip(" "):
+            text = " " + text
+        return text.replace(" ", SPACE)
+
+    def _best(self, text: str) -> list[int]:
+        """For each place the best way to it, from the left; then back from the end."""
+        size = len(text)
+        worst = float("-inf")
+        sums = [worst] * (size + 1)
+        sums[0] = 0.0
+        begins, numbers = [0] * (size + 1), [self._unknown] * (size + 1)
+        find, scores, longest = self._numbers.get, self._scores, self._longest
+        for begin in range(size):
+            here = sums[begin]
+            alone = False
+            for end in range(begin + 1, min(begin + longest, size) + 1):
+                number = find(text[begin:end])
+                if number is None:
+                    continue
+                alone = alone or end == begin + 1
+                total = here + scores[number]
+                if total > sums[end]:
+                    sums[end], begins[end], numbers[end] = total, begin, number
+            if not alone and here + self._unknown_score > sums[begin + 1]:
+                sums[begin + 1] = here + self._unknown_score
+                begins[begin + 1], numbers[begin + 1] = begin, self._unknown
+        return self._way_back(begins, numbers)
+
+    def _way_back(self, begins: list[int], numbers: list[int]) -> list[int]:
+        """Unknown letters next to each other are one unknown token."""
+        found: list[int] = []
+        at = len(begins) - 1
+        while at > 0:
+            number = numbers[at]
+            if not (number == self._unknown and found and found[-1] == self._unknown):
+                found.append(number)
+            at = begins[at]
+        found.reverse()
+        return found
