@@ -22,9 +22,9 @@ from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.cli.parser import build_parser
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
+from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.making import make_plan

@@ -50,12 +50,12 @@ PLANTED = {
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090" -c 32k --json',
     ),
     "one byte more for the built-in engine": Planted(
-        target="edgekit.engines.native.budget.PROCESS_BYTES",
+        target="edgekit.engines.native.placements.PROCESS_BYTES",
         change=lambda count: count + 1,
         question="edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json",
     ),
     "a larger reserve": Planted(
-        target="edgekit.engines.llamacpp.budget.RESERVE_BYTES",
+        target="edgekit.engines.llamacpp.placements.RESERVE_BYTES",
         change=lambda count: count + 2**28,
         question="edgekit check qwen3-8b --ram 16G",
     ),
@@ -65,12 +65,12 @@ PLANTED = {
         question="edgekit check qwen3-8b --ram 16G --json",
     ),
     "another cache before the usual one": Planted(
-        target="edgekit.engines.llamacpp.cache_choices.EQUAL_PAIRS",
+        target="edgekit.engines.llamacpp.choices.EQUAL_PAIRS",
         change=lambda pairs: (pairs[0], pairs[2], pairs[1]),
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k',
     ),
     "another cache of vLLM": Planted(
-        target="edgekit.engines.vllm.cache_choices.DTYPES",
+        target="edgekit.engines.vllm.choices.DTYPES",
         change=lambda names: names[::-1],
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090"',
     ),

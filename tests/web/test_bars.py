@@ -11,8 +11,8 @@ from tests.unit.report.verdicts import card
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Usage
-from edgekit.engines.llamacpp.budget import budgets_with as llamacpp_budgets
-from edgekit.engines.vllm.budget import budgets_at as vllm_budgets
+from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
+from edgekit.engines.vllm.placements import budgets_at as vllm_budgets
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind
 from edgekit.machine.wishes import wished_machine
 from edgekit.models import model_preflight

@@ -294,29 +294,29 @@ class Engine:
 
     # --- the machine
 
-    @rule("budget")
+    @rule("placements")
     def devices(self, _machine: Machine, /) -> tuple[Device, ...]:
         """Those that it would use together. None where it only uses the CPU."""
         return ()
 
-    @rule("budget")
+    @rule("placements")
     def check_runs(self, _machine: Machine, /) -> None:
         """Raises HardwareError where the machine has nothing that the engine runs on."""
         return
 
-    @rule("budget", is_needed=True)
+    @rule("placements", is_needed=True)
     def budgets(self, machine: Machine, /) -> tuple[Budget, ...]:
         """What it may use, before a model is known. Raises HardwareError where that is unknown."""
         raise NotImplementedError
 
-    @rule("budget")
+    @rule("placements")
     def capacity_bytes(self, machine: Machine, /) -> int:
         """The most that weights may take, in all memories together."""
         from edgekit.machine.types import together_bytes
 
         return together_bytes(self.budgets(machine))
 
-    @rule("budget")
+    @rule("placements")
     def check_limits(self, _reserve_bytes: int | None, _max_use: float | None, /) -> None:
         """Raises UsageError for --reserve or --max-use where the engine has no such thing."""
         return
@@ -342,7 +342,7 @@ class Engine:
         """Between this placement and the one before it."""
         yield from ()
 
-    @rule("split")
+    @rule("placements")
     def rebalance(
         self, _model: Model, _placement: Placement, _estimate: MemoryEstimate, /
     ) -> Placement | None:
@@ -352,14 +352,14 @@ class Engine:
         """
         return None
 
-    @rule("split")
+    @rule("placements")
     def neighbours(
         self, _model: Model, _placement: Placement, _uses: Sequence[Usage], /
     ) -> Iterator[Placement]:
         """One layer moved off the fullest card."""
         yield from ()
 
-    @rule("split")
+    @rule("placements")
     def pinned(self, _model: Model, placement: Placement, /) -> Placement:
         """With the split that it is billed with given as a flag: it could differ by the time the engine starts."""
         return placement
@@ -369,14 +369,14 @@ class Engine:
     cache_flags: str = ""  # flags that set the cache type
     cache_fields: tuple[str, ...] = ()  # of the setup that these flags set; others are in the load
 
-    @rule("cache_choices", is_needed=True)
+    @rule("choices", is_needed=True)
     def cache_choices(
         self, task: Task, placement: Placement | None = None, /
     ) -> Iterable[CacheChoice]:
         """The most accurate first; only the one that was given. `placement`: where it is known."""
         raise NotImplementedError
 
-    @rule("cache_choices", is_needed=True)
+    @rule("choices", is_needed=True)
     def cache_name(self, load: Load, setup: Any, /) -> str:
         """The cache of this load and setup, by the name that choices have."""
         raise NotImplementedError
@@ -387,46 +387,46 @@ class Engine:
     chooses_repositories: bool = False  # its variants are repositories, loaded as they are
     has_rule_of_thumb: bool = False  # its memory can be guessed from a model's name
 
-    @rule("variants")
+    @rule("choices")
     def variants(self, model: Model, _label: str = "", /) -> tuple[Variant, ...]:
         """Quantisations to choose among, the most accurate first. `label`: the model's name in the catalog."""
         from edgekit.engines.variants import as_named
 
         return as_named(model)
 
-    @rule("variants")
+    @rule("choices")
     def file_variants(self, opened: Opened, /) -> tuple[Variant, ...]:
         """The GGUF files of the hub repository that the opened file is in, the most accurate first."""
         return self.variants(opened.model)
 
-    @rule("variants")
+    @rule("choices")
     def at_quant(self, model: Model, _quant: str, /) -> Model:
         """The model as the file that the engine would load at this quantisation."""
         return model
 
-    @rule("variants")
+    @rule("choices")
     def quant_shown(self, setup: Any, /) -> str:
         """The quantisation that a setup asks for, as reports name it: Q4_K_M, 4 bit, fp8. "": it has no name."""
         return getattr(setup, self.quant_key, None) or ""
 
-    @rule("variants")
+    @rule("choices")
     def sizes(self, _model: Model, _quants: tuple[str, ...] = (), /) -> Iterator[Size]:
         """Of the weights at the usual quantisations and at `quants`, for the catalog."""
         yield from ()
 
-    @rule("variants")
+    @rule("choices")
     def smaller_weights(
         self, _task: Task, _capacity_bytes: int, /
     ) -> Iterator[tuple[Variant, str]]:
         """Smaller quantisations than what was judged, the largest first, each with the words that ask for it."""
         yield from ()
 
-    @rule("variants")
+    @rule("choices")
     def download_bytes(self, model: Model, _setup: Any, _estimate: MemoryEstimate, /) -> int | None:
         """What has to be downloaded to run it; None where that is unknown."""
         return model.header.file_bytes or model.header.tensor_bytes
 
-    @rule("rule_of_thumb")
+    @rule("estimate")
     def divided(self, line: MemoryLine, _model: Model, _setup: Any, /) -> Iterable[MemoryLine]:
         """A line of a rule of thumb, divided among the pools as the setup places the model."""
         return (line,)
@@ -438,7 +438,7 @@ class Engine:
     default_users: str = "one request at a time"  # if the number of users is not given
     drafts: bool = False  # a drafter can be proposed next to a model
 
-    @rule("users")
+    @rule("placements")
     def load_for_users(self, load: Load, users: int, _native_tokens: int, /) -> Load:
         """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
         from dataclasses import replace
@@ -447,7 +447,7 @@ class Engine:
 
     no_embeddings: str = ""  # why it returns none
 
-    @rule("users")
+    @rule("placements")
     def embedding_start(self, start: Start, /) -> Start:
         """Started to return embeddings. Raises RefusedError where the engine returns none."""
         if self.no_embeddings:
@@ -480,7 +480,7 @@ class Engine:
         """The bill with all that the engine takes when it starts, which may be more than its load needs."""
         return verdict.estimate
 
-    @rule("users")
+    @rule("placements")
     def values_for_users(
         self, values: Mapping[str, Any], _users: int, _load: Load, /
     ) -> dict[str, Any]:
@@ -523,7 +523,7 @@ class Engine:
         """Which parts of the model are not on the devices."""
         return Offload()
 
-    @rule("growth")
+    @rule("estimate")
     def later_rows(self, _verdict: Verdict, /) -> Iterable[str]:
         """What may take more memory after the start."""
         return []

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgekit.bill.decisions import Decision
 from edgekit.catalog.tiers import Layout, Tier
-from edgekit.engines.memo.budget import memory_notes
+from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.types import DRAFT_MAX, RamFit, TierPlan, windows_of
 from edgekit.engines.spill import Spill
 from edgekit.report.tier_text import ASSUMED

@@ -8,8 +8,8 @@ from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.bill.verdict import Status
 from edgekit.catalog.tiers import WHAT_IF
-from edgekit.engines.memo.budget import memory_notes
 from edgekit.engines.memo.levers import for_each
+from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.types import TierPlan
 from edgekit.machine.types import HOST
 from edgekit.report.lines import figures

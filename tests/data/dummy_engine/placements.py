@@ -1,13 +1,19 @@
-"""Where the dummy engine puts a model."""
+"""What the dummy engine may use of a machine, and where it puts a model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.data.dummy_engine.budget import budgets
 from tests.data.dummy_engine.flags import DummySetup
 
 from edgekit.bill.task import Placement, Task
+from edgekit.engines.budgets import known_ram, ram_budget
+from edgekit.machine.types import Budget, Machine
+from edgekit.units import GIB
+
+
+def budgets(machine: Machine) -> tuple[Budget, ...]:
+    return (ram_budget(known_ram(machine), (), 2 * GIB, "2 GiB for everything else"),)
 
 
 def placements(task: Task) -> Iterator[Placement]:

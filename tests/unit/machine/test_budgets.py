@@ -10,9 +10,9 @@ from tests.unit.plan.machines import cards, cpu, host, mac
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import covered_bytes, for_bill
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.budget import budgets_with as llamacpp_budgets
-from edgekit.engines.mlx.budget import budgets as mlx_budgets
-from edgekit.engines.vllm.budget import budgets_at as vllm_budgets
+from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
+from edgekit.engines.mlx.placements import budgets as mlx_budgets
+from edgekit.engines.vllm.placements import budgets_at as vllm_budgets
 from edgekit.errors import HardwareError
 from edgekit.machine.types import (
     DEVICE,

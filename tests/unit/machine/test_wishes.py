@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
-from edgekit.engines.llamacpp.budget import budgets_with as llamacpp_budgets
+from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.errors import UsageError
 from edgekit.machine.devices import DeviceKind, all_devices, find_device
 from edgekit.machine.types import System, Vendor

@@ -11,8 +11,8 @@ from edgekit.bill.task import Task, Variant
 from edgekit.bill.types import Load
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.engines.variants import as_named
 from edgekit.machine.types import Machine

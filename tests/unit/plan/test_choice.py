@@ -15,10 +15,10 @@ from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
+from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.flags import default_setup
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS
-from edgekit.engines.llamacpp.variants import at_mixes
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight

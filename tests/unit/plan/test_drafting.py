@@ -15,7 +15,7 @@ from edgekit.bill.types import CACHES
 from edgekit.catalog import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
-from edgekit.engines.llamacpp.variants import at_mixes
+from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.machine.types import Machine
 from edgekit.plan.drafting import OWN_BLOCKS, catalog_drafters, own_drafter, with_drafter_beside
 from edgekit.plan.making import make_plan

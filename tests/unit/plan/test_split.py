@@ -12,7 +12,7 @@ from tests.unit.plan.machines import cards
 
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.engines.llamacpp.split import pinned, rebalance
+from edgekit.engines.llamacpp.placements import pinned, rebalance
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.machine.types import HOST, Budget, pool_of
 from edgekit.plan.fitting import Fitting

@@ -21,9 +21,9 @@ from edgekit.bill.task import Job, Start, Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import ChangeKind, Status
 from edgekit.engines import engine_named
-from edgekit.engines.native.budget import PROCESS_BYTES, THREAD_BYTES
-from edgekit.engines.native.budget import budgets as stream_budgets
 from edgekit.engines.native.estimate import matrix_bytes
+from edgekit.engines.native.placements import PROCESS_BYTES, THREAD_BYTES
+from edgekit.engines.native.placements import budgets as stream_budgets
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError

@@ -20,7 +20,6 @@ from tests.unit.plan.tier_tasks import (
 from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Component
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
-from edgekit.engines.memo.budget import budgets, memory_notes
 from edgekit.engines.memo.choose import (
     first_run_plan,
     ladder_plan,
@@ -28,7 +27,7 @@ from edgekit.engines.memo.choose import (
     recommend_tier,
     recommend_tier_on,
 )
-from edgekit.engines.memo.placements import placements, store_of
+from edgekit.engines.memo.placements import budgets, memory_notes, placements, store_of
 from edgekit.engines.memo.types import TierPlan
 from edgekit.engines.spill import Purpose, Store
 from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError

@@ -10,8 +10,8 @@ from tests.unit.plan.tier_tasks import card, planned, ram
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier
-from edgekit.engines.memo.budget import budgets
 from edgekit.engines.memo.guard import MANIFEST_BYTES, assess, ram_need, read_manifest
+from edgekit.engines.memo.placements import budgets
 from edgekit.engines.memo.types import OS_RESERVE_BYTES, RamLevel, RamNeed
 from edgekit.errors import NotFoundError, UsageError
 from edgekit.machine.types import Budget

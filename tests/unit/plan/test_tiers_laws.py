@@ -15,7 +15,7 @@ from edgekit.bill.decisions import Lever
 from edgekit.bill.task import Placement, Task
 from edgekit.catalog.tiers import layouts, tiers
 from edgekit.engines.memo import ENGINE
-from edgekit.engines.memo.cache_choices import layout_of
+from edgekit.engines.memo.choices import layout_of
 from edgekit.engines.memo.models import tier_model
 from edgekit.engines.memo.placements import store_of
 from edgekit.engines.memo.types import OS_RESERVE_BYTES, MemoSetup, TierPlan

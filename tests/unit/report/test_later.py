@@ -6,7 +6,7 @@ import pytest
 from tests.unit.report.verdicts import LINES, card, line, machine, made
 
 from edgekit.bill.types import Component
-from edgekit.engines.llamacpp.growth import later_rows
+from edgekit.engines.llamacpp.estimate import later_rows
 from edgekit.machine.types import HOST
 from edgekit.units import GIB
 

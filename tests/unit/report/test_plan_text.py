@@ -22,7 +22,7 @@ from edgekit.bill.task import Task
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Speed
 from edgekit.engines.commands import Command
-from edgekit.engines.llamacpp.variants import at_mixes
+from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.machine import this_or_wished
 from edgekit.machine.types import System
 from edgekit.model.open import open_model

@@ -15,7 +15,7 @@ from edgekit.bill.task import Placement, Start, Task
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Change, ChangeKind, Status, Usage, Verdict
 from edgekit.engines import engine_named
-from edgekit.engines.llamacpp.budget import budgets_with as llamacpp_budgets
+from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import (

@@ -12,9 +12,9 @@ from pathlib import Path
 from edgekit import __version__
 from edgekit.bill.types import Load
 from edgekit.engines.comparison import Paced, Verification
-from edgekit.engines.llamacpp.budget import backend_name, devices
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.made_up import LABEL, Shape, file_bytes, write_made_up
+from edgekit.engines.llamacpp.placements import backend_name, devices
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model

@@ -15,8 +15,7 @@ from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.llamacpp import ollama
-from edgekit.engines.llamacpp.budget import backend_name, devices
-from edgekit.engines.llamacpp.estimate import repacked_bytes
+from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes
 from edgekit.engines.llamacpp.flags import (
     REPEATED,
     command_words,
@@ -26,7 +25,6 @@ from edgekit.engines.llamacpp.flags import (
 )
 from edgekit.engines.llamacpp.flags import placement as values_of_placement
 from edgekit.engines.llamacpp.flags import setup as read_setup
-from edgekit.engines.llamacpp.growth import growth_limits
 from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import (
@@ -39,7 +37,7 @@ from edgekit.engines.llamacpp.model_source import (
     model_source,
 )
 from edgekit.engines.llamacpp.placement import has_experts_on_host
-from edgekit.engines.llamacpp.split import pinned
+from edgekit.engines.llamacpp.placements import backend_name, devices, pinned
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
 from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST, Device, Vendor

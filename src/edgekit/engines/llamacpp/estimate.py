@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
 from edgekit.bill.types import (
+    CACHES,
     Component,
     Load,
     MemoryEstimate,
@@ -15,10 +17,12 @@ from edgekit.bill.types import (
     no_better_than,
     weakest,
 )
+from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import weights
 from edgekit.engines.llamacpp.caches import cache_lines, cache_sums
 from edgekit.engines.llamacpp.compute import compute_lines, output_line, shift_lines
 from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.mixes import default_mix
 from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engines.llamacpp.placement import place
@@ -30,9 +34,10 @@ from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, LoadFacts, SplitMode
 from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
 from edgekit.errors import RefusedError
-from edgekit.machine.types import Pool, PoolKind
+from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
+from edgekit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.converted import Converted
@@ -41,6 +46,7 @@ MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's
 NAME = "llama.cpp"
 VERSION = version_name(NEWEST, None)
+LEAST_PROMPTS_MIB = 64
 
 
 def version(setup: LlamaCppSetup | None) -> str:
@@ -249,3 +255,74 @@ def _facts(context: Context) -> tuple[tuple[str, object], ...]:
         kv_streams=context.streams,
     )
     return tuple(facts._asdict().items())
+
+
+def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[MemoryLine]:
+    """Every block is assumed to be of the same size."""
+    placement = place(model, setup)
+    blocks = range(len(placement.blocks))
+    pools: list[Pool] = [placement.output]
+    if line.component in CACHES:
+        pools = [placement.cache_pool(block) for block in blocks]
+    elif line.component is Component.WEIGHTS:
+        pools = [*placement.blocks, placement.output]
+    elif setup.has_device:  # buffers and the driver are on the device, wherever the layers are
+        pools = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
+    left = line.size_bytes
+    for number, pool in enumerate(counted := sorted(set(pools), key=lambda one: one.label)):
+        share = line.size_bytes * pools.count(pool) // len(pools)
+        size = left if number == len(counted) - 1 else share
+        left -= size
+        yield replace(line, size_bytes=size, pool=pool)
+
+
+def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:
+    """llama-server's prompt cache and checkpoints: both are empty at the start."""
+    lines = result.estimate.lines
+    return tuple(line for line in lines if not line.reserved and line.size_bytes and line.pool == HOST)  # fmt: skip
+
+
+def left_on_host(result: Verdict) -> int | None:
+    """Usable RAM that is not required at the start; None where the RAM is unknown."""
+    left = [
+        use.budget.unreserved_bytes - use.required_bytes
+        for use in result.uses
+        if HOST in use.budget.pools
+    ]
+    return max(0, min(left)) if left else None
+
+
+def growth_limits(result: Verdict) -> dict[str, int]:
+    """llama-server's two limits, in MiB and in checkpoints of a slot; none where all that may grow has room.
+
+    Prompts get half of what is left if need be.
+    """
+    lines, left, setup = growing_lines(result), left_on_host(result), result.way.setup
+    if left is None or sum(line.size_bytes for line in lines) <= left:
+        return {}
+    checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
+    prompts = min(max(left - checkpoints, left // 2) // MIB, setup.cache_ram_mib)
+    prompts = prompts if prompts >= LEAST_PROMPTS_MIB else 0  # less holds no conversation
+    limits = {} if prompts == setup.cache_ram_mib else {"cache_ram": prompts}
+    if checkpoints > left - prompts * MIB:
+        one = checkpoints // setup.ctx_checkpoints  # of every slot
+        limits["ctx_checkpoints"] = (left - prompts * MIB) // one
+    return limits
+
+
+def later_rows(verdict: Verdict) -> Iterator[str]:
+    """One row where something may grow: what is left, and the flags that limit it where that is too little."""
+    lines = growing_lines(verdict)
+    if not lines:
+        return
+    parts = [f"{format_bytes(line.size_bytes)} of {line.component.value}" for line in lines]
+    grows, left = f"RAM use may grow by up to {' and '.join(parts)}", left_on_host(verdict)
+    limits = growth_limits(verdict)
+    if left is None:
+        yield f"{grows}, and the size of the RAM is unknown"
+    elif not limits:
+        yield f"{grows}; {format_bytes(left)} is left"
+    else:
+        long = {flag.key: flag.names[-1] for flag in FLAGS}
+        words = " ".join(f"{long[key]} {number}" for key, number in limits.items())
+        yield f"{grows}, but only {format_bytes(left)} is left: {words} limits it"

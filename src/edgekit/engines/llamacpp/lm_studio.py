@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from edgekit.engines import lm_studio
 from edgekit.engines.commands import Command, Startup
-from edgekit.engines.llamacpp.budget import devices
-from edgekit.engines.llamacpp.growth import growth_limits
+from edgekit.engines.llamacpp.estimate import growth_limits
 from edgekit.engines.llamacpp.model_source import has_own_file, model_source
 from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LoadFacts
 from edgekit.engines.lm_studio import Setting
 from edgekit.engines.model_words import parsed

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from edgekit.bill.cache_types import CacheType
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import COMMAND, FILE, Command, Startup
-from edgekit.engines.llamacpp.growth import growth_limits
+from edgekit.engines.llamacpp.estimate import growth_limits
 from edgekit.engines.llamacpp.model_source import has_own_file, model_source
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LoadFacts
 from edgekit.model.types import block_count

@@ -1,15 +1,18 @@
-"""Where llama.cpp can put a model on a machine, the placement with most on the devices first."""
+"""What llama.cpp may use of a machine, and where it can put a model there: most on the devices first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
-from edgekit.bill.task import Placement, Task
-from edgekit.engines.budgets import known_ram, names_of
-from edgekit.engines.llamacpp.budget import backend_name, budgets_with, devices
+from edgekit.bill.task import Placement, Start, Task
+from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.verdict import Usage
+from edgekit.engines.budgets import card_budget, devices_of, known_ram, names_of, ram_budget
 from edgekit.engines.llamacpp.flags import default_setup, keys_of
+from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
     Backend,
@@ -23,7 +26,16 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.gpu_limit import longest_buffer_bytes
-from edgekit.machine.types import Device, Machine, Vendor
+from edgekit.machine.types import (
+    Budget,
+    Device,
+    Machine,
+    PoolKind,
+    System,
+    Vendor,
+    pool_of,
+    together_bytes,
+)
 from edgekit.model.types import Model
 from edgekit.units import GIB
 
@@ -37,6 +49,58 @@ Cards = tuple[Device, ...]
 # A reserve of 1 GiB, a context of 0.6, a compute buffer and a layer.
 LEAST_CARD_BYTES = 5 * GIB // 2
 ON_THE_CPU = "fully on the CPU"
+RESERVE_BYTES = GIB
+WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop's compositor takes its share
+# The most trusted first: CUDA, Metal, then Vulkan.
+VENDORS = (Vendor.NVIDIA, Vendor.APPLE, Vendor.AMD, Vendor.INTEL)
+BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}  # of others: Vulkan
+STEPS = 24  # of halving: to a ten-millionth of a card
+DIVIDED = ", divided "
+MOST_TAKERS = 3  # every split costs the graph of a whole model
+WORST_SHARE = 64.0  # of a card; a split that needs more is hopeless
+
+
+def devices(machine: Machine) -> tuple[Device, ...]:
+    return devices_of(machine, VENDORS)
+
+
+def backend_name(card: Device) -> str:
+    """The backend that computes on the card."""
+    return BACKENDS.get(card.vendor, "vulkan")
+
+
+def budgets(machine: Machine) -> tuple[Budget, ...]:
+    """With all its devices. Raises HardwareError where it has none and its RAM is unknown."""
+    cards = devices(machine)
+    if not cards:
+        known_ram(machine)
+    return budgets_with(machine, cards)
+
+
+def capacity_bytes(machine: Machine) -> int:
+    """The most that weights may take, in all memories together."""
+    return together_bytes(budgets_with(machine, devices(machine)))
+
+
+def budgets_with(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, ...]:
+    """One for each card and one for the RAM, each with the reserve. RAM of unknown size is not judged."""
+    reserve, because = _reserve(machine)
+    found = [
+        card_budget(pool_of(place), card, reserve, because)
+        for place, card in enumerate(cards)
+        if not card.unified
+    ]
+    if machine.host is not None:
+        found.append(ram_budget(machine.host, cards, reserve, because))
+    return tuple(found)
+
+
+def _reserve(machine: Machine) -> tuple[int, str]:
+    if machine.is_phone and machine.host is not None and machine.host.tightest is not None:
+        return 0, machine.host.tightest.name  # the limit already excludes the system's share
+    if machine.system is System.WINDOWS:
+        return WINDOWS_RESERVE_BYTES, "2 GiB for Windows"
+    return RESERVE_BYTES, "1 GiB reserve"
 
 
 def placements(task: Task) -> Iterator[Placement]:
@@ -292,3 +356,148 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
             told = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
             return Overhead(size_bytes=found.overhead_bytes, because=told)
     return None
+
+
+def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> Placement | None:
+    """The same placement with -ts; None where there is no other split. `estimate` is the bill as it is split now.
+
+    Blocks of multi-token prediction that are not loaded come between the last layer and the head, and are counted too.
+    """
+    idle_blocks = 0 if placement.setup.load_mtp else model.geometry.mtp_layers
+    layers = _layer_bytes(estimate, idle_blocks)
+    own = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
+    cards = [budget for pools in own for budget in placement.budgets if budget.pools == pools]
+    if len(cards) != len(placement.cards) or len(layers) < len(cards):
+        return None
+    counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
+    if counts is None or counts == placement.setup.tensor_split:
+        return None
+    return with_layers_on_cards(placement, counts)
+
+
+def with_layers_on_cards(placement: Placement, counts: tuple[float, ...]) -> Placement:
+    """The placement with this many layers on each card, and words that say so."""
+    because = placement.because.partition(DIVIDED)[0]
+    because += DIVIDED + ":".join(str(round(count)) for count in counts)
+    setup = replace(placement.setup, tensor_split=counts)
+    return replace(placement, setup=setup, because=because, may_resplit=False)
+
+
+def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
+    """One layer moved off the fullest card, to each of those with most room left.
+
+    None where the host is fullest, or cards have no memory of their own.
+    """
+    placement = pinned(model, placement)
+    counts = placement.setup.tensor_split
+    full = {use.budget.pools: use.utilization for use in uses}
+    own = [frozenset({pool_of(place)}) for place in range(len(counts))]
+    if not full.keys() >= set(own):
+        return
+    shares = [full[pools] for pools in own]
+    fullest = shares.index(max(shares))
+    if counts[fullest] <= 1 or shares[fullest] < max(full.values()):
+        return
+    others = sorted(
+        (place for place in range(len(counts)) if place != fullest), key=shares.__getitem__
+    )
+    for taker in others[:MOST_TAKERS]:
+        moved = list(counts)
+        moved[fullest] -= 1
+        moved[taker] += 1
+        yield with_layers_on_cards(placement, tuple(moved))
+
+
+def pinned(model: Model, placement: Placement) -> Placement:
+    """The placement with its split as -ts: without it llama.cpp splits by what is free when it starts."""
+    if (
+        len(placement.cards) < 2
+        or placement.setup.tensor_split
+        or placement.setup.split_mode is not SplitMode.LAYER
+    ):
+        return placement
+    placed = place(model, placement.setup)
+    counts = [0.0] * len(placement.cards)
+    for pool in (*placed.blocks, placed.output):
+        if pool.kind is PoolKind.DEVICE:
+            counts[pool.index] += 1
+    return replace(
+        placement, setup=replace(placement.setup, tensor_split=tuple(counts)), may_resplit=False
+    )
+
+
+def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
+    """The size of every block on a device, in order, and of the head after the last."""
+    sizes: dict[int, int] = {}
+    head = 0
+    for line in estimate.lines:
+        if line.pool.kind is not PoolKind.DEVICE or not line.reserved:
+            continue
+        if line.layer is not None:
+            sizes[line.layer] = sizes.get(line.layer, 0) + line.size_bytes
+        elif line.component is Component.WEIGHTS:
+            head += line.size_bytes
+    return [*(sizes[layer] for layer in sorted(sizes)), *[0] * idle_blocks, head]
+
+
+def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:
+    """What a card holds regardless of its layers: buffers and the driver."""
+    fixed = [0] * cards
+    for line in estimate.lines:
+        if line.pool.kind is PoolKind.DEVICE and line.layer is None and line.reserved:
+            fixed[line.pool.index] += line.size_bytes * (line.component is not Component.WEIGHTS)
+    return fixed
+
+
+def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[float, ...] | None:
+    """Filling every card to the same share, the smallest that holds all layers."""
+    low, high = 0.0, WORST_SHARE
+    if _filled(layers, fixed, cards, high) is None:
+        return None
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if _filled(layers, fixed, cards, middle) is None:
+            low = middle
+        else:
+            high = middle
+    ends = _filled(layers, fixed, cards, high)
+    return None if ends is None else tuple(float(b - a) for a, b in pairwise((0, *ends)))
+
+
+def _filled(
+    layers: list[int], fixed: list[int], cards: list[Budget], share: float
+) -> list[int] | None:
+    """Where each card's layers end when each is filled to that share; None where some are left over."""
+    place, ends = 0, []
+    for base, card in zip(fixed, cards, strict=True):
+        room = card.available_bytes * share - base
+        while place < len(layers) and layers[place] <= room:
+            room -= layers[place]
+            place += 1
+        ends.append(place)
+    return ends if place == len(layers) else None
+
+
+def load_for_users(load: Load, users: int, native_tokens: int) -> Load:
+    """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
+    tokens = native_tokens if load.context_tokens == 0 else load.context_tokens
+    together = None if tokens is None else tokens * users
+    return replace(load, sequences=users, unified=False, context_tokens=together)
+
+
+def values_for_users(values: Mapping[str, Any], users: int, load: Load) -> dict[str, Any]:
+    """The flags with which every user has a context of their own. Raises UsageError."""
+    if "parallel" in values or values.get("unified"):
+        raise UsageError("--users N means -np N with a context for each user: give one of them")
+    found = {**values, "parallel": users, "unified": False}
+    together = load.context_tokens
+    return found if together is None else {**found, "context": together}
+
+
+def embedding_start(start: Start) -> Start:
+    """Started to return embeddings."""
+    if "embeddings" in start.settled:
+        return start
+    setup = start.setup if start.setup is not None else default_setup()
+    settled = start.settled | {"embeddings"}
+    return replace(start, setup=replace(setup, embeddings=True), settled=settled)

@@ -11,8 +11,8 @@ from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.bill.verdict import Speed
 from edgekit.engines.active_weights import LayerShare
-from edgekit.engines.llamacpp.budget import devices
 from edgekit.engines.llamacpp.estimate import NAME, converted
+from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.speed import (
     CPU_READING,

@@ -9,7 +9,7 @@ from edgekit.bill.decisions import Tried
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import Load
 from edgekit.catalog.tiers import Layout, Tier, check_engine, find_layout
-from edgekit.engines.memo.cache_choices import cache_choices, with_layout
+from edgekit.engines.memo.choices import cache_choices, with_layout
 from edgekit.engines.memo.estimate import bill, check_load, largest_context
 from edgekit.engines.memo.models import tier_of
 from edgekit.engines.memo.placements import store_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.catalog.tiers import BASIS, WHAT_IF, Layout, Tier, check_engine, layout_for
-from edgekit.engines.memo.cache_choices import layout_of, with_layout
+from edgekit.engines.memo.choices import layout_of, with_layout
 from edgekit.engines.memo.models import tier_of
 from edgekit.engines.memo.types import MemoSetup, windows_of
 from edgekit.engines.spill import Store

@@ -1,12 +1,49 @@
-"""Where MLX puts a model."""
+"""What MLX may use of a machine: one budget, with all of the model in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from edgekit.bill.task import Placement, Task
-from edgekit.engines.mlx.budget import budgets, devices
+from edgekit.engines.budgets import devices_of, known_ram, ram_budget
 from edgekit.engines.mlx.types import MlxSetup
+from edgekit.errors import HardwareError
+from edgekit.machine.types import Budget, Device, Machine, Vendor
+from edgekit.units import GIB, format_bytes
+
+SMALL_BYTES = 16 * GIB  # up to here a fixed reserve, beyond it a share
+SMALL_RESERVE_BYTES = 3 * GIB
+RESERVE_PERCENT = 20
+
+
+def devices(machine: Machine) -> tuple[Device, ...]:
+    return devices_of(machine, (Vendor.APPLE,))
+
+
+def check_runs(machine: Machine) -> None:
+    """Raises HardwareError where the machine is not a Mac with Apple silicon."""
+    if not devices(machine):
+        here = f"this is: {machine.name}"
+        if not machine.what_if:
+            here = "this machine is not one (--device checks another machine)"
+        raise HardwareError(f"MLX needs a Mac with Apple silicon; {here}")
+
+
+def budgets(machine: Machine) -> tuple[Budget, ...]:
+    """The unified memory."""
+    host = known_ram(machine)
+    total = host.total_bytes
+    because = f"{RESERVE_PERCENT} % of {format_bytes(total)} for macOS"
+    if total <= SMALL_BYTES:
+        because = "3 GiB for macOS (Macs with up to 16 GiB)"
+    return (ram_budget(host, devices(machine)[:1], reserve_bytes(total), because),)
+
+
+def reserve_bytes(total_bytes: int) -> int:
+    """What macOS keeps of a unified memory of that size."""
+    if total_bytes <= SMALL_BYTES:
+        return SMALL_RESERVE_BYTES
+    return total_bytes * RESERVE_PERCENT // 100
 
 
 def placements(task: Task) -> Iterator[Placement]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from edgekit.bill.task import Placement, Task
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Speed
-from edgekit.engines.mlx.budget import devices
 from edgekit.engines.mlx.estimate import NAME
+from edgekit.engines.mlx.placements import devices
 from edgekit.engines.speed import (
     METAL_READING,
     SequenceRun,

@@ -1,4 +1,4 @@
-"""How much of the weights the built-in engine keeps in memory: all of them, a part, or none."""
+"""What the built-in engine may use of a machine, and how much of the weights it holds: all, a part, or none."""
 
 from __future__ import annotations
 
@@ -6,12 +6,36 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgekit.bill.task import Placement, Task
-from edgekit.engines.native.budget import budgets
+from edgekit.engines.budgets import known_ram, ram_budget
 from edgekit.engines.native.estimate import matrix_bytes, stream_model
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.native.threads import usual_threads
 from edgekit.engines.native.tokenizer.cost import vocabulary_bytes
-from edgekit.units import MIB, format_bytes
+from edgekit.errors import UsageError
+from edgekit.machine.types import Budget, Machine
+from edgekit.units import KIB, MIB, format_bytes
+
+# Besides the bill: Python, numpy, tokenizers and the command itself (51 MiB measured on Linux), and for each thread its
+# stack and small arrays (encoder/plan.py measures them).
+PROCESS_BYTES = 64 * MIB
+THREAD_BYTES = 256 * KIB
+
+
+def budgets(machine: Machine, *, vocabulary_bytes: int = 0, threads: int = 1) -> tuple[Budget, ...]:
+    """The RAM alone. The bill is exact, so only what the process itself takes is held back."""
+    reserve = PROCESS_BYTES + threads * THREAD_BYTES + vocabulary_bytes
+    because = "for Python, its libraries and the vocabulary"
+    if not vocabulary_bytes:
+        because = "for Python and its libraries (plus the vocabulary)"
+    return (ram_budget(known_ram(machine), (), reserve, because),)
+
+
+def check_limits(reserve_bytes: int | None, _max_use: float | None) -> None:
+    """Raises UsageError for a reserve."""
+    if reserve_bytes is not None:
+        raise UsageError(
+            "--reserve does not apply to the built-in engine, whose estimate covers the whole process"
+        )
 
 
 def placements(task: Task) -> Iterator[Placement]:

@@ -20,8 +20,8 @@ from edgekit.engines.speed import (
     speed_bound,
 )
 from edgekit.engines.token_reads import token_reads
-from edgekit.engines.vllm.budget import devices
 from edgekit.engines.vllm.estimate import NAME
+from edgekit.engines.vllm.placements import devices
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Device, Machine
 

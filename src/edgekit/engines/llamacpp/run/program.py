@@ -16,7 +16,7 @@ from edgekit.engines.chat import Prompt
 from edgekit.engines.comparison import Verification
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp import flags as own_flags
-from edgekit.engines.llamacpp.growth import growth_limits
+from edgekit.engines.llamacpp.estimate import growth_limits
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name

@@ -1,19 +1,42 @@
-"""The quantisations that mlx_lm.convert makes of a repository, the most accurate first."""
+"""What a plan may choose for mlx-lm: cache types and bits of the weights, the most accurate first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.bill.task import Task, Variant
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.task import CacheChoice, Placement, Task, Variant
+from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.mlx.types import MlxSetup, Packing, PackingMode, Quantize
 from edgekit.engines.mlx.weights import quantization_of
 from edgekit.engines.variants import as_named
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
-BITS = (8, 6, 5, 4, 3)
+CACHE_BITS = (None, 8, 4)
+WEIGHT_BITS = (8, 6, 5, 4, 3)
 SMALLER_BITS = (3,)  # unquantised repositories are judged at 4 already
+
+
+def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
+    if "kv_bits" in task.start.settled:
+        given = task.start.setup.kv_bits
+        yield CacheChoice(
+            name=f"{given} bit", place=0, flags="", asked=True, is_eight_bit=given == 8
+        )
+        return
+    for place, bits in enumerate(CACHE_BITS):
+        yield CacheChoice(
+            name=f"{bits or 16} bit",
+            place=place,
+            flags="" if bits is None else f"--kv-bits {bits} --quantized-kv-start 0",
+            is_eight_bit=bits == 8,
+            setup={} if bits is None else {"kv_bits": bits, "quantized_kv_start": 0},
+        )
+
+
+def cache_name(_load: Load, setup: MlxSetup) -> str:
+    """By the name that choices have."""
+    return f"{setup.kv_bits or 16} bit"
 
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
@@ -22,7 +45,7 @@ def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
     return at_bits(model) if is_plain else as_named(model)
 
 
-def at_bits(model: Model, every: tuple[int, ...] = BITS) -> tuple[Variant, ...]:
+def at_bits(model: Model, every: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant, ...]:
     """An unquantised repository as mlx_lm.convert would write it."""
     return tuple(
         Variant(

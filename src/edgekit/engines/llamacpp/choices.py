@@ -1,4 +1,4 @@
-"""The GGUF quantisations of a model, the most accurate first."""
+"""What a plan may choose for llama.cpp: cache types and GGUF quantisations, the most accurate first."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from edgekit.bill.task import Task, Variant
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.task import CacheChoice, Placement, Task, Variant
+from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.catalog.types import Size
+from edgekit.engines import cache_pairs
+from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, Pairs, given_pair, pair_choices
 from edgekit.engines.llamacpp.as_gguf import convert, mixed_model
 from edgekit.engines.llamacpp.estimate import converted
 from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, USUAL_MIXES, default_mix
+from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.variants import (
@@ -26,7 +29,30 @@ from edgekit.model.open import Opened
 from edgekit.model.types import Model
 from edgekit.sources.naming import SHORT_MIXES
 
+# K needs a little more accuracy than V. For unequal pairs release builds of CUDA and Metal have no flash attention
+# kernel, and would compute on the CPU: fattn.cu @ 0c1e570.
+EQUAL_PAIRS = (F16_PAIR, Q8_PAIR, ("q4_0", "q4_0"))
+CPU_PAIRS = (F16_PAIR, Q8_PAIR, ("q8_0", "q5_1"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
 ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
+
+
+def cache_choices(task: Task, placement: Placement | None = None) -> tuple[CacheChoice, ...]:
+    """`placement` says where attention is computed; None: as the task is first placed."""
+    load = task.load
+    both = given_pair(load)
+    if both is not None:
+        return (both,)
+    placement = placement or next(placements(task))
+    given = load.cache_k or load.cache_v
+    pairs: Pairs = EQUAL_PAIRS if placement.cards else CPU_PAIRS
+    if given is not None and placement.cards:
+        pairs = ((given.name, given.name),)
+    return tuple(pair_choices(load, pairs))
+
+
+def cache_name(load: Load, _setup: LlamaCppSetup) -> str:
+    """By the name that choices have."""
+    return cache_pairs.cache_name(load)
 
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:

@@ -1,4 +1,4 @@
-"""The repositories of a model that vLLM loads, the most accurate first, and what has to be downloaded for one."""
+"""What a plan may choose for vLLM: cache types and repositories, the most accurate first."""
 
 from __future__ import annotations
 
@@ -6,21 +6,46 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.task import Variant
+from edgekit.bill.task import CacheChoice, Placement, Task, Variant
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.engines.variants import as_named
 from edgekit.engines.vllm.estimate import estimate
+from edgekit.engines.vllm.placements import devices
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.formats.quantization import read_quantization
 from edgekit.model.types import Model
 
+DTYPES = ("auto", "fp8")
+FP8_CAPABILITY = (8, 9)  # Ada and later compute in fp8
 # What such repositories usually state, and the order in which they are tried.
 _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
     Form.FP8: (480, {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     Form.AWQ: (425, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
 }
+
+
+def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
+    if "kv_cache_dtype" in task.start.settled:
+        given = task.start.setup.kv_cache_dtype
+        yield CacheChoice(name=given, place=0, flags="", asked=True, is_eight_bit=given == "fp8")
+        return
+    known = (card.capability for card in devices(task.machine) if card.capability)
+    has_fp8 = min(known, default=FP8_CAPABILITY) >= FP8_CAPABILITY
+    for place, name in enumerate(DTYPES if has_fp8 else DTYPES[:1]):
+        yield CacheChoice(
+            name=name,
+            place=place,
+            flags=f"--kv-cache-dtype {name}",
+            is_eight_bit=name == "fp8",
+            setup={} if name == "auto" else {"kv_cache_dtype": name},
+        )
+
+
+def cache_name(_load: Load, setup: VllmSetup) -> str:
+    """By the name that choices have."""
+    return setup.kv_cache_dtype
 
 
 def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
