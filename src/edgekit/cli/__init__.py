@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Sequence
 
-from edgekit.cli.device_options import join_counts
 from edgekit.cli.output import NobodyReadsError, drop, show
 from edgekit.cli.parser import UsageExit, build_parser
 from edgekit.errors import EdgekitError, OutputError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+_DEVICE_FLAGS = ("--device", "--gpu")
+_COUNT = re.compile("[0-9]+[xX*\N{MULTIPLICATION SIGN}]")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +39,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
+
+
+def join_counts(argv: Sequence[str]) -> list[str]:
+    """`--device 2x "RTX 3090"` -> `--device "2x RTX 3090"`: people quote the name, not the count."""
+    words: list[str] = []
+    options_ended = False
+    for word in argv:
+        options_ended = options_ended or word == "--"
+        flag, equals, count = words[-1].partition("=") if words else ("", "", "")
+        if not equals and len(words) > 1:
+            flag, count = words[-2:]
+        is_open = flag in _DEVICE_FLAGS and _COUNT.fullmatch(count)
+        if is_open and not options_ended and not word.startswith("-"):
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:

@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from edgekit.cli.options import is_terminal, screen_width
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import is_terminal, screen_width
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
     ENVIRONMENT,
     MODEL_FORMS,
     add_reach_options,
@@ -16,6 +15,7 @@ from edgekit.cli.reach_options import (
     reach_of,
     screen_width,
 )
+from edgekit.cli.parser import COMMANDS
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -8,25 +8,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_engine_flags
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
+    CHOSEN_CONTEXT,
     ENVIRONMENT,
     MODEL_FORMS,
+    add_device_options,
+    add_engine_flags,
+    add_job_option,
+    add_limit_options,
+    add_min_context_option,
     add_reach_options,
+    add_users_option,
+    add_window_budget_option,
     counting,
     is_terminal,
     reach_of,
     screen_width,
 )
-from edgekit.cli.request_options import (
-    add_job_option,
-    add_limit_options,
-    add_min_context_option,
-    add_users_option,
-    add_window_budget_option,
-)
+from edgekit.cli.parser import COMMANDS
 from edgekit.engines import machine_keys
 from edgekit.errors import UsageError
 from edgekit.units import MIB, format_bytes, parse_size
@@ -162,7 +161,7 @@ def pasted(ready: tuple[Command, ...]) -> str:
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
     from edgekit.app.check import check, check_all, worst_code
-    from edgekit.cli.naming import references
+    from edgekit.cli.input import references
     from edgekit.formats.types import Depth
     from edgekit.request import Request, Session
 

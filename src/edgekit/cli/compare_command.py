@@ -5,23 +5,22 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from edgekit.cli.device_options import DEVICE_FORMS, add_device_options
-from edgekit.cli.engine_flags import add_engine_flags
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
+    DEVICE_FORMS,
     ENVIRONMENT,
     MODEL_FORMS,
+    add_device_options,
+    add_engine_flags,
+    add_job_option,
+    add_limit_options,
+    add_min_context_option,
     add_reach_options,
+    add_users_option,
     counting,
     reach_of,
     screen_width,
 )
-from edgekit.cli.request_options import (
-    add_job_option,
-    add_limit_options,
-    add_min_context_option,
-    add_users_option,
-)
+from edgekit.cli.parser import COMMANDS
 from edgekit.engines import either, engine_names, machine_keys
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> str:
     """The answer as text. A model or an engine that fails is a row; where all do, an error."""
     from dataclasses import replace
 
-    from edgekit.cli.naming import references
+    from edgekit.cli.input import references
     from edgekit.request import Request
 
     request = Request.from_argv(arguments)  # errors in flags come before anything is read

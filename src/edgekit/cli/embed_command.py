@@ -7,14 +7,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.check_command import add_download_options, confirmed
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
     ENVIRONMENT,
     add_reach_options,
     is_terminal,
     reach_of,
     screen_width,
 )
+from edgekit.cli.parser import COMMANDS
 from edgekit.errors import TextError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgekit import __version__
-from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
+from edgekit.cli.options import is_terminal, screen_width, show_progress
 from edgekit.embed import Limits
 from edgekit.embed.bulk.batching import BatchRule
 from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job

@@ -6,18 +6,19 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import add_engine_flags, has_flags
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
     ENVIRONMENT,
     MODEL_FORMS,
+    add_device_options,
+    add_engine_flags,
     add_reach_options,
+    add_users_option,
+    has_flags,
     is_terminal,
     reach_of,
     screen_width,
 )
-from edgekit.cli.request_options import add_users_option
+from edgekit.cli.parser import COMMANDS
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

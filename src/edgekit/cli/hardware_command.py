@@ -6,9 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.device_options import DEVICE_FORMS, add_device_options, machine_of_arguments
+from edgekit.cli.options import (
+    DEVICE_FORMS,
+    add_device_options,
+    is_terminal,
+    machine_of_arguments,
+    screen_width,
+)
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import is_terminal, screen_width
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant

@@ -6,14 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
     ENVIRONMENT,
     MODEL_FORMS,
     add_reach_options,
     is_terminal,
     reach_of,
 )
+from edgekit.cli.parser import COMMANDS
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction

@@ -13,18 +13,20 @@ from edgekit.cli.check_command import (
     for_program,
     pasted,
 )
-from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_engine_flags
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
+    CHOSEN_CONTEXT,
     ENVIRONMENT,
     MODEL_FORMS,
+    add_device_options,
+    add_engine_flags,
+    add_limit_options,
+    add_plan_options,
     add_reach_options,
     is_terminal,
     reach_of,
     screen_width,
 )
-from edgekit.cli.request_options import add_limit_options, add_plan_options
+from edgekit.cli.parser import COMMANDS
 from edgekit.cli.tiers import check_latency, is_tier, run_tier
 from edgekit.engines import every_engine, machine_keys, planned_engines
 from edgekit.errors import HardwareError

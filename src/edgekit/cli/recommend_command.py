@@ -7,11 +7,17 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from edgekit.cli.device_options import add_device_options
-from edgekit.cli.engine_flags import CHOSEN_CONTEXT, add_flags
+from edgekit.cli.options import (
+    CHOSEN_CONTEXT,
+    add_device_options,
+    add_flags,
+    add_limit_options,
+    add_plan_options,
+    is_terminal,
+    screen_width,
+    show_progress,
+)
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import is_terminal, screen_width, show_progress
-from edgekit.cli.request_options import add_limit_options, add_plan_options
 from edgekit.cli.tiers import check_latency, run_tiers
 from edgekit.engines import default_engine, either, planned_engines
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgekit.cli.generation_options import add_sampling_options, sampling_of
+from edgekit.cli.options import DEFAULT_NEW_TOKENS, ENVIRONMENT, MODEL_FORMS, add_shared
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.prompts import read_prompt
-from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
-from edgekit.cli.run_options import DEFAULT_NEW_TOKENS, add_shared
-from edgekit.engines.flags import read_number
+from edgekit.engines.flags import read_number, whole
 from edgekit.errors import UsageError
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
+if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+    from edgekit.engines.sampling import Sampling
+
 
 _DESCRIPTION = """\
 Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts
@@ -92,11 +93,54 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer is written as it comes; what is returned is only JSON."""
+    from edgekit.cli.input import read_prompt
+
     sampling = sampling_of(arguments)
     prompt = read_prompt(arguments)
     max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
     if prompt is None and arguments.json:
         raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
-    from edgekit.cli.answering import answer
+    from edgekit.cli.launch import answer
 
     return answer(arguments, prompt, sampling, max_tokens)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text[:40]!r} is not a number") from None
+
+
+# field of Sampling: (names, metavar, how it is read, help)
+_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
+    "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the top token (default 0.8)"),
+    "top_k": (("--top-k",), "K", whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
+    "top_p": (("--top-p",), "P", _number, "sample among tokens of total probability P (default 0.95; 1: all)"),
+    "min_p": (("--min-p",), "P", _number, "drop tokens below P times the likeliest (default 0.05; 0: none)"),
+    "repeat_penalty": (("--repeat-penalty",), "X", _number, "penalty on repeated tokens (default 1: none)"),
+    "repeat_last": (("--repeat-last-n",), "N", whole(), "tokens to look back for repetitions (default 64)"),
+    "seed": (("-s", "--seed"), "N", whole(most=2**32 - 2), "random seed; the same seed gives the same answer"),
+}  # fmt: skip
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    for field, (names, metavar, _, told) in _FLAGS.items():
+        group.add_argument(*names, dest=field, metavar=metavar, help=told)
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling:
+    """UsageError that names the flag."""
+    from edgekit.engines.sampling import Sampling
+
+    given = {}
+    for field, (names, _, read, _) in _FLAGS.items():
+        text = getattr(arguments, field)
+        if text is None:
+            continue
+        try:
+            given[field] = read(text)
+        except UsageError as error:
+            raise UsageError(f"{names[-1]}: {error}") from error
+    return Sampling(**given)  # type: ignore[arg-type]  # each is read as its field wants it

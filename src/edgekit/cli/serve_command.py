@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from edgekit.cli.options import ENVIRONMENT, MODEL_FORMS, add_shared, add_users_option
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import ENVIRONMENT, MODEL_FORMS
-from edgekit.cli.request_options import add_users_option
-from edgekit.cli.run_options import add_shared
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
@@ -84,6 +82,6 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
-    from edgekit.cli.serving import serve
+    from edgekit.cli.launch import serve
 
     return serve(arguments, default_port=DEFAULT_PORT)

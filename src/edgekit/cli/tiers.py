@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.device_options import machine_of_arguments
-from edgekit.cli.reach_options import is_terminal, screen_width
+from edgekit.cli.options import is_terminal, machine_of_arguments, screen_width
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_number
 from edgekit.errors import HardwareError, UsageError
 

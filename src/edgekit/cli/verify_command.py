@@ -6,16 +6,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.engine_flags import add_flags
-from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import (
+from edgekit.cli.options import (
     ENVIRONMENT,
     MODEL_FORMS,
+    add_flags,
     add_reach_options,
     is_terminal,
     reach_of,
     seconds,
 )
+from edgekit.cli.parser import COMMANDS
 from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
 from edgekit.errors import EdgekitError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from edgekit.cli.options import ENVIRONMENT, seconds
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.reach_options import ENVIRONMENT, seconds
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction

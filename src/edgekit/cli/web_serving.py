@@ -10,7 +10,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from edgekit.cli.listening import read_host, read_plain
+from edgekit.cli.options import read_host, read_plain
 from edgekit.cli.output import say, say_json
 from edgekit.engines.ports import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError

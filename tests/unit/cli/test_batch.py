@@ -17,9 +17,9 @@ from tests.patience import PATIENCE_S
 from tests.recorded import asked_of, header_bytes, models, padded, rows
 
 from edgekit.app.open import open_named
-from edgekit.cli import batch, batch_models, main
-from edgekit.cli.batch import answer_line
-from edgekit.cli.batch_models import BatchModels
+from edgekit.cli import batch, main
+from edgekit.cli import batch as batch_models
+from edgekit.cli.batch import BatchModels, answer_line
 from edgekit.sources.types import Reach
 
 KEYS = {

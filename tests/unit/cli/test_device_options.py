@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from edgekit.cli.device_options import add_device_options, join_counts, machine_of_arguments
+from edgekit.cli import join_counts
+from edgekit.cli.options import add_device_options, machine_of_arguments
 from edgekit.errors import UsageError
 from edgekit.units import GIB
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgekit.cli import main
+from edgekit.cli.launch import read_request
 from edgekit.cli.parser import build_parser
-from edgekit.cli.run_requests import read_request
 from edgekit.errors import UsageError
 
 MODEL = "qwen3-0.6b"

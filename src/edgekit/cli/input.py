@@ -1,15 +1,54 @@
-"""The prompt of `edgekit run`, from the command line, a file or standard input."""
+"""Models and prompts from the command line, a file or standard input."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.errors import SourceError, UsageError
+from edgekit.sources.folders import models_in
+from edgekit.terminal import printable
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
+if TYPE_CHECKING:
     from edgekit.engines.chat import Prompt
+
+
+MAX_MODELS = 10_000  # of one call; a folder of so many is a mistake
+
+
+def references(words: Sequence[str]) -> tuple[str, ...]:
+    """The models that are meant: folders of them opened up, `-` read from standard input."""
+    for word in dict.fromkeys(word for word in words if words.count(word) > 1):
+        print(
+            f"edgekit: {printable(word)} was given more than once and is shown once",
+            file=sys.stderr,
+        )
+    found: dict[str, None] = {}  # in order, each once
+    for word in words:
+        for one in _stdin_lines() if word == "-" else (word,):
+            # neither is a path: the first would be this folder, the second an error of the system
+            names = models_in(one) if one and "\0" not in one else (one,)
+            found |= dict.fromkeys(names)
+            if len(found) > MAX_MODELS:
+                raise UsageError(f"more than {MAX_MODELS:,} models at once")
+    if not found:
+        raise UsageError("no model given")
+    return tuple(found)
+
+
+def _stdin_lines() -> Iterator[str]:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # names of files may be any bytes
+    for line in sys.stdin:
+        name = line.strip().lstrip("\ufeff")  # Windows opens a text with it
+        if name and not name.startswith("#"):
+            yield name
+
 
 MOST_PROMPT_BYTES = 64 * 2**20
 
@@ -27,8 +66,8 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
         return None
     if not text.strip():
         raise UsageError("the prompt is empty")
-    check_text("the prompt", text)
-    check_text("--system", arguments.system or "")
+    check_unicode("the prompt", text)
+    check_unicode("--system", arguments.system or "")
     from edgekit.engines.chat import Message, Prompt
 
     if arguments.raw:
@@ -39,7 +78,7 @@ def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
     return Prompt(messages=(*before, Message(role="user", content=text)))
 
 
-def check_text(what: str, text: str) -> None:
+def check_unicode(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
