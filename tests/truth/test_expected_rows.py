@@ -11,7 +11,8 @@ from tests.thoroughness import LONG, sampled
 
 from edgekit.errors import EdgekitError
 from edgekit.model import read_geometry
-from edgekit.model.expected import ExpectedTensor, TensorRole, expected_tensors
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorRole
+from edgekit.model.tensors import expected_tensors
 
 BF16_BYTES = 2
 

@@ -16,7 +16,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.types import PLAIN, MlxSetup, Quantize
 from edgekit.model import read_geometry
-from edgekit.model.expected import expected_tensors
+from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model, ModelGeometry
 
 

@@ -18,7 +18,7 @@ from edgekit.bill.names import MAX_PARAMETERS, bits_of, read_name
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.errors import UsageError
 from edgekit.machine.types import DEVICE
-from edgekit.model.expected import expected_tensors
+from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import ModelGeometry, Span, Stream
 from edgekit.units import GIB, format_bytes, format_count
 

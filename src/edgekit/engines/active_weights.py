@@ -163,8 +163,8 @@ def _head_name(tensors: Iterable[Tensor]) -> str:
 
 def _by_architecture(model: Model) -> ActiveWeights:
     from edgekit.formats.quantization import read_quantization
-    from edgekit.model.expected import expected_tensors
-    from edgekit.model.tensor_roles import TensorKind, TensorRole
+    from edgekit.model.tensor_recipes import TensorKind, TensorRole
+    from edgekit.model.tensors import expected_tensors
 
     geometry = model.geometry
     sums = _Sums(geometry)

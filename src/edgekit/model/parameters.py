@@ -7,7 +7,8 @@ config.json at hand, add up expected_tensors instead: they are exact.
 from __future__ import annotations
 
 from edgekit.errors import UnknownArchitectureError
-from edgekit.model.expected import ExpectedTensor, TensorKind, expected_tensors
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind
+from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import ModelGeometry
 
 _VECTORS = frozenset({TensorKind.NORM, TensorKind.BIAS})

@@ -18,7 +18,7 @@ NOT_NEEDED = {
     "edgekit.engines.vllm.estimate",
     "edgekit.formats.safetensors_model",
     "edgekit.machine.calibration",  # the machine is described
-    "edgekit.model.expected",
+    "edgekit.model.tensors",
     "edgekit.plan.assumed",
     "edgekit.plan.planned",
     "edgekit.report.check_json",

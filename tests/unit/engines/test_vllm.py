@@ -24,7 +24,7 @@ from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.dtype import by_safetensors
 from edgekit.formats.types import Tensor
 from edgekit.model import read_geometry
-from edgekit.model.expected import TensorRole
+from edgekit.model.tensor_recipes import TensorRole
 from edgekit.model.types import Model
 from edgekit.units import GIB, MIB
 

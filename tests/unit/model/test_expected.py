@@ -12,14 +12,8 @@ from tests.recorded import config_header, gguf_header
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model import read_geometry
 from edgekit.model.architectures import BY_CONFIG, BY_GGUF
-from edgekit.model.expected import (
-    ExpectedTensor,
-    TensorKind,
-    TensorRole,
-    expected_tensors,
-    prediction_tensors,
-)
-from edgekit.model.tensor_rows import TABLE
+from edgekit.model.tensor_recipes import TABLE, ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensors import expected_tensors, prediction_tensors
 
 LLAMA = {
     "model_type": "llama",
@@ -198,7 +192,7 @@ def test_a_family_without_rows_says_so() -> None:
         "rwkv6.vocab_size": 1000,
     }
     geometry = replace(read_geometry(gguf_header(keys)), tied_embeddings=False)
-    with pytest.raises(UnknownArchitectureError, match=r"rwkv .* model/state_tensors.py"):
+    with pytest.raises(UnknownArchitectureError, match=r"rwkv .* model/tensors.py"):
         expected_tensors(geometry)
 
 

@@ -11,8 +11,9 @@ from edgekit.basis import Basis
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model import read_geometry
 from edgekit.model.architectures import BY_CONFIG
-from edgekit.model.expected import TensorRole, expected_tensors
 from edgekit.model.library_defaults import TABLE, library_defaults
+from edgekit.model.tensor_recipes import TensorRole
+from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (
     Attention,
     Cell,

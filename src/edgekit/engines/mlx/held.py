@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.engines.mlx.rules import Head, MlxRules
-from edgekit.model.expected import expected_tensors
 from edgekit.model.hyper import text_section
-from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (
     LatentAttention,
     Layer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from edgekit.model.tensor_roles import TensorRole as R
+from edgekit.model.tensor_recipes import TensorRole as R
 
 # fmt: off
 _TABLE: tuple[tuple[str, tuple[R, ...]], ...] = (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgekit.engines.mlx.models import MlxModel
     from edgekit.engines.mlx.types import AsStored, Quantize
     from edgekit.formats.types import Quantization
-    from edgekit.model.tensor_roles import ExpectedTensor
+    from edgekit.model.tensor_recipes import ExpectedTensor
     from edgekit.model.types import Model
 
     Wanted = Quantize | AsStored | None

@@ -9,7 +9,7 @@ from edgekit.engines.mlx.packing import packed_bytes
 from edgekit.engines.mlx.rules import MlxRules
 from edgekit.engines.mlx.types import BitsRecipe, Packing, Quantize
 from edgekit.errors import RefusedError
-from edgekit.model.tensor_roles import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
 
 _MATRICES = frozenset({TensorKind.LINEAR, TensorKind.EMBEDDING, TensorKind.EXPERT})
 _EIGHT_BIT = Packing(bits=8, group_size=64)

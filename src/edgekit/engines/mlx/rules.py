@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgekit.model.tensor_roles import TensorRole as R
+from edgekit.model.tensor_recipes import TensorRole as R
 
 _Roles = frozenset[R]
 

@@ -10,7 +10,7 @@ from edgekit.engines.mlx.types import Packing, PackingMode, Quantize
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import Quantization
-from edgekit.model.tensor_roles import TensorRole
+from edgekit.model.tensor_recipes import TensorRole
 
 Overrides = Mapping[tuple[int | None, TensorRole], Packing | None]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgekit.model.expected import TensorRole
+from edgekit.model.tensor_recipes import TensorRole
 
 # fmt: off
 LEAVES: Mapping[TensorRole, tuple[str, ...]] = {

@@ -14,7 +14,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import weakest
 from edgekit.engines.vllm.module_names import Named
 from edgekit.errors import RefusedError
-from edgekit.model.expected import TensorRole
+from edgekit.model.tensor_recipes import TensorRole
 
 
 def _names(text: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 
 from edgekit.errors import RefusedError
-from edgekit.model.expected import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.types import Cell, Recurrent
 
 VOCABULARY_PADDING = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE

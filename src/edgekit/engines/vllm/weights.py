@@ -18,7 +18,8 @@ from edgekit.engines.vllm.models import (
 from edgekit.engines.vllm.schemes import Scheme, SchemePlan
 from edgekit.engines.vllm.sharding import on_rank
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu
-from edgekit.model.expected import ExpectedTensor, TensorKind, TensorRole, expected_tensors
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (
     Cell,
     HybridLayer,

@@ -1,7 +1,7 @@
 """Expected tensors -> how a GGUF at F16 would hold them: names, shapes, and which stay at F32.
 
 Names are those of llama-arch.cpp, the types those of conversion/base.py (prepare_tensors), llama.cpp @ 0c1e570. What
-single families name or fuse otherwise is in their rows of model/tensor_rows.py.
+single families name or fuse otherwise is in their rows of model/tensor_recipes.py.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import LaidTensor
-from edgekit.model.expected import (
-    ExpectedTensor,
-    TensorKind,
-    TensorRole,
-    layer_tensors,
-    outer_tensors,
-    prediction_tensors,
-)
-from edgekit.model.feedforward_tensors import chooses_by_token
 from edgekit.model.hyper import MAX_NUMBER, dig, text_section
-from edgekit.model.tensor_rows import BY_NAME, PLAIN, Streams, TensorRecipe
+from edgekit.model.tensor_recipes import (
+    BY_NAME,
+    PLAIN,
+    ExpectedTensor,
+    Streams,
+    TensorKind,
+    TensorRecipe,
+    TensorRole,
+)
+from edgekit.model.tensors import chooses_by_token, layer_tensors, outer_tensors, prediction_tensors
 from edgekit.model.types import (
     Cell,
     CompressedAttention,

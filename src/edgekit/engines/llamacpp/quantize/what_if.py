@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.quantize.mixing import (
 from edgekit.engines.llamacpp.quantize.table import MixFacts
 from edgekit.formats.types import LaidTensor, ModelHeader
 from edgekit.model.key_words import config_words
-from edgekit.model.tensor_rows import BY_NAME, PLAIN, switches
+from edgekit.model.tensor_recipes import BY_NAME, PLAIN, switches
 from edgekit.model.types import ModelGeometry
 
 # model_types that a GGUF knows by another name, as far as the rules of a mix ask for it.

@@ -1,18 +1,105 @@
-"""TABLE of what a family's layers hold beside the matrices that geometry tells: norms, biases, gates, switches.
-
-To add a family: one row with its GGUF names and its config.json model_types. A `Said` is a word of config.json, and
-what holds where it is silent: transformers' default @ 5.22, or what the family's public files have. The rows are
-compared with the parameters of transformers' and mlx-lm's own classes in tests/truth.
-"""
+"""Nouns of a model's tensors: what each is for, how quantisers see it, how large it is."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from edgekit.model.hyper import dig
+from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.model.hyper import MAX_NUMBER, dig
+
+
+class TensorRole(enum.Enum):
+    """What a tensor is for. A bias, or the norm of a matrix's output, bears the role of its matrix."""
+
+    EMBEDDING = "token embedding"
+    POSITION = "position embedding"
+    SEGMENT = "token type embedding"
+    LAYER_EMBEDDING = "embedding of every layer"
+    LAYER_EMBEDDING_IN = "hidden into the embedding of every layer"
+    EMBEDDING_IN = "embedding into hidden"
+    EMBEDDING_OUT = "hidden into embedding"
+    NGRAM = "embedding of the tokens before"
+    HEAD = "output head"
+    NORM = "norm"
+    # attention
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    OUTPUT = "attention output"
+    OUTPUT_DOWN = "attention output down"
+    ATTENTION_GATE = "attention gate"
+    SINKS = "attention sinks"
+    QUERY_DOWN = "query down"
+    QUERY_UP = "query up"
+    LATENT_DOWN = "latent down"
+    LATENT_UP = "latent up"
+    INDEX_QUERY = "indexer query"
+    INDEX_KEY = "indexer key"
+    INDEX_WEIGHTS = "indexer weights"
+    COMPRESSOR_KEY = "compressor key"
+    COMPRESSOR_GATE = "compressor gate"
+    # feed-forward
+    GATE = "gate"
+    UP = "up"
+    DOWN = "down"
+    EXPERT_GATE = "expert gate"
+    EXPERT_UP = "expert up"
+    EXPERT_DOWN = "expert down"
+    EXPERTS_IN = "into the experts' width"
+    EXPERTS_OUT = "out of the experts' width"
+    SHARED_GATE = "shared expert gate"
+    SHARED_UP = "shared expert up"
+    SHARED_DOWN = "shared expert down"
+    SHARED_SWITCH = "shared expert switch"
+    ROUTER = "router"
+    # recurrences
+    STATE_IN = "into the recurrence"
+    STATE_GATE = "recurrence gate"
+    STATE_BETA = "beta and alpha"
+    STATE_LOW = "low-rank gate"
+    STATE_LOW_OUT = "out of a low-rank mix"
+    STATE_X = "time step, B and C"
+    STATE_DT = "time step"
+    STATE_A = "A"
+    STATE_D = "D"
+    STATE_NORM = "recurrence norm"
+    STATE_OUT = "out of the recurrence"
+    CONV = "short convolution"
+    # what single families add
+    RESIDUAL = "residual streams"  # alternating updates, LAuReL, hyper-connections
+    LAYER_GATE = "gate of the layer's embedding"
+    LAYER_OUT = "out of the layer's embedding"
+    SCALE = "scale"
+    PREDICTION = "joins token and hidden for prediction"
+
+
+class TensorKind(enum.Enum):
+    """How quantisers see it."""
+
+    LINEAR = "linear"
+    EMBEDDING = "embedding"
+    EXPERT = "expert"
+    NORM = "norm"
+    BIAS = "bias"
+    CONV = "convolution"
+    RAW = "plain array"  # quantisers leave it alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTensor:
+    role: TensorRole
+    kind: TensorKind
+    shape: tuple[int, ...]  # outermost first: a matrix is (out, in)
+    layer: int | None = None  # None: outside the layers
+    count: int = 1  # of an expert's tensor: as many as there are experts
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape) * self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,3 +468,64 @@ def switches(recipe: TensorRecipe) -> dict[str, bool]:
 
 
 BY_NAME: Mapping[str, TensorRecipe] = {name: row for row in TABLE for name in row.names}
+
+
+Rows = Iterator[ExpectedTensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFamily:
+    name: str  # the architecture, as its file calls it
+    recipe: TensorRecipe
+    section: Mapping[str, Any]  # the language model's part of config.json; empty without one
+    hidden: int
+
+    def says(self, switch: Said) -> bool:
+        return switch.holds(self.section)
+
+    @property
+    def embedding(self) -> int:
+        """Numbers of a token in the table, before they become the hidden width."""
+        word = self.recipe.embedding_width
+        return self.number(word, self.hidden) if word else self.hidden
+
+    def number(self, word: str, default: int | None = None) -> int:
+        """A width that geometry has no place for."""
+        value = self.section.get(word, default)
+        if value is None:
+            raise UnknownArchitectureError(
+                f"the tensors of {self.name!r} depend on {word}, which only its config.json states"
+            )
+        return _width(word, value)
+
+    def second(self, word: str) -> int | None:
+        """The second of several widths, None where there is one."""
+        value = self.section.get(word)
+        return _width(word, value[1]) if isinstance(value, list) and len(value) > 1 else None
+
+
+def _width(word: str, value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+        raise HeaderError(
+            f"{word} is {value!r:.60}, which is not a valid width", file="config.json"
+        )
+    return value
+
+
+def linear(role: TensorRole, out: int, into: int, *, bias: bool = False) -> Rows:
+    """A matrix, and its bias if it has one; nothing where it has no size."""
+    if out and into:
+        yield ExpectedTensor(role=role, kind=TensorKind.LINEAR, shape=(out, into))
+        if bias:
+            yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,))
+
+
+def array(role: TensorRole, kind: TensorKind, *shape: int) -> ExpectedTensor:
+    return ExpectedTensor(role=role, kind=kind, shape=shape)
+
+
+def norm(family: TensorFamily, role: TensorRole = TensorRole.NORM, width: int = 0) -> Rows:
+    """A norm as wide as the hidden stream, or as said."""
+    yield array(role, TensorKind.NORM, width or family.hidden)
+    if family.says(family.recipe.norm_bias):
+        yield array(role, TensorKind.BIAS, width or family.hidden)

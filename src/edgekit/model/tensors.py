@@ -1,0 +1,713 @@
+"""Geometry, and the words of config.json that it lacks -> the tensors a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.model.hyper import text_section
+from edgekit.model.tensor_recipes import (
+    BY_NAME,
+    PLAIN,
+    ExpectedTensor,
+    Rows,
+    Streams,
+    TensorFamily,
+    TensorKind,
+    TensorRole,
+    Width,
+    array,
+    linear,
+    norm,
+)
+from edgekit.model.types import (
+    Attention,
+    Cell,
+    CompressedAttention,
+    Experts,
+    FeedForward,
+    HybridLayer,
+    LatentAttention,
+    Layer,
+    LayerKind,
+    ModelGeometry,
+    NoCache,
+    Recurrent,
+    SharedCache,
+    Span,
+)
+
+
+def expected_tensors(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[ExpectedTensor, ...]:
+    """All but towers and prediction blocks. UnknownArchitectureError where they do not follow."""
+    family = _family(geometry, config)
+    layers = geometry.layers[: len(geometry.layers) // geometry.loops]
+    inside = (row for layer in layers for row in _placed(layer, geometry, family))
+    return (*_before(geometry, family), *inside, *_after(geometry, family))
+
+
+def outer_tensors(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[ExpectedTensor, ...]:
+    """Those outside the layers, but for towers."""
+    family = _family(geometry, config)
+    return (*_before(geometry, family), *_after(geometry, family))
+
+
+def layer_tensors(
+    layer: Layer, geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[ExpectedTensor, ...]:
+    return tuple(_placed(layer, geometry, _family(geometry, config)))
+
+
+def prediction_tensors(
+    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+) -> tuple[ExpectedTensor, ...]:
+    """The blocks that predict further tokens: a last layer each, what joins both streams, three norms."""
+    family = _family(geometry, config)
+    attending = [x for x in geometry.layers if not isinstance(x.mixer, Recurrent)]
+    last = (attending or geometry.layers)[-1]
+    rows: list[ExpectedTensor] = []
+    for layer in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
+        rows += _placed(replace(last, index=layer), geometry, family)
+        joins = linear(TensorRole.PREDICTION, family.hidden, 2 * family.hidden)
+        norms = [row for _ in range(3) for row in norm(family)]
+        rows += [replace(row, layer=layer) for row in (*joins, *norms)]
+    return tuple(rows)
+
+
+def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> TensorFamily:
+    if geometry.vocabulary is None or geometry.tied_embeddings is None:
+        missing = "vocabulary" if geometry.vocabulary is None else "output head"
+        raise UnknownArchitectureError(
+            f"the {missing} is unknown: read the whole header, or give a config.json"
+        )
+    return TensorFamily(
+        name=geometry.architecture,
+        recipe=BY_NAME.get(geometry.architecture, PLAIN),
+        section=text_section(config or {}),
+        hidden=geometry.hidden,
+    )
+
+
+def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    hidden, recipe, width = family.hidden, family.recipe, family.embedding
+    yield array(TensorRole.EMBEDDING, TensorKind.EMBEDDING, geometry.vocabulary or 0, width)
+    if width != hidden:
+        yield from linear(TensorRole.EMBEDDING_IN, hidden, width)
+    if recipe.ngrams:
+        yield from ngram_tables(geometry, family)
+    if recipe.positions is not None:
+        rows = (geometry.trained_context or 0) + recipe.positions
+        yield array(TensorRole.POSITION, TensorKind.EMBEDDING, rows, hidden)
+    if types := family.number("type_vocab_size", recipe.token_types) if recipe.token_types else 0:
+        yield array(TensorRole.SEGMENT, TensorKind.EMBEDDING, types, hidden)
+    if recipe.embedding_norm:
+        yield from norm(family)
+    yield from around_layer_embedding(geometry, family)
+    yield from around_residual(family)
+
+
+def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    recipe, narrow = family.recipe, family.embedding != family.hidden
+    if family.says(recipe.final_norm):
+        yield from norm(family)
+    if narrow and recipe.embedding_out:
+        yield from linear(TensorRole.EMBEDDING_OUT, family.embedding, family.hidden)
+    if recipe.head_scale:
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+    bias = family.says(recipe.head_bias)
+    if not geometry.tied_embeddings:
+        width = family.embedding if recipe.embedding_out else family.hidden
+        yield from linear(TensorRole.HEAD, geometry.vocabulary or 0, width, bias=bias)
+    elif bias:
+        yield array(TensorRole.HEAD, TensorKind.BIAS, geometry.vocabulary or 0)
+
+
+def _placed(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> list[ExpectedTensor]:
+    rows = (*_layer(layer, family), *in_layer_embedding(geometry, family), *in_residual(family))
+    return [replace(row, layer=layer.index) for row in rows]
+
+
+def _layer(layer: Layer, family: TensorFamily) -> Rows:
+    for _ in range(_norm_count(layer, family)):
+        yield from norm(family)
+    yield from _norm_gates(layer, family)
+    yield from _mixer(layer.mixer, family)
+    if layer.index and family.recipe.value_rank:
+        yield from low_rank(family.number(family.recipe.value_rank), family.hidden)
+    if layer.dense is not None:
+        yield from dense(layer.dense, family)
+    if layer.experts is not None:
+        yield from experts(layer.experts, family, layer=layer.index)
+
+
+def _norm_count(layer: Layer, family: TensorFamily) -> int:
+    recipe = family.recipe
+    if layer.index == 0 and recipe.first_norms is not None:
+        return recipe.first_norms
+    mixes = not isinstance(layer.mixer, NoCache) or layer.mixer.attention is not None
+    feeds = layer.dense is not None or layer.experts is not None
+    usual = recipe.norms if mixes and feeds else min(recipe.norms, recipe.lone_norms)
+    more = sum(family.says(said) for said in recipe.more_norms)
+    return usual + more + (recipe.expert_norms if layer.experts is not None else 0)
+
+
+def _norm_gates(layer: Layer, family: TensorFamily) -> Rows:
+    """A.X K2: a low-rank gate on the norm before attention, and on the one before experts."""
+    if not family.recipe.norm_rank:
+        return
+    rank = family.number(family.recipe.norm_rank)
+    for _ in range(1 if layer.experts is None else 2):
+        yield from linear(TensorRole.NORM, rank, family.hidden)
+        yield from linear(TensorRole.NORM, family.hidden, rank)
+
+
+def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
+    match kind:
+        case Attention():
+            yield from attention(kind, family)
+        case SharedCache():
+            borrows = not family.says(family.recipe.borrowed_keys)
+            yield from attention(kind.attention, family, borrows=borrows)
+        case NoCache() if kind.attention is not None:
+            yield from attention(kind.attention, family)
+        case HybridLayer():
+            yield from attention(kind.attention, family)
+            yield from recurrent(kind.recurrent, family)
+        case LatentAttention():
+            yield from latent(kind, family)
+        case CompressedAttention():
+            yield from compressed(kind, family)
+        case Recurrent():
+            yield from recurrent(kind, family)
+        case _:
+            return
+
+
+def attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
+    """`borrows`: keys and values are another layer's, in the file too."""
+    recipe = family.recipe
+    bias = family.says(recipe.qkv_bias)
+    queries = kind.heads * kind.key_dim * (2 if kind.gated else 1)
+    yield from linear(TensorRole.QUERY, queries, family.hidden, bias=bias)
+    if not borrows:
+        yield from _keys_and_values(kind, family, bias=bias)
+    yield from _output(kind.heads * kind.value_dim, family)
+    yield from _head_norms(kind, family, borrows=borrows)
+    yield from _gates(kind, family)
+    sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
+    if family.says(sliding if kind.span is Span.WINDOW else recipe.sinks):
+        yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
+    if kind.index_dim:
+        yield from _block_indexer(kind.index_dim, family)
+
+
+def _keys_and_values(kind: Attention, family: TensorFamily, *, bias: bool) -> Rows:
+    values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
+    yield from linear(TensorRole.KEY, kind.kv_heads * kind.key_dim, family.hidden, bias=bias)
+    yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
+    if family.recipe.cache_scales:
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+
+
+def _gates(kind: Attention, family: TensorFamily) -> Rows:
+    recipe = family.recipe
+    if recipe.gate is not None and family.says(recipe.gate_said):
+        wide = kind.heads * kind.value_dim if recipe.gate is Width.ALL else kind.heads
+        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+    if recipe.query_gain:
+        yield array(TensorRole.SCALE, TensorKind.RAW, kind.heads)
+    if recipe.round_gate:
+        yield array(TensorRole.ATTENTION_GATE, TensorKind.RAW, kind.heads, kind.key_dim)
+        yield array(TensorRole.ATTENTION_GATE, TensorKind.BIAS, kind.heads)
+
+
+def _output(values: int, family: TensorFamily) -> Rows:
+    bias = family.says(family.recipe.output_bias)
+    yield from linear(TensorRole.OUTPUT, family.hidden, values, bias=bias)
+    if family.recipe.sub_norms:
+        yield array(TensorRole.OUTPUT, TensorKind.NORM, values)
+
+
+def _head_norms(kind: Attention, family: TensorFamily, *, borrows: bool) -> Rows:
+    recipe = family.recipe
+    if recipe.head_norm is None or not family.says(recipe.head_norm_said):
+        return
+    kinds = (TensorKind.NORM, TensorKind.BIAS) if recipe.head_norm_bias else (TensorKind.NORM,)
+    both = ((TensorRole.QUERY, kind.heads), (TensorRole.KEY, kind.kv_heads))
+    for role, heads in both[:1] if borrows else both:
+        shape = (heads, kind.key_dim) if recipe.head_norm is Width.EACH else (kind.key_dim,)
+        if recipe.head_norm is Width.ALL:
+            shape = (heads * kind.key_dim,)
+        for one in kinds:
+            yield array(role, one, *shape)
+
+
+def _block_indexer(width: int, family: TensorFamily) -> Rows:
+    """MiniMax-M3: queries and one key that choose blocks."""
+    heads = family.number("index_n_heads", 4)
+    yield from linear(TensorRole.INDEX_QUERY, heads * width, family.hidden)
+    yield from linear(TensorRole.INDEX_KEY, width, family.hidden)
+    yield array(TensorRole.INDEX_QUERY, TensorKind.NORM, width)
+    yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
+
+
+def latent(kind: LatentAttention, family: TensorFamily) -> Rows:
+    hidden, rank, queries = family.hidden, kind.query_rank, kind.heads * kind.key_dim
+    bias = family.says(family.recipe.qkv_bias)
+    gate = kind.heads * kind.value_dim if family.recipe.gate is Width.ALL else 0
+    if rank:
+        yield from linear(TensorRole.QUERY_DOWN, rank, hidden, bias=bias)
+        yield array(TensorRole.QUERY_DOWN, TensorKind.NORM, rank)
+        # A.X K2 makes queries and gate of two copies of the rank at once.
+        yield from linear(TensorRole.QUERY_UP, queries + gate, rank * (2 if gate else 1))
+    else:
+        yield from linear(TensorRole.QUERY, queries, hidden)
+    yield from linear(TensorRole.LATENT_DOWN, kind.latent_dim + kind.rope_dim, hidden, bias=bias)
+    yield array(TensorRole.LATENT_DOWN, TensorKind.NORM, kind.latent_dim)
+    unpacked = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
+    yield from linear(TensorRole.LATENT_UP, unpacked, kind.latent_dim)
+    yield from _output(kind.heads * kind.value_dim, family)
+    yield from _latent_gate(kind, family)
+    if kind.index_dim:
+        yield from _token_indexer(kind.index_dim, rank or hidden, family)
+
+
+def _latent_gate(kind: LatentAttention, family: TensorFamily) -> Rows:
+    gate = family.recipe.latent_gate
+    if gate is not None and family.says(family.recipe.latent_gate_said):
+        wide = kind.heads * kind.value_dim if gate is Width.ALL else kind.heads
+        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+
+
+def _token_indexer(width: int, rank: int, family: TensorFamily) -> Rows:
+    """DeepSeek-V3.2: queries from the compressed ones, one key, a weight for each head."""
+    heads = family.number("index_n_heads")
+    yield from linear(TensorRole.INDEX_QUERY, heads * width, rank)
+    yield from linear(TensorRole.INDEX_KEY, width, family.hidden)
+    yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
+    yield array(TensorRole.INDEX_KEY, TensorKind.BIAS, width)
+    yield from linear(TensorRole.INDEX_WEIGHTS, heads, family.hidden)
+
+
+def compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
+    """DeepSeek-V4: low-rank queries, one key for all heads, an output in groups of low rank."""
+    hidden, width = family.hidden, kind.key_dim
+    rank, groups = family.number("q_lora_rank"), family.number("o_groups")
+    within = groups * family.number("o_lora_rank")
+    yield from linear(TensorRole.QUERY_DOWN, rank, hidden)
+    yield array(TensorRole.QUERY_DOWN, TensorKind.NORM, rank)
+    yield from linear(TensorRole.QUERY_UP, kind.heads * width, rank)
+    yield from linear(TensorRole.KEY, width, hidden)
+    yield array(TensorRole.KEY, TensorKind.NORM, width)
+    yield from linear(TensorRole.OUTPUT_DOWN, within, kind.heads * width // max(groups, 1))
+    yield from linear(TensorRole.OUTPUT, hidden, within)
+    yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
+    if kind.ratio:
+        yield from _compressor(width, kind.ratio, family)
+    if kind.ratio and kind.index_dim:
+        heads = family.number("index_n_heads")
+        yield from _compressor(kind.index_dim, kind.ratio, family)
+        yield from linear(TensorRole.INDEX_QUERY, heads * kind.index_dim, rank)
+        yield from linear(TensorRole.INDEX_WEIGHTS, heads, hidden)
+
+
+def _compressor(width: int, ratio: int, family: TensorFamily) -> Rows:
+    wide = width * (2 if ratio == 4 else 1)  # windows of 4 tokens overlap, those of 128 do not
+    yield from linear(TensorRole.COMPRESSOR_KEY, wide, family.hidden)
+    yield from linear(TensorRole.COMPRESSOR_GATE, wide, family.hidden)
+    yield array(TensorRole.COMPRESSOR_GATE, TensorKind.RAW, ratio, wide)
+    yield array(TensorRole.COMPRESSOR_KEY, TensorKind.NORM, width)
+
+
+_DENSE = (TensorRole.GATE, TensorRole.UP, TensorRole.DOWN)
+_SHARED = (TensorRole.SHARED_GATE, TensorRole.SHARED_UP, TensorRole.SHARED_DOWN)
+
+
+def dense(half: FeedForward, family: TensorFamily) -> Rows:
+    yield from _half(_DENSE, half.width, family, gated=half.gated)
+    if family.recipe.sub_norms:
+        yield array(TensorRole.DOWN, TensorKind.NORM, half.width)
+    for _ in range(family.recipe.activation):
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+
+
+def _half(
+    roles: tuple[TensorRole, TensorRole, TensorRole],
+    width: int,
+    family: TensorFamily,
+    *,
+    gated: bool,
+) -> Rows:
+    gate, up, down = roles
+    bias = family.says(family.recipe.ffn_bias)
+    if gated:
+        yield from linear(gate, width, family.hidden, bias=bias)
+    yield from linear(up, width, family.hidden, bias=bias)
+    yield from linear(down, family.hidden, width, bias=bias)
+
+
+def experts(half: Experts, family: TensorFamily, *, layer: int) -> Rows:
+    yield from _routed(half, family, layer)
+    if family.recipe.picture_experts and (width := family.second("moe_intermediate_size")):
+        count = family.second("moe_num_experts") or half.count
+        pictures = replace(half, width=width, count=count, shared_width=0)
+        yield from _routed(pictures, family, layer)
+
+
+def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
+    yield from _router(half, family, layer)
+    within = half.latent or family.hidden
+    if half.latent:
+        yield from linear(TensorRole.EXPERTS_IN, within, family.hidden)
+        yield from linear(TensorRole.EXPERTS_OUT, family.hidden, within)
+        said = family.says(family.recipe.latent_norms_said)
+        for _ in range(family.recipe.latent_norms if said else 0):
+            yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, within)
+    if half.gated:
+        yield from _expert(TensorRole.EXPERT_GATE, half.width, within, half.count, family)
+    yield from _expert(TensorRole.EXPERT_UP, half.width, within, half.count, family)
+    yield from _expert(TensorRole.EXPERT_DOWN, within, half.width, half.count, family)
+    if half.shared_width:
+        yield from _half(_SHARED, half.shared_width, family, gated=half.gated)
+        if family.says(family.recipe.shared_switch):
+            yield from linear(TensorRole.SHARED_SWITCH, 1, family.hidden)
+        if family.recipe.shared_mix:
+            yield from linear(TensorRole.SHARED_SWITCH, 2, family.hidden, bias=True)
+    if family.recipe.small_experts:
+        yield from _small_experts(half, family)
+
+
+def _small_experts(half: Experts, family: TensorFamily) -> Rows:
+    width = family.number(family.recipe.small_experts, 128)  # conversion/grovemoe.py @ 0c1e570
+    for role, shape in (
+        (TensorRole.EXPERT_GATE, (width, family.hidden)),
+        (TensorRole.EXPERT_UP, (width, family.hidden)),
+        (TensorRole.EXPERT_DOWN, (family.hidden, width)),
+    ):
+        yield from _expert(role, *shape, half.count // 2, family)
+
+
+def _router(half: Experts, family: TensorFamily, layer: int) -> Rows:
+    recipe = family.recipe
+    rows = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
+    kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
+    yield array(TensorRole.ROUTER, kind, rows, family.hidden)
+    if family.says(recipe.router_bias):
+        yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
+    if family.says(recipe.correction) and not chooses_by_token(family.section, layer):
+        yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
+    if recipe.router_scales:
+        yield array(TensorRole.SCALE, TensorKind.RAW, family.hidden)
+        yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
+
+
+def chooses_by_token(section: Mapping[str, Any], layer: int) -> bool:
+    """DeepSeek-V4's first layers: by a hash of the token, listed or counted."""
+    kinds, count = section.get("mlp_layer_types"), section.get("num_hash_layers")
+    if isinstance(kinds, list):
+        return layer < len(kinds) and kinds[layer] == "hash_moe"
+    return isinstance(count, int) and layer < count
+
+
+def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFamily) -> Rows:
+    yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
+    if family.says(family.recipe.expert_bias):
+        yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)
+
+
+MAX_TABLES = 1_024  # LongCat has 12
+
+
+def around_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """Gemma 3n and 4: one table for all layers, and the way from the hidden stream into it."""
+    width = geometry.per_layer_embedding
+    if not width:
+        return
+    tokens = family.number("vocab_size_per_layer_input", geometry.vocabulary)
+    wide = width * len(geometry.layers)
+    yield array(TensorRole.LAYER_EMBEDDING, TensorKind.EMBEDDING, tokens, wide)
+    yield from linear(TensorRole.LAYER_EMBEDDING_IN, wide, family.hidden)
+    yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, width)
+
+
+def in_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    if width := geometry.per_layer_embedding:
+        yield from linear(TensorRole.LAYER_GATE, width, family.hidden)
+        yield from linear(TensorRole.LAYER_OUT, family.hidden, width)
+        yield array(TensorRole.LAYER_OUT, TensorKind.NORM, family.hidden)
+    for _ in range(family.recipe.layer_scales):
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+
+
+def ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """LongCat: tables for two to four tokens in a row, a few hashes each, and their way into the hidden stream."""
+    parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
+    rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
+    count = parts * max(longest - 1, 0)
+    if count > min(MAX_TABLES, family.hidden):
+        raise HeaderError(f"{count} n-gram tables are more than the limit", file="config.json")
+    for index in range(count):
+        width = family.hidden // count
+        yield array(TensorRole.NGRAM, TensorKind.EMBEDDING, rows + 2 * index + 1, width)
+        yield from linear(TensorRole.NGRAM, family.hidden, width)
+
+
+def around_residual(family: TensorFamily) -> Rows:
+    hidden = family.hidden
+    if family.says(family.recipe.block_residual):
+        yield from _block_residual(family)
+    if family.recipe.streams is Streams.ALTERNATING:
+        others = family.number("altup_num_inputs", 4) - 1
+        for _ in ("into the other streams", "out of them"):
+            for row in linear(TensorRole.RESIDUAL, hidden, hidden):
+                yield replace(row, count=others)
+    if family.recipe.streams is Streams.HYPER:
+        streams = family.number("hc_mult")
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams * hidden)
+        yield array(TensorRole.RESIDUAL, TensorKind.BIAS, streams)
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1)
+
+
+def _block_residual(family: TensorFamily) -> Rows:
+    """Kimi K3: a weight for each earlier block, from a normed stream."""
+    yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1, family.hidden)
+    yield array(TensorRole.RESIDUAL, TensorKind.NORM, family.hidden)
+
+
+def in_residual(family: TensorFamily) -> Rows:
+    if family.says(family.recipe.block_residual):
+        yield from _block_residual(family)  # before attention
+        yield from _block_residual(family)  # and before the feed-forward
+    if family.recipe.streams is Streams.ALTERNATING:
+        yield from _alternating(family)
+    if family.recipe.streams is Streams.HYPER:
+        yield from _hyper(family)
+
+
+def _alternating(family: TensorFamily) -> Rows:
+    """Gemma 3n: alternating updates of four streams, and a low-rank bypass (LAuReL)."""
+    hidden, streams = family.hidden, family.number("altup_num_inputs", 4)
+    rank = family.number("laurel_rank", 64)
+    yield from linear(TensorRole.RESIDUAL, streams, hidden)
+    yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams, streams)
+    yield array(TensorRole.RESIDUAL, TensorKind.RAW, streams * streams, streams)
+    yield array(TensorRole.RESIDUAL, TensorKind.RAW, hidden)
+    yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
+    yield from linear(TensorRole.RESIDUAL, rank, hidden)
+    yield from linear(TensorRole.RESIDUAL, hidden, rank)
+    yield array(TensorRole.RESIDUAL, TensorKind.NORM, hidden)
+
+
+def _hyper(family: TensorFamily) -> Rows:
+    """DeepSeek-V4: hyper-connections before attention and before the feed-forward."""
+    streams = family.number("hc_mult")
+    mixes = (2 + streams) * streams
+    for _ in ("attention", "feed-forward"):
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, mixes, streams * family.hidden)
+        yield array(TensorRole.RESIDUAL, TensorKind.BIAS, mixes)
+        yield array(TensorRole.RESIDUAL, TensorKind.RAW, 3)
+
+
+def recurrent(kind: Recurrent, family: TensorFamily) -> Rows:
+    rows = _CELLS.get(kind.cell)
+    if rows is None:
+        raise _undescribed(kind)
+    yield from rows(kind, family)
+
+
+def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
+    return UnknownArchitectureError(
+        f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
+        "rows to model/tensors.py"
+    )
+
+
+def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
+    inner, state, rank = kind.inner, kind.state_size, kind.rank
+    yield from _into(2 * inner, family)
+    yield from _conv(inner, kind, family)
+    yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
+    yield from linear(TensorRole.STATE_DT, inner, rank, bias=True)
+    if family.recipe.step_norms:
+        for width in (rank, state, state):
+            yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, inner, state)
+    yield array(TensorRole.STATE_D, TensorKind.RAW, inner)
+    yield from _out_of(inner, family)
+
+
+def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
+    if family.recipe.step_norms:
+        yield from _stepped(kind, family)
+        return
+    inner, keys = kind.inner, kind.groups * kind.state_size
+    yield from _into(2 * inner + 2 * keys + kind.heads, family)
+    yield from _conv(inner + 2 * keys, kind, family)
+    yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
+    yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
+    if family.says(family.recipe.state_norm):
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner)
+    yield from _out_of(inner, family)
+
+
+def _stepped(kind: Recurrent, family: TensorFamily) -> Rows:
+    """PLaMo 2: the first Mamba's way to dt, B and C, the second one's heads."""
+    inner, state, rank = kind.inner, kind.state_size, max(64, family.hidden // 16)
+    yield from _into(2 * inner, family)
+    yield from _conv(inner, kind, family)
+    yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
+    yield from linear(TensorRole.STATE_DT, kind.heads, rank, bias=True)
+    for width in (rank, state, state):
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
+    yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
+    yield from _out_of(inner, family)
+
+
+def _gated_delta(kind: Recurrent, family: TensorFamily) -> Rows:
+    inner, keys = kind.inner, kind.groups * kind.state_size
+    yield from linear(TensorRole.STATE_IN, 2 * keys + inner, family.hidden)
+    yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
+    yield from linear(TensorRole.STATE_BETA, 2 * kind.heads, family.hidden)
+    yield from _conv(inner + 2 * keys, kind, family)
+    yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner // max(kind.heads, 1))
+    yield from linear(TensorRole.STATE_OUT, family.hidden, inner)
+
+
+def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
+    inner, width = kind.inner, kind.state_size
+    yield from linear(TensorRole.STATE_IN, 3 * inner, family.hidden)
+    yield from _conv(3 * inner, kind, family)
+    yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
+    for whole in (family.recipe.whole_forget, family.recipe.whole_output):
+        if family.says(whole):
+            yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
+        else:
+            yield from linear(TensorRole.STATE_LOW, width, family.hidden)
+            yield from linear(TensorRole.STATE_LOW, inner, width)
+    yield array(TensorRole.STATE_DT, TensorKind.BIAS, inner)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
+    yield from linear(TensorRole.STATE_OUT, family.hidden, inner)
+
+
+def _lightning(kind: Recurrent, family: TensorFamily) -> Rows:
+    yield from _into(3 * kind.inner, family)
+    yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
+    if family.says(family.recipe.state_head_norms):
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
+    yield from _out_of(kind.inner, family)
+
+
+def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
+    """flash-linear-attention: keys as wide as their share, values twice, a gate of rank 16."""
+    keys, rank = kind.heads * kind.state_size, family.number("gate_low_rank_dim", 16)
+    yield from linear(TensorRole.STATE_IN, 2 * keys + kind.inner, family.hidden)
+    yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
+    yield from linear(TensorRole.STATE_LOW, rank, family.hidden)
+    yield from linear(TensorRole.STATE_LOW, keys, rank, bias=True)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner // max(kind.heads, 1))
+    yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner)
+
+
+def _short_conv(kind: Recurrent, family: TensorFamily) -> Rows:
+    bias = family.says(family.recipe.conv_bias)
+    yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden, bias=bias)
+    yield from _conv(kind.inner, kind, family)
+    yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner, bias=bias)
+
+
+def _gated_conv(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Gear: queries, keys and values as attention has them, keys and values convolved."""
+    keys, bias = kind.groups * kind.state_size, family.says(family.recipe.qkv_bias)
+    yield from linear(TensorRole.QUERY, kind.inner, family.hidden, bias=bias)
+    for role in (TensorRole.KEY, TensorRole.VALUE):
+        yield from linear(role, keys, family.hidden, bias=bias)
+        yield from _conv(keys, kind, family)
+        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
+    yield from linear(TensorRole.OUTPUT, family.hidden, kind.inner, bias=bias)
+
+
+def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
+    for role in (TensorRole.KEY, TensorRole.VALUE):
+        yield array(role, TensorKind.RAW, kind.groups, kind.conv_kernel)
+
+
+def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
+    """RWKV-7: six mixes with the token before, four matrices, four gates of low rank."""
+    if family.name != "rwkv7":
+        raise _undescribed(kind)
+    hidden = kind.inner
+    for _ in "rwkvag":
+        yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)
+    yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)  # the feed-forward's mix
+    for _ in ("k_k", "k_a", "r_k"):
+        yield array(TensorRole.STATE_D, TensorKind.RAW, hidden)
+    for role in (TensorRole.STATE_IN, TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_OUT):
+        yield from linear(role, hidden, hidden)
+    yield array(TensorRole.STATE_NORM, TensorKind.NORM, hidden)
+    yield array(TensorRole.STATE_NORM, TensorKind.BIAS, hidden)
+    for word in ("decay_low_rank_dim", "a_low_rank_dim", "gate_low_rank_dim"):
+        yield from low_rank(family.number(word), hidden, bias=word != "gate_low_rank_dim")
+
+
+def low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
+    yield from linear(TensorRole.STATE_LOW, rank, hidden)
+    yield from linear(TensorRole.STATE_LOW_OUT, hidden, rank, bias=bias)
+
+
+def _rg_lru(kind: Recurrent, family: TensorFamily) -> Rows:
+    """Two matrices in, one out, and two gates in blocks, one block a head."""
+    inner, heads = kind.inner, family.number("num_attention_heads")
+    block = inner // max(heads, 1)
+    yield from _into(inner, family)
+    yield from linear(TensorRole.STATE_GATE, inner, family.hidden, bias=True)
+    yield from _conv(inner, kind, family)
+    for _ in ("input", "recurrent"):
+        yield array(TensorRole.STATE_X, TensorKind.RAW, heads, block, block)
+        yield array(TensorRole.STATE_X, TensorKind.BIAS, heads, block)
+    yield array(TensorRole.STATE_A, TensorKind.RAW, inner)
+    yield from _out_of(inner, family)
+
+
+def _into(out: int, family: TensorFamily) -> Rows:
+    bias = family.says(family.recipe.state_bias)
+    yield from linear(TensorRole.STATE_IN, out, family.hidden, bias=bias)
+
+
+def _out_of(inner: int, family: TensorFamily) -> Rows:
+    said = family.recipe.state_out_bias or family.recipe.state_bias
+    yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.says(said))
+
+
+def _conv(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:
+    yield array(TensorRole.CONV, TensorKind.CONV, channels, kind.conv_kernel)
+    if family.says(family.recipe.conv_bias):
+        yield array(TensorRole.CONV, TensorKind.BIAS, channels)
+
+
+_CELLS: Mapping[Cell, Callable[[Recurrent, TensorFamily], Rows]] = {
+    Cell.MAMBA: _mamba,
+    Cell.MAMBA2: _mamba2,
+    Cell.GATED_DELTA: _gated_delta,
+    Cell.KIMI_DELTA: _kimi_delta,
+    Cell.LIGHTNING: _lightning,
+    Cell.GATED_LINEAR: _gated_linear,
+    Cell.SHORT_CONV: _short_conv,
+    Cell.GATED_CONV: _gated_conv,
+    Cell.KEY_CONV: _key_conv,
+    Cell.RWKV: _rwkv,
+    Cell.RG_LRU: _rg_lru,
+}
