@@ -1,10 +1,10 @@
-"""Run the examples of README.md and docs/*.md again and write what they print now.
+"""Run the examples of README.md and docs/ again and write what they print now.
 
     python tools/doc_examples.py          # rewrite
     python tools/doc_examples.py --check  # only say which differ; exit code 1 if any does
 
-An example is a command in backquotes with a text block below it, or a row of a table that begins with an
-`edgekit check` command: the headline is its third column. All of them name the machine they ask about.
+An example is a command in backquotes with a text block below it, or a row of docs/data/setups.tsv: a command, its
+headline, a remark. All of them name the machine they ask about.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
-ROW = re.compile(r"^(\| `(edgekit check [^`\n]+)` \| [^|\n]* \|)([^|\n]*)\|", re.MULTILINE)
+ROW = re.compile(r"^(edgekit check [^\t\n]+)\t[^\t\n]*\t", re.MULTILINE)
 
 
 def main() -> int:
@@ -31,9 +31,11 @@ def main() -> int:
         os.environ |= {"COLUMNS": "100", "HOME": home, "XDG_CACHE_HOME": home, "HF_HOME": home}
         os.environ["EDGEKIT_LLAMA_VERSION"] = "0.6"  # whatever is installed
         platform.machine = lambda: "x86_64"  # whatever this is: what weights are rearranged for
-        for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        docs = ROOT / "docs"
+        for page in (ROOT / "README.md", *sorted(docs.rglob("*.md")), docs / "data" / "setups.tsv"):
             before = page.read_text(encoding="utf-8")
-            after = ROW.sub(_row, EXAMPLE.sub(_example, before))
+            change = (ROW, _row) if page.suffix == ".tsv" else (EXAMPLE, _example)
+            after = change[0].sub(change[1], before)
             if after != before:
                 differ += 1
                 print(page.relative_to(ROOT))
@@ -47,7 +49,7 @@ def _example(found: re.Match[str]) -> str:
 
 
 def _row(found: re.Match[str]) -> str:
-    return f"{found[1]} {' '.join(_printed(f'{found[2]} --quiet').split())} |"
+    return f"{found[1]}\t{' '.join(_printed(f'{found[1]} --quiet').split())}\t"
 
 
 def _printed(command: str) -> str:

@@ -1,4 +1,4 @@
-"""What README.md and the pages in docs/ show is what the commands print."""
+"""What README.md, the pages in docs/ and docs/data/setups.tsv show is what the commands print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from edgekit.units import GIB
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 EXAMPLE = re.compile(r"`(edgekit [^`\n]+)`\n\n```text\n(.*?)```", re.DOTALL)
-ROW = re.compile(r"^\| `(edgekit check [^`\n]+)` \| [^|\n]* \| ([^|\n]*) \|", re.MULTILINE)
 PAGES = [
     (ROOT / page).read_text(encoding="utf-8")
     for page in (
@@ -31,12 +30,14 @@ PAGES = [
         "docs/check.md",
         "docs/estimate.md",
         "docs/hardware.md",
-        "docs/inspect.md",
         "docs/plan.md",
     )
 ]
 EXAMPLES = [found for page in PAGES for found in EXAMPLE.findall(page)]
-SET_UPS = [found for page in PAGES for found in ROW.findall(page)]
+SET_UPS = [
+    tuple(line.split("\t")[:2])
+    for line in (DOCS / "data" / "setups.tsv").read_text(encoding="utf-8").splitlines()[1:]
+]
 
 LIMIT = MemoryLimit(name="a file", limit_bytes=8 * GIB, used_bytes=GIB)
 HERE = machine(
