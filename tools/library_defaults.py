@@ -14,7 +14,7 @@ from typing import Any
 
 from edgekit.model.architectures import BY_CONFIG
 from edgekit.model.attention import encoder
-from edgekit.model.keys import BY_WORD
+from edgekit.model.hyperparameters import SPELLINGS
 
 # Words whose default says nothing, or is worked out from others when the class is made.
 _LEFT_OUT = frozenset(
@@ -72,7 +72,7 @@ def _dense_lead(made: Any) -> dict[str, int]:
 
 
 def _row(fields: Mapping[str, Any]) -> dict[str, int]:
-    found = {w: _first(fields, key.config) for w, key in BY_WORD.items() if w not in _LEFT_OUT}
+    found = {w: _first(fields, key.config) for w, key in SPELLINGS.items() if w not in _LEFT_OUT}
     told = {word: value for word, value in found.items() if value}
     return told if told.get("moe_step") != 1 else {w: v for w, v in told.items() if w != "moe_step"}
 

@@ -12,7 +12,7 @@ from tests.thoroughness import LONG
 from edgekit.errors import EdgekitError
 from edgekit.model import not_a_language_model, read_geometry
 from edgekit.model.architectures import BY_CONFIG
-from edgekit.model.keys import TABLE
+from edgekit.model.hyperparameters import SPELLINGS
 from edgekit.model.parameters import count_parameters
 from edgekit.model.types import ModelGeometry
 
@@ -22,7 +22,8 @@ PLAIN = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "i
 CONFIGS = (*RECORDED, *({**PLAIN, "model_type": name} for name in sorted(BY_CONFIG)))
 KEYS = tuple({m["model"]: m["hyper_parameters"] for m in models()}.values())
 SPELLINGS = sorted(
-    {s.split(".")[0] for key in TABLE for s in key.config} | {"model_type", "text_config"}
+    {s.split(".")[0] for key in SPELLINGS.values() for s in key.config}
+    | {"model_type", "text_config"}
 )
 
 numbers = st.one_of(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pkgutil import get_data
 
 import gguf
 import pytest
 
 from edgekit.model.architectures import BY_GGUF, NOT_LANGUAGE_MODELS, TABLE
-from edgekit.model.keys import TABLE as KEYS
 
 
 @pytest.mark.parametrize("dialect", ["gguf", "config"])
@@ -24,5 +24,7 @@ def test_every_name_that_gguf_py_knows_has_a_row_or_a_reason() -> None:
     assert known - BY_GGUF.keys() - NOT_LANGUAGE_MODELS.keys() - {"mmproj"} == set()
 
 
-def test_no_word_is_spelled_in_two_ways_by_two_rows() -> None:
-    assert max(Counter(key.word for key in KEYS).values()) == 1
+def test_every_hyperparameter_has_one_row() -> None:
+    text = get_data("edgekit.model", "hyperparameters.tsv") or b""
+    rows = [row for row in text.decode().splitlines() if not row.startswith("#")]
+    assert len({row.split("\t")[0] for row in rows}) == len(rows)

@@ -134,7 +134,8 @@ def test_a_wrong_value_is_told_by_the_name_it_has_in_the_file() -> None:
 
 def test_the_same_gap_at_the_top_is_an_error() -> None:
     with pytest.raises(
-        UnknownArchitectureError, match=r"does not state its hidden .*hidden_size.*keys\.py"
+        UnknownArchitectureError,
+        match=r"does not state its hidden .*hidden_size.*hyperparameters\.tsv",
     ):
         of_config(hidden_size=...)
 

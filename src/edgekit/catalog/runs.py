@@ -14,7 +14,7 @@ from edgekit.errors import HeaderError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import LaidTensor, Tensor
-from edgekit.model.hyper import MAX_LAYERS
+from edgekit.model.hyperparameters import MAX_LAYERS
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 _HERE = "blk.*."

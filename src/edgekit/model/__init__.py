@@ -18,7 +18,7 @@ from edgekit.model.architectures import (
 )
 from edgekit.model.arrange import Word
 from edgekit.model.feedforward import feed_forwards
-from edgekit.model.hyper import MAX_LAYERS, Hyper
+from edgekit.model.hyperparameters import MAX_LAYERS, Hyper
 from edgekit.model.outside import (
     native_context,
     pooling_of,

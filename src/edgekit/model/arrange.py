@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 
 from edgekit.errors import HeaderError
-from edgekit.model.hyper import Hyper
+from edgekit.model.hyperparameters import Hyper
 
 
 class Word(enum.Enum):

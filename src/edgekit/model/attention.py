@@ -8,7 +8,7 @@ from typing import Any
 
 from edgekit.errors import HeaderError
 from edgekit.model.arrange import Word
-from edgekit.model.hyper import Hyper
+from edgekit.model.hyperparameters import Hyper
 from edgekit.model.recurrence import key_conv
 from edgekit.model.types import (
     Attention,

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgekit.errors import HeaderError
 from edgekit.model.arrange import Word
-from edgekit.model.hyper import Hyper
+from edgekit.model.hyperparameters import Hyper
 from edgekit.model.types import Experts, FeedForward
 
 Pair = tuple[FeedForward | None, Experts | None]

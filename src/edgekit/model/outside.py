@@ -7,8 +7,13 @@ from typing import Any
 
 from edgekit.formats.types import ModelHeader
 from edgekit.model.architectures import BY_CONFIG, TIED_BY_DEFAULT
-from edgekit.model.hyper import MAX_NUMBER, Hyper
-from edgekit.model.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
+from edgekit.model.hyperparameters import (
+    MAX_NUMBER,
+    TOWER_HIDDEN,
+    TOWER_LAYERS,
+    TOWER_SECTIONS,
+    Hyper,
+)
 from edgekit.model.roles import has_output_head
 from edgekit.model.types import Rope, Tower
 
@@ -27,7 +32,7 @@ def vocabulary_of(hyper: Hyper) -> int | None:
 
 def tied_embeddings(hyper: Hyper) -> bool | None:
     """As config.json states it, else by whether there is an output head, else as the family does it."""
-    stated = hyper.top("tie_word_embeddings")
+    stated = hyper.header.config.get("tie_word_embeddings")
     if not isinstance(stated, bool):
         stated = hyper.raw("tied")
     if isinstance(stated, bool):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgekit.errors import HeaderError
-from edgekit.model.hyper import Hyper
+from edgekit.model.hyperparameters import Hyper
 from edgekit.model.types import Attention, Cell, Recurrent
 
 RecurrentBuilder = Callable[[Hyper], Recurrent]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
-from edgekit.model.hyper import MAX_NUMBER, dig
+from edgekit.model.hyperparameters import MAX_NUMBER, dig
 
 
 class TensorRole(enum.Enum):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
-from edgekit.model.hyper import text_section
+from edgekit.model.hyperparameters import text_section
 from edgekit.model.tensor_recipes import (
     BY_NAME,
     PLAIN,

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgekit.engines.llamacpp.quantize.layout import rotary_dim
 from edgekit.formats.types import Value
-from edgekit.model.hyper import dig, text_section
+from edgekit.model.hyperparameters import dig, text_section
 from edgekit.model.tensor_recipes import BY_NAME, PLAIN
 from edgekit.model.types import (
     Attention,

@@ -24,7 +24,7 @@ from edgekit.engines.llamacpp.loader_table import (
 )
 from edgekit.engines.llamacpp.placement import block_number
 from edgekit.formats.types import ModelHeader, Tensor
-from edgekit.model.hyper import MAX_LAYERS
+from edgekit.model.hyperparameters import MAX_LAYERS
 from edgekit.model.types import LatentAttention, Model, Recurrent, SharedCache, Span, attention_of
 from edgekit.sources.types import Container
 

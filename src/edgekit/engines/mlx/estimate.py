@@ -19,7 +19,7 @@ from edgekit.engines.mlx.session import read_session
 from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, AsStored, MlxSetup, Quantize
 from edgekit.engines.mlx.weights import quantization_of, weight_lines
 from edgekit.errors import RefusedError, UnknownArchitectureError
-from edgekit.model.hyper import text_section
+from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import LatentAttention, Model
 from edgekit.sources.types import Container
 

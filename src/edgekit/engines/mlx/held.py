@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.engines.mlx.rules import Head, MlxRules
-from edgekit.model.hyper import text_section
+from edgekit.model.hyperparameters import text_section
 from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (

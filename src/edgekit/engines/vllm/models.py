@@ -8,7 +8,7 @@ from typing import Any
 from edgekit.engines.vllm.registry import DROPPED, HAS
 from edgekit.errors import RefusedError
 from edgekit.formats.quoting import unquoted
-from edgekit.model.hyper import text_section
+from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import Model, ModelGeometry
 from edgekit.sources.types import Container
 

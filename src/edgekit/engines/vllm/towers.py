@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edgekit.model.keys import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
+from edgekit.model.hyperparameters import TOWER_HIDDEN, TOWER_LAYERS, TOWER_SECTIONS
 
 UNKNOWN_TOWER_PARAMETERS = 450_000_000  # SigLIP so400m, the one that most models have
 SMALL_TABLES = 1.09  # patches, positions, norms, biases

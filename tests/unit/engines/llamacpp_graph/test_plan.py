@@ -132,9 +132,15 @@ LLAMA = model_of("llama-3.2-1b")
             Model(header=LLAMA.header, geometry=replace(LLAMA.geometry, architecture="unheard-of")),
             "no compute graph known for the architecture unheard-of",
         ),
-        (with_keys(LLAMA, embedding_length="wide"), "embedding_length is not a whole number"),
+        (
+            with_keys(LLAMA, embedding_length="wide"),
+            "embedding_length is .wide., not a whole number",
+        ),
         (with_keys(LLAMA, embedding_length=2048, **{"attention.head_count": 7}), "cannot become"),
-        (with_keys(LLAMA, **{"attention.head_count": (32,)}), "is not one number a layer"),
+        (
+            with_keys(LLAMA, **{"attention.head_count": (32,)}),
+            "lists 1 layers, but the model has 32",
+        ),
         (with_keys(LLAMA, expert_count=2**20, expert_used_count=2**20), "at most 1024 experts"),
         (
             with_keys(model_of("deepseek-v2-lite"), expert_gating_func=99),

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import LaidTensor
-from edgekit.model.hyper import MAX_NUMBER, dig, text_section
+from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
 from edgekit.model.tensor_recipes import (
     BY_NAME,
     PLAIN,

@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.quantize.mixing import (
 )
 from edgekit.engines.llamacpp.quantize.table import MixFacts
 from edgekit.formats.types import LaidTensor, ModelHeader
-from edgekit.model.key_words import config_words
+from edgekit.model.hyperparameters import config_words
 from edgekit.model.tensor_recipes import BY_NAME, PLAIN, switches
 from edgekit.model.types import ModelGeometry
 

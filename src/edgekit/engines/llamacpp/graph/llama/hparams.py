@@ -9,7 +9,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.errors import HeaderError
 from edgekit.formats.types import Tensor, Value
+from edgekit.model.hyperparameters import GgufKeys
 from edgekit.model.types import HybridLayer, LayerKind, Model, Recurrent, Span, attention_of
 
 MAX_EXPERTS = 1024  # llama-hparams.h: LLAMA_MAX_EXPERTS; Kimi K3 has 896
@@ -39,6 +41,7 @@ class Hparams:
     def __init__(self, model: Model) -> None:
         self.header, self.geometry = model.header, model.geometry
         self.arch = model.geometry.architecture
+        self.keys = GgufKeys(self.header.keys, self.arch, self.header.name)
         self.n_layer = len(model.geometry.layers)
         self.n_block = self.n_layer // model.geometry.loops  # those with weights of their own
         self.n_embd = self.whole("embedding_length")
@@ -62,17 +65,14 @@ class Hparams:
         )
 
     def key(self, name: str) -> Value | None:
-        return self.header.keys.get(f"{self.arch}.{name}")
+        return self.keys.get(name)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        value = self.key(name)
-        if isinstance(value, tuple):
-            value = next(iter(value), None)
-        if value is None:
-            value = default
-        if not isinstance(value, int):
-            raise NoGraphError(f"{self.header.name}: {self.arch}.{name} is not a whole number")
-        return int(value)
+        """Of a per-layer list, the number of layer 0. Raises NoGraphError."""
+        try:
+            return self.keys.whole(name, default=default, layer=0)
+        except HeaderError as error:
+            raise NoGraphError(str(error)) from error
 
     def real(self, name: str, default: float = 0.0) -> float:
         value = self.key(name)
@@ -83,14 +83,12 @@ class Hparams:
         return default if value is None else bool(value)
 
     def per_layer(self, name: str, default: int | tuple[int, ...]) -> tuple[int, ...]:
-        """One number for each layer; a single one holds for all."""
-        value = self.key(name)
-        if value is None:
-            value = default
-        numbers = value if isinstance(value, tuple) else (value,) * self.n_block
-        if len(numbers) < self.n_block or not all(isinstance(item, int) for item in numbers):
-            raise NoGraphError(f"{self.header.name}: {self.arch}.{name} is not one number a layer")
-        return tuple(int(item) for item in numbers[: self.n_block]) * self.geometry.loops
+        """A number for every layer, repeated for every loop over the blocks. Raises NoGraphError."""
+        try:
+            numbers = self.keys.per_layer(name, self.n_block, default=default)
+        except HeaderError as error:
+            raise NoGraphError(str(error)) from error
+        return numbers * self.geometry.loops
 
     def weights(self, il: int) -> dict[str, Tensor]:
         """Those of the block that layer `il` runs through."""

@@ -1,0 +1,425 @@
+"""Hyper-parameters: what a header's keys or its config.json state, found by name and checked as they are read.
+
+There are two readers with one set of checks. `GgufKeys` reads the keys of a GGUF by their own names
+("attention.head_count"), for engines that follow llama.cpp. `Hyper` reads any header by our names ("heads"), however a
+GGUF or a config.json spells them: see hyperparameters.tsv.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pkgutil import get_data  # importlib.resources takes 5 ms to import
+from typing import Any, NamedTuple
+
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
+from edgekit.formats.quoting import quoted
+from edgekit.formats.types import TEXT_SECTIONS, ModelHeader, Value
+from edgekit.sources.types import Container
+
+# Far above the largest real model, and still cheap to hold and to loop over.
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; the deepest real model has 126 (Llama 3.1 405B)
+MAX_NUMBER = 2**32 - 1  # what a uint32 of a GGUF holds; every real width is far smaller
+LAYER_COUNTS = frozenset({"layers", "mtp_layers", "loops"})  # their limit is MAX_LAYERS
+
+SUPER_ARCHITECTURE = "llama"  # its keys are used where an architecture's own are missing
+
+
+def whole_number(
+    key: str, value: object, *, file: str, least: int = 0, most: int = MAX_NUMBER
+) -> int:
+    """The value of `key` as an int from `least` to `most`. Raises HeaderError."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise HeaderError(f"{key} is {quoted(value)}, not a whole number", file=file)
+    if value < least:
+        raise HeaderError(f"{key} is {quoted(value)}, but must be at least {least}", file=file)
+    if value > most:
+        raise HeaderLimitError(key, value=value, limit=most, file=file)
+    return int(value)
+
+
+def single_item(key: str, value: Any, *, file: str) -> Any:
+    """A value that may be written as a per-layer list of equal items."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    if len(set(map(repr, value))) != 1:
+        raise HeaderError(f"{key} is a list, but must be a single number", file=file)
+    return value[0]
+
+
+def first_layers(key: str, items: tuple[Any, ...], layers: int, *, file: str) -> tuple[Any, ...]:
+    """The items of the first `layers` layers. Raises HeaderError if the list is too short."""
+    if len(items) < layers:
+        raise HeaderError(f"{key} lists {len(items)} layers, but the model has {layers}", file=file)
+    return items[:layers]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufKeys:
+    """The keys of a GGUF under its architecture's prefix, each checked when it is read. Raises HeaderError.
+
+        keys = GgufKeys(header.keys, "qwen3", header.name)
+        keys.whole("block_count", least=1, most=512)
+        keys.whole("attention.head_count_kv", default=32, layer=0)
+        keys.per_layer("feed_forward_length", layers=36)
+        keys.number("rope.freq_base", default=10_000.0)
+        keys.flag("attention.causal", default=True)
+
+    A key without a default is required. A subclass may override `missing`, which makes the error for that.
+    """
+
+    all_keys: Mapping[str, Value]
+    architecture: str
+    file: str
+
+    def name(self, key: str) -> str:
+        """The key as the file spells it."""
+        return f"{self.architecture}.{key}"
+
+    def get(self, key: str) -> Value | None:
+        """The value, whatever its type; None if the file does not have it."""
+        return self.all_keys.get(self.name(key))
+
+    def whole(
+        self,
+        key: str,
+        *,
+        default: int | None = None,
+        least: int = 0,
+        most: int = MAX_NUMBER,
+        layer: int | None = None,
+    ) -> int:
+        """A whole number from `least` to `most`.
+
+        Of a per-layer list it is the number of `layer`; if that is None, all layers must have the same.
+        """
+        value = self.get(key)
+        if isinstance(value, tuple) and layer is not None:
+            value = value[layer] if layer < len(value) else None
+        value = single_item(self.name(key), value, file=self.file)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return default
+        return whole_number(self.name(key), value, file=self.file, least=least, most=most)
+
+    def per_layer(
+        self, key: str, layers: int, *, default: int | tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """A number for every layer, from a list or from one number. Flags count as 0 and 1."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            value = default
+        items = value if isinstance(value, tuple) else (value,) * layers
+        return tuple(
+            int(item)
+            if isinstance(item, bool)
+            else whole_number(self.name(key), item, file=self.file)
+            for item in first_layers(self.name(key), items, layers, file=self.file)
+        )
+
+    def number(self, key: str, *, default: float | None = None) -> float:
+        """A finite number that is not negative."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(f"{self.name(key)} is {quoted(value)}, but must be a number")
+        if not math.isfinite(value) or value < 0:
+            raise self.error(
+                f"{self.name(key)} is {value}, but must be a finite number of at least 0"
+            )
+        return float(value)
+
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise self.missing(key)
+            return default
+        if not isinstance(value, bool):
+            raise self.error(f"{self.name(key)} is {quoted(value)}, but must be true or false")
+        return value
+
+    def error(self, what: str) -> HeaderError:
+        return HeaderError(what, file=self.file)
+
+    def missing(self, key: str) -> HeaderError:
+        return self.error(f"key {self.name(key)} is missing")
+
+
+class Hyper:
+    """Hyper-parameters by our names (the first column of hyperparameters.tsv), from GGUF keys or a config.json."""
+
+    def __init__(self, header: ModelHeader) -> None:
+        self.header = header
+        self.gguf = header.container is Container.GGUF
+        self.defaults: Mapping[str, Any] = {}
+        self.defaulted: set[str] = set()  # names whose value came from `defaults`
+        self._numbers: dict[str, int | None] = {}  # builders ask for the same one in every layer
+        self._overrides: dict[int, Mapping[str, Any]] | None = None
+        self.architecture, self.section = _identify(header)
+        self.nested = not self.gguf and self.section is not header.config
+
+    def raw(self, name: str) -> Any:
+        """The value as the file has it or as `defaults` have it; None if it is absent or null.
+
+        A null in config.json is an answer: no default is used for it.
+        """
+        value = self._find(name)
+        if name == "window" and isinstance(value, int) and value < 0:
+            value = 0  # -1 means no window
+        is_null = not self.gguf and any(s in self.section for s in SPELLINGS[name].config)
+        if value is None and name in self.defaults and not is_null:
+            self.defaulted.add(name)
+            return self.defaults[name]
+        return value
+
+    def states(self, name: str) -> bool:
+        """Whether the file has it: a default does not count."""
+        return self._find(name) is not None
+
+    def _find(self, name: str) -> Any:
+        if not self.gguf:
+            values = (dig(self.section, spelling) for spelling in SPELLINGS[name].config)
+            return next((value for value in values if value is not None), None)
+        header = self.header
+        for prefix in (self.architecture, SUPER_ARCHITECTURE):
+            for spelling in SPELLINGS[name].gguf:
+                key = f"{prefix}.{spelling}"
+                if (value := header.keys.get(key)) is not None:
+                    return value
+                if key in header.arrays or key in header.long_strings:
+                    raise HeaderError(f"{key} is too long to store", file=header.name)
+        return None
+
+    def number(self, name: str) -> int | None:
+        """A whole number, or None. A per-layer list of equal numbers is that number."""
+        if name not in self._numbers:
+            value = self.raw(name)
+            if isinstance(value, (list, tuple)):
+                value = single_item(self.named(name), value, file=self.header.name)
+            self._numbers[name] = None if value is None else self.whole(name, value)
+        return self._numbers[name]
+
+    def need(self, name: str) -> int:
+        """A whole number. Raises UnknownArchitectureError if the file does not have it."""
+        value = self.number(name)
+        if value is None:
+            raise self.missing(name)
+        return value
+
+    def per_layer(self, name: str, layers: int) -> tuple[int, ...] | None:
+        """A number for every layer, from a list or from one number."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)):
+            return (self.whole(name, value),) * layers
+        return tuple(self.whole(name, item) for item in self.listed(name, layers) or ())
+
+    def listed(self, name: str, layers: int) -> tuple[Any, ...] | None:
+        """An item for every layer, None if the file has no such list."""
+        items = self.items(name)
+        if items is None:
+            return None
+        return first_layers(self.named(name), items, layers, file=self.header.name)
+
+    def own(self, name: str, layer: int) -> int | None:
+        """The number that config.json gives for this layer alone (per_layer_config)."""
+        if self._overrides is None:
+            self._overrides = _by_layer(self.raw("layer_overrides"))
+        override = self._overrides.get(layer, {})
+        values = (override.get(spelling) for spelling in SPELLINGS[name].config)
+        value = next((value for value in values if value is not None), None)
+        return None if value is None else self.whole(name, value)
+
+    def flag(self, name: str) -> bool | None:
+        value = self.raw(name)
+        return None if value is None else bool(value)
+
+    def text(self, name: str) -> str | None:
+        value = self.raw(name)
+        return value if isinstance(value, str) else None
+
+    def ratio(self, name: str) -> float | None:
+        value = self.raw(name)
+        return None if value is None else self.real(name, value)
+
+    def items(self, name: str) -> tuple[Any, ...] | None:
+        value = self.raw(name)
+        return tuple(value) if isinstance(value, (list, tuple)) else None
+
+    def missing(self, name: str) -> UnknownArchitectureError:
+        return UnknownArchitectureError(
+            f"{self.header.name}: architecture {self.architecture!r} does not state its "
+            f"{name} ({self.spelled(name)}). If it uses another key for it, add that key "
+            "to model/hyperparameters.tsv"
+        )
+
+    def named(self, name: str) -> str:
+        """The spelling that this file uses."""
+        if self.gguf:
+            return self.spelled(name)
+        spellings = (s for s in SPELLINGS[name].config if dig(self.section, s) is not None)
+        return next(spellings, None) or self.spelled(name)
+
+    def spelled(self, name: str) -> str:
+        """All spellings that a file may use."""
+        if self.gguf:
+            return " or ".join(f"{self.architecture}.{key}" for key in SPELLINGS[name].gguf)
+        return " or ".join(SPELLINGS[name].config)
+
+    def real(self, what: str, value: Any) -> float:
+        """The value as a finite number that a width can be multiplied by. Raises HeaderError."""
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 <= value <= MAX_NUMBER:  # NaN is not in that range either
+            raise HeaderError(f"{what} is {quoted(value)}, not a ratio", file=self.header.name)
+        return float(value)
+
+    def whole(self, name: str, value: Any) -> int:
+        """The value as a whole number within its limit. JSON may write it as 32.0. Raises HeaderError."""
+        if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_NUMBER:
+            value = int(value)
+        most = MAX_LAYERS if name in LAYER_COUNTS else MAX_NUMBER
+        return whole_number(self.named(name), value, file=self.header.name, most=most)
+
+
+def _by_layer(overrides: Any) -> dict[int, Mapping[str, Any]]:
+    """{"05": {...}} -> {5: {...}}, without keys that cannot be layer numbers."""
+    if not isinstance(overrides, Mapping):
+        return {}
+    digits = len(str(MAX_LAYERS))
+    return {
+        int(key): override
+        for key, override in overrides.items()
+        if key.isdecimal() and len(key) <= digits and isinstance(override, Mapping)
+    }
+
+
+def dig(section: Mapping[str, Any], path: str) -> Any:
+    """A value by its path, in which dots lead into nested objects; None if it is absent."""
+    value: Any = section
+    for part in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
+    """The architecture's name in the file, and the part of the config that describes the language model."""
+    if header.container is Container.GGUF:
+        name = header.keys.get("general.architecture")
+        if not isinstance(name, str) or not name:
+            raise HeaderError(
+                "no general.architecture key: the file is not a model, or it is damaged",
+                file=header.name,
+            )
+        return _checked_name(name, header), {}
+    section = text_section(header.config)
+    name = section.get("model_type") or header.config.get("model_type")
+    if isinstance(name, str) and name:
+        return _checked_name(name, header), section
+    classes = section.get("architectures") or header.config.get("architectures") or ()
+    if isinstance(classes, list) and classes and isinstance(classes[0], str):
+        return _checked_name(classes[0], header), section
+    if "dim" in section and "n_layers" in section:  # params.json of Meta and Mistral
+        return "deepseek_v3" if "kv_lora_rank" in section else SUPER_ARCHITECTURE, section
+    raise UnknownArchitectureError(
+        f"{header.name}: config.json has neither model_type nor architectures, so it is "
+        "not a model's config"
+    )
+
+
+def _checked_name(name: str, header: ModelHeader) -> str:
+    """Many messages quote the architecture's name, so it must not contain escape sequences."""
+    if not name.isprintable():
+        raise HeaderError(f"{quoted(name)} is not a valid architecture name", file=header.name)
+    return name
+
+
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that describes the language model: all of it, or a nested object."""
+    section = config
+    for name in TEXT_SECTIONS:
+        inner = section.get(name)
+        if isinstance(inner, Mapping) and inner:
+            section = inner
+    return section
+
+
+class Spellings(NamedTuple):
+    """How files spell one hyper-parameter, in order: the first spelling that is there and not null counts."""
+
+    gguf: tuple[str, ...]  # after the architecture's prefix: "{arch}.block_count"
+    config: tuple[str, ...]  # a dot leads into a nested object
+
+
+def _read_spellings() -> dict[str, Spellings]:
+    """Our name -> its spellings: the rows of hyperparameters.tsv."""
+    text = get_data("edgekit.model", "hyperparameters.tsv") or b""
+    rows = (row.split("\t") for row in text.decode().splitlines() if not row.startswith("#"))
+    return {
+        name: Spellings(tuple(gguf.split()), tuple(config.split())) for name, gguf, config in rows
+    }
+
+
+SPELLINGS = _read_spellings()
+
+# Parts of a config.json that describe an encoder, and what it encodes.
+TOWER_SECTIONS = (
+    ("vision_config", "vision"),
+    ("visual", "vision"),
+    ("vit_config", "vision"),
+    ("vision_tower_config", "vision"),
+    ("audio_config", "audio"),
+    ("audio_encoder_config", "audio"),
+)
+TOWER_LAYERS = (
+    "num_hidden_layers",
+    "depth",
+    "vt_num_hidden_layers",
+    "n_layer",
+    "layers",
+    "num_layers",
+    "encoder_layers",
+)
+TOWER_HIDDEN = ("hidden_size", "embed_dim", "vt_hidden_size", "width", "d_model")
+
+
+# A key of config.json that tensor lists depend on -> the GGUF key, after the architecture's prefix.
+_IN_GGUF = {
+    "altup_num_inputs": "altup.num_inputs",
+    "a_low_rank_dim": "attention.iclr_lora_rank",
+    "decay_low_rank_dim": "attention.decay_lora_rank",
+    "gate_low_rank_dim": "attention.gate_lora_rank",
+    "hc_mult": "hyper_connection.count",
+    "index_n_heads": "attention.indexer.head_count",
+    "num_hash_layers": "hash_layer_count",
+    "o_groups": "attention.output_group_count",
+    "o_lora_rank": "attention.output_lora_rank",
+    "parallel_expert_intermediate_size": "expert_chunk_feed_forward_length",
+    "q_lora_rank": "attention.q_lora_rank",
+    "rotary_dim": "rope.dimension_count",
+    "use_parallel_residual": "use_parallel_residual",
+    "v_low_rank_dim": "attention.value_residual_mix_lora_rank",
+}
+_SIGMOID_GATING = 2  # llama-hparams.h: LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
+
+
+def config_words(header: ModelHeader) -> Mapping[str, Any]:
+    """The config.json itself, or as much of one as the keys of a GGUF state."""
+    if header.config:
+        return header.config
+    prefix = f"{header.keys.get('general.architecture')}."
+    found = {word: header.keys.get(prefix + key) for word, key in _IN_GGUF.items()}
+    words: dict[str, Any] = {word: value for word, value in found.items() if value is not None}
+    if (gating := header.keys.get(prefix + "expert_gating_func")) is not None:
+        words["sigmoid_router"] = gating == _SIGMOID_GATING
+    return words
