@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.machine.cgroup import _inside, _Version, memory_groups
+from edgekit.machine.host import _inside, _Version, memory_groups
 
 
 def own_group(name: str) -> Iterator[tuple[_Version, Path]]:

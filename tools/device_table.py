@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekit.machine.device_names import Words, words_of
-from edgekit.machine.devices import COLUMNS
+from edgekit.machine.devices import COLUMNS, Words, words_of
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "src" / "edgekit" / "machine" / "device_data"

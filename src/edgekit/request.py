@@ -264,9 +264,9 @@ class Request:
         """The machine that is described, else this one. Raises UsageError for an unknown name or size."""
         if self.machine is not None:
             return self.machine
-        from edgekit.machine import this_or_wished
+        from edgekit.machine import requested_machine
 
-        return this_or_wished(devices=self.devices, ram=self.ram, vram=self.vram)
+        return requested_machine(devices=self.devices, ram=self.ram, vram=self.vram)
 
 
 def in_order(engine: str, values: Values) -> dict[str, Any]:

@@ -8,3 +8,9 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def one_line(text: str, max_chars: int = 40) -> str:
+    """Text of unknown origin, shortened for a message; runs of blanks and control characters become one blank."""
+    clean = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(clean.split())[:max_chars]

@@ -18,7 +18,7 @@ from edgekit.bill.task import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.machine.types import Machine
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.fitting import Fitting
@@ -65,7 +65,7 @@ EVERYWHERE = "llama-3.1-8b Q4_K_M"
 
 @cache
 def machines() -> tuple[Machine, ...]:
-    return tuple(wished_machine(devices=names, ram=ram) for names, ram in DEVICES)
+    return tuple(what_if_machine(devices=names, ram=ram) for names, ram in DEVICES)
 
 
 @cache
@@ -186,7 +186,7 @@ def test_every_step_and_every_rung_on_one_machine() -> None:
     question = Task(
         model=engine_models()["llama-3.1-8b", "Q8_0"],
         engine="llama.cpp",
-        machine=wished_machine(vram="4G", ram="12G"),
+        machine=what_if_machine(vram="4G", ram="12G"),
     )
     ways = placements_of(question)
     rungs = [Fitting(question, way) for way in ways]

@@ -19,7 +19,7 @@ from edgekit.app.run import (
 )
 from edgekit.engines.chat import Message, Prompt
 from edgekit.errors import SourceError, UsageError
-from edgekit.machine import this_or_wished
+from edgekit.machine import requested_machine
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 from edgekit.units import MIB
@@ -67,7 +67,7 @@ def test_fetch_with_force_says_what_does_not_fit(model: str) -> None:
 
 
 def test_fetch_names_the_weights_of_a_catalog_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = this_or_wished(devices=("RTX 4090",), ram="64G")
+    card = requested_machine(devices=("RTX 4090",), ram="64G")
     monkeypatch.setattr("edgekit.app.run.detect", lambda: card)
     events: list[Any] = []
     with pytest.raises(SourceError, match="the network is off"):

@@ -18,7 +18,7 @@ from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.errors import HardwareError
 from edgekit.machine.types import Machine
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.ranking import quickness, rank_of
 from edgekit.request import Request, Session
@@ -133,7 +133,7 @@ def test_a_slow_model_is_worth_less() -> None:
 def test_no_slow_model_ranks_before_one_at_reading_speed() -> None:
     """The dense 31B writes about four tokens a second there, its sibling with experts 24."""
     names = ("gemma-4-31b-it", "gemma-4-26b-a4b", "qwen3.6-27b", "gpt-oss-20b", "gemma-4-e2b-it")
-    entries, ask = [find_entry(name) for name in names], Request(machine=wished_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
+    entries, ask = [find_entry(name) for name in names], Request(machine=what_if_machine(devices=["M3 Pro 36GB"]))  # fmt: skip
     found = find_best(entries, ask)
     assert ids(found) == ["gemma-4-26b-a4b", "gpt-oss-20b", "qwen3.6-27b"]
     assert [one.is_quick for one in found.suggestions] == [True, True, False]
@@ -144,7 +144,7 @@ def test_a_small_fast_model_does_not_displace_a_better_slow_one() -> None:
     names = ("gemma-4-26b-a4b", "gemma-4-e2b-it", "deepseek-v2-lite", "gpt-oss-20b")
     entries = [find_entry(name) for name in names]
     for gib in (21.5, 22, 23):
-        found = find_best(entries, Request(machine=wished_machine(ram=f"{gib}G")))
+        found = find_best(entries, Request(machine=what_if_machine(ram=f"{gib}G")))
         assert ids(found) == ["gpt-oss-20b", "gemma-4-26b-a4b", "deepseek-v2-lite"]
         assert [one.is_quick for one in found.suggestions] == [True, False, True]
 
@@ -184,7 +184,7 @@ def test_among_slow_ones_the_best_at_reading_speed_is_shown() -> None:
 def test_a_slow_embedding_model_is_worth_less() -> None:
     both = [find_entry(name) for name in ("qwen3-embedding-8b", "nomic-embed-text-v1.5")]
     best = {}
-    for machine in (CARD, wished_machine(devices=["Raspberry Pi 5 16GB"])):
+    for machine in (CARD, what_if_machine(devices=["Raspberry Pi 5 16GB"])):
         ask = Request(machine=machine, purpose=ModelPurpose.EMBEDDING)
         best[machine.name] = ids(find_best(both, ask))[0]
     assert list(best.values()) == ["qwen3-embedding-8b", "nomic-embed-text-v1.5"]

@@ -14,7 +14,7 @@ from edgekit.bill.verdict import Usage
 from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.engines.vllm.placements import budgets_at as vllm_budgets
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.models import model_preflight
 from edgekit.units import GIB
 from edgekit.web.bars import bars_json
@@ -95,7 +95,7 @@ def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
 
 def test_a_limit_on_the_gpu_is_held_back() -> None:
     """36 GiB free, of which the GPU may use 27."""
-    machine = wished_machine(devices=["m3-max-36"])
+    machine = what_if_machine(devices=["m3-max-36"])
     (budget,) = llamacpp_budgets(machine, machine.devices)
     estimate = MemoryEstimate(engine="llama.cpp", backend="metal", lines=())
     (bar,) = bars_json([Usage(budget=budget, required_bytes=0)], estimate)

@@ -94,9 +94,9 @@ def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:
     devices, vram = request.devices, request.vram
     if not devices and vram is None:
         return dict(values)
-    from edgekit.machine.wishes import wished_machine
+    from edgekit.machine.what_if import what_if_machine
 
-    cards = wished_machine(devices=devices, vram=vram).devices
+    cards = what_if_machine(devices=devices, vram=vram).devices
     found = engine_named(engine).values_on_cards(cards, devices) if cards else {}
     return {**found, **values}
 

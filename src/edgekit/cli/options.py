@@ -140,9 +140,11 @@ def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> 
 
 def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
     """Raises UsageError for a name or a size that means nothing."""
-    from edgekit.machine import this_or_wished
+    from edgekit.machine import requested_machine
 
-    return this_or_wished(devices=tuple(arguments.device), ram=arguments.ram, vram=arguments.vram)
+    return requested_machine(
+        devices=tuple(arguments.device), ram=arguments.ram, vram=arguments.vram
+    )
 
 
 def add_users_option(parser: Options) -> None:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.comparison import ComparedRow, Resident, Verification
     from edgekit.engines.spill import Purpose
-    from edgekit.machine.measured import Pace
-    from edgekit.machine.types import Machine
+    from edgekit.machine.types import Machine, Pace
     from edgekit.model.open import Opened
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles

@@ -17,12 +17,12 @@ def detect(here: Surroundings | None = None) -> Machine:
     return look(here)
 
 
-def this_or_wished(
+def requested_machine(
     *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
 ) -> Machine:
     """The machine that is described; the one at hand where nothing is. Raises UsageError."""
     if not devices and ram is None and vram is None:
         return detect()
-    from edgekit.machine.wishes import wished_machine
+    from edgekit.machine.what_if import what_if_machine
 
-    return wished_machine(devices=tuple(devices), ram=ram, vram=vram)
+    return what_if_machine(devices=tuple(devices), ram=ram, vram=vram)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from tempfile import mkstemp
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit.errors import HeaderError, SourceError
-from edgekit.machine.measured import (
+from edgekit.machine.types import (
     Calibration,
     Difference,
     Disk,
@@ -28,13 +29,14 @@ from edgekit.machine.measured import (
     Measured,
     Pace,
 )
-from edgekit.machine.tree import printable
 from edgekit.sources.disk import open_file
 from edgekit.sources.places import data_folder, made_data_folder, try_lock
+from edgekit.terminal import one_line
 from edgekit.units import GIB, LARGEST, MIB
 
 if TYPE_CHECKING:
     from edgekit.machine.types import Device, Machine
+
 
 NAME = "calibration.json"
 LOCK = "calibration.lock"
@@ -93,7 +95,7 @@ def _read(path: Path) -> Calibration:
     try:
         return _parsed(json.loads(raw), path)
     except (ValueError, TypeError, RecursionError) as error:
-        told = printable(str(error), 100)
+        told = one_line(str(error), 100)
         raise HeaderError(f"a damaged calibration ({told})", file=str(path)) from error
 
 
@@ -297,7 +299,7 @@ def today() -> str:
 
 def told_text(text: str) -> str:
     """A stranger's label or name, as it may be kept."""
-    return printable(text, MOST_TEXT)
+    return one_line(text, MOST_TEXT)
 
 
 def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
@@ -378,3 +380,42 @@ def installed_version(package: str) -> str | None:
         return version(package)
     except (PackageNotFoundError, ValueError):  # ValueError: no name at all
         return None
+
+
+_NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})  # guests are in "user" already
+
+
+@dataclass(slots=True)
+class Others:
+    share: float = 0.0  # of all cores, from 0 to 1; set at the end of the block
+
+    @property
+    def note(self) -> str:
+        return (
+            f"other programs used {self.share * 100:.0f} % of the CPU; measure again when the "
+            "machine is idle"
+        )
+
+
+@contextmanager
+def watched() -> Iterator[Others]:
+    """On Windows the time of child processes is unknown: nothing counts as other programs'."""
+    others = Others()
+    begin, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+    yield others
+    passed_s = max(time.monotonic() - begin, 1e-3) * (os.cpu_count() or 1)
+    taken_s = (_busy_s() - busy_s) - (_own_s() - own_s)
+    others.share = 0.0 if sys.platform == "win32" else min(1.0, max(0.0, taken_s / passed_s))
+
+
+def _busy_s() -> float:
+    """Of all cores, by all programs."""
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    return float(sum(value for name, value in times.items() if name not in _NOT_BUSY))
+
+
+def _own_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from edgekit.errors import MemoryPressureError
-from edgekit.machine.cgroup import group_limits, memory_groups
-from edgekit.machine.process_limits import process_limits
+from edgekit.machine.host import group_limits, memory_groups, process_limits
 from edgekit.machine.types import MemoryLimit
 from edgekit.units import MB, format_bytes
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from edgekit.machine.amd import find_amd
-from edgekit.machine.apple import find_apple
 from edgekit.machine.calibration import measured_on
-from edgekit.machine.chosen import choose
-from edgekit.machine.intel import find_intel
-from edgekit.machine.numa import without_gpu_memory
-from edgekit.machine.nvidia import find_nvidia
-from edgekit.machine.ram import find_host
-from edgekit.machine.shared_memory import shared_memory_notes
+from edgekit.machine.gpus import find_amd, find_apple, find_intel
+from edgekit.machine.host import (
+    core_count,
+    find_host,
+    processor_name,
+    shared_memory_notes,
+    without_gpu_memory,
+)
+from edgekit.machine.nvidia import Seen, find_nvidia, hidden_note, visible
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
-from edgekit.machine.system import core_count, processor_name
-from edgekit.machine.tree import printable
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor, is_arm
+from edgekit.terminal import one_line
 
 T = TypeVar("T")
 _NO_NOTES: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def _tried(otherwise: T, ask: Callable[[], T]) -> T:
 
 
 def _failure(what: str, error: Exception) -> str:
-    said = printable(f"{type(error).__name__}: {error}", 200)
+    said = one_line(f"{type(error).__name__}: {error}", 200)
     return (
         f"Detecting {what} failed ({said}), so none is counted. Please report this; until then describe "
         "the machine with --ram and --vram."
@@ -122,3 +122,57 @@ def _unseen_note(here: Surroundings) -> tuple[str, ...]:
         return ()
     where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
     return (f"{where} only NVIDIA GPUs are detected: describe others with --vram.",)
+
+
+_VULKAN = "GGML_VK_VISIBLE_DEVICES"
+_BY_VULKAN = (Vendor.AMD, Vendor.INTEL)
+_ORDER = (
+    f"{_VULKAN} is applied in the order of the PCI slots, AMD's GPUs first; vulkaninfo --summary shows "
+    "Vulkan's own order."
+)
+_OF_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second counts what the first left
+
+
+def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
+    seen = _visible(devices, environment)
+    cards, left = _cards_first(seen.devices)
+    rocm = _rocm_notes(devices, environment)
+    return Findings(devices=cards, notes=(*seen.notes, *rocm, *left))
+
+
+def _visible(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
+    """Vulkan numbers the cards of all makers in an order of its own: of several the note says so."""
+    mine = tuple(device for device in devices if device.vendor in _BY_VULKAN)
+    wish = environment.get(_VULKAN)
+    if wish is None or not mine:
+        return Findings(devices=devices)
+    seen = tuple(Seen(replace(device, index=place)) for place, device in enumerate(mine))
+    shown = visible(wish, seen)
+    notes = hidden_note(_VULKAN, wish, seen, shown)
+    if notes and shown:
+        notes += (_ORDER,)
+    others = (device for device in devices if device.vendor not in _BY_VULKAN)
+    return Findings(devices=(*others, *(mine[one.index] for one in shown)), notes=notes)
+
+
+def _rocm_notes(devices: tuple[Device, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
+    if not any(device.vendor is Vendor.AMD for device in devices):
+        return ()
+    return tuple(
+        f"{name}={one_line(environment[name])} applies to ROCm only: through Vulkan, as counted here, "
+        f"llama.cpp sees every GPU. {_VULKAN} hides some from Vulkan."
+        for name in _OF_ROCM
+        if name in environment
+    )
+
+
+def _cards_first(
+    devices: tuple[Device, ...],
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """Beside a card, whosever it is, an integrated one stays unused: llama.cpp leaves it out too."""
+    inside = tuple(device for device in devices if device.unified or device.integrated)
+    cards = tuple(device for device in devices if device not in inside)
+    if not cards or not inside:
+        return devices, ()
+    left = ", ".join(device.name for device in inside)
+    return cards, (f"{left} is integrated and not used next to {cards[0].name}.",)

@@ -352,7 +352,7 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
     """The smallest card, and the smallest Mac, that hold all of it."""
     from edgekit.machine.devices import DeviceKind, usual_devices
     from edgekit.machine.types import Vendor
-    from edgekit.machine.wishes import machine_of
+    from edgekit.machine.what_if import machine_of
 
     tokens = result.context_tokens
     engine = engine_named(task.engine)

@@ -8,7 +8,7 @@ from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.engines import engine_named
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Machine
-from edgekit.machine.wishes import IDLE
+from edgekit.machine.what_if import IDLE
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import Glyphs, memories
 from edgekit.report.check_memory import bar_lines, painted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edgekit.machine.measured import Measured
+from edgekit.machine.types import Measured
 from edgekit.report.calibrate_text import CalibrationFile
 from edgekit.report.verify_json import row_json
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgekit.machine.calibration import Stored
-from edgekit.machine.measured import (
+from edgekit.machine.types import (
     Calibration,
     Difference,
     Disk,

@@ -17,8 +17,7 @@ from edgekit.engines.program import CalibrateOptions, CalibrateRequest, EngineRu
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.machine import detect
 from edgekit.machine.calibration import change_calibration, with_host
-from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Calibration, EngineMeasured, HostMeasured, Machine
 from edgekit.model.open import Opened, open_model
 from edgekit.runtime.host_speed import measure_host
 from edgekit.runtime.remembering import Remembered, worth_keeping

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from edgekit.engines.program import CalibrateRequest
 from edgekit.errors import EdgekitError, MissingExtraError
-from edgekit.machine.busy import watched
-from edgekit.machine.calibration import host_key, today, told_text
-from edgekit.machine.measured import Disk, HostMeasured
+from edgekit.machine.calibration import host_key, today, told_text, watched
+from edgekit.machine.types import Disk, HostMeasured
 from edgekit.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:

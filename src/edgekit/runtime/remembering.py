@@ -17,8 +17,7 @@ from edgekit.machine.calibration import (
     with_differences,
     with_engine,
 )
-from edgekit.machine.measured import Calibration, Difference, EngineMeasured, Pace
-from edgekit.machine.types import Machine
+from edgekit.machine.types import Calibration, Difference, EngineMeasured, Machine, Pace
 from edgekit.units import format_bytes
 
 LEAST_VOCABULARY = 100_000  # with fewer tokens it holds less than it will with most models of today

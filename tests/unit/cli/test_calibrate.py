@@ -32,7 +32,7 @@ from edgekit.machine.calibration import (
     host_key,
     read_calibration,
 )
-from edgekit.machine.measured import Calibration
+from edgekit.machine.types import Calibration
 from edgekit.report.calibrate_text import calibrated_text
 from edgekit.runtime import calibrating, remembering
 from edgekit.runtime import host_speed as host_room

@@ -21,7 +21,7 @@ from tests.runnable import write_chatting, write_endless
 from tests.thoroughness import sampled
 
 from edgekit.cli import main
-from edgekit.machine import this_or_wished
+from edgekit.machine import requested_machine
 
 ENGINES = ("llama.cpp", "stream")
 Ask = Callable[..., tuple[int, str, str]]
@@ -226,7 +226,7 @@ def test_run_chooses_the_quantisation_that_check_chooses(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    card = this_or_wished(devices=("RTX 4090",), ram="64G")
+    card = requested_machine(devices=("RTX 4090",), ram="64G")
     monkeypatch.setattr("edgekit.app.run.detect", lambda: card)
     assert main(("run", "qwen3-8b", "-p", "a", "--yes", "--offline", *flags)) == 4  # not downloaded
     assert f"qwen3-8b at {mix}, from " in capsys.readouterr().err

@@ -20,7 +20,7 @@ from tests.thoroughness import costly
 
 from edgekit.errors import MemoryPressureError
 from edgekit.machine import monitor as monitor_module
-from edgekit.machine.cgroup import _Version
+from edgekit.machine.host import _Version
 from edgekit.machine.monitor import Monitor, usable_bytes
 from edgekit.units import GIB, MIB
 

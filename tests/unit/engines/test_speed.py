@@ -37,9 +37,8 @@ from edgekit.engines.vllm.speed import EAGER_READING
 from edgekit.engines.vllm.speed import READING as VLLM_READING
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.calibration import device_key
-from edgekit.machine.measured import EngineMeasured, Measured, Pace
-from edgekit.machine.types import DEVICE, HOST, Machine
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.types import DEVICE, HOST, EngineMeasured, Machine, Measured, Pace
+from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 
@@ -204,7 +203,7 @@ def _id(point: Point) -> str:
 
 @pytest.mark.parametrize("point", POINTS, ids=_id)
 def test_what_was_measured_lies_within_the_range(point: Point) -> None:
-    machine = wished_machine(devices=(point.device,), ram=point.ram)
+    machine = what_if_machine(devices=(point.device,), ram=point.ram)
     if point.ram:
         machine = with_host(machine, 95, cores=16)
     model = recorded(point.model, point.quant)
@@ -249,7 +248,7 @@ def test_two_cores(name: str, quant: str, mix: str | None, decode: float, prefil
 def test_mlx(bits: int, decode: float, prefill: float) -> None:
     model, load = of_config("qwen3-30b-a3b"), Load(context_tokens=2176)
     setup = MlxSetup(quantize=Quantize(packing=Packing(bits=bits, group_size=64)))
-    machine = wished_machine(devices=("M4 Max 64GB",))
+    machine = what_if_machine(devices=("M4 Max 64GB",))
     task = Task(model=model, engine="mlx", machine=machine, load=load)
     speed = on_engine(task, setup, (2048, 2176))
     assert speed is not None
@@ -501,7 +500,7 @@ def vllm(machine: Machine, **flags: Any) -> Speed:
 
 
 def test_ranks_of_vllm_read_at_once_and_stages_one_after_another() -> None:
-    machine = wished_machine(devices=("2x H100 80GB",))
+    machine = what_if_machine(devices=("2x H100 80GB",))
     alone, ranks, stages = (
         vllm(machine),
         vllm(machine, tensor_parallel_size=2),
@@ -515,15 +514,15 @@ def test_ranks_of_vllm_read_at_once_and_stages_one_after_another() -> None:
 
 
 def test_without_graphs_vllm_is_slower() -> None:
-    machine = wished_machine(devices=("H100 80GB",))
+    machine = what_if_machine(devices=("H100 80GB",))
     assert vllm(machine, enforce_eager=True).decode[1] < vllm(machine).decode[1]
 
 
 def test_layers_on_two_cards_are_read_one_after_the_other() -> None:
     model = recorded("llama-3.1-70b")
-    one = llama_cpp(model, wished_machine(devices=("RTX 4090",)), CUDA)
+    one = llama_cpp(model, what_if_machine(devices=("RTX 4090",)), CUDA)
     two = llama_cpp(
-        model, wished_machine(devices=("2x RTX 4090",)), part(devices=(DeviceSlot(),) * 2)
+        model, what_if_machine(devices=("2x RTX 4090",)), part(devices=(DeviceSlot(),) * 2)
     )
     assert two.decode == pytest.approx(one.decode, rel=0.01)
 
@@ -532,7 +531,7 @@ def test_layers_on_two_cards_are_read_one_after_the_other() -> None:
 
 
 def test_a_measurement_moves_and_narrows_the_range() -> None:
-    machine = wished_machine(devices=("H200",))
+    machine = what_if_machine(devices=("H200",))
     plain = llama_cpp(recorded("llama-3.1-8b"), machine, CUDA, filled=64)
     assert plain.prefill is not None
     found = calibrate(plain, 258.9, 8618)
@@ -561,7 +560,7 @@ def test_a_calibration_keeps_what_the_fill_makes_of_it() -> None:
 
 
 def test_only_llamacpp_is_scaled_to_what_was_measured() -> None:
-    machine = replace(wished_machine(devices=("H100 80GB",)), what_if=False)
+    machine = replace(what_if_machine(devices=("H100 80GB",)), what_if=False)
     pace = Pace(
         label="another model",
         bytes_per_token=2**30,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgekit.basis import Basis
-from edgekit.machine.address_space import within_address_space
-from edgekit.machine.process_limits import ADDRESS_SPACE
+from edgekit.machine.host import ADDRESS_SPACE
+from edgekit.machine.nvidia import within_address_space
 from edgekit.machine.surroundings import Findings
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, Vendor
 from edgekit.units import GIB

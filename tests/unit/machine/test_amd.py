@@ -9,7 +9,7 @@ import pytest
 from tests.unit.machine.trees import HOST, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.machine.amd import find_amd
+from edgekit.machine.gpus import find_amd
 from edgekit.machine.surroundings import Findings
 from edgekit.machine.types import Device, System, Vendor
 from edgekit.units import GIB, MIB

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.machine.trees import machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.machine.apple import find_apple
 from edgekit.machine.gpu_limit import default_working_set_bytes
+from edgekit.machine.gpus import find_apple
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.types import System
 from edgekit.units import GIB, MIB

@@ -25,7 +25,7 @@ from edgekit.machine.types import (
     Vendor,
     gpu_budgets,
 )
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.units import GIB, MIB
 
 
@@ -67,7 +67,7 @@ def test_gpu_budgets_are_cards_and_limited_shares() -> None:
     assert (set(share.pools), share.available_bytes) == ({DEVICE}, 27 * GIB)
     found = llamacpp_budgets(cards(24, 12), cards(24, 12).devices)
     assert gpu_budgets(found) == found[:2]
-    board = wished_machine(devices=["DGX Spark"])
+    board = what_if_machine(devices=["DGX Spark"])
     assert gpu_budgets(llamacpp_budgets(board, board.devices)) == ()
 
 
@@ -159,7 +159,7 @@ def test_a_carve_out_is_out_of_the_cpus_reach() -> None:
 
 
 def test_a_board_of_nvidia_has_no_such_limit() -> None:
-    machine = wished_machine(devices=["DGX Spark"])
+    machine = what_if_machine(devices=["DGX Spark"])
     (budget,) = llamacpp_budgets(machine, machine.devices)
     assert budget.available_bytes == 122_035 * MIB - GIB
     assert (budget.limit_bytes, for_bill(budget, DIVIDED)) == (None, budget)

@@ -36,17 +36,17 @@ from edgekit.machine.calibration import (
     with_engine,
     with_host,
 )
-from edgekit.machine.measured import (
+from edgekit.machine.types import (
     Calibration,
     Difference,
     Disk,
     EngineMeasured,
     HostMeasured,
+    Machine,
     Measured,
     Pace,
 )
-from edgekit.machine.types import Machine
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.sources.places import try_lock
 from edgekit.units import GIB, MIB
 
@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_what_was_there(folder: Path, monkeypatch: pytest.Mon
 WRITER = """
 import sys
 from edgekit.machine.calibration import change_calibration, with_differences
-from edgekit.machine.measured import Difference
+from edgekit.machine.types import Difference
 for i in range(int(sys.argv[2])):
     row = Difference(label=f"{sys.argv[1]}-{i}", part="compute", predicted_bytes=1, measured_bytes=2,
         engine="llama.cpp", version="1", date="2026-11-16")
@@ -423,7 +423,7 @@ def test_a_machine_that_is_wished_for_has_none(folder: Path) -> None:
     plain = detect()
     change_calibration(lambda _: Calibration(hosts=(replace(HOST, host=host_key(plain)),)))
     assert detect().measured is not None
-    wished = wished_machine(devices=(), ram="16G", vram=None)
+    wished = what_if_machine(devices=(), ram="16G", vram=None)
     assert wished.measured is None
     assert wished.host is not None
     assert wished.host.bandwidth_bytes_per_s is None

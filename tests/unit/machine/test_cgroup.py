@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.machine.trees import plant, recorded
 
-from edgekit.machine.cgroup import cgroup_limits
+from edgekit.machine.host import cgroup_limits
 from edgekit.machine.types import HostMemory
 from edgekit.units import GIB, MIB
 

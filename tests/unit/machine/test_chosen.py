@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgekit.machine.chosen import choose
+from edgekit.machine.probes import choose
 from edgekit.machine.types import Device, Vendor
 
 

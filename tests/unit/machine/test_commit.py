@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.unit.machine.trees import machine
 
-from edgekit.machine.commit import commit_limits
+from edgekit.machine.host import commit_limits
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import System
 from edgekit.units import GIB, KIB

@@ -18,7 +18,6 @@ from tests.thoroughness import LONG, sampled
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
 from edgekit.machine import devices
-from edgekit.machine.device_names import words_of
 from edgekit.machine.devices import (
     DeviceKind,
     KnownDevice,
@@ -26,6 +25,7 @@ from edgekit.machine.devices import (
     device_like,
     find_device,
     usual_devices,
+    words_of,
 )
 from edgekit.machine.types import Vendor
 from edgekit.units import GIB, MIB

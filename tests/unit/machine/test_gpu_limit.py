@@ -11,10 +11,10 @@ from tests.unit.machine.trees import HOST, recorded
 from tests.unit.machine.trees import machine as planted
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.machine.amd import find_amd
 from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.gpus import find_amd
 from edgekit.machine.types import Machine, System, Vendor
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.units import GIB, MIB
 
 
@@ -51,7 +51,7 @@ def test_the_sentence_says_the_effect() -> None:
 def test_strix_halo_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     """124.94 GiB less an eighth, in whole GiB: 109, which are 109 x 262,144 pages."""
     monkeypatch.setattr("sys.platform", "linux")
-    raised = raised_limit(wished_machine(devices=["Strix Halo 128GB"]))
+    raised = raised_limit(what_if_machine(devices=["Strix Halo 128GB"]))
     assert raised is not None
     assert (raised.how, raised.is_command) == ("sudo amd-ttm --set 109", True)
     assert raised.setting == f"ttm.pages_limit={109 * 262_144}"
@@ -63,7 +63,7 @@ def test_strix_halo_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_strix_halo_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
-    raised = raised_limit(wished_machine(devices=["Strix Halo 128GB"]))
+    raised = raised_limit(what_if_machine(devices=["Strix Halo 128GB"]))
     assert raised is not None
     assert not raised.is_command
     assert "Variable Graphics Memory" in raised.how
@@ -95,8 +95,8 @@ def with_gpu(root: Path, tree: dict[str, Any]) -> Machine:
         cpu(64),
         cards(24),
         replace(mac(64, 48), host=None),
-        wished_machine(devices=["DGX Spark"]),
-        wished_machine(devices=["Jetson AGX Orin 64GB"]),
+        what_if_machine(devices=["DGX Spark"]),
+        what_if_machine(devices=["Jetson AGX Orin 64GB"]),
         replace(
             mac(64, 48),
             system=System.LINUX,

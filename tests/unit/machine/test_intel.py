@@ -9,7 +9,7 @@ import pytest
 from tests.unit.machine.trees import HOST, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.machine.intel import find_intel
+from edgekit.machine.gpus import find_intel
 from edgekit.machine.types import HostMemory
 from edgekit.units import GIB, MIB
 

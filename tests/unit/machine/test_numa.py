@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.machine.trees import plant
 
-from edgekit.machine.numa import bound_limits, without_gpu_memory
+from edgekit.machine.host import bound_limits, without_gpu_memory
 from edgekit.machine.types import Device, HostMemory, Vendor
 from edgekit.units import GIB, KIB
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.machine.trees import machine, plant, recorded
 
-from edgekit.machine.process_limits import process_limits
-from edgekit.machine.ram import find_host
+from edgekit.machine.host import find_host, process_limits
 from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import System
 from edgekit.units import GIB, KIB, MIB

@@ -13,7 +13,7 @@ import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S
 
-from edgekit.machine.cgroup import _Version
+from edgekit.machine.host import _Version
 from edgekit.units import GIB, MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")

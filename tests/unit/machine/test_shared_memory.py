@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.machine.trees import plant
 
-from edgekit.machine.shared_memory import shared_memory_notes
+from edgekit.machine.host import shared_memory_notes
 from edgekit.machine.types import Device, HostMemory, MemoryLimit, Vendor
 from edgekit.units import GIB
 

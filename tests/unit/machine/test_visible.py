@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgekit.machine.nvidia import Seen, visible
 from edgekit.machine.types import Device, Vendor
-from edgekit.machine.visible import Seen, visible
 
 SEEN = tuple(
     Seen(

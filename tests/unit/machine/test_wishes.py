@@ -16,7 +16,7 @@ from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets
 from edgekit.errors import UsageError
 from edgekit.machine.devices import DeviceKind, all_devices, find_device
 from edgekit.machine.types import System, Vendor
-from edgekit.machine.wishes import machine_of, wished_machine
+from edgekit.machine.what_if import machine_of, what_if_machine
 from edgekit.units import GIB, MIB
 
 RTX_4090 = 24_048 * MIB  # of 24,564
@@ -43,7 +43,7 @@ def test_processors(
     *, wish: dict[str, Any], is_arm: bool, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: here)
-    assert wished_machine(**wish).arm == is_arm
+    assert what_if_machine(**wish).arm == is_arm
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_processors(
     ],
 )
 def test_cards(wishes: list[str], name: str, cards: list[int]) -> None:
-    machine = wished_machine(devices=wishes)
+    machine = what_if_machine(devices=wishes)
     assert (machine.name, machine.what_if, machine.host) == (name, True, None)
     assert [card.total_bytes for card in machine.devices] == cards
     assert [card.free_bytes for card in machine.devices] == cards
@@ -72,7 +72,7 @@ def test_cards(wishes: list[str], name: str, cards: list[int]) -> None:
 
 
 def test_a_card_brings_what_the_table_knows() -> None:
-    card = wished_machine(devices=["rtx 4090"], ram="64G").devices[0]
+    card = what_if_machine(devices=["rtx 4090"], ram="64G").devices[0]
     assert (card.vendor, card.capability) == (Vendor.NVIDIA, (8, 9))
     assert card.bandwidth_bytes_per_s == 1008 * 10**9
     assert card.basis is Basis.MODELLED
@@ -92,7 +92,7 @@ def test_a_card_brings_what_the_table_knows() -> None:
 def test_sizes(
     asked: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
 ) -> None:
-    machine = wished_machine(**asked)
+    machine = what_if_machine(**asked)
     assert machine.name == name
     assert (machine.host and machine.host.total_bytes) == (ram and ram * GIB)
     assert (machine.host and machine.host.free_bytes) == (ram and ram * GIB)
@@ -123,7 +123,7 @@ def test_sizes(
     ],
 )
 def test_one_memory(wish: str, system: System | None, total: int, limit: int | None) -> None:
-    machine = wished_machine(devices=[wish])
+    machine = what_if_machine(devices=[wish])
     assert machine.host is not None
     (gpu,) = machine.devices
     assert machine.host.total_bytes == machine.host.free_bytes == gpu.total_bytes == total
@@ -150,7 +150,7 @@ def test_what_an_integrated_gpu_may_use_depends_on_the_system(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    (gpu,) = wished_machine(devices=[wish]).devices
+    (gpu,) = what_if_machine(devices=[wish]).devices
     assert gpu.limit_bytes == gpu.total_bytes * share[0] // share[1]
     assert because in gpu.limit_because
 
@@ -167,7 +167,7 @@ def test_what_an_integrated_gpu_may_use_depends_on_the_system(
     ],
 )
 def test_a_phone_is_what_its_system_gives_one_app(wish: str, size: int, app_mib: int) -> None:
-    machine = wished_machine(devices=[wish])
+    machine = what_if_machine(devices=[wish])
     assert machine.host is not None
     assert (machine.devices, machine.system) == ((), System.OTHER)
     assert machine.host.total_bytes == size * GIB
@@ -195,7 +195,7 @@ def test_every_phone_of_the_table_has_a_limit_with_a_source() -> None:
     ],
 )
 def test_a_processor_alone(wish: str, total: int, system: System | None) -> None:
-    machine = wished_machine(devices=[wish])
+    machine = what_if_machine(devices=[wish])
     assert machine.host is not None
     assert (machine.devices, machine.host.free_bytes) == ((), total)
     assert machine.host.bandwidth_bytes_per_s == find_device(wish).bandwidth_bytes_per_s
@@ -204,8 +204,8 @@ def test_a_processor_alone(wish: str, total: int, system: System | None) -> None
 
 
 def test_ram_that_a_device_has_may_be_said() -> None:
-    assert wished_machine(devices=["m3-max-64"], ram="64G").name == "M3 Max 64GB"
-    assert wished_machine(devices=["dgx spark"], ram="128 GB").name == "DGX Spark"
+    assert what_if_machine(devices=["m3-max-64"], ram="64G").name == "M3 Max 64GB"
+    assert what_if_machine(devices=["dgx spark"], ram="128 GB").name == "DGX Spark"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_ram_that_a_device_has_may_be_said() -> None:
 )  # fmt: skip
 def test_nonsense(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        wished_machine(**asked)
+        what_if_machine(**asked)
     assert sentence in str(caught.value)
     assert len(str(caught.value)) < 250
 
@@ -258,7 +258,7 @@ def test_any_wish_is_answered(devices: Sequence[str], ram: str | None, vram: str
 
 def told(devices: Sequence[str], ram: str | None, vram: str | None) -> str:
     try:
-        return wished_machine(devices=devices, ram=ram, vram=vram).name
+        return what_if_machine(devices=devices, ram=ram, vram=vram).name
     except UsageError as error:
         return str(error)
 
@@ -271,15 +271,15 @@ def test_other_machines_run_what_we_run(
     platform: str, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert wished_machine(devices=["4090"]).system is system
-    assert wished_machine(ram="16G").system is system
-    assert wished_machine(devices=["m4-16"]).system is System.MACOS
+    assert what_if_machine(devices=["4090"]).system is system
+    assert what_if_machine(ram="16G").system is system
+    assert what_if_machine(devices=["m4-16"]).system is System.MACOS
 
 
 def test_no_mac_takes_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert wished_machine(devices=["4090"]).system is System.LINUX
-    assert wished_machine(ram="16G").system is System.MACOS
+    assert what_if_machine(devices=["4090"]).system is System.LINUX
+    assert what_if_machine(ram="16G").system is System.MACOS
 
 
 def test_every_device_makes_a_machine() -> None:
@@ -289,7 +289,7 @@ def test_every_device_makes_a_machine() -> None:
         assert (machine.name, held) == (device.name, device.usable_bytes)
         assert bool(machine.devices) == device.has_gpu
         assert device.has_gpu <= (device.kind is not DeviceKind.PHONE)
-    assert machine_of(find_device("4090")).devices == wished_machine(devices=["4090"]).devices
+    assert machine_of(find_device("4090")).devices == what_if_machine(devices=["4090"]).devices
 
 
 @pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
@@ -297,4 +297,4 @@ def test_a_machine_that_is_only_described_does_not_depend_on_this_one(
     cpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: cpu)
-    assert not wished_machine(ram="16G").arm
+    assert not what_if_machine(ram="16G").arm

@@ -19,7 +19,7 @@ from edgekit.catalog import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.machine.types import HostMemory
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.changes import changes
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
@@ -131,7 +131,7 @@ def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> N
 
 def holds(question: Task, device: str, tokens: int) -> bool:
     settled = replace(question.start, settled=question.start.settled | {"n_gpu_layers"})
-    machine = wished_machine(devices=(device,))
+    machine = what_if_machine(devices=(device,))
     load = replace(question.load, context_tokens=tokens)
     return judge(replace(question, machine=machine, start=settled, load=load)).can_load
 

@@ -32,7 +32,7 @@ from edgekit.engines.memo.types import TierPlan
 from edgekit.engines.spill import Purpose, Store
 from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.machine.types import HOST, HostMemory, Machine, System
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.report.tier_json import tier_json
 from edgekit.units import GIB, MIB
 
@@ -440,7 +440,7 @@ def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
     busy = HostMemory(total_bytes=16 * GIB, free_bytes=4 * GIB)
     desk = Machine(name="desk", system=System.LINUX, host=busy)
     assert budgets(desk)[0].available_bytes == 4 * GIB - 3 * GIB // 2
-    phone = wished_machine(devices=["iPhone 15 Pro"])
+    phone = what_if_machine(devices=["iPhone 15 Pro"])
     (memory,) = budgets(phone)
     assert memory.available_bytes == 5722 * MIB  # 6 GB, less than 8 GiB without the system's 1.5
     (note,) = memory_notes(phone, memory)
@@ -452,7 +452,7 @@ def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
     [("phone-4", "0.8B", 38_656), ("phone-8", "2B", 85_760), ("iPhone 15 Pro", "4B", 66_304)],
 )
 def test_devices_of_the_table(device: str, tier: str, tokens: int) -> None:
-    plan = recommend_tier_on(tasks_for(wished_machine(devices=[device])))
+    plan = recommend_tier_on(tasks_for(what_if_machine(devices=[device])))
     assert (plan.tier.name, plan.verdict.context_tokens) == (tier, tokens)
 
 

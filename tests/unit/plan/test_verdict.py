@@ -19,7 +19,7 @@ from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import HardwareError
 from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
-from edgekit.machine.wishes import wished_machine
+from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 from edgekit.plan.verdict import judge
@@ -380,7 +380,7 @@ def test_a_pool_that_holds_no_request_does_not_start() -> None:
 
 
 def test_vllm_refuses_cards_before_volta() -> None:
-    machine = wished_machine(devices=("Tesla P100 16GB",))
+    machine = what_if_machine(devices=("Tesla P100 16GB",))
     with pytest.raises(HardwareError, match="needs a Volta GPU or newer"):
         judge(ask(of_config("llama-3.1-8b"), machine, "vllm"))
 

@@ -25,7 +25,7 @@ from edgekit.app.recommend import complete, find_best
 from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
-from edgekit.machine import this_or_wished
+from edgekit.machine import requested_machine
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.planned import Plan
 from edgekit.plan.ranking import Suggestion
@@ -81,7 +81,7 @@ def none_fits() -> Recommendation:
 
 @cache
 def of_the_catalog(device: str) -> Recommendation:
-    machine = this_or_wished(devices=(device,), ram="32G")
+    machine = requested_machine(devices=(device,), ram="32G")
     return find_best(sampled(read_catalog().entries, each=3), Request(machine=machine))
 
 
@@ -149,7 +149,7 @@ def test_cards_text_fits_80_columns_and_24_lines() -> None:
 def test_cards_answer_where_the_engine_runs_nothing() -> None:
     found = made(
         request=Request(
-            machine=this_or_wished(ram="8G"), engines=("mlx",), purpose=ModelPurpose.CODE
+            machine=requested_machine(ram="8G"), engines=("mlx",), purpose=ModelPurpose.CODE
         )
     )
     assert cards_answer(found) == "No known model for code runs with mlx on 8 GiB RAM"

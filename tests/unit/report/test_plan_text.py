@@ -23,7 +23,7 @@ from edgekit.bill.types import Load
 from edgekit.bill.verdict import Change, ChangeKind, Speed
 from edgekit.engines.commands import Command
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.machine import this_or_wished
+from edgekit.machine import requested_machine
 from edgekit.machine.types import System
 from edgekit.model.open import open_model
 from edgekit.plan.commands import by_program, ready_commands
@@ -46,7 +46,7 @@ SPEED = Speed(decode=(24.6, 52.9), prefill=(940.0, 3721.0), because="a token rea
 @cache
 def sample(name: str, device: str, ram: str, context: int | None = None) -> Plan:
     model = open_model(name).model
-    machine = this_or_wished(devices=(device,) if device else (), ram=ram)
+    machine = requested_machine(devices=(device,) if device else (), ram=ram)
     task = Task(
         label=name,
         model=model,

@@ -33,7 +33,6 @@ from edgekit.engines.program import CalibrateOptions
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect
-from edgekit.machine.busy import watched
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -41,9 +40,17 @@ from edgekit.machine.calibration import (
     host_key,
     installed_version,
     read_calibration,
+    watched,
 )
-from edgekit.machine.measured import Calibration, EngineMeasured, HostMeasured, Pace
-from edgekit.machine.types import HOST, Machine, System
+from edgekit.machine.types import (
+    HOST,
+    Calibration,
+    EngineMeasured,
+    HostMeasured,
+    Machine,
+    Pace,
+    System,
+)
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session

@@ -27,8 +27,8 @@ from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, prob
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended
 from edgekit.errors import MemoryPressureError
-from edgekit.machine.cgroup import _Version
-from edgekit.machine.nvml_errors import told as words_of
+from edgekit.machine.host import _Version
+from edgekit.machine.nvidia import nvml_message
 from edgekit.machine.types import MemoryLimit
 from edgekit.units import GIB, MIB
 
@@ -403,7 +403,7 @@ def test_the_cards_that_a_program_sees(tmp_path: Path) -> None:
         assert found.gone.startswith(words)
     for code in (3, 999):  # does not tell, and is there
         memory[next(iter(memory))] = {"error": code}
-        assert look() == (ProbedDevice(name="GPU 0", silent=words_of(code)),)
+        assert look() == (ProbedDevice(name="GPU 0", silent=nvml_message(code)),)
     assert probes_of(launch_of(tmp_path / "m.gguf"), here).devices() == ()
 
 

@@ -16,7 +16,7 @@ from edgekit.embed.bulk.lines import check_same, file_identity, open_input
 from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.types import BadRow, Fields, InputRow, ReadPosition, RowLimit
 from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
-from edgekit.machine.tree import printable
+from edgekit.terminal import one_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +63,7 @@ class ParquetSource:
             schema = self._file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             self.close()
-            told = printable(str(error), 300)
+            told = one_line(str(error), 300)
             raise SourceError(f"{reference} is not a Parquet file: {told}") from error
         try:
             self._check(schema, pa.types)
@@ -89,7 +89,7 @@ class ParquetSource:
             raise self._damaged("reading it failed", error) from error
 
     def _damaged(self, what: str, error: Exception) -> HeaderError:
-        return HeaderError(f"{what}: {printable(str(error), 300)}", file=self.name)
+        return HeaderError(f"{what}: {one_line(str(error), 300)}", file=self.name)
 
     def digest(self, position: int) -> None:  # noqa: ARG002 - a file is known by its inode and times
         return None

@@ -24,10 +24,8 @@ from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun
 from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
-from edgekit.machine.busy import watched
-from edgekit.machine.calibration import today, told_text
-from edgekit.machine.measured import Pace
-from edgekit.machine.types import Device, Machine
+from edgekit.machine.calibration import today, told_text, watched
+from edgekit.machine.types import Device, Machine, Pace
 from edgekit.model.open import Opened, open_model
 from edgekit.units import format_bytes
 

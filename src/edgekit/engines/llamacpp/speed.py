@@ -36,7 +36,7 @@ from edgekit.model.types import Model
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
-    from edgekit.machine.measured import Pace
+    from edgekit.machine.types import Pace
 
 # A token of a smaller model may read from the caches of the CPU.
 LEAST_READ_BYTES = 256 * MIB

@@ -31,7 +31,7 @@ from edgekit.engines.ports import check_port, connectable, in_address, in_use
 from edgekit.engines.process import Message, signal_name
 from edgekit.engines.program import Ended
 from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
-from edgekit.machine.tree import number_in, pairs_of
+from edgekit.machine.surroundings import number_in, pairs_of
 from edgekit.units import GIB, format_bytes
 
 GRACE_S = 5.0  # from the request to end until it is killed

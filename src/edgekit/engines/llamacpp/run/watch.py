@@ -17,11 +17,9 @@ from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended
 from edgekit.errors import NotFoundError, SourceError
-from edgekit.machine.cgroup import group_limits, memory_groups
+from edgekit.machine.host import group_limits, memory_groups, process_limits
 from edgekit.machine.monitor import CRITICAL_BYTES
-from edgekit.machine.nvidia import find_nvidia
-from edgekit.machine.nvml_errors import told
-from edgekit.machine.process_limits import process_limits
+from edgekit.machine.nvidia import find_nvidia, nvml_message
 from edgekit.machine.surroundings import Nvml, NvmlError, Surroundings
 from edgekit.machine.types import MemoryLimit
 from edgekit.units import MIB, format_bytes
@@ -348,7 +346,7 @@ class _Cards:
                 self._nvml = nvml
             return tuple(_card(self._nvml, index) for index in self._indexes)
         except NvmlError as error:
-            return (ProbedDevice(name="the NVIDIA driver", silent=told(error.code)),)
+            return (ProbedDevice(name="the NVIDIA driver", silent=nvml_message(error.code)),)
 
 
 def _card(nvml: Nvml, index: int) -> ProbedDevice:
@@ -356,7 +354,7 @@ def _card(nvml: Nvml, index: int) -> ProbedDevice:
     try:
         memory: Any = nvml("nvmlDeviceGetMemoryInfo", nvml("nvmlDeviceGetHandleByIndex", index))
     except NvmlError as error:
-        why = told(error.code)
+        why = nvml_message(error.code)
         return (
             ProbedDevice(name=name, gone=why)
             if error.code in _GONE

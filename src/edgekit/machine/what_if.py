@@ -25,7 +25,7 @@ from edgekit.machine.types import (
 from edgekit.units import GIB, MIB, format_bytes, parse_size
 
 MAX_CARDS = 64  # the largest machines have 16; 72 GB200 in a rack are 18 machines
-MAX_WISH_CHARS = 2000
+MAX_TEXT_CHARS = 2000
 SMALLEST_BYTES = 256 * MIB  # less is a number without its unit, or no machine for a model
 LARGEST_BYTES = 2**50
 
@@ -38,7 +38,7 @@ _NO_RAM = "system RAM unknown, so no offloading was considered (add --ram 32G)"
 _NO_GPU = "runs on the CPU: EdgeKit does not model this GPU"
 
 
-def wished_machine(
+def what_if_machine(
     *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
 ) -> Machine:
     """The machine that is described. Raises UsageError for what makes no sense, with the names that are near."""
@@ -71,7 +71,7 @@ def _devices(wish: str) -> Iterator[KnownDevice]:
 
 
 def _parts(flag: str, wish: str) -> list[str]:
-    if len(wish) > MAX_WISH_CHARS:
+    if len(wish) > MAX_TEXT_CHARS:
         raise UsageError(f"{flag}: {wish[:40]!r}... is too long")
     return _BETWEEN.split(wish)
 
@@ -250,7 +250,7 @@ def _gpu_limit(device: KnownDevice) -> tuple[int | None, str]:
     if device.kind is not DeviceKind.APU:
         return None, ""
     if linux and device.vendor is Vendor.INTEL:
-        from edgekit.machine.intel import mesa_heap_bytes
+        from edgekit.machine.gpus import mesa_heap_bytes
 
         return mesa_heap_bytes(device.memory_bytes)
     if linux:  # ttm_tt.c: half of the RAM; a Strix Halo of 128 GB logs 63,968 MiB
