@@ -4,7 +4,7 @@ A decoded token reads every active weight and the cache once, so its time is byt
 layer. A prompt token costs operations instead. Engines differ in a `SequenceRun`: engines/X/speed.py makes it.
 
 Nobody publishes the shares and rates in the tables here and there. They are drawn around measurements, so that the slow
-end is below and the fast end above nearly all of them: docs/speed.md has the points and their sources.
+end is below and the fast end above nearly all of them: docs/speed.md has them.
 """
 
 from __future__ import annotations
