@@ -31,7 +31,7 @@ from edgekit.units import MIB, parse_size
 if TYPE_CHECKING:  # only to name types: --help must be instant
     import argparse
 
-    from edgekit.bill.task import Job, Price
+    from edgekit.bill.types import Job, Price
     from edgekit.catalog.types import ModelPurpose
     from edgekit.engines.spill import Purpose
     from edgekit.machine.types import Machine
@@ -239,7 +239,7 @@ class Request:
         """The context that each user needs: as given (0: the model's whole one), or for the job."""
         if self.job is None:
             return self.context
-        from edgekit.plan.context import job_window
+        from edgekit.plan.fit import job_window
 
         return job_window(self.job, native_tokens=sys.maxsize)[0]
 
@@ -398,7 +398,7 @@ def _purpose(word: str) -> ModelPurpose:
 
 
 def _job(text: str) -> Job:
-    from edgekit.bill.task import Job
+    from edgekit.bill.types import Job
 
     prompt, plus, new = text.partition("+")
     if not plus:
@@ -411,7 +411,7 @@ def _job(text: str) -> Job:
 def _python_job(job: tuple[int, int] | None) -> Job | None:
     if job is None:
         return None
-    from edgekit.bill.task import Job
+    from edgekit.bill.types import Job
 
     try:
         prompt, new = job

@@ -17,8 +17,7 @@ from tests.unit.plan.tasks import gguf, is_within, rated
 from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.basis import Basis
-from edgekit.bill.decisions import Lever
-from edgekit.bill.verdict import Status
+from edgekit.bill.verdict import Lever, Status
 from edgekit.cli import main
 from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.llamacpp.estimate import estimate
@@ -27,7 +26,7 @@ from edgekit.errors import RemoteInspectError
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model
 from edgekit.models import can_load, model_preflight
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 

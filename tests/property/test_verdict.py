@@ -10,10 +10,9 @@ from tests.recorded import engine_models
 from tests.thoroughness import LONG
 from tests.unit.plan.machines import cards, cpu
 
-from edgekit.bill.task import Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Task
 from edgekit.bill.verdict import Verdict
-from edgekit.plan.fitting import Fitting
+from edgekit.plan.fit import Fitting
 from edgekit.plan.verdict import judge
 
 EXAMPLES = 200 if LONG else 7  # of each law

@@ -13,8 +13,7 @@ from tests.recorded import engine_models, rows
 from tests.thoroughness import LONG
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, Start, Task
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LlamaMode, Override
 from edgekit.engines.llamacpp.versions import read_version

@@ -14,17 +14,16 @@ import pytest
 from tests.recorded import config_header, engine_models, models, rows
 from tests.thoroughness import LONG, sampled
 
-from edgekit.bill.task import Task
+from edgekit.bill.types import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import placements_of
-from edgekit.plan.tasks import with_weights
+from edgekit.plan.choice import with_weights
+from edgekit.plan.fit import Fitting
+from edgekit.plan.placement import Ladder, placements_of
 from edgekit.plan.verdict import judge
 
 # Dense, grouped, sliding, latent, hybrid, recurrent, experts, encoder: a few of each class.

@@ -15,17 +15,15 @@ import pytest
 from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.bill.task import Task, Variant
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Task, Variant
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
-from edgekit.plan.making import find_plan
-from edgekit.plan.planned import Plan
-from edgekit.plan.tasks import for_users
+from edgekit.plan.choice import for_users
+from edgekit.plan.plan import Plan, find_plan
 
 CHOSEN = ("deepseek-v2-lite", "llama-3.1-8b", "nomic-embed-text-v1.5", "qwen3-30b-a3b")
 

@@ -17,8 +17,7 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, rated
 
-from edgekit.bill.task import Start
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import Load, MemoryEstimate, Start
 from edgekit.cli.parser import build_parser
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
 from edgekit.engines.llamacpp import flags as llamacpp_options
@@ -27,8 +26,7 @@ from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.commands import ready_commands
-from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan, make_plan
 from edgekit.sources.types import ModelFiles
 
 # Flags that no bill asks about, and how many words each takes.

@@ -16,12 +16,12 @@ from edgekit.app.answers import Recommendation
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import recommended
-from edgekit.bill.decisions import Lever
+from edgekit.bill.verdict import Lever
 from edgekit.catalog import find_entry, read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
-from edgekit.plan.ranking import Suggestion
+from edgekit.plan.recommend import Suggestion
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 

@@ -20,7 +20,7 @@ from edgekit.errors import HardwareError
 from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.ranking import quickness, rank_of
+from edgekit.plan.recommend import quickness, rank_of
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 

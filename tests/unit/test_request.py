@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from edgekit.bill.task import Job
+from edgekit.bill.types import Job
 from edgekit.catalog.types import ModelPurpose
 from edgekit.cli import main
 from edgekit.cli.parser import build_parser
 from edgekit.errors import UsageError
-from edgekit.plan.tasks import check_users
+from edgekit.plan.choice import check_users
 from edgekit.request import Request
 from edgekit.web import requests
 

@@ -24,7 +24,7 @@ from edgekit.catalog.types import Catalog
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
-from edgekit.plan.ranking import rank_of, smallest_bytes
+from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.request import Request as ModelRequest
 from edgekit.web.card_making import Card, CardOrder, Maker, in_order
 from edgekit.web.card_worker import Begin, Made, work

@@ -14,8 +14,8 @@ from edgekit.model.types import ModelGeometry
 if TYPE_CHECKING:
     from edgekit.catalog.types import ModelPurpose
     from edgekit.engines.commands import Command
-    from edgekit.plan.planned import Plan
-    from edgekit.plan.ranking import Suggestion
+    from edgekit.plan.plan import Plan
+    from edgekit.plan.recommend import Suggestion
     from edgekit.request import Request
 
 

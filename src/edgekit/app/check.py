@@ -17,7 +17,7 @@ from edgekit.app.open import (
     open_named,
 )
 from edgekit.app.task import takes_options, task_of, values_for_users, values_of
-from edgekit.bill.task import Task
+from edgekit.bill.types import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import typed

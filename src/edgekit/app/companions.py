@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.app.open import open_named
-from edgekit.bill.task import Price
+from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Companions

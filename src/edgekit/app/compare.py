@@ -10,7 +10,7 @@ from edgekit.app.open import open_named
 from edgekit.engines import every_engine
 from edgekit.engines.flags import read_flags
 from edgekit.errors import EdgekitError
-from edgekit.plan.context import DEFAULT_TOKENS
+from edgekit.plan.fit import DEFAULT_TOKENS
 from edgekit.request import Request, Session
 from edgekit.sources.types import Container
 

@@ -66,9 +66,8 @@ def assume(name: str, request: Request) -> EstimateAnswer:
         raise UsageError(
             f"--assume ignores {unused}: its rule of thumb knows only the size, the quantisation and the context"
         )
-    from edgekit.bill.assumed import assumed_estimate, from_name
     from edgekit.catalog import read_catalog
-    from edgekit.plan.assumed import assumed_choice
+    from edgekit.plan.assumed import assumed_choice, assumed_estimate, from_name
 
     model = from_name(name, mix=values.get("mix") or request.quant)
     choice = assumed_choice(model, read_catalog().entries)

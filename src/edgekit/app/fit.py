@@ -11,7 +11,7 @@ from edgekit.app.answers import Fit
 from edgekit.app.estimate import bill_of
 from edgekit.app.open import ResolvedModel
 from edgekit.app.task import task_of, values_of
-from edgekit.bill.task import CacheChoice, Task, Variant
+from edgekit.bill.types import CacheChoice, Task, Variant
 from edgekit.bill.verdict import Verdict, Weighed
 from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
@@ -22,9 +22,8 @@ from edgekit.model.open import Opened
 from edgekit.plan.choice import NOTHING, Candidate
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import first_placement
+from edgekit.plan.fit import Fitting
+from edgekit.plan.placement import Ladder, first_placement
 from edgekit.plan.verdict import result_for
 from edgekit.request import AUTO, Request, Session, Values, in_order
 

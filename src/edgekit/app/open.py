@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edgekit.bill.task import Start, Task, Variant
+from edgekit.bill.types import Start, Task, Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.resolve import Resolved, resolve
 from edgekit.engines import (
@@ -237,10 +237,8 @@ def _assumed(name: str) -> AssumedChoice | None:
     """None for a path, an address or a name with a tag, and where size and quantisation are not both stated."""
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
-    from edgekit.bill.assumed import from_name
-    from edgekit.bill.names import read_name
     from edgekit.catalog import read_catalog
-    from edgekit.plan.assumed import assumed_choice
+    from edgekit.plan.assumed import assumed_choice, from_name, read_name
 
     try:
         stated = read_name(name)

@@ -10,13 +10,18 @@ from edgekit.app.answers import PlanAnswer
 from edgekit.app.estimate import model_notes
 from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
 from edgekit.app.task import task_of
-from edgekit.bill.task import Drafter, Task
+from edgekit.bill.types import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
 from edgekit.plan.commands import ready_commands
-from edgekit.plan.drafting import catalog_drafters, own_drafter
-from edgekit.plan.making import check_planned, check_task, make_plan
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import (
+    Plan,
+    catalog_drafters,
+    check_planned,
+    check_task,
+    make_plan,
+    own_drafter,
+)
 from edgekit.request import AUTO, Request, Session
 from edgekit.sources.types import Reach
 

@@ -16,17 +16,17 @@ from edgekit.app.answers import Recommendation
 from edgekit.app.estimate import check_one_engine
 from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
 from edgekit.app.task import task_of
-from edgekit.bill.task import Task
+from edgekit.bill.types import Task
 from edgekit.catalog import read_catalog
 from edgekit.catalog.known_names import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
-from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.context import MINIMUM_TOKENS
-from edgekit.plan.making import check_planned, find_plan, make_plan
-from edgekit.plan.ranking import (
+from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
+from edgekit.plan.fit import MINIMUM_TOKENS
+from edgekit.plan.plan import check_planned, find_plan, make_plan
+from edgekit.plan.recommend import (
     Suggestion,
     is_minor,
     quickness,
@@ -37,7 +37,6 @@ from edgekit.plan.ranking import (
     smallest_bytes,
     version_of,
 )
-from edgekit.plan.tasks import check_users
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 

@@ -15,7 +15,7 @@ from edgekit.app.check import check_opened
 from edgekit.app.companions import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.published import catalog_name, find_published, open_published
-from edgekit.bill.task import Job
+from edgekit.bill.types import Job
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.commands import visible_cards

@@ -8,14 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.task import Price, Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Price, Start, Task
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import UsageError
 from edgekit.model.open import Opened
 from edgekit.model.types import Model
-from edgekit.plan.tasks import for_users
+from edgekit.plan.choice import for_users
 from edgekit.request import Request, Session, Values, in_order
 
 

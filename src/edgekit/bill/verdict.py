@@ -1,15 +1,14 @@
-"""Values of a verdict: a bill compared with the memory of a machine, and the choices that led to it."""
+"""A bill compared with the memory of a machine: usage, verdict, decisions and the changes that would help."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from edgekit.basis import Basis
-from edgekit.bill.task import Placement, Variant
-from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, Placement, Variant
 from edgekit.machine.types import HOST, Budget, Machine
 from edgekit.units import GIB
 
@@ -272,3 +271,38 @@ def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
         return 0
     taken = estimate.total(lambda line: line.first_request and line.pool in budget.pools)
     return missing if missing <= taken else 0
+
+
+class Lever(enum.Enum):
+    """What can be turned, in the order in which memory that is left is spent."""
+
+    WEIGHTS = "weights"  # a bigger model: of one model, a more accurate file
+    PLACEMENT = "placement"
+    CONTEXT = "context"
+    CACHE = "cache"
+    DRAFTER = "drafter"
+    SEQUENCES = "sequences"
+    LIMIT = "limit"  # of the system: what macOS lets the GPU wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One setting of a lever that was looked at."""
+
+    value: str
+    outcome: str | Callable[[], str] = field(compare=False)  # finding out may take a bill
+    taken: bool = False
+
+    @property
+    def told(self) -> str:
+        return self.outcome if isinstance(self.outcome, str) else self.outcome()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One lever: where it stands, and why there."""
+
+    lever: Lever
+    value: str  # "Q5_K_M", "32,768 tokens", "q8_0"
+    because: str
+    tried: tuple[Tried, ...] = ()

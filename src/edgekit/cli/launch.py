@@ -39,7 +39,7 @@ from edgekit.errors import (
     TextError,
     UsageError,
 )
-from edgekit.plan.tasks import check_users
+from edgekit.plan.choice import check_users
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check_text import check_text

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.engines.commands import Command
-    from edgekit.plan.planned import Plan
+    from edgekit.plan.plan import Plan
 
 _DESCRIPTION = (
     "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "

@@ -11,7 +11,7 @@ from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_number
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.bill.task import Task
+    from edgekit.bill.types import Task
     from edgekit.catalog.tiers import Tier
     from edgekit.engines.memo.types import TierPlan
     from edgekit.engines.spill import Purpose

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import CacheChoice
-from edgekit.bill.types import Load
+from edgekit.bill.types import CacheChoice, Load
 
 F16_PAIR, Q8_PAIR = ("f16", "f16"), ("q8_0", "q8_0")
 Pairs = tuple[tuple[str, str], ...]

@@ -9,8 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.task import Placement, Variant
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Placement, Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import original_repository
 from edgekit.engines.model_words import PLACEHOLDER, repository_word

@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
 
-    from edgekit.bill.task import CacheChoice, Drafter, Placement, Start, Task, Variant
-    from edgekit.bill.types import Load, MemoryEstimate, MemoryLine
+    from edgekit.bill.types import (
+        CacheChoice,
+        Drafter,
+        Load,
+        MemoryEstimate,
+        MemoryLine,
+        Placement,
+        Start,
+        Task,
+        Variant,
+    )
     from edgekit.bill.verdict import Speed, Usage, Verdict
     from edgekit.catalog.types import Size
     from edgekit.engines.commands import Command, Startup

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from edgekit.basis import Basis
-from edgekit.bill.task import Task
-from edgekit.bill.types import Component, Load
+from edgekit.bill.types import Component, Load, Task
 from edgekit.bill.verdict import Speed, Weighed
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgekit.bill.task import Variant
+from edgekit.bill.types import Variant
 from edgekit.model.types import Model
 from edgekit.sources.naming import quant_tag
 from edgekit.sources.types import ModelFiles

@@ -5,20 +5,25 @@ The cache is that of the known dense model of about that size that has the large
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.assumed import AssumedModel, assumed_estimate
-from edgekit.bill.task import Price
-from edgekit.bill.types import CACHES, Load, MemoryEstimate
+from edgekit.bill.cache_types import F16, CacheType
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine, Price
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.errors import EdgekitError, RefusedError
-from edgekit.model.types import Attention, Model
-from edgekit.units import format_count
+from edgekit.errors import EdgekitError, RefusedError, UsageError
+from edgekit.formats.mixes import mix_by_name
+from edgekit.formats.quantization import effective_bits
+from edgekit.machine.types import DEVICE
+from edgekit.model.types import Attention, Model, ModelGeometry, Span, Stream
+from edgekit.sources.naming import base_of, quant_tag
+from edgekit.units import GIB, format_bytes, format_count
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
 COMPARED_TOKENS = 32_768
@@ -116,3 +121,225 @@ def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
     load = Load(context_tokens=COMPARED_TOKENS)
     whole = replace(assumed, geometry=model.geometry)
     return assumed_estimate(whole, load, engine=default_engine().name).of(*CACHES)
+
+
+MAX_NAME_CHARS = 400  # hub names end at 96, file names at 255
+MAX_PARAMETERS = 10**14  # a hundred times the largest public model
+
+_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
+# "7B", "1.5b", "270M", "1T", "8x7B", "7b1" for 7.1; an A before it counts the active ones, an E the effective.
+_SIZE = re.compile(
+    r"(?:^|(?<=[^A-Za-z0-9.]))(?P<mark>[AE]?)(?:(?P<experts>\d{1,3})x)?"
+    r"(?P<whole>\d{1,4})(?:[.](?P<part>\d{1,3}))?(?P<unit>[MBT])(?P<tail>\d?)(?=$|[^A-Za-z0-9])",
+    re.IGNORECASE | re.ASCII,
+)
+# "17B-16E": so many for a token, of sixteen experts whose size is not said.
+_EXPERT_COUNT = re.compile(r"\dB[-_ ]\d{1,4}E(?=$|[-_. ])", re.IGNORECASE | re.ASCII)
+_MOE = re.compile(r"moe|mixtral", re.IGNORECASE)
+_MLX_BITS = re.compile(r"(?:^|(?<=[-_. ]))([2-8])[-_ ]?bit(?=$|[-_. ])", re.IGNORECASE | re.ASCII)
+# Packed weights beside embeddings at full width: a name does not say how many of each.
+_OPAQUE = re.compile(
+    r"(?:^|(?<=[-_. ]))(AWQ|GPTQ|FP8|INT[48]|W[48]A\d+|EXL[23]|BNB|HQQ|AQLM|QAT)(?=$|[-_. ])",
+    re.IGNORECASE,
+)
+_SMALLEST = 10**7  # "-1M" at the end of a name is a window of a million tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    name: str
+    parameters: int
+    size: str  # as the name writes it: "30B"
+    has_experts: bool
+    mix: str | None  # "Q4_K_M", "4bit"; None: the name does not say
+    bits_per_weight: float | None
+
+
+def read_name(reference: str) -> NamedModel:
+    """UsageError, saying what to do, when the name does not state a size."""
+    name, _, tag = base_of(reference[:MAX_NAME_CHARS]).partition(":")
+    sizes = [found for found in _SIZE.finditer(name) if _count(found) >= _SMALLEST]
+    whole = [found for found in sizes if not found["mark"]]
+    if not whole:
+        raise UsageError(_no_size(reference, [found[0] for found in sizes]))
+    if _EXPERT_COUNT.search(name):
+        raise UsageError(_no_size(reference, [found[0] for found in whole]))
+    largest = max(whole, key=_count)
+    routed = len(sizes) > len(whole) or largest["experts"] is not None or bool(_MOE.search(name))
+    mix, bits = _bits(name, tag)
+    return NamedModel(
+        name=name,
+        parameters=_count(largest),
+        size=largest[0],
+        has_experts=routed,
+        mix=mix,
+        bits_per_weight=bits,
+    )
+
+
+def bits_of(mix: str) -> float:
+    """Of a named mix ("Q4_K_M") or of MLX's "4bit". UsageError for anything else."""
+    found = mix_by_name(mix)
+    if found is not None:
+        return found.bits_per_weight
+    if (plain := _MLX_BITS.fullmatch(mix)) is not None:
+        return effective_bits(int(plain[1]), 64)
+    raise UsageError(
+        f"unknown quantisation {mix[:40]!r}: its bits per weight are not in formats/mixes.py"
+    )
+
+
+def _count(found: re.Match[str]) -> int:
+    """8x7B is taken as 56B: what experts share is counted for each, so it is never too low."""
+    part = found["part"] or found["tail"]
+    number: int = (
+        int(found["whole"] + part) * _UNITS[found["unit"].upper()] // 10 ** len(part or "")
+    )
+    return number * int(found["experts"] or 1)
+
+
+def _bits(name: str, tag: str) -> tuple[str | None, float | None]:
+    for part in (tag, name):
+        if (mix := quant_tag(part)) is not None:
+            return mix, bits_of(mix)
+        if (found := _MLX_BITS.search(part)) is not None:
+            return f"{found[1]}bit", effective_bits(int(found[1]), 64)
+        if (opaque := _OPAQUE.search(part)) is not None:
+            raise UsageError(
+                f"{opaque[1]} quantises only some of the weights, and a name does not say "
+                "how many. Give the model's files or its config.json"
+            )
+    return None, None
+
+
+def _no_size(reference: str, partial: list[str]) -> str:
+    told = f" ({', '.join(partial)} counts only some of them)" if partial else ""
+    return (
+        f"{reference[:80]!r} does not state the number of parameters{told}: give the "
+        "model's files, its config.json, or a name with its size, such as Qwen3-8B-Q4_K_M"
+    )
+
+
+# (parameters below, overhead in GiB); what experts need does not follow their size.
+_TIERS = ((10 * 10**9, Fraction(12, 10)), (30 * 10**9, Fraction(25, 10)))
+_LARGEST_TIER = Fraction(4)
+_EXPERTS_TIER = Fraction(3)
+_EXPERTS_FACTOR = Fraction(105, 100)
+_WIRING_FACTOR = Fraction(115, 100)
+_UNKNOWN_CONTEXT = 32_768
+_STATE_BYTES = 4  # f32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedModel:
+    """What the rules of thumb need to know."""
+
+    name: str
+    parameters: int
+    has_experts: bool
+    bits_per_weight: float
+    mix: str  # what the bits are called
+    geometry: ModelGeometry | None = field(default=None, repr=False)
+
+
+def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
+    """`mix` goes before the one in the name; with neither, 16 bits. UsageError for a name without a size."""
+    named = read_name(reference)
+    bits = named.bits_per_weight if mix is None else bits_of(mix)
+    return AssumedModel(
+        name=named.name,
+        parameters=named.parameters,
+        has_experts=named.has_experts,
+        bits_per_weight=16.0 if bits is None else bits,
+        mix=mix or named.mix or "16 bits, the default",
+    )
+
+
+def assumed_estimate(
+    model: AssumedModel,
+    load: Load,
+    *,
+    engine: str,
+    backend: str = "",
+    wired: bool = False,
+) -> MemoryEstimate:
+    """Weights, cache where the geometry is known, overhead. Its basis is ASSUMED throughout.
+
+    `wired`: the engine wires its graph in memory, as MLX does.
+    """
+    if not 0 < model.parameters <= MAX_PARAMETERS:
+        raise UsageError(f"invalid parameter count: {model.parameters:,}")
+    cache = _cache_lines(model.geometry, load) if model.geometry is not None else ()
+    notes = () if model.geometry is not None else (_NO_CACHE,)
+    return MemoryEstimate(
+        engine=engine,
+        backend=backend,
+        lines=(_weights(model), *cache, _overhead(model, wired=wired)),
+        facts=(("parameters", model.parameters), ("bits_per_weight", model.bits_per_weight)),
+        notes=notes,
+    )
+
+
+_NO_CACHE = (
+    "the KV cache is not included: a name alone does not give the number of layers and "
+    "heads. Give the model's files or its config.json"
+)
+
+
+def _weights(model: AssumedModel) -> MemoryLine:
+    factor = _EXPERTS_FACTOR if model.has_experts else Fraction(1)
+    size = model.parameters * Fraction(model.bits_per_weight) / 8 * factor
+    more = " x 1.05 for experts" if model.has_experts else ""
+    told = f"{format_count(model.parameters)} parameters x {model.bits_per_weight:g} bits / 8{more} ({model.mix})"
+    return _line(Component.WEIGHTS, -(-size.numerator // size.denominator), told)
+
+
+def _overhead(model: AssumedModel, *, wired: bool) -> MemoryLine:
+    """Scratch buffers, runtime, driver: a tier by size."""
+    tier = next((gib for below, gib in _TIERS if model.parameters < below), _LARGEST_TIER)
+    told = f"{format_count(model.parameters)} parameters: {float(tier):g} GiB"
+    if model.has_experts:
+        tier, told = _EXPERTS_TIER, "MoE models of any size: 3 GiB"
+    if wired:
+        tier, told = tier * _WIRING_FACTOR, told + " x 1.15 for wiring"
+    size = tier * GIB
+    return _line(Component.RUNTIME, -(-size.numerator // size.denominator), told)
+
+
+def _cache_lines(geometry: ModelGeometry, load: Load) -> tuple[MemoryLine, ...]:
+    tokens = load.context_tokens or geometry.native_context or _UNKNOWN_CONTEXT
+    k, v = load.cache_k or F16, load.cache_v or F16
+    streams = [stream for layer in geometry.layers for stream in layer.mixer.streams]
+    kept = sum(_stream_bytes(s, tokens, v if s.name == "v" else k) for s in streams)
+    states = sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
+    held = states * _STATE_BYTES * (load.sequences or 1)
+    lines = (
+        (
+            Component.KV_CACHE,
+            kept,
+            f"{tokens:,} tokens in {len(geometry.layers)} layers, {k.name}/{v.name}",
+        ),
+        (Component.STATE, held, f"{states:,} state values per sequence x {_STATE_BYTES} bytes"),
+    )
+    return tuple(
+        _line(component, size, f"{told}: {format_bytes(size)}")
+        for component, size, told in lines
+        if size
+    )
+
+
+def _stream_bytes(stream: Stream, tokens: int, type_: CacheType) -> int:
+    """Rows of what the stream keeps; blocks are rounded up."""
+    held = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
+    rows = -(-held // stream.tokens_per_row)
+    return rows * -(-stream.elements // type_.block_elements) * type_.block_bytes
+
+
+def _line(component: Component, size_bytes: int, because: str) -> MemoryLine:
+    return MemoryLine(
+        component=component,
+        size_bytes=size_bytes,
+        pool=DEVICE,
+        basis=Basis.ASSUMED,
+        because=because,
+    )

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from edgekit.bill.task import CacheChoice, Start, Task, Variant
-from edgekit.bill.types import Load
+from edgekit.bill.types import CacheChoice, Load, Start, Task, Variant
 from edgekit.bill.verdict import (
     ASSUMED_FULL_PERCENT,
     Change,
@@ -20,10 +19,16 @@ from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.errors import EdgekitError
 from edgekit.machine.gpu_limit import raised_limit
 from edgekit.machine.types import HOST, HostMemory, Machine, together_bytes
-from edgekit.plan.choice import READING_TOKENS_PER_S, choose
-from edgekit.plan.fitting import Fitting
+from edgekit.plan.choice import (
+    READING_TOKENS_PER_S,
+    cache_choices,
+    choose,
+    with_cache,
+    with_setup,
+    with_weights,
+)
+from edgekit.plan.fit import Fitting
 from edgekit.plan.placement import placements_of
-from edgekit.plan.tasks import cache_choices, with_cache, with_setup, with_weights
 from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from edgekit.bill.task import CacheChoice, Task, Variant
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Task, Variant
 from edgekit.bill.verdict import Status, Weighed
 from edgekit.engines import engine_named
 from edgekit.engines.speed import steady_throughput
 from edgekit.engines.variants import USUAL_ACCURACY, as_named
-from edgekit.errors import RefusedError
+from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
-from edgekit.plan.context import longest
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import can_divide, placements_of, whole_placements
-from edgekit.plan.tasks import cache_choices, with_cache, with_weights
+from edgekit.model.types import Model
+from edgekit.plan.fit import UNKNOWN_NATIVE_TOKENS, Fitting, longest
+from edgekit.plan.placement import Ladder, can_divide, placements_of, whole_placements
 from edgekit.units import GIB, format_bytes
 
 READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
@@ -323,3 +321,52 @@ def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
     except RefusedError:
         return math.inf, 0
     return nearest.fullness, nearest.tightest.required_bytes
+
+
+def with_setup(task: Task, **changes: Any) -> Task:
+    """The task for an engine that is started with other values in these fields."""
+    start = task.start
+    setup = start.setup if start.setup is not None else engine_named(task.engine).default_setup()
+    return replace(task, start=replace(start, setup=replace(setup, **changes)))
+
+
+def with_cache(task: Task, choice: CacheChoice) -> Task:
+    changed = replace(task, load=replace(task.load, **choice.load))
+    if not choice.setup:
+        return changed
+    changed = with_setup(changed, **choice.setup)
+    settled = changed.start.settled | choice.setup.keys()
+    return replace(changed, start=replace(changed.start, settled=settled))
+
+
+def with_weights(task: Task, variant: Variant) -> Task:
+    changed = replace(task, model=variant.model)
+    return with_setup(changed, **variant.changes) if variant.changes else changed
+
+
+def cache_choices(task: Task) -> tuple[CacheChoice, ...]:
+    """All that the engine has, the most accurate first; what the caller settled is the only one."""
+    return tuple(engine_named(task.engine).cache_choices(task))
+
+
+def check_users(users: int | None, engine: str) -> None:
+    """Raises UsageError for more than an engine serves at once."""
+    most = engine_named(engine).most_users
+    if users is None or 1 <= users <= most:
+        return
+    if most == 1:
+        raise UsageError("--users: the built-in engine serves one user at a time")
+    raise UsageError(f"--users must be 1 to {most:,} for {engine} (got {users:,})")
+
+
+def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
+    """The load with a context of its own for each user.
+
+    Raises UsageError for more users than the engine serves at once.
+    """
+    if users is None:
+        return load
+    check_users(users, engine)
+    geometry = model.geometry
+    native = geometry.native_context or geometry.trained_context or UNKNOWN_NATIVE_TOKENS
+    return engine_named(engine).load_for_users(load, users, native)

@@ -13,7 +13,7 @@ from edgekit.machine.gpu_limit import raised_limit
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
-    from edgekit.plan.planned import Plan
+    from edgekit.plan.plan import Plan
     from edgekit.sources.types import ModelFiles
 
 LIMIT = "limit"  # of unified memory: the command that raises it does not run the model
@@ -65,7 +65,7 @@ def ready_commands(
 
 def _higher_limit(plan: Plan) -> tuple[Command, ...]:
     """Raises the system's limit on what the GPU may use, where the plan says that it helps."""
-    from edgekit.bill.decisions import Lever
+    from edgekit.bill.verdict import Lever
 
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)

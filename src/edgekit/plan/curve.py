@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.task import CacheChoice, Placement, Price, Start, Task
+from edgekit.bill.types import CacheChoice, Placement, Price, Start, Task
 from edgekit.bill.verdict import Usage
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import Budget
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.planned import Plan
-from edgekit.plan.tasks import with_cache
+from edgekit.plan.choice import with_cache
+from edgekit.plan.fit import Fitting
+from edgekit.plan.plan import Plan
 
 POINTS = 32  # of a curve; between them a bill is nearly linear
 

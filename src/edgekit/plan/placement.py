@@ -1,13 +1,18 @@
-"""A task -> the placements that its engine offers, within the limits that were set."""
+"""A task -> the placements that its engine offers, the first of them that holds a context, and the longest context."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property, partial
 from itertools import islice, takewhile
 
-from edgekit.bill.task import Placement, Placements, Task
+from edgekit.bill.types import Placement, Placements, Task
 from edgekit.engines import engine_named
+from edgekit.errors import RefusedError
+from edgekit.machine.types import gpu_budgets, together_bytes
+from edgekit.plan.fit import Fitting, longest
 
 
 def placements_of(task: Task) -> Placements:
@@ -54,3 +59,157 @@ def _placements(task: Task) -> Iterator[Placement]:
             for one in placement.budgets
         )
         yield replace(placement, budgets=budgets)
+
+
+SHORT = 8  # up to this many placements are tried one by one
+# What fits on several cards together need not fit on each of them: whole layers move from one to the next.
+LOOK_FURTHER = 12
+WORTH_A_PATTERN = 0.003  # of the devices' memory: for less a simpler command is better
+NEARLY_HELD = (
+    0.05  # beyond what seems to fit: buffers may be smaller, and a reserve covers the first request
+)
+
+
+class Ladder:
+    """Every rung takes less of the devices, and as a rule more of the RAM, than the one before it."""
+
+    def __init__(self, task: Task, placements: Placements) -> None:
+        self.task, self._placements = task, placements
+        self._rungs: dict[int, Fitting] = {}
+        self._held: dict[int, int] = {}  # tokens -> the first rung they hold, taken together
+
+    def rung(self, place: int) -> Fitting:
+        if place not in self._rungs:
+            self._rungs[place] = Fitting(self.task, self._placements[place])
+        return self._rungs[place]
+
+    @property
+    def top(self) -> Fitting:
+        return self.rung(0)
+
+    @cached_property
+    def _wholes(self) -> int:
+        """How many placements at the top are whole. Each is tried on its own, at least the first."""
+        leading = sum(1 for _ in takewhile(lambda placement: placement.whole, self._placements))
+        return min(max(leading, 1), len(self._placements))
+
+    @cached_property
+    def _seam(self) -> int:
+        """The last placement with every layer on the devices. The next, with the head in RAM, may need more there."""
+        return sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
+
+    @property
+    def last(self) -> int:
+        return len(self._placements) - 1
+
+    def holder(self, tokens: int) -> Fitting | None:
+        """The placement with most on the devices that holds a context of this length; None where none does."""
+        rung = self._first_holder(tokens)
+        return rung if rung is None or rung.placement.whole else self._finer(rung, tokens)
+
+    def _finer(self, rung: Fitting, tokens: int) -> Fitting:
+        """The best of the placements between this and the one before it; itself where they are not worth it."""
+        between = rung.engine.finer_placements(self.task.model, rung.placement)
+        finer = [Fitting(self.task, placement) for placement in between]
+        if not finer or self.last == 0:
+            return rung
+        held = rung.held_share(tokens)
+        most = 1 + NEARLY_HELD - (rung.devices_share(tokens) - held)
+        shares = {one: one.held_share(tokens) for one in finer}
+        better = [one for one in finer if held + WORTH_A_PATTERN <= shares[one] <= most]
+        better.sort(
+            key=lambda one: shares[one] + WORTH_A_PATTERN * one.placement.is_short_command,
+            reverse=True,
+        )
+        return next((one for one in better if one.fits(tokens)), rung)
+
+    def _first_holder(self, tokens: int) -> Fitting | None:
+        for place in range(self._wholes):
+            if self.rung(place).fits(tokens):
+                return self.rung(place)
+        if self.last < SHORT or self._wholes > self.last:
+            rungs = (self.rung(place) for place in range(self._wholes, self.last + 1))
+            return next((one for one in rungs if one.fits(tokens)), None)
+        if self._is_hopeless(tokens):
+            return None
+        first = self._first_held(tokens)
+        several = len(gpu_budgets(self.top.placement.budgets)) > 1
+        further = LOOK_FURTHER if several or not first else 0
+        seam = [self._seam] if self._wholes <= self._seam < first else []
+        near = [*seam, *range(first, min(first + further, self.last) + 1), self.last]
+        rungs = (self.rung(place) for place in dict.fromkeys(near))
+        return next((one for one in rungs if one.fits(tokens)), None)
+
+    def nearest(self, tokens: int) -> Fitting:
+        """Where no placement holds the context: the one that is least over its limits."""
+        tried = [one for one in self._rungs.values() if _is_run(one, tokens)]
+        return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
+
+    @cached_property
+    def longest(self) -> int:
+        """Of all placements."""
+        step, most = self.top.step, self.top.most
+        is_short = self.last < SHORT
+        found = self.top.longest
+        for place in range(1, self.last + 1 if is_short else self._wholes):
+            if found == most:
+                break
+            if _is_run(self.rung(place)):
+                found = max(found, self.rung(place).longest)
+        if found == most or is_short or self._wholes > self.last:
+            return found
+        anywhere = longest(
+            lambda tokens: self._first_holder(tokens) is not None, step=step, most=most
+        )
+        return max(found, anywhere)
+
+    def _is_hopeless(self, tokens: int) -> bool:
+        """Weights and caches alone are more than all memories together may hold: no rung fits."""
+        needed = self.rung(self.last).held_bytes(tokens)  # on the CPU nothing is held twice
+        return needed > together_bytes(self.top.placement.budgets)
+
+    def _first_held(self, tokens: int) -> int:
+        """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
+        if tokens in self._held:
+            return self._held[tokens]
+        known_low = (rung - 1 for known, rung in self._held.items() if known < tokens)
+        low = max(self._wholes - 1, *known_low, 0)
+        high = min(
+            (rung for known, rung in self._held.items() if known > tokens), default=self.last
+        )
+        low = min(max(low, 0), high - 1)
+        found = self._searched(tokens, low, high) if self._overflows(low, tokens) else low
+        self._held[tokens] = found
+        return found
+
+    def _searched(self, tokens: int, low: int, high: int) -> int:
+        """Weights and caches are cheap to work out, and compute buffers hardly change from one rung to the next."""
+        rest = 0.0
+        while high - low > 1:
+            places = range(low + 1, high)
+            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, rest))
+            place = min(low + 1 + guess, high - 1)
+            share = self.rung(place).devices_share(tokens)
+            rest = share - self.rung(place).held_share(tokens)
+            if share <= 1:
+                high = place
+            else:
+                low = place
+        return high
+
+    def _seems_held(self, tokens: int, rest: float, place: int) -> bool:
+        return self.rung(place).held_share(tokens) + rest <= 1
+
+    def _overflows(self, place: int, tokens: int) -> bool:
+        """Whether the devices together have too little room."""
+        rung = self.rung(place)
+        return rung.held_share(tokens) > 1 or rung.devices_share(tokens) > 1
+
+
+def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
+    """Whether the engine would start in this placement: some numbers of cards do not divide the heads."""
+    try:
+        fitting.price(fitting.least if tokens is None else tokens)
+    except RefusedError:
+        return False
+    return True

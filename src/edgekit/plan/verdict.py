@@ -7,17 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.task import Price, Task
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Price, Task
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.speed import expected_speed, steady_throughput
 from edgekit.errors import RefusedError
 from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
-from edgekit.plan.context import recommended_context
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.ladder import Ladder
-from edgekit.plan.placement import placements_of
+from edgekit.plan.fit import Fitting, recommended_context
+from edgekit.plan.placement import Ladder, placements_of
 
 # Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 from edgekit.app.answers import Recommendation
 from edgekit.basis import Basis
-from edgekit.bill.decisions import Lever
+from edgekit.bill.verdict import Lever
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.variants import AS_NAMED
 from edgekit.machine.types import Device, Machine
-from edgekit.plan.planned import Plan
-from edgekit.plan.ranking import Suggestion
+from edgekit.plan.plan import Plan
+from edgekit.plan.recommend import Suggestion
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.answer_lines import assumed_of, change_lines
 from edgekit.report.bars import BLOCKS, Glyphs, memories

@@ -6,7 +6,7 @@ from typing import Any
 
 from edgekit.app.answers import Recommendation
 from edgekit.catalog.types import Entry
-from edgekit.plan.ranking import Suggestion
+from edgekit.plan.recommend import Suggestion
 from edgekit.report.bill_json import SCHEMA
 from edgekit.report.hardware_json import machine_json
 from edgekit.report.plan_json import plan_fields

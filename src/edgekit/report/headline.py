@@ -29,7 +29,7 @@ _CACHE_WORDS = {
     "q4_0": _FOUR_BIT,
     "4 bit": _FOUR_BIT,
 }
-_CUT = "cut to the model's context length"  # plan/context.py: of a job that is longer
+_CUT = "cut to the model's context length"  # plan/fit.py: of a job that is longer
 
 
 def headline(result: Verdict, *, from_name: bool = False) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgekit.app.answers import EstimateAnswer
 from edgekit.engines import engine_named
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 
 
 def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:

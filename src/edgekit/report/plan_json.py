@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.cache_types import CacheType
-from edgekit.bill.decisions import Decision
-from edgekit.bill.task import Variant
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.types import Variant
+from edgekit.bill.verdict import Decision, Verdict
 from edgekit.engines import engine_named
 from edgekit.plan.commands import main_command
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.bill_json import SCHEMA, answer_json, bill_json
 from edgekit.report.check_json import change_json, speed_json, use_json

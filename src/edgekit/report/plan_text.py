@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.bill.decisions import Decision, Lever, Tried
+from edgekit.bill.verdict import Decision, Lever, Tried
 from edgekit.engines import engine_named
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 from edgekit.report.answer_lines import (
     MORE,
     assumed_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekit.bill.decisions import Decision
+from edgekit.bill.verdict import Decision
 from edgekit.catalog.tiers import Layout, Tier
 from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.types import DRAFT_MAX, RamFit, TierPlan, windows_of

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.bill.verdict import Status
+from edgekit.bill.verdict import Lever, Status
 from edgekit.catalog.tiers import WHAT_IF
 from edgekit.engines.memo.levers import for_each
 from edgekit.engines.memo.placements import memory_notes

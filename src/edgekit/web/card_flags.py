@@ -8,9 +8,9 @@ from typing import Any
 
 from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
+from edgekit.plan.choice import with_weights
 from edgekit.plan.placement import first_placement
-from edgekit.plan.planned import Plan
-from edgekit.plan.tasks import with_weights
+from edgekit.plan.plan import Plan
 
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:

@@ -19,9 +19,8 @@ from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
-from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Plan
-from edgekit.plan.ranking import Suggestion, rank_of, smallest_bytes
+from edgekit.plan.plan import Plan, make_plan
+from edgekit.plan.recommend import Suggestion, rank_of, smallest_bytes
 from edgekit.report.cards import cache_words
 from edgekit.report.cards_json import card_entry_json
 from edgekit.report.headline import headline

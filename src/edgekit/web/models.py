@@ -13,7 +13,7 @@ from typing import Any
 
 from edgekit.app.companions import BESIDE_THE_MODEL, price_loads
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.bill.task import Price
+from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import CancelledError, DeadlineError

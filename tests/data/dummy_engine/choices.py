@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.data.dummy_engine.flags import DummySetup
 
-from edgekit.bill.task import CacheChoice, Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import CacheChoice, Load, Placement, Task
 
 
 def cache_choices(_task: Task, _placement: Placement | None = None) -> tuple[CacheChoice, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.data.dummy_engine.flags import DummySetup
 
-from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import Placement, Task
 from edgekit.engines.budgets import known_ram, ram_budget
 from edgekit.machine.types import Budget, Machine
 from edgekit.units import GIB

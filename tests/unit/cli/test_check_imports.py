@@ -20,7 +20,7 @@ NOT_NEEDED = {
     "edgekit.machine.calibration",  # the machine is described
     "edgekit.model.tensors",
     "edgekit.plan.assumed",
-    "edgekit.plan.planned",
+    "edgekit.plan.plan",
     "edgekit.report.check_json",
     "edgekit.sources.hub",
     "httpx2",

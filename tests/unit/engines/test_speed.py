@@ -14,8 +14,7 @@ from tests.unit.plan.machines import cards, cpu
 
 from edgekit import __version__
 from edgekit.basis import Basis
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Placement, Task
 from edgekit.bill.verdict import Speed
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.estimate import estimate

@@ -12,7 +12,6 @@ from tests.recorded import engine_models
 
 from edgekit.basis import Basis
 from edgekit.bill.cache_types import TABLE, cache_type
-from edgekit.bill.plain import plain_cache_bytes
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.kernels.choice import KERNELS, choose
@@ -73,7 +72,6 @@ def test_the_whole_window_of_the_same_with_every_layer_full() -> None:
     load = Load(context_tokens=32_768, cache_k=F32, cache_v=F32, full_window=True)
     cache = bill(gemma(), load).kv_cache_bytes
     assert cache == 26 * 32_768 * 2 * 256 * 4 == 1_744_830_464
-    assert cache == plain_cache_bytes(gemma().geometry, 32_768, F32)
 
 
 def test_layers_with_a_window_hold_no_more_than_it() -> None:

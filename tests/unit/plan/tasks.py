@@ -7,8 +7,7 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models, rows
 
-from edgekit.bill.task import Task, Variant
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Task, Variant
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.choices import at_mixes
@@ -18,8 +17,8 @@ from edgekit.engines.variants import as_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.planned import Plan
-from edgekit.plan.tasks import for_users
+from edgekit.plan.choice import for_users
+from edgekit.plan.plan import Plan
 
 LLAMA, GEMMA, MOE, LATENT = "llama-3.1-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v2-lite"
 

@@ -10,8 +10,7 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Start, Task
 from edgekit.engines import engine_named
 from edgekit.engines.cache_pairs import pair_name
 from edgekit.engines.llamacpp.flags import default_setup
@@ -19,7 +18,7 @@ from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine
-from edgekit.plan.tasks import cache_choices, with_cache, with_setup
+from edgekit.plan.choice import cache_choices, with_cache, with_setup
 
 Q8, Q4 = cache_type("q8_0"), cache_type("q4_0")
 

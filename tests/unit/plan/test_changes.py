@@ -12,8 +12,7 @@ from tests.unit.plan.tasks import any_mix, rated
 from tests.unit.plan.test_verdict import ask, of_config, recorded
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Start, Task
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
 from edgekit.catalog import find_entry
 from edgekit.engines import engine_named

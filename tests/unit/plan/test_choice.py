@@ -11,8 +11,7 @@ from tests.unit.plan.tasks import GEMMA, LLAMA, MOE, any_mix, from_config, gguf,
 from tests.unit.plan.test_verdict import of_config
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Job, Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Job, Load, Start, Task
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.choices import at_mixes
@@ -22,9 +21,8 @@ from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
-from edgekit.plan.choice import choose
-from edgekit.plan.making import make_plan
-from edgekit.plan.tasks import cache_choices
+from edgekit.plan.choice import cache_choices, choose
+from edgekit.plan.plan import make_plan
 from edgekit.plan.verdict import judge
 from edgekit.report.headline import headline
 from edgekit.units import GIB

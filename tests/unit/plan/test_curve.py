@@ -13,14 +13,13 @@ from tests.unit.plan.test_verdict import per_token
 from tests.unit.report.plans import cards, cpu, gguf, mac, planned, qwen
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import Load, MemoryEstimate, Start, Task
 from edgekit.bill.verdict import covered_bytes
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.plan.curve import POINTS, Curve, curves, plan_curves
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 

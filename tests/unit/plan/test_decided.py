@@ -9,7 +9,7 @@ from tests.recorded import engine_models
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu
 
-from edgekit.bill.task import Task
+from edgekit.bill.types import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine

@@ -9,7 +9,7 @@ from tests.unit.plan.machines import cards, mac
 from tests.unit.plan.tasks import any_mix, from_config, gguf, one_file
 
 from edgekit.cli import main
-from edgekit.plan.making import make_plan
+from edgekit.plan.plan import make_plan
 from edgekit.plan.verdict import download_bytes
 
 

@@ -9,17 +9,21 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import LLAMA, from_config, gguf, one_file, rated
 
-from edgekit.bill.decisions import Lever
-from edgekit.bill.task import Drafter, Task
-from edgekit.bill.types import CACHES
+from edgekit.bill.types import CACHES, Drafter, Task
+from edgekit.bill.verdict import Lever
 from edgekit.catalog import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.machine.types import Machine
-from edgekit.plan.drafting import OWN_BLOCKS, catalog_drafters, own_drafter, with_drafter_beside
-from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import (
+    OWN_BLOCKS,
+    Plan,
+    catalog_drafters,
+    make_plan,
+    own_drafter,
+    with_drafter_beside,
+)
 
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")
 OWN = "qwen3.6-27b"  # of the catalog: one block for further tokens

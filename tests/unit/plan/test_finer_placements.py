@@ -9,18 +9,16 @@ import pytest
 from tests.unit.plan.machines import cards
 from tests.unit.plan.tasks import MOE, one_file, rated
 
-from edgekit.bill.task import Placement
-from edgekit.bill.types import Component
+from edgekit.bill.types import Component, Placement
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.placements import finer_placements
 from edgekit.engines.llamacpp.speed import reads_per_token
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.plan.commands import ready_commands
-from edgekit.plan.fitting import Fitting
-from edgekit.plan.making import make_plan
+from edgekit.plan.fit import Fitting
 from edgekit.plan.placement import placements_of
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan, make_plan
 from edgekit.report.headline import headline
 
 TOKENS = 32_768

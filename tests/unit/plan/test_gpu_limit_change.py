@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.unit.plan.machines import mac
 from tests.unit.plan.tasks import from_config, one_file
 
-from edgekit.bill.decisions import Lever
+from edgekit.bill.verdict import Lever
 from edgekit.machine.gpu_limit import raised_limit
-from edgekit.plan.making import make_plan
+from edgekit.plan.plan import make_plan
 
 
 def test_a_plan_never_counts_on_it() -> None:

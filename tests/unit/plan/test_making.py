@@ -23,17 +23,14 @@ from tests.unit.plan.tasks import (
     rated,
 )
 
-from edgekit.bill.decisions import Lever
-from edgekit.bill.task import Start
-from edgekit.bill.types import Load
-from edgekit.bill.verdict import ChangeKind
+from edgekit.bill.types import Load, Start
+from edgekit.bill.verdict import ChangeKind, Lever
 from edgekit.engines.llamacpp.types import ALL_LAYERS
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.plan.changes import changes
-from edgekit.plan.making import find_plan, make_plan
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan, find_plan, make_plan
 from edgekit.plan.verdict import judge
 
 LAYERS = 62 + 1  # gemma-3-27b, and the output behind them

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
-from edgekit.bill.task import Start, Task
+from edgekit.bill.types import Start, Task
 from edgekit.engines import default_engine, engine_named, engine_on, every_engine
 from edgekit.engines.llamacpp.flags import default_setup
 from edgekit.engines.native.setup import StreamSetup

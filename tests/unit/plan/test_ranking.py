@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.catalog.types import Entry
-from edgekit.plan.ranking import DOUBLING_MONTHS, FIRST, rank_of, version_of
+from edgekit.plan.recommend import DOUBLING_MONTHS, FIRST, rank_of, version_of
 
 
 def entry(parameters: int | None, active: int | None = None, released: str | None = None) -> Entry:

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 from tests.unit.plan.machines import cards
 
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, MemoryEstimate, MemoryLine, Placement, Task
 from edgekit.engines.llamacpp.placements import pinned, rebalance
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.machine.types import HOST, Budget, pool_of
-from edgekit.plan.fitting import Fitting
+from edgekit.plan.fit import Fitting
 from edgekit.plan.placement import first_placement
 
 MODEL = engine_models()["llama-3.1-8b", "Q4_K_M"]  # has no layers that predict further tokens

@@ -17,8 +17,7 @@ from tests.recorded import engine_models
 from tests.unit.plan.machines import cards, cpu, host, mac
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Job, Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Job, Load, Start, Task
 from edgekit.bill.verdict import ChangeKind, Status
 from edgekit.engines import engine_named
 from edgekit.engines.native.estimate import matrix_bytes
@@ -30,8 +29,8 @@ from edgekit.errors import HardwareError, UsageError
 from edgekit.formats.types import ArrayFact
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
-from edgekit.plan.making import check_planned
 from edgekit.plan.placement import placements_of
+from edgekit.plan.plan import check_planned
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 

@@ -17,8 +17,8 @@ from tests.unit.plan.tier_tasks import (
     tasks_for,
 )
 
-from edgekit.bill.decisions import Lever
 from edgekit.bill.types import Component
+from edgekit.bill.verdict import Lever
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
 from edgekit.engines.memo.choose import (
     first_run_plan,

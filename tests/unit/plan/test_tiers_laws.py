@@ -11,8 +11,8 @@ from tests.thoroughness import LONG
 from tests.unit.plan.tier_tasks import planned_in, ram, task_for
 
 from edgekit.basis import Basis
-from edgekit.bill.decisions import Lever
-from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import Placement, Task
+from edgekit.bill.verdict import Lever
 from edgekit.catalog.tiers import layouts, tiers
 from edgekit.engines.memo import ENGINE
 from edgekit.engines.memo.choices import layout_of

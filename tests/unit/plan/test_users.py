@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import LLAMA, billed, from_config, one_file
 
-from edgekit.bill.decisions import Lever
-from edgekit.bill.task import Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Task
+from edgekit.bill.verdict import Lever
 from edgekit.machine.types import Machine
-from edgekit.plan.making import make_plan
+from edgekit.plan.choice import with_weights
 from edgekit.plan.placement import placements_of
-from edgekit.plan.tasks import with_weights
-from edgekit.plan.users import MOST_USERS, users_that_fit
+from edgekit.plan.plan import MOST_USERS, make_plan, users_that_fit
 from edgekit.units import GIB
 
 

@@ -11,8 +11,7 @@ from tests.recorded import config_header, engine_models, rows
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Job, Start, Task
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, Job, Load, MemoryEstimate, MemoryLine, Start, Task
 from edgekit.bill.verdict import Status, Usage
 from edgekit.engines import engine_on
 from edgekit.engines.llamacpp.placement import has_experts_on_host

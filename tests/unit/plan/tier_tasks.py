@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Placement, Task
 from edgekit.catalog.tiers import Layout, Tier, find_tier, tiers
 from edgekit.engines.memo.choices import with_layout
 from edgekit.engines.memo.choose import plan_tier, recommend_tier

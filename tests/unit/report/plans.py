@@ -9,14 +9,13 @@ from tests.recorded import config_header, engine_models
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.report.verdicts import QWEN
 
-from edgekit.bill.task import Drafter, Start, Task, Variant
-from edgekit.bill.types import Load
+from edgekit.bill.types import Drafter, Load, Start, Task, Variant
 from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.planned import Plan
-from edgekit.plan.tasks import cache_choices
+from edgekit.plan.choice import cache_choices
+from edgekit.plan.plan import Plan
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 

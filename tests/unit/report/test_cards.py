@@ -27,8 +27,8 @@ from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.machine import requested_machine
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
-from edgekit.plan.planned import Plan
-from edgekit.plan.ranking import Suggestion
+from edgekit.plan.plan import Plan
+from edgekit.plan.recommend import Suggestion
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII
 from edgekit.report.cards import cards_answer, cards_text, machine_words, parameters_words

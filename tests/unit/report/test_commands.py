@@ -13,9 +13,8 @@ from tests.unit.plan.machines import host
 from tests.unit.report.plans import cards, cpu, found, gguf, mac, planned, qwen
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.decisions import Decision, Lever
-from edgekit.bill.task import Drafter
-from edgekit.bill.types import Load
+from edgekit.bill.types import Drafter, Load
+from edgekit.bill.verdict import Decision, Lever
 from edgekit.cli.parser import build_parser
 from edgekit.engines import engine_named
 from edgekit.engines.commands import Command, shell_text
@@ -26,7 +25,7 @@ from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.mlx.types import Packing, Quantize
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.plan.commands import ready_commands
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 from edgekit.sources.types import Origin
 from edgekit.units import GIB
 

@@ -17,18 +17,15 @@ from tests.thoroughness import sampled
 from tests.unit.report.plans import cards, gguf, mac, planned, qwen
 
 from edgekit.basis import Basis
-from edgekit.bill.decisions import Decision, Lever, Tried
-from edgekit.bill.task import Task
-from edgekit.bill.types import Load
-from edgekit.bill.verdict import Change, ChangeKind, Speed
+from edgekit.bill.types import Load, Task
+from edgekit.bill.verdict import Change, ChangeKind, Decision, Lever, Speed, Tried
 from edgekit.engines.commands import Command
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.machine import requested_machine
 from edgekit.machine.types import System
 from edgekit.model.open import open_model
 from edgekit.plan.commands import by_program, ready_commands
-from edgekit.plan.making import make_plan
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan, make_plan
 from edgekit.report.answer_lines import MOST_CHANGES
 from edgekit.report.as_json import json_text
 from edgekit.report.bars import ASCII, BLOCKS

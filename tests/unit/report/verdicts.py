@@ -11,8 +11,7 @@ from tests.recorded import config_header, engine_models
 
 from edgekit.app.answers import Check, EstimateAnswer
 from edgekit.basis import Basis
-from edgekit.bill.task import Placement, Start, Task
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Placement, Start, Task
 from edgekit.bill.verdict import Change, ChangeKind, Status, Usage, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.placements import budgets_with as llamacpp_budgets

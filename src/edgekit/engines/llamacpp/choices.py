@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from edgekit.bill.task import CacheChoice, Placement, Task, Variant
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
 from edgekit.catalog.types import Size
 from edgekit.engines import cache_pairs
 from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, Pairs, given_pair, pair_choices

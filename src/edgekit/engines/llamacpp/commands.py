@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.bill.cache_types import F16
-from edgekit.bill.task import Drafter, Placement
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.types import Drafter, MemoryEstimate, Placement
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.llamacpp import ollama

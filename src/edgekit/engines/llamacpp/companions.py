@@ -8,8 +8,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.task import Task
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import DRAFT_MAX, default_setup

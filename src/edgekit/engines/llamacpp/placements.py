@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from edgekit.bill.task import Placement, Start, Task
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import Component, Load, MemoryEstimate, Placement, Start, Task
 from edgekit.bill.verdict import Usage
 from edgekit.engines.budgets import card_budget, devices_of, known_ram, names_of, ram_budget
 from edgekit.engines.llamacpp.flags import default_setup, keys_of

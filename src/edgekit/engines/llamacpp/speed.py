@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgekit import __version__
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import Load, MemoryEstimate, Placement, Task
 from edgekit.bill.verdict import Speed
 from edgekit.engines.active_weights import LayerShare
 from edgekit.engines.llamacpp.estimate import NAME, converted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.bill.task import CacheChoice, Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import CacheChoice, Load, Placement, Task
 from edgekit.catalog.tiers import Layout, find_layout, layout_for, layouts, tiers
 from edgekit.engines.memo.models import tier_of
 from edgekit.errors import UsageError

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgekit.bill.decisions import Decision, Lever, Tried
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.verdict import Status, Usage, Verdict
+from edgekit.bill.types import Placement, Task
+from edgekit.bill.verdict import Decision, Lever, Status, Tried, Usage, Verdict
 from edgekit.catalog.tiers import Tier, first_run, ladder
 from edgekit.engines.memo.context import ContextChoice, choose_context, room_of
 from edgekit.engines.memo.estimate import estimate

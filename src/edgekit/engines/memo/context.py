@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edgekit.bill.decisions import Tried
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Placement, Task
+from edgekit.bill.verdict import Tried
 from edgekit.catalog.tiers import Layout, Tier, check_engine, find_layout
 from edgekit.engines.memo.choices import cache_choices, with_layout
 from edgekit.engines.memo.estimate import bill, check_load, largest_context

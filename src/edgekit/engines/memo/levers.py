@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.bill.decisions import Decision, Lever, Tried
-from edgekit.bill.task import Placement
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Placement
+from edgekit.bill.verdict import Decision, Lever, Tried
 from edgekit.catalog.tiers import Tier, find_tier
 from edgekit.engines.memo.context import ContextChoice
 from edgekit.engines.memo.estimate import bill, drafter_load

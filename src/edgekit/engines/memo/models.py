@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgekit.bill.task import Start, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Start, Task
 from edgekit.catalog.tiers import BASIS, Tier
 from edgekit.engines.memo.types import MemoSetup
 from edgekit.errors import RefusedError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, Placement, Task
 from edgekit.engines.budgets import card_budget
 from edgekit.engines.memo.types import MOST_USERS, OS_RESERVE_BYTES, MemoSetup
 from edgekit.engines.spill import Store

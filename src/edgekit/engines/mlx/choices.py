@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.bill.task import CacheChoice, Placement, Task, Variant
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
 from edgekit.engines.mlx.types import MlxSetup, Packing, PackingMode, Quantize
 from edgekit.engines.mlx.weights import quantization_of
 from edgekit.engines.variants import as_named

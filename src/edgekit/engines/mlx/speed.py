@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.types import MemoryEstimate, Placement, Task
 from edgekit.bill.verdict import Speed
 from edgekit.engines.mlx.estimate import NAME
 from edgekit.engines.mlx.placements import devices

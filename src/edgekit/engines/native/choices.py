@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.bill.task import CacheChoice, Placement, Task
-from edgekit.bill.types import Load
+from edgekit.bill.types import CacheChoice, Load, Placement, Task
 from edgekit.engines import cache_pairs
 from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, pair_choices
 from edgekit.engines.native.setup import StreamSetup

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import Placement, Task
 from edgekit.engines.budgets import known_ram, ram_budget
 from edgekit.engines.native.estimate import matrix_bytes, stream_model
 from edgekit.engines.native.setup import StreamSetup

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from edgekit.bill.task import CacheChoice, Placement, Task, Variant
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import (
+    CacheChoice,
+    Component,
+    Load,
+    MemoryEstimate,
+    Placement,
+    Task,
+    Variant,
+)
 from edgekit.catalog.repositories import Form, repositories_of
 from edgekit.engines.variants import as_named
 from edgekit.engines.vllm.estimate import estimate

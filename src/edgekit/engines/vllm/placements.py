@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekit.bill.task import Placement, Task
+from edgekit.bill.types import Placement, Task
 from edgekit.engines.budgets import devices_of, names_of
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, Gpu, VllmSetup
 from edgekit.errors import HardwareError, UsageError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.bill.task import Placement, Task
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.types import MemoryEstimate, Placement, Task
 from edgekit.bill.verdict import Speed
 from edgekit.engines.speed import (
     GB,

@@ -8,13 +8,12 @@ import pytest
 from tests.recorded import config_header
 
 from edgekit.basis import Basis
-from edgekit.bill.assumed import AssumedModel, assumed_estimate, from_config, from_name
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.names import read_name
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines import engine_named
 from edgekit.errors import UsageError
 from edgekit.model import read_geometry
+from edgekit.plan.assumed import AssumedModel, assumed_estimate, bits_of, from_name, read_name
 from edgekit.units import GIB
 
 BILLION = 10**9
@@ -170,28 +169,28 @@ CONFIG: dict[str, Any] = {
     "intermediate_size": 512,
     "max_position_embeddings": 1024,
     "vocab_size": 1000,
-    "torch_dtype": "float32",
 }
 PARAMETERS = 2 * 1000 * 256 + 2 * (256 * (256 + 128 + 128 + 256) + 3 * 256 * 512) + 5 * 256
 
 
-def of_config(load: Load, mix: str | None = None, **changes: Any) -> MemoryEstimate:
-    config = {**CONFIG, **changes}
-    geometry = read_geometry(config_header(config))
-    return assumed_estimate(from_config(geometry, config, mix=mix), load, engine=ENGINE)
+def of_config(load: Load, mix: str = "Q8_0", **changes: Any) -> MemoryEstimate:
+    model = AssumedModel(
+        name="of a config",
+        parameters=PARAMETERS,
+        has_experts=False,
+        bits_per_weight=bits_of(mix),
+        mix=mix,
+        geometry=read_geometry(config_header({**CONFIG, **changes})),
+    )
+    return assumed_estimate(model, load, engine=ENGINE)
 
 
-def test_a_config_gives_parameters_and_cache() -> None:
-    bill = of_config(Load(context_tokens=512), mix="Q8_0")
+def test_assumed_estimate_of_a_geometry_counts_the_cache() -> None:
+    bill = of_config(Load(context_tokens=512))
     assert bill.weights_bytes == -(-PARAMETERS * 34 // 32)
     assert bill.kv_cache_bytes == 512 * 2 * (128 + 128) * 2
     assert bill.notes == ()
     assert bill.basis is Basis.ASSUMED
-
-
-def test_without_a_mix_the_config_says_how_wide() -> None:
-    assert of_config(Load()).weights_bytes == PARAMETERS * 4
-    assert of_config(Load(), torch_dtype=None).weights_bytes == PARAMETERS * 2
 
 
 def test_the_cache_follows_window_type_and_native_context() -> None:
@@ -215,13 +214,6 @@ def test_states_are_held_for_each_sequence() -> None:
     bill = of_config(Load(sequences=3), **mamba)
     states = 2 * (3 * (512 + 2 * 16) + 16 * 512)
     assert bill.of(Component.STATE) == 3 * 4 * states
-
-
-def test_packed_weights_in_a_config_need_a_mix() -> None:
-    packed: dict[str, Any] = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-    with pytest.raises(UsageError, match="quantised weights: choose a quantisation"):
-        of_config(Load(), **packed)
-    assert of_config(Load(), mix="Q4_0", **packed).weights_bytes == -(-PARAMETERS * 9 // 16)
 
 
 def test_a_number_of_parameters_that_makes_no_sense() -> None:

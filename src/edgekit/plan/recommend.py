@@ -1,4 +1,4 @@
-"""A known model -> where it stands among others before anybody has run it: a rule of thumb, never more."""
+"""How known models rank against each other before anyone has run them: a rule of thumb."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 
-from edgekit.bill.task import GOOD_ACCURACY
+from edgekit.bill.types import GOOD_ACCURACY
 from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.variants import accuracy_of
 from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
-from edgekit.plan.planned import Plan
+from edgekit.plan.plan import Plan
 
 # ASSUMED. A model with experts answers about as well as a dense one of the geometric mean of all its parameters and of
 # those that work on a token. What a parameter achieves doubles with time (Xiao et al., Densing Law of LLMs, 2025: every
