@@ -2,7 +2,7 @@
 //
 //   node embed.mjs model.gguf < texts.txt
 //
-// prints one line of JSON for each line of text. Plain Node 18 or later, no packages. docs/embed-stdio.md has the
+// prints one line of JSON for each line of text. Plain Node 18 or later, no packages. docs/embed.md has the
 // protocol; EDGEKIT names the command where it is not on the PATH.
 import { spawn } from "node:child_process";
 import { once } from "node:events";

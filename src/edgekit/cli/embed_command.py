@@ -61,9 +61,9 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "models",
         metavar="MODEL [TEXT ...]",
         nargs="+",
-        help="the model, then the texts to embed (docs/embed-bulk.md)",
+        help="the model, then the texts to embed (docs/embed.md)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/embed-bulk.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/embed.md)")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="show no progress and no summary"
     )
@@ -73,7 +73,7 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--stdio",
         action="store_true",
-        help="read requests as lines of JSON from standard input (docs/embed-stdio.md)",
+        help="read requests as lines of JSON from standard input (docs/embed.md)",
     )
     _add_memory(parser)
     _add_vectors(parser)

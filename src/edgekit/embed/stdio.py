@@ -1,6 +1,6 @@
 """Lines of JSON on standard input -> lines of JSON on standard output, for programs in any language.
 
-docs/embed-stdio.md has the protocol. Requests share passes; each can be called off or given a deadline. What is in
+docs/embed.md has the protocol. Requests share passes; each can be called off or given a deadline. What is in
 flight is bounded: who does not read the answers is not read from either.
 """
 

@@ -1,4 +1,4 @@
-"""An embedder's plan, vectors, and a bulk job -> the documented JSON (docs/embed-bulk.md)."""
+"""An embedder's plan, vectors, and a bulk job -> the documented JSON (docs/embed.md)."""
 
 from __future__ import annotations
 

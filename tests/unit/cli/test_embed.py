@@ -729,7 +729,7 @@ def test_progress_on_a_terminal_alone(model: Path, some_rows: Path, tmp_path: Pa
 
 
 def test_documentation_names_every_key(ask: Any, tmp_path: Path) -> None:
-    page = (DOCS / "embed-bulk.md").read_text(encoding="utf-8").partition("## `--json`")[2]
+    page = (DOCS / "embed.md").read_text(encoding="utf-8").partition("\n## JSON\n")[2]
     documented = set(re.findall(r"`([a-z_]+)`", page))
     named: set[str] = set()
     for words in (

@@ -53,7 +53,7 @@ def test_llama_cpps_own_vectors(name: str) -> None:
 def test_what_llama_cpp_answered(name: str) -> None:
     """As its server embeds a text; and as plain text, where special tokens would change it.
 
-    BERT is held against its own tokenizer where llama.cpp departs from it: see docs/tokenizers.md.
+    BERT is held against its own tokenizer where llama.cpp departs from it: see docs/embed.md.
     """
     answers = tokenizer_answers()
     theirs, own = answers["vocabularies"][name], answers["own"].get(name, {})

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, from the file's own keys. See docs/tokenizers.md."""
+"""The tokenizer of a GGUF file, from the file's own keys. See docs/embed.md."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 llama.cpp looks for the longest special token in the whole text, then for the next; here the text
 is read once, from the left, the longest token first. That differs only where the end of one special
-token is the beginning of another: of the vocabularies in docs/tokenizers.md only Falcon has such
+token is the beginning of another: of the vocabularies in docs/embed.md only Falcon has such
 tokens (">>TITLE<<|endoftext|>"). Runs of the same letter come out the same.
 """
 
