@@ -112,25 +112,25 @@ PLANTED = {
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
     ),
     "0 for null in a machine that is recorded as a hash": Planted(
-        target="edgekit.report.check_json.machine_json",
+        target="edgekit.report.check.machine_json",
         change=lambda before: lambda machine: before(machine) | {"cores": 0},
         question='edgekit check gemma-3-27b --device "RTX 4090" --ram 64G -c 32k --json',
         shows='"cores": 0',
     ),
     "false for null": Planted(
-        target="edgekit.report.check_json.machine_json",
+        target="edgekit.report.check.machine_json",
         change=lambda before: lambda machine: before(machine) | {"cores": False},
         question='edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json',
     ),
     "a key that is gone": Planted(
-        target="edgekit.report.check_json.machine_json",
+        target="edgekit.report.check.machine_json",
         change=lambda before: (
             lambda machine: {key: one for key, one in before(machine).items() if key != "cores"}
         ),
         question='edgekit check llama-3.1-70b --device "2x RTX 3090" --ram 64G --json',
     ),
     "a request that answers unlike the command": Planted(
-        target="edgekit.report.check_json.machine_json",
+        target="edgekit.report.check.machine_json",
         change=lambda before: lambda machine: before(machine) | {"cores": 8},
         question='POST /api/v1/check {"model": "llama-3.1-70b", "device": "2x RTX 3090", "ram": "64G"}',
     ),
@@ -140,7 +140,7 @@ PLANTED = {
         question="GET /api/v1/cards/events?ram=8G&max_use=90%25",
     ),
     "another last line of plan": Planted(
-        target="edgekit.report.plan_text.MORE",
+        target="edgekit.report.plan.MORE",
         change=lambda line: f"{line}.",
         question='edgekit plan llama-3.1-8b --device "RTX 4060" --ram 32G',
     ),
@@ -155,7 +155,7 @@ PLANTED = {
         question="edgekit check qwen3-8b --ram 16G",
     ),
     "other columns in a long list": Planted(
-        target="edgekit.report.devices_text.figures",
+        target="edgekit.report.hardware.figures",
         change=lambda before: (
             lambda *given: [line.replace("  gpu", " gpu ") for line in before(*given)]
         ),

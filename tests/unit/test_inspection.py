@@ -19,7 +19,7 @@ from edgekit.formats.types import Depth, Tensor
 from edgekit.model import read_geometry
 from edgekit.model.inspect import _settled, inspect_model
 from edgekit.model.roles import Role, roles_of
-from edgekit.report.as_text import inspection_text
+from edgekit.report.inspection import inspection_text
 
 MOE = {
     "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "head_dim": 4,

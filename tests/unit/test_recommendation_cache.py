@@ -19,7 +19,7 @@ from edgekit.app.recommendation_cache import MOST_FILES, STEP_BYTES, steadied
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.machine.types import Machine, MemoryLimit
-from edgekit.report.cards_json import cards_json
+from edgekit.report.cards import cards_json
 from edgekit.request import Request
 from edgekit.units import GIB
 

@@ -80,7 +80,7 @@ def _report(error: EdgekitError, *, as_json: bool, in_one_line: bool = False) ->
 
 
 def _error_text(kind: str, message: str, *, in_one_line: bool) -> str:
-    from edgekit.report.as_json import json_text
+    from edgekit.report.json import json_text
 
     told = {"error": {"type": kind, "message": message}}
     if not in_one_line:

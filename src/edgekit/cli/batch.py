@@ -25,7 +25,7 @@ from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageE
 from edgekit.formats import limits
 from edgekit.model.open import open_config
 from edgekit.model.types import Model
-from edgekit.report.bill_json import answer_json
+from edgekit.report.bill import answer_json
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 

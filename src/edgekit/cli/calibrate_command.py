@@ -13,7 +13,7 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
-    from edgekit.report.calibrate_text import CalibrationFile
+    from edgekit.report.run import CalibrationFile
 
 _DESCRIPTION = """\
 Measures this machine and saves the results: memory bandwidth, the speed of the disk for temporary files, llama.cpp's
@@ -80,11 +80,11 @@ def _measured(arguments: argparse.Namespace) -> str:
 
     found = calibrate(arguments.model, tell=_say if not arguments.json else _quiet)
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.calibrate_json import calibrated_json
+        from edgekit.report.json import json_text
+        from edgekit.report.run import calibrated_json
 
         return json_text(calibrated_json(found, _path()))
-    from edgekit.report.calibrate_text import calibrated_text
+    from edgekit.report.run import calibrated_text
 
     return calibrated_text(found, _path(), width=screen_width(), bold=is_terminal(sys.stdout))
 
@@ -102,7 +102,7 @@ def _say(line: str) -> None:
 
 def _told(arguments: argparse.Namespace) -> str:
     from edgekit.machine.calibration import forget_calibration, read_calibration
-    from edgekit.report.calibrate_text import CalibrationFile, list_text, removed_text
+    from edgekit.report.run import CalibrationFile, list_text, removed_text
 
     stored = forget_calibration() if arguments.remove else read_calibration()
     kept = CalibrationFile(path=_path(), stored=stored)
@@ -112,8 +112,8 @@ def _told(arguments: argparse.Namespace) -> str:
 
 
 def _json(kept: CalibrationFile, *, removed: bool) -> str:
-    from edgekit.report.as_json import json_text
-    from edgekit.report.calibrate_json import list_json
+    from edgekit.report.json import json_text
+    from edgekit.report.run import list_json
 
     return json_text(list_json(kept, removed=removed))
 

@@ -132,11 +132,11 @@ def run_list(arguments: argparse.Namespace) -> str:
     known = listed(catalog, kind=arguments.kind, family=arguments.family)
     entries = [entry for entry in known if _whose(entry, arguments)]
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.catalog_json import catalog_json
+        from edgekit.report.catalog import catalog_json
+        from edgekit.report.json import json_text
 
         return json_text(catalog_json(entries, catalog))
-    from edgekit.report.catalog_text import catalog_text
+    from edgekit.report.catalog import catalog_text
 
     return catalog_text(entries, catalog, width=screen_width(), bold=is_terminal(sys.stdout))
 
@@ -152,11 +152,11 @@ def run_show(arguments: argparse.Namespace) -> str:
 
     entry = find_entry(arguments.id)
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.catalog_json import entry_json
+        from edgekit.report.catalog import entry_json
+        from edgekit.report.json import json_text
 
         return json_text(entry_json(entry, whole=True))
-    from edgekit.report.catalog_text import entry_text
+    from edgekit.report.catalog import entry_text
 
     return entry_text(entry, width=screen_width(), bold=is_terminal(sys.stdout))
 
@@ -192,12 +192,12 @@ def _told_added(
 ) -> tuple[str, int]:
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.catalog_json import done_json, entry_json
+        from edgekit.report.catalog import done_json, entry_json
+        from edgekit.report.json import json_text
 
         return json_text(done_json("added", (entry_json(one) for one, _ in added), failed)), code
     from edgekit.catalog.packaged import packaged_entries
-    from edgekit.report.catalog_text import added_text, lines_text
+    from edgekit.report.catalog import added_text, lines_text
 
     packaged = {one.id for one in packaged_entries() if not isinstance(one, str)}
     lines = [added_text(one, new=new, shadows=one.id in packaged) for one, new in added]
@@ -223,8 +223,8 @@ def run_remove(arguments: argparse.Namespace) -> str:
             raise NotFoundError(told, candidates=error.candidates) from error
         forget_entry(name)
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.catalog_json import done_json
+        from edgekit.report.catalog import done_json
+        from edgekit.report.json import json_text
 
         return json_text(done_json("removed", [{"id": name}], ()))
     return f"removed: {name}\n"
@@ -256,12 +256,12 @@ def _told_changes(
 ) -> tuple[str, int]:
     code = failed[0][1].exit_code if failed else 0
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.catalog_json import changes_json, done_json
+        from edgekit.report.catalog import changes_json, done_json
+        from edgekit.report.json import json_text
 
         told = (changes_json(name, changes) for name, changes in changed)
         return json_text(done_json("read", told, failed)), code
-    from edgekit.report.catalog_text import changes_text, lines_text
+    from edgekit.report.catalog import changes_text, lines_text
 
     lines = [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]

@@ -224,7 +224,7 @@ def _ask(download: Download) -> bool:
 def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
     """Writes a table of several models row by row. Returns the answers, up to where the reader had seen enough."""
     from edgekit.cli.output import NobodyReadsError, show
-    from edgekit.report.check_table import table_pieces
+    from edgekit.report.tables import table_pieces
 
     found: list[list[Answer]] = []
 
@@ -254,8 +254,8 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
         bill = replace(answers[0].bill, command=ready[-1].text)
         answers = [replace(answers[0], bill=bill)]
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.check_json import answers_json
+        from edgekit.report.check import answers_json
+        from edgekit.report.json import json_text
 
         return json_text(answers_json(answers))
     return _as_text(answers, arguments)
@@ -263,11 +263,11 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
 
 def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
     from edgekit.app.answers import Check
-    from edgekit.report.check_text import check_text, quiet_text
+    from edgekit.report.check import check_text, quiet_text
 
     width, signs = screen_width(), glyphs()
     if len(answers) > 1 or not isinstance(answers[0], Check):
-        from edgekit.report.check_table import check_table
+        from edgekit.report.tables import check_table
 
         return check_table(answers, width=width, glyphs=signs)
     if arguments.quiet:

@@ -99,11 +99,11 @@ def _engines(name: str, request: Request, arguments: argparse.Namespace) -> str:
     with reach_of(arguments, quiet=arguments.json) as reach:
         found = compare(name, request, Session(reach=reach))
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.compare import compare_json
+        from edgekit.report.bill import compare_json
+        from edgekit.report.json import json_text
 
         return json_text(compare_json(found, name))
-    from edgekit.report.compare import compare_text
+    from edgekit.report.bill import compare_text
 
     return compare_text(found, width=screen_width())
 
@@ -125,11 +125,11 @@ def _models(names: tuple[str, ...], request: Request, arguments: argparse.Namesp
 
 def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> str:
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.compare import models_json
+        from edgekit.report.check import models_json
+        from edgekit.report.json import json_text
 
         return json_text(models_json(rows))
     from edgekit.cli.check_command import glyphs
-    from edgekit.report.check_table import check_table
+    from edgekit.report.tables import check_table
 
     return check_table(rows, width=screen_width(), glyphs=glyphs(), sizes=True)

@@ -277,11 +277,11 @@ def _plan(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
     reads = arguments.stdio or arguments.input is not None
     plan = plan_embedder(asked.model, **(_reading(asked) if reads else asked.choices))
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.embed_json import plan_json
+        from edgekit.report.embed import plan_json
+        from edgekit.report.json import json_text
 
         return json_text(plan_json(plan))
-    from edgekit.report.embed_text import plan_text
+    from edgekit.report.embed import plan_text
 
     return plan_text(plan, width=screen_width(), bold=is_terminal(sys.stdout))
 
@@ -296,7 +296,7 @@ def _reading(asked: EmbedArguments) -> Choices:
 def _serve(asked: EmbedArguments) -> int:
     from edgekit.embed import open_embedder
     from edgekit.embed.stdio import serve
-    from edgekit.report.embed_json import plan_json
+    from edgekit.report.embed import plan_json
 
     with open_embedder(asked.model, **_reading(asked)) as embedder:
         return serve(
@@ -316,11 +316,11 @@ def _texts(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
         tokens = [embedder.count_tokens(text, prefix=prefix) for text in asked.texts]
         plan = embedder.plan
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.embed_json import vectors_json
+        from edgekit.report.embed import vectors_json
+        from edgekit.report.json import json_text
 
         return json_text(vectors_json(plan, tokens, vectors, prefix=prefix))
-    from edgekit.report.embed_text import vectors_text
+    from edgekit.report.embed import vectors_text
 
     return vectors_text(plan, asked.texts, tokens, vectors, width=screen_width())
 
@@ -337,11 +337,11 @@ def _job(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
     if done is None or arguments.quiet:
         return ""
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.embed_json import done_json
+        from edgekit.report.embed import done_json
+        from edgekit.report.json import json_text
 
         return json_text(done_json(done))
-    from edgekit.report.embed_text import done_text
+    from edgekit.report.embed import done_text
 
     told = done_text(done, width=screen_width())
     if arguments.output != "-":

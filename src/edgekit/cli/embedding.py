@@ -365,7 +365,7 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], Non
     if arguments.quiet or arguments.json or not is_terminal(sys.stderr):
         yield None
         return
-    from edgekit.report.embed_text import progress_line
+    from edgekit.report.embed import progress_line
 
     next_s = 0.0
 

@@ -103,16 +103,15 @@ def _run_batch(arguments: argparse.Namespace) -> str:
 
 def _render(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.bill_json import bill_json
+        from edgekit.report.bill import bill_json
+        from edgekit.report.json import json_text
 
         return json_text(bill_json(bill, layers=arguments.per_layer))
     return _render_text(bill, arguments)
 
 
 def _render_text(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
-    from edgekit.report.bill_text import bill_text
-    from edgekit.report.explain import explain_text, layers_table
+    from edgekit.report.bill import bill_text, explain_text, layers_table
 
     parts = [bill_text(bill, bold=is_terminal(sys.stdout), width=screen_width())]
     if arguments.explain:

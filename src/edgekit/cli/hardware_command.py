@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace) -> str:
         return _devices(arguments)
     machine = machine_of_arguments(arguments)
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.hardware_json import hardware_json
+        from edgekit.report.hardware import hardware_json
+        from edgekit.report.json import json_text
 
         return json_text(hardware_json(machine))
     from edgekit.report.bars import glyphs_for
-    from edgekit.report.hardware_text import hardware_text
+    from edgekit.report.hardware import hardware_text
 
     width = screen_width()
     glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
@@ -78,10 +78,10 @@ def _devices(arguments: argparse.Namespace) -> str:
             "--ram or --vram"
         )
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.hardware_json import devices_json
+        from edgekit.report.hardware import devices_json
+        from edgekit.report.json import json_text
 
         return json_text(devices_json())
-    from edgekit.report.devices_text import devices_text
+    from edgekit.report.hardware import devices_text
 
     return devices_text(width=screen_width(), bold=is_terminal(sys.stdout))

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _render(found: Inspection, arguments: argparse.Namespace) -> str:
     if arguments.json:
-        from edgekit.report.as_json import inspection_json, json_text
+        from edgekit.report.inspection import inspection_json
+        from edgekit.report.json import json_text
 
         answer = inspection_json(
             found, tensors=arguments.tensors, layers=arguments.layers, keys=arguments.keys
@@ -88,13 +89,13 @@ def _render(found: Inspection, arguments: argparse.Namespace) -> str:
 
 
 def _render_text(found: Inspection, arguments: argparse.Namespace) -> str:
-    from edgekit.report import as_text
+    from edgekit.report import inspection
 
-    parts = [as_text.inspection_text(found, bold=is_terminal(sys.stdout))]
+    parts = [inspection.inspection_text(found, bold=is_terminal(sys.stdout))]
     if arguments.layers and found.geometry is not None:
-        parts.append(as_text.layers_text(found.geometry))
+        parts.append(inspection.layers_text(found.geometry))
     if arguments.tensors:
-        parts.append(as_text.tensors_text(found))
+        parts.append(inspection.tensors_text(found))
     if arguments.keys:
-        parts.append(as_text.keys_text(found))
+        parts.append(inspection.keys_text(found))
     return "\n".join(parts)

@@ -126,14 +126,14 @@ def _told(
     plan: Plan, notes: tuple[str, ...], ready: tuple[Command, ...], arguments: argparse.Namespace
 ) -> str:
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.plan_json import plan_json
+        from edgekit.report.json import json_text
+        from edgekit.report.plan import plan_json
 
         return json_text(plan_json(plan, ready=ready, notes=notes))
     if arguments.program is not None and ready:
         return pasted(ready)
     from edgekit.report.bars import glyphs_for
-    from edgekit.report.plan_text import plan_text
+    from edgekit.report.plan import plan_text
 
     return plan_text(
         plan,

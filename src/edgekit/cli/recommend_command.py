@@ -110,8 +110,8 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def _told(best: Recommendation, arguments: argparse.Namespace) -> str:
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.cards_json import cards_json
+        from edgekit.report.cards import cards_json
+        from edgekit.report.json import json_text
 
         return json_text(cards_json(best))
     import shlex

@@ -106,7 +106,7 @@ def read_purpose(word: str | None) -> Purpose:
 def _answer(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int]:
     code = 0 if plan.verdict.can_load else HardwareError.exit_code
     if arguments.json:
-        from edgekit.report.as_json import json_text
+        from edgekit.report.json import json_text
         from edgekit.report.tier_json import tier_json
 
         return json_text(tier_json(plan)), code

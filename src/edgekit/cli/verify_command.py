@@ -93,7 +93,7 @@ def _saved_words(saved: Remembered | EdgekitError) -> tuple[str, ...]:
     """What a real load showed is saved for this machine; where it cannot be, a note says so."""
     if isinstance(saved, EdgekitError):
         return (f"not saved for later estimates: {saved}",)
-    from edgekit.report.calibrate_text import remembered_words
+    from edgekit.report.run import remembered_words
 
     return remembered_words(saved)
 
@@ -122,10 +122,10 @@ def _verify(arguments: argparse.Namespace) -> Verified:
 
 def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:
     if arguments.json:
-        from edgekit.report.as_json import json_text
-        from edgekit.report.verify_json import verification_json
+        from edgekit.report.json import json_text
+        from edgekit.report.run import verification_json
 
         return json_text(verification_json(found))
-    from edgekit.report.verify_text import verification_text
+    from edgekit.report.run import verification_text
 
     return verification_text(found, asked=asked, bold=is_terminal(sys.stdout))

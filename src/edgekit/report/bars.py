@@ -1,16 +1,18 @@
-"""A verdict -> its memories, each as one bar with one mark, where the usable memory ends."""
+"""Memories as bars with a mark where the usable memory ends, and their sizes and reserves in words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from edgekit.bill.types import MemoryEstimate
-from edgekit.bill.verdict import Status, Usage, Verdict
-from edgekit.machine.types import HOST
+from edgekit.bill.verdict import COMFORTABLE_PERCENT, Status, Usage, Verdict
+from edgekit.machine.types import HOST, Budget, Machine, PoolKind
 from edgekit.report.bill import column_of
-from edgekit.report.check_words import budget_names
+from edgekit.report.text import folded
+from edgekit.terminal import printable
+from edgekit.units import GIB, MIB, format_bytes
 
 MOST_CELLS = 64
 PARTS = ("model", "context", "compute", "other")
@@ -127,3 +129,138 @@ def _filled(parts: Mapping[str, int], cells: int, glyphs: Sequence[str]) -> str:
     starts = [0, *ends]
     sizes = [end - start for start, end in zip(starts, ends, strict=False)]
     return "".join(glyph * size for glyph, size in zip(glyphs, sizes, strict=True))
+
+
+def budget_names(uses: Sequence[Usage]) -> list[str]:
+    """Cards of one name are told apart by their number."""
+    names = [use.budget.name for use in uses]
+    return [
+        f"{name} #{_number(use)}" if names.count(name) > 1 else name
+        for name, use in zip(names, uses, strict=True)
+    ]
+
+
+def _number(use: Usage) -> int:
+    return min((p.index for p in use.budget.pools if p.kind is PoolKind.DEVICE), default=0)
+
+
+def sizes_words(part_bytes: int, whole_bytes: int) -> str:
+    """'6.1 of 11.5 GiB'; what one decimal would show as nothing has its own unit: '52 MiB of 11.5 GiB'."""
+    step, unit = (GIB, "GiB") if max(part_bytes, whole_bytes) >= GIB else (MIB, "MiB")
+    whole = f"{whole_bytes / step:,.1f} {unit}"
+    if 0 < part_bytes * 10 < step:
+        return f"{max(part_bytes / MIB, 0.1):.{1 if part_bytes < MIB else 0}f} MiB of {whole}"
+    return f"{part_bytes / step:,.1f} of {whole}"
+
+
+def share_words(use: Usage) -> str:
+    """'53 %', never on the other side of a threshold than the verdict; '' where nothing is available."""
+    if use.utilization == float("inf"):
+        return ""
+    percent = use.utilization * 100
+    if 0 < percent < 1:
+        return "<1 %"
+    rounded = round(percent)
+    if (rounded == COMFORTABLE_PERCENT and use.status is Status.WARNING) or (
+        rounded == 100 and percent > 100
+    ):
+        finer = round(percent, 1)
+        return f"just over {rounded} %" if finer == rounded else f"{percent:.1f} %"
+    return f"{rounded:,} %"
+
+
+def reserve_words(budget: Budget, limit: str = "") -> str:
+    """'23.50 GiB free minus 1 GiB reserve'. `limit` names what leaves so little."""
+    free, because = format_bytes(budget.free_bytes), budget.because
+    if budget.blocked:
+        return f"{free} of {format_bytes(budget.total_bytes)} free"
+    if budget.is_limited:
+        on_cpu = f", plus {format_bytes(budget.cpu_bytes)} on the CPU" if budget.cpu_bytes else ""
+        return f"{free} free; {budget.limit_because or 'the system limits the GPU'}{on_cpu}"
+    if not budget.reserve_bytes:
+        return because or f"{free} free"
+    # some reasons open with the amount themselves: '20 % of 36.00 GiB for macOS'
+    amount = "" if because[:1].isdigit() else f"{format_bytes(budget.reserve_bytes)} "
+    return f"{free} free{f' within {limit},' if limit else ''} minus {amount}{because}"
+
+
+def limit_on(budget: Budget, machine: Machine) -> str:
+    """The name of what holds a process below the machine's own memory; '' where nothing does."""
+    limit = machine.host.tightest if machine.host is not None and HOST in budget.pools else None
+    return "" if limit is None else limit.name
+
+
+_COLOURS = {Status.PASSED: 32, Status.WARNING: 33, Status.FAILED: 31}  # green, yellow, red
+_LEAST_BESIDE = 23  # columns; a shorter bar gets a line of its own
+
+
+def painted(text: str, status: Status, weight: str = "") -> str:
+    return f"\x1b[{weight}{_COLOURS[status]}m{text}\x1b[0m"
+
+
+def bar_lines(
+    found: Sequence[Memory], width: int, glyphs: Glyphs, *, colour: bool, in_parts: bool = False
+) -> list[str]:
+    """Name, bar and sizes of each in columns; on a narrow screen the bar is below the words."""
+    names = [printable(one.name) for one in found]
+    sizes = [sizes_words(one.required_bytes, one.usable_bytes) for one in found]
+    name_width, size_width = max(map(len, names)), max(map(len, sizes))
+    room = width - name_width - size_width - 4
+    is_wide = room >= _LEAST_BESIDE
+    lines: list[str] = []
+    for one, name, size in zip(found, names, sizes, strict=True):
+        drawn = bar(one, room if is_wide else width, glyphs, in_parts=in_parts)
+        shown = painted(drawn, one.status) if colour else drawn
+        if is_wide:
+            lines.append(f"{name:<{name_width}}  {shown}  {size:>{size_width}}")
+        else:
+            lines += [*folded(f"{name}: {size}", width), shown]
+    return lines
+
+
+def memory_lines(result: Verdict, width: int, glyphs: Glyphs, *, colour: bool) -> Iterator[str]:
+    """The bars with their parts, and where the usable memory comes from. Lines of at most `width`."""
+    yield from bar_lines(memories(result), width, glyphs, colour=colour, in_parts=True)
+    yield from _legend(result, width, glyphs)
+    for sentence in (*_reserve_rows(result), *_not_judged(result)):
+        yield from folded(sentence, width)
+
+
+def _legend(result: Verdict, width: int, glyphs: Glyphs) -> Iterator[str]:
+    """What the parts weigh in all the memories together, as many to a line as fit."""
+    pools = {pool for use in result.uses for pool in use.budget.pools}
+    sums = dict.fromkeys(PARTS, 0)
+    for line in result.estimate.lines:
+        if line.reserved and line.pool in pools:
+            sums[column_of(line)] += line.size_bytes
+    drawn = zip(glyphs.parts, PARTS, strict=True)
+    words = [f"{glyph} {part} {format_bytes(sums[part])}" for glyph, part in drawn if sums[part]]
+    row = ""
+    for one in (*words, f"{glyphs.mark} usable"):
+        if row and len(row) + len(one) + 2 > width:
+            yield from folded(row, width)
+            row = ""
+        row += f"  {one}" if row else one
+    yield from folded(row, width)
+
+
+def _reserve_rows(result: Verdict) -> Iterator[str]:
+    """What is free and what is held back; cards with the same figures in one row."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, use in zip(budget_names(result.uses), result.uses, strict=True):
+        words = reserve_words(use.budget, limit_on(use.budget, result.machine))
+        if use.covered_bytes:
+            words += f"; the first request takes {format_bytes(use.covered_bytes)} of the reserve"
+        kind = RAM if use.budget.pools == {HOST} else use.budget.name
+        found.setdefault((kind, words), []).append(name)
+    kinds = [kind for kind, _ in found]
+    for (kind, words), names in found.items():
+        who = kind if kinds.count(kind) == 1 else ", ".join(names)
+        yield f"{who}: {words}" if len(result.uses) > 1 else words
+
+
+def _not_judged(result: Verdict) -> Iterator[str]:
+    """What is kept in RAM of unknown size."""
+    size = result.estimate.in_pool(PoolKind.HOST)
+    if size and result.machine.host is None:
+        yield f"{format_bytes(size)} goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"

@@ -1,31 +1,32 @@
-"""A recommendation -> a table of the best few, which models were skipped, and the command to go on with."""
+"""A recommendation as a table of the best few models and as JSON (docs/json.md)."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from edgekit.app.answers import Recommendation
 from edgekit.basis import Basis
 from edgekit.bill.verdict import Lever
 from edgekit.catalog.repositories import Form, repository_at
-from edgekit.catalog.types import ModelPurpose
+from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.variants import AS_NAMED
 from edgekit.machine.types import Device, Machine
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion
 from edgekit.plan.verdict import download_bytes
-from edgekit.report.answer_lines import assumed_of, change_lines
-from edgekit.report.bars import BLOCKS, Glyphs, memories
-from edgekit.report.check_memory import bar_lines, painted
-from edgekit.report.check_table import shortened, used_words
-from edgekit.report.check_words import context_words, typical_figure
+from edgekit.report.bars import BLOCKS, Glyphs, bar_lines, memories, painted
+from edgekit.report.check import assumed_of, change_lines
+from edgekit.report.hardware import machine_json
 from edgekit.report.headline import cache_words as cache_changed
-from edgekit.report.headline import headline
-from edgekit.report.lines import figures
-from edgekit.report.screen import command_rows, folded, placed, section, within
+from edgekit.report.headline import context_words, headline, typical_figure
+from edgekit.report.json import SCHEMA
+from edgekit.report.plan import plan_fields
+from edgekit.report.tables import shortened, used_words
+from edgekit.report.text import command_rows, figures, folded, placed, section, within
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_download, short_count
 
@@ -280,3 +281,49 @@ def _next(first: Suggestion, found: Recommendation, words: str, width: int) -> l
     if is_here and chats and repository_at(first.entry.id, Form.GGUF, mix) is not None:
         lines += command_rows(f"edgekit run {name}", width)
     return placed("Next", [*lines, *command_rows(plan, width)], width)
+
+
+def cards_json(found: Recommendation) -> dict[str, Any]:
+    """The whole answer, the best first."""
+    request, machine = found.request, found.request.find_machine()
+    return {
+        "schema": SCHEMA,
+        "task": found.purpose.value,
+        "engine": request.engine,
+        "context_tokens": request.wanted_tokens,
+        "users": request.users,
+        "min_context": request.min_context,
+        "prefer_accurate_cache": request.prefer_accurate_kv,
+        "machine": machine_json(machine),
+        "suggestions": [_suggestion(one) for one in found.suggestions],
+        "nearest": None if found.nearest is None else _suggestion(found.nearest),
+        "passed_over": [{"because": why, "count": count} for why, count in found.passed_over],
+        "notes": [*machine.notes, *found.notes],
+    }
+
+
+def _suggestion(one: Suggestion) -> dict[str, Any]:
+    return {
+        "id": one.entry.id,
+        "entry": card_entry_json(one.entry),
+        "rank": one.rank,
+        "worth": one.worth,
+        "is_quick": one.is_quick,
+        "is_preferred": one.is_preferred,
+        "plan": plan_fields(one.plan),
+    }
+
+
+def card_entry_json(entry: Entry) -> dict[str, Any]:
+    """What a card says of the model; the rest is in the catalog."""
+    return {
+        "repository": entry.repository,
+        "family": entry.family,
+        "architecture": entry.architecture,
+        "parameters": entry.parameters,
+        "active_parameters": entry.active_parameters,
+        "native_context": entry.native_context,
+        "kinds": [kind.value for kind in entry.kinds],
+        "licence": entry.licence,
+        "released": entry.released,
+    }

@@ -5,18 +5,15 @@ Every command, the page and the Python examples show this sentence, so that they
 
 from __future__ import annotations
 
-from edgekit.bill.verdict import Usage, Verdict
+import math
+from collections.abc import Iterable
+
+from edgekit.bill.verdict import Speed, Status, Usage, Verdict
 from edgekit.engines import engine_named
-from edgekit.machine.types import together_bytes
+from edgekit.machine.types import Device, together_bytes
 from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.verdict import is_too_short
-from edgekit.report.bars import Memory, memories
-from edgekit.report.check_words import (
-    about_words,
-    card_names,
-    context_words,
-    sizes_words,
-)
+from edgekit.report.bars import Memory, memories, sizes_words
 from edgekit.terminal import printable
 from edgekit.units import GIB, MIB
 
@@ -261,3 +258,88 @@ def _would_fit(result: Verdict) -> str:
     if not 0 < result.max_context < result.context_tokens:
         return ""
     return f"; fits up to {result.max_context // result.streams:,} tokens"
+
+
+VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
+K_TOKENS = 1024
+
+
+def is_blocked(result: Verdict) -> bool:
+    """Whether the engine would not start, however small the model."""
+    return any(use.budget.blocked for use in result.uses)
+
+
+def is_beyond(result: Verdict) -> bool:
+    """Whether the context is longer than the model's own: `max_context` never is."""
+    return result.can_load and result.context_tokens > result.max_context
+
+
+def context_words(tokens: int) -> str:
+    """'32K', '1M'; what is not a whole number of them: '12,345 tokens'."""
+    for unit, letter in ((K_TOKENS**2, "M"), (K_TOKENS, "K")):
+        if tokens >= unit and tokens % unit == 0:
+            return f"{tokens // unit:,}{letter}"
+    return f"{tokens:,} tokens"
+
+
+def rounded_context_words(tokens: int) -> str:
+    """The same, rounded down to whole K."""
+    return context_words(tokens - tokens % K_TOKENS if tokens > K_TOKENS else tokens)
+
+
+def card_names(cards: Iterable[Device]) -> str:
+    """'RTX 4090', '2x RTX 3090', 'RTX 4090 + RTX 3060'."""
+    names = [card.name for card in cards]
+    return " + ".join(
+        f"{names.count(name)}x {name}" if names.count(name) > 1 else name
+        for name in dict.fromkeys(names)
+    )
+
+
+LEAST_TOKENS_PER_S = 0.05  # shown as less than 0.1
+
+
+def about_words(rates: tuple[float, float]) -> str:
+    """(24, 60) -> 'about 38 tokens/s': the geometric middle."""
+    middle = math.sqrt(math.prod(rates))
+    if middle < LEAST_TOKENS_PER_S:
+        return "less than 0.1 tokens/s"
+    return f"about {_figure(middle)} tokens/s"
+
+
+def range_words(rates: tuple[float, float]) -> str:
+    """'24 to 60'; '' where the ends look alike."""
+    slow, fast = map(_figure, rates)
+    return f"{slow} to {fast}" if slow != fast else ""
+
+
+def rate_words(rates: tuple[float, float]) -> str:
+    """'about 38 tokens/s (24 to 60)'."""
+    between = range_words(rates)
+    return f"{about_words(rates)} ({between})" if between else about_words(rates)
+
+
+def typical_figure(rates: tuple[float, float]) -> str:
+    """'38'."""
+    return about_words(rates).removeprefix("about ").removesuffix(" tokens/s")
+
+
+def _figure(rate: float) -> str:
+    """Two digits that count, below one a single one: '1,200', '35', '3.5', '0.4'."""
+    if rate < 0.95:  # what is rounded to 1.0 has two
+        return f"{rate:.1f}"
+    rounded = round(rate, 1 - math.floor(math.log10(rate)))
+    return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
+
+
+def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:
+    """Answers, prompts, how that is known, and why."""
+    if speed is None:
+        return "not known"
+    prompts = "" if speed.prefill is None else rate_words(speed.prefill)
+    if embeds:
+        return f"reads {prompts or 'at an unknown speed'}; {speed.basis.value}: {speed.because}"
+    words = rate_words(speed.decode)
+    words += ", slower than reading speed" if is_slow else ""
+    words += f"; prompts {prompts}" if prompts else ""
+    return f"{words}; {speed.basis.value}{f': {speed.because}' if speed.because else ''}"

@@ -9,9 +9,8 @@ from edgekit.catalog.tiers import Layout, Tier
 from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.types import DRAFT_MAX, RamFit, TierPlan, windows_of
 from edgekit.engines.spill import Spill
+from edgekit.report.json import SCHEMA
 from edgekit.report.tier_text import ASSUMED
-
-SCHEMA = 1
 
 
 def tier_json(plan: TierPlan) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from edgekit.engines.memo.levers import for_each
 from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.types import TierPlan
 from edgekit.machine.types import HOST
-from edgekit.report.lines import figures
-from edgekit.report.screen import folded, joined, placed, row_width, section, within
+from edgekit.report.text import figures, folded, joined, placed, row_width, section, within
 from edgekit.units import format_bytes
 
 ASSUMED = (

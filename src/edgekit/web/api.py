@@ -12,8 +12,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from edgekit.catalog import find_entry
-from edgekit.report.as_json import json_line
-from edgekit.report.catalog_json import entry_json
+from edgekit.report.catalog import entry_json
+from edgekit.report.json import json_line
 from edgekit.web import requests
 from edgekit.web.calls import CALLS, LISTS, Call
 from edgekit.web.failures import Failure

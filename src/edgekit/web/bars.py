@@ -8,8 +8,8 @@ from typing import Any
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.bill.verdict import Usage
 from edgekit.machine.types import Budget
-from edgekit.report.check_json import use_json
-from edgekit.report.check_words import budget_names, share_words
+from edgekit.report.bars import budget_names, share_words
+from edgekit.report.check import use_json
 
 _NUMBERS = (
     "total_bytes",

@@ -17,13 +17,13 @@ from edgekit.catalog import listed, read_catalog
 from edgekit.catalog.types import ModelPurpose
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
-from edgekit.report.as_json import inspection_json
-from edgekit.report.bill_json import bill_json
-from edgekit.report.cards_json import cards_json
-from edgekit.report.catalog_json import catalog_json
-from edgekit.report.check_json import answers_json
-from edgekit.report.hardware_json import devices_json, hardware_json
-from edgekit.report.plan_json import plan_json
+from edgekit.report.bill import bill_json
+from edgekit.report.cards import cards_json
+from edgekit.report.catalog import catalog_json
+from edgekit.report.check import answers_json
+from edgekit.report.hardware import devices_json, hardware_json
+from edgekit.report.inspection import inspection_json
+from edgekit.report.plan import plan_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
 from edgekit.web.engines import engines_json

@@ -22,9 +22,9 @@ from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.plan.recommend import Suggestion, rank_of, smallest_bytes
 from edgekit.report.cards import cache_words
-from edgekit.report.cards_json import card_entry_json
+from edgekit.report.cards import card_entry_json
 from edgekit.report.headline import headline
-from edgekit.report.plan_json import plan_speed
+from edgekit.report.plan import plan_speed
 from edgekit.request import Request, Session
 from edgekit.terminal import printable
 from edgekit.web.bars import bars_json

@@ -13,7 +13,7 @@ from typing import Any
 
 from edgekit.app.recommendation_cache import steadied
 from edgekit.catalog import read_catalog
-from edgekit.report.as_json import json_line
+from edgekit.report.json import json_line
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.card_making import Card, CardOrder
 from edgekit.web.card_worker import Begin, CardWorker, Made, Stop

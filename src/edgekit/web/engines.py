@@ -7,7 +7,7 @@ from typing import Any
 from edgekit.engines import every_engine
 from edgekit.engines.flags import Control, Flag, Whole
 from edgekit.engines.protocol import Engine
-from edgekit.report.bill_json import SCHEMA
+from edgekit.report.json import SCHEMA
 
 _GROUPS = ("weights", "cache", "placement", "backend", "cards")  # that the page treats alike
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgekit.errors import CancelledError, DeadlineError, EdgekitError, NotFoundError
-from edgekit.report.as_json import json_line
+from edgekit.report.json import json_line
 from edgekit.web.bells import PING_S, Bell
 from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_json
 from edgekit.web.rates import network_of

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from edgekit.catalog import read_catalog
-from edgekit.report.hardware_json import devices_json, hardware_json
+from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.request import Request
 from edgekit.web.machines import machine_now
 

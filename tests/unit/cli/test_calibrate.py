@@ -33,7 +33,7 @@ from edgekit.machine.calibration import (
     read_calibration,
 )
 from edgekit.machine.types import Calibration
-from edgekit.report.calibrate_text import calibrated_text
+from edgekit.report.run import calibrated_text
 from edgekit.runtime import calibrating, remembering
 from edgekit.runtime import host_speed as host_room
 from edgekit.runtime.calibrating import Calibrated, calibrate

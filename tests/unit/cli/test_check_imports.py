@@ -21,7 +21,7 @@ NOT_NEEDED = {
     "edgekit.model.tensors",
     "edgekit.plan.assumed",
     "edgekit.plan.plan",
-    "edgekit.report.check_json",
+    "edgekit.report.check",
     "edgekit.sources.hub",
     "httpx2",
     "numpy",

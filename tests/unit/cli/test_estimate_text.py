@@ -9,10 +9,16 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Attention, Layer, ModelGeometry
-from edgekit.report.bill import how_known, pool_sums
-from edgekit.report.bill_json import answer_json, bill_json
-from edgekit.report.bill_text import bill_text
-from edgekit.report.explain import explain_text, layers_table, ranges
+from edgekit.report.bill import (
+    answer_json,
+    bill_json,
+    bill_text,
+    explain_text,
+    how_known,
+    layers_table,
+    pool_sums,
+    ranges,
+)
 from edgekit.units import GIB, MIB
 
 GEOMETRY = ModelGeometry(

@@ -14,7 +14,7 @@ from edgekit.bill.verdict import Status
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
 from edgekit.machine.types import HOST
 from edgekit.report.bars import ASCII
-from edgekit.report.check_table import (
+from edgekit.report.tables import (
     FIRST_ROWS,
     Found,
     check_table,

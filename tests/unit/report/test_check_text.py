@@ -26,7 +26,7 @@ from edgekit.bill.types import Component
 from edgekit.bill.verdict import ChangeKind, Speed
 from edgekit.machine.types import MemoryLimit
 from edgekit.report.bars import ASCII, BLOCKS
-from edgekit.report.check_text import check_text, quiet_text
+from edgekit.report.check import check_text, quiet_text
 from edgekit.units import GIB
 
 FITS = """\

@@ -9,13 +9,8 @@ from tests.unit.report.verdicts import card
 
 from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, Budget
-from edgekit.report.check_words import (
-    card_names,
-    context_words,
-    rounded_context_words,
-    share_words,
-    sizes_words,
-)
+from edgekit.report.bars import share_words, sizes_words
+from edgekit.report.headline import card_names, context_words, rounded_context_words
 from edgekit.units import GIB, KIB, MIB
 
 

@@ -11,8 +11,7 @@ from tests.unit.report.verdicts import card, mac, machine
 from edgekit.basis import Basis
 from edgekit.machine.types import HostMemory, Machine, MemoryLimit, Process, Vendor
 from edgekit.report.bars import ASCII
-from edgekit.report.hardware_json import hardware_json
-from edgekit.report.hardware_text import hardware_text
+from edgekit.report.hardware import hardware_json, hardware_text
 from edgekit.units import GIB, MIB
 
 HOST = HostMemory(

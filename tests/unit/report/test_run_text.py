@@ -8,7 +8,7 @@ import pytest
 
 from edgekit.engines.comparison import ComparedRow, MeasuredBytes
 from edgekit.engines.program import Up
-from edgekit.report.run_text import comparison_text
+from edgekit.report.run import comparison_text
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,19 @@ from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.variants import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.parameters import count_parameters
-from edgekit.report.bars import BLOCKS, Glyphs, memories
-from edgekit.report.check_words import (
+from edgekit.report.bars import BLOCKS, Glyphs, memories, sizes_words
+from edgekit.report.headline import (
     VERDICTS,
+    cache_words,
     context_words,
+    embeds,
     is_beyond,
     is_blocked,
+    is_divided,
     rounded_context_words,
-    sizes_words,
     typical_figure,
 )
-from edgekit.report.headline import cache_words, embeds, is_divided
-from edgekit.report.screen import LEAST_WIDTH, folded, hanging, joined, within
+from edgekit.report.text import LEAST_WIDTH, folded, hanging, joined, within
 from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 

@@ -1,10 +1,10 @@
-"""Labelled rows -> lines that fit the screen: labels stand beside their rows, on a narrow screen above them."""
+"""Layout of text for a terminal: folded lines, labelled sections, tables, commands."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from edgekit.terminal import printable
 
@@ -97,3 +97,34 @@ def _kept_together(command: str) -> list[str]:
         else:
             found.append(word)
     return found
+
+
+def counted(count: int, what: str) -> str:
+    """'1 row', '2,400 rows'."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Columns as wide as what stands in them."""
+    every = [head, *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    return (
+        "\n".join(
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in every
+        )
+        + "\n"
+    )
+
+
+def figures(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """A table: so many columns of words to the left, numbers to the right."""
+    every = [tuple(head), *(tuple(map(printable, row)) for row in rows)]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    return [
+        "  ".join(
+            f"{cell:<{width}}" if i < words else f"{cell:>{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in every
+    ]
