@@ -254,8 +254,8 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
         bill = replace(answers[0].bill, command=ready[-1].text)
         answers = [replace(answers[0], bill=bill)]
     if arguments.json:
-        from edgekit.report.check import answers_json
         from edgekit.report.json import json_text
+        from edgekit.report.tables import answers_json
 
         return json_text(answers_json(answers))
     return _as_text(answers, arguments)

@@ -125,8 +125,8 @@ def _models(names: tuple[str, ...], request: Request, arguments: argparse.Namesp
 
 def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> str:
     if arguments.json:
-        from edgekit.report.check import models_json
         from edgekit.report.json import json_text
+        from edgekit.report.tables import models_json
 
         return json_text(models_json(rows))
     from edgekit.cli.check_command import glyphs

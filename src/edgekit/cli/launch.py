@@ -40,12 +40,18 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.plan.choice import check_users
-from edgekit.report.json import json_text
 from edgekit.report.bars import glyphs_for
 from edgekit.report.check import check_text
 from edgekit.report.headline import headline
-from edgekit.report.run import answer_json, ended_json, ready_json
-from edgekit.report.run import comparison_text, verdict_text, written_text
+from edgekit.report.json import json_text
+from edgekit.report.run import (
+    answer_json,
+    comparison_text,
+    ended_json,
+    ready_json,
+    verdict_text,
+    written_text,
+)
 from edgekit.request import Request, Session
 from edgekit.sources.folders import is_here
 from edgekit.units import format_download, parse_size
@@ -201,8 +207,8 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
     if as_json:
         import json
 
-        from edgekit.report.json import json_text
         from edgekit.report.check import check_json
+        from edgekit.report.json import json_text
 
         found = check_json(error.check)
         told = json.dumps(found) + "\n" if in_one_line else json_text(found)

@@ -7,23 +7,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgekit.app.answers import (
-    Answer,
     Check,
-    Unanswered,
 )
 from edgekit.bill.verdict import Change, ChangeKind, Speed, Usage, Verdict
 from edgekit.engines import engine_named
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.what_if import IDLE
-from edgekit.model.parameters import count_parameters
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import BLOCKS, Glyphs, bar_lines, memories, memory_lines, painted
 from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.headline import embeds, headline, is_beyond, range_words, speed_row
 from edgekit.report.json import SCHEMA
-from edgekit.report.tables import counts
 from edgekit.report.text import (
     command_rows,
     folded,
@@ -271,26 +267,6 @@ def check_json(check: Check) -> dict[str, Any]:
     }
 
 
-def unanswered_json(found: Unanswered) -> dict[str, Any]:
-    return {
-        "reference": found.reference,
-        "engine": found.engine,
-        "error": {"type": type(found.error).__name__, "message": str(found.error)},
-    }
-
-
-def checks_json(rows: Sequence[Check | Unanswered]) -> dict[str, Any]:
-    """Many models, or all engines of one, in the order in which they were asked for."""
-    told = {outcome.replace(" ", "_"): count for outcome, count in counts(rows).items()}
-    return {
-        "schema": SCHEMA,
-        "models": [
-            check_json(row) if isinstance(row, Check) else unanswered_json(row) for row in rows
-        ],
-        "summary": told,
-    }
-
-
 def _share(utilization: float) -> float | None:
     return utilization if math.isfinite(utilization) else None
 
@@ -324,34 +300,4 @@ def speed_json(speed: Speed) -> dict[str, Any]:
         "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
         "basis": speed.basis.value,
         "because": speed.because,
-    }
-
-
-def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """One model and one engine as they are, else a list. Raises the error if the only answer is one."""
-    if len(answers) > 1:
-        return checks_json(answers)
-    if isinstance(answers[0], Unanswered):
-        raise answers[0].error
-    return check_json(answers[0])
-
-
-def models_json(rows: Sequence[Answer]) -> dict[str, Any]:
-    """The object of `check --json` for each, and the figures of the table beside it."""
-    return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
-
-
-def _model_json(found: Answer) -> dict[str, Any]:
-    if isinstance(found, Unanswered):
-        return unanswered_json(found)
-    geometry, estimate = found.bill.geometry, found.result.estimate
-    counted = None if geometry is None else count_parameters(geometry)
-    total, active = (None, None) if counted is None else counted
-    return {
-        **check_json(found),
-        "parameters": total,
-        "active_parameters": active,
-        "weights_bytes": estimate.weights_bytes,
-        "cache_bytes": estimate.kv_cache_bytes,
-        "total_bytes": estimate.total_bytes,
     }

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.app.answers import EstimateAnswer
 from edgekit.bill.cache_types import CacheType
-from edgekit.bill.verdict import Decision, Lever, Tried
 from edgekit.bill.types import Variant
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.verdict import Decision, Lever, Tried, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, SETTINGS, Command
 from edgekit.machine.types import System

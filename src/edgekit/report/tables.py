@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
-from edgekit.app.answers import Check, EstimateAnswer, Unanswered
+from edgekit.app.answers import (
+    Answer,
+    Check,
+    EstimateAnswer,
+    Unanswered,
+)
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.variants import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.parameters import count_parameters
-from edgekit.report.bars import BLOCKS, Glyphs, memories, sizes_words
+from edgekit.report.bars import (
+    BLOCKS,
+    Glyphs,
+    memories,
+    sizes_words,
+)
+from edgekit.report.check import check_json
 from edgekit.report.headline import (
     VERDICTS,
     cache_words,
@@ -23,7 +35,14 @@ from edgekit.report.headline import (
     rounded_context_words,
     typical_figure,
 )
-from edgekit.report.text import LEAST_WIDTH, folded, hanging, joined, within
+from edgekit.report.json import SCHEMA
+from edgekit.report.text import (
+    LEAST_WIDTH,
+    folded,
+    hanging,
+    joined,
+    within,
+)
 from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 
@@ -328,3 +347,53 @@ def _stacked(row: TableRow, width: int) -> list[str]:
         *first,
         *(f"  {line}" for line in folded(", ".join(filter(None, told)), width - 2)),
     ]
+
+
+def unanswered_json(found: Unanswered) -> dict[str, Any]:
+    return {
+        "reference": found.reference,
+        "engine": found.engine,
+        "error": {"type": type(found.error).__name__, "message": str(found.error)},
+    }
+
+
+def checks_json(rows: Sequence[Check | Unanswered]) -> dict[str, Any]:
+    """Many models, or all engines of one, in the order in which they were asked for."""
+    told = {outcome.replace(" ", "_"): count for outcome, count in counts(rows).items()}
+    return {
+        "schema": SCHEMA,
+        "models": [
+            check_json(row) if isinstance(row, Check) else unanswered_json(row) for row in rows
+        ],
+        "summary": told,
+    }
+
+
+def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    """One model and one engine as they are, else a list. Raises the error if the only answer is one."""
+    if len(answers) > 1:
+        return checks_json(answers)
+    if isinstance(answers[0], Unanswered):
+        raise answers[0].error
+    return check_json(answers[0])
+
+
+def models_json(rows: Sequence[Answer]) -> dict[str, Any]:
+    """The object of `check --json` for each, and the figures of the table beside it."""
+    return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
+
+
+def _model_json(found: Answer) -> dict[str, Any]:
+    if isinstance(found, Unanswered):
+        return unanswered_json(found)
+    geometry, estimate = found.bill.geometry, found.result.estimate
+    counted = None if geometry is None else count_parameters(geometry)
+    total, active = (None, None) if counted is None else counted
+    return {
+        **check_json(found),
+        "parameters": total,
+        "active_parameters": active,
+        "weights_bytes": estimate.weights_bytes,
+        "cache_bytes": estimate.kv_cache_bytes,
+        "total_bytes": estimate.total_bytes,
+    }

@@ -20,10 +20,10 @@ from edgekit.formats.types import Depth
 from edgekit.report.bill import bill_json
 from edgekit.report.cards import cards_json
 from edgekit.report.catalog import catalog_json
-from edgekit.report.check import answers_json
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.plan import plan_json
+from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
 from edgekit.web.engines import engines_json

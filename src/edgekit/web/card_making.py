@@ -21,8 +21,7 @@ from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.plan.recommend import Suggestion, rank_of, smallest_bytes
-from edgekit.report.cards import cache_words
-from edgekit.report.cards import card_entry_json
+from edgekit.report.cards import cache_words, card_entry_json
 from edgekit.report.headline import headline
 from edgekit.report.plan import plan_speed
 from edgekit.request import Request, Session

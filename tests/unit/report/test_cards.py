@@ -29,10 +29,15 @@ from edgekit.machine import requested_machine
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion
-from edgekit.report.json import json_text
 from edgekit.report.bars import ASCII
-from edgekit.report.cards import cards_answer, cards_text, machine_words, parameters_words
-from edgekit.report.cards import cards_json
+from edgekit.report.cards import (
+    cards_answer,
+    cards_json,
+    cards_text,
+    machine_words,
+    parameters_words,
+)
+from edgekit.report.json import json_text
 from edgekit.request import Request
 from edgekit.units import GIB
 

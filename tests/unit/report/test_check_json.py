@@ -12,7 +12,8 @@ from tests.unit.report.verdicts import LINES, RECORDED, TOO_LARGE, made, recorde
 from edgekit.app.answers import Unanswered
 from edgekit.bill.verdict import Speed
 from edgekit.errors import NotFoundError
-from edgekit.report.check import check_json, checks_json, unanswered_json
+from edgekit.report.check import check_json
+from edgekit.report.tables import checks_json, unanswered_json
 from edgekit.units import GIB
 
 NAMES = [

@@ -16,8 +16,9 @@ from edgekit.app.answers import Unanswered
 from edgekit.cli import main
 from edgekit.errors import HeaderError
 from edgekit.machine.types import HostMemory, MemoryLimit, Process
-from edgekit.report.check import check_json, checks_json
+from edgekit.report.check import check_json
 from edgekit.report.hardware import devices_json, hardware_json
+from edgekit.report.tables import checks_json
 from edgekit.units import GIB
 
 ROOT = Path(__file__).parents[3]

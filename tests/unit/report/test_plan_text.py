@@ -26,13 +26,11 @@ from edgekit.machine.types import System
 from edgekit.model.open import open_model
 from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.plan import Plan, make_plan
-from edgekit.report.check import MOST_CHANGES
-from edgekit.report.json import json_text
 from edgekit.report.bars import ASCII, BLOCKS
-from edgekit.report.headline import rate_words, speed_row
-from edgekit.report.headline import headline
-from edgekit.report.plan import plan_json
-from edgekit.report.plan import plan_text
+from edgekit.report.check import MOST_CHANGES
+from edgekit.report.headline import headline, rate_words, speed_row
+from edgekit.report.json import json_text
+from edgekit.report.plan import plan_json, plan_text
 from edgekit.report.text import continued
 
 GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
