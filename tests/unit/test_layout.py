@@ -27,8 +27,14 @@ ENGINES = "edgekit.engines"
 FOLDERS = (*LIST, "edgekit.engines.memo")
 # What may import from an engine's folder although it is outside of it.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    # `embed` runs on its encoder, `runtime` has its documented names; the reports of `embed` name its arrays.
-    "edgekit.engines.native": ("edgekit.embed", "edgekit.runtime", "edgekit.report.embed_"),
+    # `embed` runs on its encoder, `runtime` has its documented names; the reports of `embed` name its arrays;
+    # `calibrate` measures the disk as it does.
+    "edgekit.engines.native": (
+        "edgekit.embed",
+        "edgekit.runtime",
+        "edgekit.report.embed_",
+        "edgekit.app.calibrate",
+    ),
     # `embed --engine llama.cpp` starts the same child process as `run`.
     "edgekit.engines.llamacpp": ("edgekit.embed.llamacpp",),
     # The answers about tiers are of its own types.

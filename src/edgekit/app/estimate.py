@@ -43,7 +43,7 @@ def estimate_named(named: ResolvedModel, request: Request, session: Session) -> 
     load, setup = engine_named(engine).setup(values)
     if users is not None:
         load = replace(load, sequences=users)
-    from edgekit.app.companions import price_loads
+    from edgekit.app.task import price_loads
 
     price = (session.pricing or price_loads)(opened, engine, values, session.reach)
     bill = bill_of(opened, engine_named(engine), values, (load, setup), price(load, setup))

@@ -11,9 +11,9 @@ from edgekit.errors import EdgekitError
 from edgekit.request import Request, Session
 
 if TYPE_CHECKING:
+    from edgekit.app.calibrate import Remembered
     from edgekit.engines.comparison import Verification
     from edgekit.engines.program import Verifier
-    from edgekit.runtime.remembering import Remembered
     from edgekit.sources.types import ModelFiles
 
 
@@ -39,8 +39,8 @@ def verify(
     asked = verifier.asked(found)
     if not really:
         return Verified(found, asked)
+    from edgekit.app.calibrate import remember_load
     from edgekit.machine import detect
-    from edgekit.runtime.remembering import remember_load
 
     try:
         return Verified(found, asked, remember_load(found, detect()))

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _measured(arguments: argparse.Namespace) -> str:
-    from edgekit.runtime.calibrating import calibrate
+    from edgekit.app.calibrate import calibrate
 
     found = calibrate(arguments.model, tell=_say if not arguments.json else _quiet)
     if arguments.json:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekit.app import run
-from edgekit.app.published import catalog_name
 from edgekit.app.run import (
     Compared,
     DoesNotFitError,
@@ -19,6 +18,7 @@ from edgekit.app.run import (
     Forced,
     Starting,
     WeightsChosen,
+    catalog_name,
 )
 from edgekit.bill.types import Load
 from edgekit.catalog.naming import split_quant

@@ -23,9 +23,9 @@ from edgekit.errors import EdgekitError
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
+    from edgekit.app.calibrate import Remembered
     from edgekit.app.verify import Verified
     from edgekit.engines.comparison import Verification
-    from edgekit.runtime.remembering import Remembered
 
 OUTSIDE = 1
 

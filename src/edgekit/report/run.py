@@ -31,9 +31,8 @@ from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
+    from edgekit.app.calibrate import Calibrated, Remembered
     from edgekit.engines.comparison import ComparedRow, Resident, Verification
-    from edgekit.runtime.calibrating import Calibrated
-    from edgekit.runtime.remembering import Remembered
 
 
 def verdict_text(check: Check) -> str:
@@ -290,7 +289,7 @@ def calibrated_text(
     if found.verification is not None:
         lines += section("Estimate", (_bill(found.verification),), width)
     lines += section("Note", found.notes, width)
-    if found.is_kept:
+    if found.has_results:
         lines += section("Saved", _kept_rows(path), width)
     return "\n".join(lines) + "\n"
 

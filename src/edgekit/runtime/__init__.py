@@ -1,4 +1,4 @@
-"""The built-in engine's generator (`open_text`, `open_stream`, `generate`); `calibrate` is in `runtime/calibrating.py`.
+"""The built-in engine's generator (`open_text`, `open_stream`, `generate`); `calibrate` is in `app/calibrate.py`.
 
 Imported on first use: it needs `pip install 'edgekit-models[embed]'`.
 """

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edgekit.app.companions import BESIDE_THE_MODEL, price_loads
 from edgekit.app.open import ResolvedModel, open_named
+from edgekit.app.task import BESIDE_THE_MODEL, price_loads
 from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.app.companions import BESIDE_THE_MODEL
+from edgekit.app.task import BESIDE_THE_MODEL
 from edgekit.catalog import read_catalog
 from edgekit.catalog.known_names import find_quantised, may_be_elsewhere
 from edgekit.catalog.naming import ollama_latest

@@ -20,6 +20,9 @@ from tests.thoroughness import costly
 from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
 from tests.unit.verify import small_model
 
+from edgekit.app import calibrate as calibrating
+from edgekit.app import calibrate as host_room
+from edgekit.app.calibrate import Calibrated, calibrate
 from edgekit.cli import main
 from edgekit.engines.llamacpp.made_up import Shape, write_made_up
 from edgekit.engines.llamacpp.verify import ways
@@ -34,9 +37,6 @@ from edgekit.machine.calibration import (
 )
 from edgekit.machine.types import Calibration
 from edgekit.report.run import calibrated_text
-from edgekit.runtime import calibrating, remembering
-from edgekit.runtime import host_speed as host_room
-from edgekit.runtime.calibrating import Calibrated, calibrate
 from edgekit.units import MIB
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -62,7 +62,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def kept_of_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """What llama.cpp holds besides is kept of a small model too, which it loads in no time."""
-    monkeypatch.setattr(remembering, "LEAST_VOCABULARY", QUICK.shape.vocabulary)
+    monkeypatch.setattr(calibrating, "LEAST_VOCABULARY", QUICK.shape.vocabulary)
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ SLOW = f"""
 import sys
 from functools import partial
 from edgekit.cli import main
-from edgekit.runtime import calibrating
+from edgekit.app import calibrate as calibrating
 from edgekit.engines.llamacpp.made_up import Shape
 from edgekit.engines.program import CalibrateOptions
 slow = {replace(QUICK, pace_seconds=60.0)!r}

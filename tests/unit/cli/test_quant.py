@@ -10,7 +10,7 @@ import pytest
 from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import open_named
-from edgekit.app.published import catalog_name
+from edgekit.app.run import catalog_name
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.quant_names import options_with_quant, read_quant, takes

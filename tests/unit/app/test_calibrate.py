@@ -17,6 +17,14 @@ from tests.unit.plan.machines import cards
 from tests.unit.verify import small_model
 
 from edgekit import __version__
+from edgekit.app import calibrate as host_room
+from edgekit.app.calibrate import (
+    calibrate,
+    memory_bandwidth,
+    read_bytes,
+    remember_rows,
+    worth_keeping,
+)
 from edgekit.app.fit import fit
 from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model
@@ -54,10 +62,6 @@ from edgekit.machine.types import (
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session
-from edgekit.runtime import host_speed as host_room
-from edgekit.runtime.calibrating import calibrate
-from edgekit.runtime.host_speed import memory_bandwidth, read_bytes
-from edgekit.runtime.remembering import remember_rows, worth_keeping
 from edgekit.sources.places import data_folder
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB

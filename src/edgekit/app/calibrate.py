@@ -1,0 +1,412 @@
+"""`calibrate`: measure this machine once, and save what was measured for later answers.
+
+All cores read memory, a file is written and read back, and llama.cpp is started for real, with the given model or with
+a generated one. Other programs can lower a speed but not raise memory use, so speeds of a busy machine are shown but
+not saved.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.engines import engine_named, startable
+from edgekit.engines.comparison import ComparedRow, Verification
+from edgekit.engines.program import CalibrateOptions, CalibrateRequest, EngineRun
+from edgekit.errors import EdgekitError, EngineError, MissingExtraError
+from edgekit.machine import detect
+from edgekit.machine.calibration import (
+    change_calibration,
+    device_key,
+    host_key,
+    installed_version,
+    today,
+    told_text,
+    watched,
+    with_differences,
+    with_engine,
+    with_host,
+)
+from edgekit.machine.types import (
+    Calibration,
+    Difference,
+    Disk,
+    EngineMeasured,
+    HostMeasured,
+    Machine,
+    Pace,
+)
+from edgekit.model.open import Opened, open_model
+from edgekit.sources.finding import find_weights
+from edgekit.sources.types import Reach
+from edgekit.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What was measured now. None: it could not be measured, or was not saved; a note says why."""
+
+    machine: Machine = field(repr=False)
+    host: HostMeasured
+    engine: EngineMeasured | None = None
+    verification: Verification | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether a part of the bill was outside its bounds: that is saved too."""
+        return self.verification is not None and not self.verification.within
+
+    @property
+    def has_results(self) -> bool:
+        """Whether there is anything to save."""
+        host = self.host
+        return bool(host.bandwidth_bytes_per_s or host.disk or self.engine or self.differs)
+
+
+def calibrate(
+    reference: str | os.PathLike[str] | None = None,
+    *,
+    machine: Machine | None = None,
+    reach: Reach | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    options: CalibrateOptions | None = None,
+) -> Calibrated:
+    """Measure and save. If a model is given and the engine cannot run, raises and saves nothing.
+
+    If nothing could be measured, nothing is written. Raises SourceError if the result cannot be written.
+    """
+    engine, *_ = startable("calibrate")
+    measure_engine: Callable[[CalibrateRequest], EngineRun] | None = None
+    run: EngineRun | None = None
+    missing = ""
+    try:
+        measure_engine = engine.program("calibrate").calibrator()
+    except EngineError as error:
+        if reference is not None:
+            raise
+        missing = f"{engine.name} was not measured: {error}"
+    request = CalibrateRequest(
+        opened=None if reference is None else _open(reference, reach or Reach()),
+        machine=machine or detect(),
+        options=options or CalibrateOptions(),
+        tell=tell,
+    )
+    host, notes = measure_host(request)
+    try:
+        run = None if measure_engine is None else measure_engine(_as_measured(request, host))
+    except (OSError, EdgekitError) as error:
+        if reference is not None:
+            raise
+        missing = f"{engine.name} was not measured: {error}; give a model to measure it with"
+    remembered = Remembered()
+    if run is not None:
+        remembered = worth_keeping(run.verification, run.machine, run.pace)
+        notes = (*notes, *run.notes, remembered.left_out)
+    found = Calibrated(
+        machine=request.machine,
+        host=host,
+        engine=remembered.engine,
+        verification=None if run is None else run.verification,
+        notes=tuple(filter(None, (*notes, missing))),
+    )
+    if not found.has_results:
+        return found
+    problem = change_calibration(lambda old: remembered.added(with_host(old, found.host))).problem
+    return replace(found, notes=(*found.notes, problem)) if problem else found
+
+
+def _as_measured(request: CalibrateRequest, host: HostMeasured) -> CalibrateRequest:
+    """Use the bandwidth just measured, from which the expected speed is computed."""
+    memory = request.machine.host
+    if memory is None or host.bandwidth_bytes_per_s is None:
+        return request
+    memory = replace(
+        memory,
+        bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
+        bandwidth_because=f"measured on this machine on {host.date}",
+    )
+    return replace(request, machine=replace(request.machine, host=memory))
+
+
+def _open(reference: str | os.PathLike[str], reach: Reach) -> Opened:
+    """Open a local file; nothing is downloaded just to be measured."""
+    found = find_weights(reference, reach=replace(reach, network=False), several=True)
+    return replace(open_model(found.path), label=found.label)
+
+
+TOTAL_BYTES = GIB  # larger than the caches of most processors
+LEAST_BYTES = 64 * MIB  # anything smaller may be read from a cache
+FREE_SHARE = 8  # at most an eighth of the free memory
+SECONDS = 1.0
+LEAST_TURNS = 3
+_NUMBER_BYTES = 8
+
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+
+def measure_host(request: CalibrateRequest) -> tuple[HostMeasured, tuple[str, ...]]:
+    """Memory bandwidth and disk speed, and a note for each that could not be measured."""
+    bandwidth, without_bandwidth = _bandwidth(request)
+    folder = request.options.folder or Path(tempfile.gettempdir())
+    disk, without_disk = _disk(folder, request.tell)
+    row = HostMeasured(
+        host=host_key(request.machine), date=today(), bandwidth_bytes_per_s=bandwidth, disk=disk
+    )
+    return row, (without_bandwidth, without_disk)
+
+
+def _bandwidth(request: CalibrateRequest) -> tuple[int | None, str]:
+    options, host = request.options, request.machine.host
+    size = options.read_bytes or read_bytes(None if host is None else host.usable_bytes)
+    if not size:
+        return None, "memory bandwidth was not measured: too little free memory"
+    threads = thread_count()
+    try:
+        require_numpy()
+        request.tell(f"reading {format_bytes(size)} of memory with {threads} threads")
+        with watched() as others:
+            found = memory_bandwidth(size, threads=threads, seconds=options.read_seconds)
+    except (MissingExtraError, MemoryError) as error:
+        return None, f"memory bandwidth was not measured: {error}"
+    if others.share > options.busy_share:
+        return (
+            None,
+            f"memory bandwidth was {found / 1e9:.1f} GB/s, which was not saved: {others.note}",
+        )
+    return found, ""
+
+
+def _disk(folder: Path, tell: Callable[[str], None]) -> tuple[Disk | None, str]:
+    """Read and write speed, measured as the built-in engine does before it spills the cache to disk."""
+    kind = _filesystem(folder)
+    if kind in IN_MEMORY:
+        return None, f"{folder} is in RAM ({kind}), so its speed is not that of a disk"
+    try:
+        require_numpy()
+        from edgekit.engines.native.run.gate import measure
+
+        tell(f"writing and reading a test file in {folder}")
+        speed = measure(folder)
+    except (OSError, EdgekitError) as error:
+        return None, f"disk speed was not measured: {error}"
+    return Disk(
+        folder=told_text(str(folder)),
+        read_bytes_per_s=max(1, int(speed.read_bytes_per_s)),
+        write_bytes_per_s=max(1, int(speed.write_bytes_per_s)),
+        date=today(),
+    ), ""
+
+
+def _filesystem(folder: Path) -> str:
+    """The file system's type as the system names it; '' if unknown."""
+    import psutil
+
+    try:
+        real = folder.resolve()
+        mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    except OSError:
+        return ""
+    return next((mounts[one] for one in (real, *real.parents) if one in mounts), "")
+
+
+# --- memory
+
+
+def thread_count() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def read_bytes(free_bytes: int | None) -> int:
+    """How much memory to read; 0 if too little is free to exceed the caches."""
+    most = TOTAL_BYTES if free_bytes is None else min(TOTAL_BYTES, free_bytes // FREE_SHARE)
+    return most if most >= LEAST_BYTES else 0
+
+
+def require_numpy() -> None:
+    try:
+        import numpy  # noqa: F401, ICN001 - only whether it is here
+    except ImportError as error:
+        raise MissingExtraError("numpy is needed: pip install 'edgekit-models[embed]'") from error
+
+
+def memory_bandwidth(
+    total_bytes: int = TOTAL_BYTES, *, threads: int | None = None, seconds: float = SECONDS
+) -> int:
+    """The best of several rounds, because other programs can only slow it down. Raises MissingExtraError without numpy.
+
+    Each thread allocates its own part first, so that the part is close to the core that reads it.
+    """
+    require_numpy()
+    import numpy as np
+
+    threads = threads or thread_count()
+    length = max(1, total_bytes // threads // _NUMBER_BYTES)
+    readers = _Readers(threads, lambda: np.ones(length, np.int64))
+    try:
+        end, times = time.monotonic() + seconds, [readers.turn() for _ in range(LEAST_TURNS)]
+        while time.monotonic() < end:
+            times.append(readers.turn())
+    finally:
+        readers.end()
+    return int(threads * length * _NUMBER_BYTES / max(min(times), 1e-9))
+
+
+class _Readers:
+    """Threads that read their parts at the same time, once per turn. numpy releases the GIL while it reads."""
+
+    def __init__(self, count: int, make: Callable[[], Numbers]) -> None:
+        self._gate = threading.Barrier(count + 1)
+        self._threads = [
+            threading.Thread(target=self._read, args=(make,), daemon=True) for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._pass()  # all parts are written
+
+    def turn(self) -> float:
+        """Seconds until the last thread has finished."""
+        begin = time.perf_counter()
+        self._pass()
+        self._pass()
+        return time.perf_counter() - begin
+
+    def end(self) -> None:
+        """Stop all threads."""
+        self._gate.abort()
+        for thread in self._threads:
+            thread.join()
+
+    def _pass(self) -> None:
+        try:
+            self._gate.wait()
+        except threading.BrokenBarrierError as error:
+            raise MemoryError("not enough memory for the read and write test") from error
+
+    def _read(self, make: Callable[[], Numbers]) -> None:
+        try:
+            part = make()
+        except MemoryError:
+            self._gate.abort()
+            return
+        with suppress(threading.BrokenBarrierError):
+            self._gate.wait()
+            while True:
+                self._gate.wait()
+                part.max()  # read-only, and the quickest that numpy has
+                self._gate.wait()
+
+
+LEAST_VOCABULARY = (
+    100_000  # a smaller vocabulary takes less memory than those of most current models
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What is saved of one run."""
+
+    engine: EngineMeasured | None = None  # None: nothing beyond the bill could be measured
+    differences: tuple[Difference, ...] = ()
+    left_out: str = ""  # why the memory beyond the bill is not saved
+    problem: str = ""  # a damaged file that was moved away
+
+    def added(self, calibration: Calibration) -> Calibration:
+        if self.engine is not None:
+            calibration = with_engine(calibration, self.engine)
+        return with_differences(calibration, self.differences)
+
+
+def remember_load(found: Verification, machine: Machine) -> Remembered:
+    """Save what `edgekit verify --load` measured. Raises SourceError if it cannot be written."""
+    kept = worth_keeping(found, machine)
+    if kept.engine is None and not kept.differences:
+        return kept
+    return replace(kept, problem=change_calibration(kept.added).problem)
+
+
+def remember_rows(
+    label: str, rows: Iterable[ComparedRow], *, engine: str, version: str
+) -> tuple[Difference, ...]:
+    """Save the rows of a comparison that are out of bounds. Raises SourceError if they cannot be written.
+
+    `version` is what the engine itself reports.
+    """
+    differences = differences_of(label, rows, engine, version)
+    if differences:
+        change_calibration(lambda before: with_differences(before, differences))
+    return differences
+
+
+def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = None) -> Remembered:
+    """What to save of a real load. Writes nothing."""
+    left_out = _left_out(found)
+    beside = None if left_out else found.beside_bytes
+    name = found.estimate.engine
+    engine: EngineMeasured | None = None
+    if beside is not None or pace is not None:
+        through = found.answer.through
+        cards = engine_named(name).devices(machine) if found.on_devices else ()
+        engine = EngineMeasured(
+            engine=name,
+            through=through,
+            version=told_text(installed_version(through) or found.answer.version),
+            host=host_key(machine),
+            device=device_key(machine, cards),
+            date=today(),
+            overhead_bytes=beside,
+            overhead_label="" if beside is None else told_text(found.label),
+            samples=0 if beside is None else 1,
+            pace=pace,
+        )
+    return Remembered(
+        engine=engine,
+        differences=differences_of(found.label, found.rows, name, found.answer.version),
+        left_out=left_out,
+    )
+
+
+def _left_out(found: Verification) -> str:
+    """Why the memory beyond the bill is not saved: most of it is token tables, so a small vocabulary is no guide."""
+    if found.beside_bytes is None or found.vocabulary >= LEAST_VOCABULARY:
+        return ""
+    return (
+        f"{found.estimate.engine}'s memory overhead was {format_bytes(found.beside_bytes)}, which was "
+        f"not saved: {found.label} has a vocabulary of only {found.vocabulary:,} tokens, "
+        "and a larger one takes more memory; run `edgekit calibrate` without a model to "
+        "measure it"
+    )
+
+
+def differences_of(
+    label: str, rows: Iterable[ComparedRow], engine: str, version: str
+) -> tuple[Difference, ...]:
+    return tuple(
+        Difference(
+            label=told_text(label),
+            part=row.part,
+            predicted_bytes=row.predicted_bytes,
+            measured_bytes=row.measured.middle_bytes,
+            engine=engine,
+            version=told_text(version),
+            date=today(),
+        )
+        for row in rows
+        if not row.within
+    )
