@@ -283,7 +283,7 @@ def test_nothing_measured_is_nothing_written(
     told: list[str] = []
     found = calibrate(tell=told.append, options=replace(QUICK, folder=tmp_path))
     assert told == []
-    assert not found.is_kept
+    assert not found.has_results
     needed = "numpy is needed: pip install 'edgekit-models[embed]'"
     assert found.notes[:2] == (
         f"memory bandwidth was not measured: {needed}",
