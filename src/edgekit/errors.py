@@ -17,7 +17,7 @@ EdgekitError
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
 │   ├── UnknownDtypeError        a tensor type without a row in formats/dtype.py
 │   └── WeightsError             a tensor that is missing, of the wrong shape, or holds no numbers
-├── UnknownArchitectureError     no row in model/architectures.py and no standard keys
+├── UnknownArchitectureError     no record in model/architectures.json and no standard keys
 ├── UnknownTokenizerError        a vocabulary without a row in engines/native/tokenizer
 ├── TextError                    a text that cannot be embedded: empty, too long, no text
 ├── OutputError                  what was made cannot be written

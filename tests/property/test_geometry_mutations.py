@@ -11,7 +11,7 @@ from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError
 from edgekit.model import not_a_language_model, read_geometry
-from edgekit.model.architectures import BY_CONFIG
+from edgekit.model.architectures import names
 from edgekit.model.hyperparameters import SPELLINGS
 from edgekit.model.parameters import count_parameters
 from edgekit.model.types import ModelGeometry
@@ -19,7 +19,7 @@ from edgekit.model.types import ModelGeometry
 RECORDED = tuple({r["model"]: r["config"] for r in rows("mlx.jsonl.gz")}.values())
 PLAIN = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "intermediate_size": 128, "vocab_size": 9,
          "conv_kernel": 4, "state_size": 8, "sliding_window": 16}  # fmt: skip
-CONFIGS = (*RECORDED, *({**PLAIN, "model_type": name} for name in sorted(BY_CONFIG)))
+CONFIGS = (*RECORDED, *({**PLAIN, "model_type": name} for name in sorted(names(gguf=False))))
 KEYS = tuple({m["model"]: m["hyper_parameters"] for m in models()}.values())
 SPELLINGS = sorted(
     {s.split(".")[0] for key in SPELLINGS.values() for s in key.config}

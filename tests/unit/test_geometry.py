@@ -802,12 +802,12 @@ def test_a_list_of_expert_widths_is_its_widest() -> None:
 def test_unknown_architecture_with_standard_keys_is_assumed() -> None:
     geometry = of_config(model_type="brand_new")
     assert geometry.basis is Basis.ASSUMED
-    assert "model/architectures.py" in geometry.because
+    assert "model/architectures.json" in geometry.because
     assert per_token(geometry) == 4 * 2 * 16
 
 
 def test_unknown_architecture_with_states_is_refused() -> None:
-    with pytest.raises(UnknownArchitectureError, match=r"brand-new.*architectures\.py"):
+    with pytest.raises(UnknownArchitectureError, match=r"brand-new.*architectures\.json"):
         of_gguf("brand-new", ssm__conv_kernel=4)
 
 

@@ -9,13 +9,7 @@ from edgekit.basis import Basis
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.formats.types import ModelHeader
 from edgekit.model import attention
-from edgekit.model.architectures import (
-    BY_CONFIG,
-    BY_GGUF,
-    NOT_LANGUAGE_MODELS,
-    STANDARD,
-    Architecture,
-)
+from edgekit.model.architectures import STANDARD, Architecture, architecture_of, by_name
 from edgekit.model.arrange import Word
 from edgekit.model.feedforward import feed_forwards
 from edgekit.model.hyperparameters import MAX_LAYERS, Hyper
@@ -60,16 +54,15 @@ def not_a_language_model(header: ModelHeader) -> str | None:
     if header.config.get("is_encoder_decoder") is True:
         return "an encoder-decoder model: its cross-attention cache is not modelled"
     name = header.keys.get("general.architecture") or header.config.get("model_type")
-    return NOT_LANGUAGE_MODELS.get(name) if isinstance(name, str) else None
+    return by_name("not_a_language_model").get(name) if isinstance(name, str) else None
 
 
 def read_geometry(header: ModelHeader) -> ModelGeometry:
     """What the model is. Unknown names are read by their standard keys and marked ASSUMED."""
     hyper = Hyper(header)
-    rows = BY_GGUF if hyper.gguf else BY_CONFIG
-    row = rows.get(hyper.architecture)
+    row = architecture_of(hyper.architecture, gguf=hyper.gguf)
     known = row or STANDARD
-    hyper.defaults = _defaults(hyper, known)
+    hyper.defaults = known.constants if hyper.gguf else known.defaults(nested=hyper.nested)
     mtp = _mtp_layers(hyper)
     stated = _layer_count(hyper)
     if stated + mtp > MAX_LAYERS:
@@ -119,14 +112,6 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
     )
 
 
-def _defaults(hyper: Hyper, row: Architecture) -> Mapping[str, object]:
-    if hyper.gguf:
-        return row.gguf_defaults
-    from edgekit.model.library_defaults import library_defaults
-
-    return {**library_defaults(hyper.architecture, nested=hyper.nested), **row.config_defaults}
-
-
 def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[Layer, ...]:
     mixers = _share(hyper, row, _mixers(hyper, row, words))
     if _is_embedder(hyper):
@@ -135,7 +120,7 @@ def _layers(hyper: Hyper, row: Architecture, words: tuple[Word, ...]) -> tuple[L
         hyper,
         words,
         gated=row.gated or "glu" in (hyper.text("ffn_kind") or ""),
-        beside=row.beside or bool(hyper.flag("beside_experts")),  # Grok 2
+        beside=row.dense_and_experts or bool(hyper.flag("beside_experts")),  # Grok 2
         alternating=row.alternating,
         width=row.width,
     )
@@ -177,8 +162,8 @@ def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tu
             for i, m in enumerate(mixers)
         )
     shared = hyper.number("shared_cache_layers") or 0
-    if hyper.gguf and row.gguf_cache_owners:
-        shared = max(len(mixers) - row.gguf_cache_owners, 0)
+    if row.cache_owners:
+        shared = max(len(mixers) - row.cache_owners, 0)
     owners = len(mixers) - shared
     if owners < 1:
         raise HeaderError(
@@ -242,8 +227,8 @@ def _refuse_unreadable(hyper: Hyper, words: tuple[Word, ...]) -> None:
 def _no_recurrence(hyper: Hyper) -> UnknownArchitectureError:
     return UnknownArchitectureError(
         f"{hyper.header.name}: unknown architecture: {hyper.architecture!r} has a kind of "
-        "layer that edgekit does not know yet; upgrade edgekit, or add a row to "
-        "model/architectures.py"
+        "layer that edgekit does not know yet; upgrade edgekit, or add a record to "
+        "model/architectures.json"
     )
 
 
@@ -251,14 +236,14 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
     if row is None:
         return Basis.ASSUMED, (
             f"unknown architecture {hyper.architecture!r}: read by its standard keys (no "
-            "row in model/architectures.py)"
+            "record in model/architectures.json)"
         )
     if hyper.gguf and hyper.number("mtp_layers") and hyper.header.tensors is None:
         return Basis.MODELLED, (
             "not checked whether the file includes the layers for token prediction "
             "(MTP): the layer count may be off by one"
         )
-    defaulted = sorted(hyper.defaulted - row.config_defaults.keys())
+    defaulted = sorted(hyper.defaulted - row.constants.keys())
     if defaulted and not hyper.gguf:
         return Basis.MODELLED, (
             f"config.json does not state {', '.join(defaulted)}: used the library's "

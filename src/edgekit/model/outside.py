@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekit.formats.types import ModelHeader
-from edgekit.model.architectures import BY_CONFIG, TIED_BY_DEFAULT
+from edgekit.model.architectures import architecture_of
 from edgekit.model.hyperparameters import (
     MAX_NUMBER,
     TOWER_HIDDEN,
@@ -39,9 +39,8 @@ def tied_embeddings(hyper: Hyper) -> bool | None:
         return stated
     if hyper.header.tensors:
         return not has_output_head(hyper.header.tensors)
-    if hyper.gguf or hyper.architecture not in BY_CONFIG:
-        return None
-    return hyper.architecture in TIED_BY_DEFAULT
+    row = None if hyper.gguf else architecture_of(hyper.architecture, gguf=False)
+    return None if row is None else row.tied_by_default
 
 
 def pooling_of(hyper: Hyper) -> str | None:

@@ -9,8 +9,6 @@ from typing import Any
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.tensor_recipes import (
-    BY_NAME,
-    PLAIN,
     ExpectedTensor,
     Rows,
     Streams,
@@ -21,6 +19,7 @@ from edgekit.model.tensor_recipes import (
     array,
     linear,
     norm,
+    tensor_recipe,
 )
 from edgekit.model.types import (
     Attention,
@@ -88,7 +87,7 @@ def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> Tensor
         )
     return TensorFamily(
         name=geometry.architecture,
-        recipe=BY_NAME.get(geometry.architecture, PLAIN),
+        recipe=tensor_recipe(geometry.architecture),
         section=text_section(config or {}),
         hidden=geometry.hidden,
     )
@@ -114,13 +113,13 @@ def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
 
 def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     recipe, narrow = family.recipe, family.embedding != family.hidden
-    if family.says(recipe.final_norm):
+    if family.has(recipe.final_norm):
         yield from norm(family)
     if narrow and recipe.embedding_out:
         yield from linear(TensorRole.EMBEDDING_OUT, family.embedding, family.hidden)
     if recipe.head_scale:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-    bias = family.says(recipe.head_bias)
+    bias = family.has(recipe.head_bias)
     if not geometry.tied_embeddings:
         width = family.embedding if recipe.embedding_out else family.hidden
         yield from linear(TensorRole.HEAD, geometry.vocabulary or 0, width, bias=bias)
@@ -152,8 +151,8 @@ def _norm_count(layer: Layer, family: TensorFamily) -> int:
         return recipe.first_norms
     mixes = not isinstance(layer.mixer, NoCache) or layer.mixer.attention is not None
     feeds = layer.dense is not None or layer.experts is not None
-    usual = recipe.norms if mixes and feeds else min(recipe.norms, recipe.lone_norms)
-    more = sum(family.says(said) for said in recipe.more_norms)
+    usual = recipe.norms if mixes and feeds else min(recipe.norms, 1)
+    more = sum(family.has(said) for said in recipe.more_norms)
     return usual + more + (recipe.expert_norms if layer.experts is not None else 0)
 
 
@@ -172,7 +171,7 @@ def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
         case Attention():
             yield from attention(kind, family)
         case SharedCache():
-            borrows = not family.says(family.recipe.borrowed_keys)
+            borrows = not family.has(family.recipe.borrowed_keys)
             yield from attention(kind.attention, family, borrows=borrows)
         case NoCache() if kind.attention is not None:
             yield from attention(kind.attention, family)
@@ -192,7 +191,7 @@ def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
 def attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
     """`borrows`: keys and values are another layer's, in the file too."""
     recipe = family.recipe
-    bias = family.says(recipe.qkv_bias)
+    bias = family.has(recipe.qkv_bias)
     queries = kind.heads * kind.key_dim * (2 if kind.gated else 1)
     yield from linear(TensorRole.QUERY, queries, family.hidden, bias=bias)
     if not borrows:
@@ -201,7 +200,7 @@ def attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -
     yield from _head_norms(kind, family, borrows=borrows)
     yield from _gates(kind, family)
     sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
-    if family.says(sliding if kind.span is Span.WINDOW else recipe.sinks):
+    if family.has(sliding if kind.span is Span.WINDOW else recipe.sinks):
         yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
     if kind.index_dim:
         yield from _block_indexer(kind.index_dim, family)
@@ -218,7 +217,7 @@ def _keys_and_values(kind: Attention, family: TensorFamily, *, bias: bool) -> Ro
 
 def _gates(kind: Attention, family: TensorFamily) -> Rows:
     recipe = family.recipe
-    if recipe.gate is not None and family.says(recipe.gate_said):
+    if recipe.gate is not None and family.has(recipe.gate_if):
         wide = kind.heads * kind.value_dim if recipe.gate is Width.ALL else kind.heads
         yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
     if recipe.query_gain:
@@ -229,7 +228,7 @@ def _gates(kind: Attention, family: TensorFamily) -> Rows:
 
 
 def _output(values: int, family: TensorFamily) -> Rows:
-    bias = family.says(family.recipe.output_bias)
+    bias = family.has(family.recipe.output_bias)
     yield from linear(TensorRole.OUTPUT, family.hidden, values, bias=bias)
     if family.recipe.sub_norms:
         yield array(TensorRole.OUTPUT, TensorKind.NORM, values)
@@ -237,7 +236,7 @@ def _output(values: int, family: TensorFamily) -> Rows:
 
 def _head_norms(kind: Attention, family: TensorFamily, *, borrows: bool) -> Rows:
     recipe = family.recipe
-    if recipe.head_norm is None or not family.says(recipe.head_norm_said):
+    if recipe.head_norm is None or not family.has(recipe.head_norm_if):
         return
     kinds = (TensorKind.NORM, TensorKind.BIAS) if recipe.head_norm_bias else (TensorKind.NORM,)
     both = ((TensorRole.QUERY, kind.heads), (TensorRole.KEY, kind.kv_heads))
@@ -260,7 +259,7 @@ def _block_indexer(width: int, family: TensorFamily) -> Rows:
 
 def latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     hidden, rank, queries = family.hidden, kind.query_rank, kind.heads * kind.key_dim
-    bias = family.says(family.recipe.qkv_bias)
+    bias = family.has(family.recipe.qkv_bias)
     gate = kind.heads * kind.value_dim if family.recipe.gate is Width.ALL else 0
     if rank:
         yield from linear(TensorRole.QUERY_DOWN, rank, hidden, bias=bias)
@@ -281,7 +280,7 @@ def latent(kind: LatentAttention, family: TensorFamily) -> Rows:
 
 def _latent_gate(kind: LatentAttention, family: TensorFamily) -> Rows:
     gate = family.recipe.latent_gate
-    if gate is not None and family.says(family.recipe.latent_gate_said):
+    if gate is not None and family.has(family.recipe.latent_gate_if):
         wide = kind.heads * kind.value_dim if gate is Width.ALL else kind.heads
         yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
 
@@ -346,7 +345,7 @@ def _half(
     gated: bool,
 ) -> Rows:
     gate, up, down = roles
-    bias = family.says(family.recipe.ffn_bias)
+    bias = family.has(family.recipe.ffn_bias)
     if gated:
         yield from linear(gate, width, family.hidden, bias=bias)
     yield from linear(up, width, family.hidden, bias=bias)
@@ -367,7 +366,7 @@ def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
     if half.latent:
         yield from linear(TensorRole.EXPERTS_IN, within, family.hidden)
         yield from linear(TensorRole.EXPERTS_OUT, family.hidden, within)
-        said = family.says(family.recipe.latent_norms_said)
+        said = family.has(family.recipe.latent_norms_if)
         for _ in range(family.recipe.latent_norms if said else 0):
             yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, within)
     if half.gated:
@@ -376,7 +375,7 @@ def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
     yield from _expert(TensorRole.EXPERT_DOWN, within, half.width, half.count, family)
     if half.shared_width:
         yield from _half(_SHARED, half.shared_width, family, gated=half.gated)
-        if family.says(family.recipe.shared_switch):
+        if family.has(family.recipe.shared_switch):
             yield from linear(TensorRole.SHARED_SWITCH, 1, family.hidden)
         if family.recipe.shared_mix:
             yield from linear(TensorRole.SHARED_SWITCH, 2, family.hidden, bias=True)
@@ -399,9 +398,9 @@ def _router(half: Experts, family: TensorFamily, layer: int) -> Rows:
     rows = half.count + family.number("zero_expert_num", 0)  # LongCat: experts that do nothing
     kind = TensorKind.RAW if recipe.router_is_raw else TensorKind.LINEAR
     yield array(TensorRole.ROUTER, kind, rows, family.hidden)
-    if family.says(recipe.router_bias):
+    if family.has(recipe.router_bias):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
-    if family.says(recipe.correction) and not chooses_by_token(family.section, layer):
+    if family.has(recipe.correction) and not chooses_by_token(family.section, layer):
         yield array(TensorRole.ROUTER, TensorKind.BIAS, rows)
     if recipe.router_scales:
         yield array(TensorRole.SCALE, TensorKind.RAW, family.hidden)
@@ -418,7 +417,7 @@ def chooses_by_token(section: Mapping[str, Any], layer: int) -> bool:
 
 def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFamily) -> Rows:
     yield ExpectedTensor(role=role, kind=TensorKind.EXPERT, shape=(out, into), count=count)
-    if family.says(family.recipe.expert_bias):
+    if family.has(family.recipe.expert_bias):
         yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)
 
 
@@ -461,7 +460,7 @@ def ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
 
 def around_residual(family: TensorFamily) -> Rows:
     hidden = family.hidden
-    if family.says(family.recipe.block_residual):
+    if family.has(family.recipe.block_residual):
         yield from _block_residual(family)
     if family.recipe.streams is Streams.ALTERNATING:
         others = family.number("altup_num_inputs", 4) - 1
@@ -482,7 +481,7 @@ def _block_residual(family: TensorFamily) -> Rows:
 
 
 def in_residual(family: TensorFamily) -> Rows:
-    if family.says(family.recipe.block_residual):
+    if family.has(family.recipe.block_residual):
         yield from _block_residual(family)  # before attention
         yield from _block_residual(family)  # and before the feed-forward
     if family.recipe.streams is Streams.ALTERNATING:
@@ -553,7 +552,7 @@ def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
     yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
     yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
     yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
-    if family.says(family.recipe.state_norm):
+    if family.has(family.recipe.state_norm):
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner)
     yield from _out_of(inner, family)
 
@@ -590,7 +589,7 @@ def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
     yield from _conv(3 * inner, kind, family)
     yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
     for whole in (family.recipe.whole_forget, family.recipe.whole_output):
-        if family.says(whole):
+        if family.has(whole):
             yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
         else:
             yield from linear(TensorRole.STATE_LOW, width, family.hidden)
@@ -605,7 +604,7 @@ def _lightning(kind: Recurrent, family: TensorFamily) -> Rows:
     yield from _into(3 * kind.inner, family)
     yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
     yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
-    if family.says(family.recipe.state_head_norms):
+    if family.has(family.recipe.state_head_norms):
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
         yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
     yield from _out_of(kind.inner, family)
@@ -623,7 +622,7 @@ def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _short_conv(kind: Recurrent, family: TensorFamily) -> Rows:
-    bias = family.says(family.recipe.conv_bias)
+    bias = family.has(family.recipe.conv_bias)
     yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden, bias=bias)
     yield from _conv(kind.inner, kind, family)
     yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner, bias=bias)
@@ -631,7 +630,7 @@ def _short_conv(kind: Recurrent, family: TensorFamily) -> Rows:
 
 def _gated_conv(kind: Recurrent, family: TensorFamily) -> Rows:
     """Gear: queries, keys and values as attention has them, keys and values convolved."""
-    keys, bias = kind.groups * kind.state_size, family.says(family.recipe.qkv_bias)
+    keys, bias = kind.groups * kind.state_size, family.has(family.recipe.qkv_bias)
     yield from linear(TensorRole.QUERY, kind.inner, family.hidden, bias=bias)
     for role in (TensorRole.KEY, TensorRole.VALUE):
         yield from linear(role, keys, family.hidden, bias=bias)
@@ -683,18 +682,18 @@ def _rg_lru(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _into(out: int, family: TensorFamily) -> Rows:
-    bias = family.says(family.recipe.state_bias)
+    bias = family.has(family.recipe.state_bias)
     yield from linear(TensorRole.STATE_IN, out, family.hidden, bias=bias)
 
 
 def _out_of(inner: int, family: TensorFamily) -> Rows:
     said = family.recipe.state_out_bias or family.recipe.state_bias
-    yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.says(said))
+    yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.has(said))
 
 
 def _conv(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:
     yield array(TensorRole.CONV, TensorKind.CONV, channels, kind.conv_kernel)
-    if family.says(family.recipe.conv_bias):
+    if family.has(family.recipe.conv_bias):
         yield array(TensorRole.CONV, TensorKind.BIAS, channels)
 
 

@@ -11,8 +11,7 @@ from tests.recorded import config_header, gguf_header
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model import read_geometry
-from edgekit.model.architectures import BY_CONFIG, BY_GGUF
-from edgekit.model.tensor_recipes import TABLE, ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.tensors import expected_tensors, prediction_tensors
 
 LLAMA = {
@@ -202,11 +201,3 @@ def test_a_width_that_is_none_is_refused(wrong: object) -> None:
     geometry = read_geometry(config_header(config))
     with pytest.raises(HeaderError, match="index_n_heads"):
         expected_tensors(geometry, {**config, "index_n_heads": wrong})
-
-
-def test_every_name_of_the_table_stands_once() -> None:
-    names = [name for row in TABLE for name in row.names]
-    assert len(names) == len(set(names))
-    # Sections of a config whose geometry is read by standard keys.
-    sections = {"paddleocr_vl_text", "ernie4_5_vl_moe_text", "muse_glimmer_text"}
-    assert set(names) - sections <= BY_CONFIG.keys() | BY_GGUF.keys()

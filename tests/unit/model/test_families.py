@@ -10,8 +10,7 @@ from tests.recorded import config_header, gguf_header
 from edgekit.basis import Basis
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model import read_geometry
-from edgekit.model.architectures import BY_CONFIG
-from edgekit.model.library_defaults import TABLE, library_defaults
+from edgekit.model.architectures import architecture_of, names
 from edgekit.model.tensor_recipes import TensorRole
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (
@@ -339,7 +338,7 @@ def test_gear_convolves_keys_and_values_in_the_place_of_attention() -> None:
 
 @pytest.mark.parametrize("name", ["paddleocr_vl_text", "ernie4_5_vl_moe_text", "muse_glimmer_text"])
 def test_language_models_of_picture_models_have_rows_of_their_own(name: str) -> None:
-    assert name in BY_CONFIG
+    assert name in names(gguf=False)
 
 
 def test_llama_cpp_names_without_windows_of_their_own_list_them() -> None:
@@ -428,11 +427,12 @@ def test_a_default_that_does_not_fit_is_not_taken() -> None:
     assert kv_heads(of("qwen2", num_key_value_heads=...)) == [8] * 4  # the library's is 32
 
 
-def test_library_defaults_are_of_known_names_and_words() -> None:
-    assert set(TABLE) <= set(BY_CONFIG)
-    assert library_defaults("qwen3", nested=True)["layers"] == 32
-    assert "layers" not in library_defaults("qwen3", nested=False)
-    assert library_defaults("brand_new", nested=True) == {}
+def test_library_defaults_of_what_every_config_states_count_in_a_section_only() -> None:
+    qwen3 = architecture_of("qwen3", gguf=False)
+    assert qwen3 is not None
+    assert qwen3.defaults(nested=True)["layers"] == 32
+    assert "layers" not in qwen3.defaults(nested=False)
+    assert architecture_of("brand_new", gguf=False) is None
 
 
 KIMI: dict[str, Any] = {

@@ -12,7 +12,7 @@ from typing import Any
 from edgekit.engines.llamacpp.quantize.layout import rotary_dim
 from edgekit.formats.types import Value
 from edgekit.model.hyperparameters import dig, text_section
-from edgekit.model.tensor_recipes import BY_NAME, PLAIN
+from edgekit.model.tensor_recipes import tensor_recipe
 from edgekit.model.types import (
     Attention,
     Cell,
@@ -254,7 +254,7 @@ def _experts(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tu
     stated = next((one for word in _GATING_WORDS if (one := section.get(word))), None)
     if isinstance(stated, str) and stated in _GATING:
         yield "expert_gating_func", _GATING[stated]
-    elif BY_NAME.get(geometry.architecture, PLAIN).correction.holds(section):
+    elif tensor_recipe(geometry.architecture).correction.holds(section):
         yield "expert_gating_func", _GATING["sigmoid"]  # a bias that chooses goes with it
 
 

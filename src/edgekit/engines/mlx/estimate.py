@@ -70,8 +70,8 @@ def _known(model: Model, wanted: Quantize | AsStored | None) -> KnownModel:
     if file.needs_row and model.geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
             f"{model.header.name}: mlx-lm supports {file.name!r}, but edgekit does not "
-            "know its layers yet: upgrade edgekit, or add a row to "
-            "model/architectures.py"
+            "know its layers yet: upgrade edgekit, or add a record to "
+            "model/architectures.json"
         )
     return KnownModel(
         file=file,

@@ -15,13 +15,12 @@ from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import LaidTensor
 from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
 from edgekit.model.tensor_recipes import (
-    BY_NAME,
-    PLAIN,
     ExpectedTensor,
     Streams,
     TensorKind,
     TensorRecipe,
     TensorRole,
+    tensor_recipe,
 )
 from edgekit.model.tensors import chooses_by_token, layer_tensors, outer_tensors, prediction_tensors
 from edgekit.model.types import (
@@ -226,7 +225,7 @@ def _blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None
 ) -> Iterator[tuple[int | None, Sequence[LaidTensor]]]:
     """The tensors of each block, None for those outside; layers that are alike are laid out once."""
-    recipe = BY_NAME.get(geometry.architecture, PLAIN)
+    recipe = tensor_recipe(geometry.architecture)
     section = text_section(config or {})
     name = geometry.architecture
     yield None, _laid(outer_tensors(geometry, config), None, name, recipe)

@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.quantize.mixing import (
 from edgekit.engines.llamacpp.quantize.table import MixFacts
 from edgekit.formats.types import LaidTensor, ModelHeader
 from edgekit.model.hyperparameters import config_words
-from edgekit.model.tensor_recipes import BY_NAME, PLAIN, switches
+from edgekit.model.tensor_recipes import switches, tensor_recipe
 from edgekit.model.types import ModelGeometry
 
 # model_types that a GGUF knows by another name, as far as the rules of a mix ask for it.
@@ -95,7 +95,7 @@ def _counted(
     first = gguf_tensors(geometry, words)
     if count is None or len(first) == count:
         return first
-    usual = switches(BY_NAME.get(geometry.architecture, PLAIN))
+    usual = switches(tensor_recipe(geometry.architecture))
     bare = replace(geometry, mtp_layers=0)  # a file may leave out the blocks of prediction
     for one in dict.fromkeys((geometry, bare)):
         for turned in (few for size in range(3) for few in combinations(usual, size)):

@@ -1,0 +1,135 @@
+"""architectures.json: every record can be read, every rule that it names exists, and none is unused."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from tools.architectures import PARTS, laid_out
+
+import edgekit.model.architectures as module
+from edgekit.errors import EdgekitError
+from edgekit.model.architectures import (
+    ADJUSTMENTS,
+    ARRANGEMENTS,
+    ATTENTION,
+    RECURRENCE,
+    RULES,
+    WIDTHS,
+    Architecture,
+    architecture_of,
+    by_name,
+    names,
+    read_section,
+    records,
+)
+from edgekit.model.hyperparameters import SPELLINGS
+from edgekit.model.tensor_recipes import TensorRecipe, tensor_recipe
+
+FILE = Path(module.__file__).with_name(module.FILE)
+
+
+def parts(*kinds: str) -> Iterable[Mapping[str, Any]]:
+    return (record[kind] for record in records() for kind in kinds if record.get(kind))
+
+
+@pytest.mark.parametrize("format_", ["gguf", "config"])
+def test_no_name_has_two_records(format_: str) -> None:
+    counts = Counter(name for record in records() for name in record.get(format_, ()))
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+def test_every_name_that_gguf_py_knows_has_rules_or_a_reason() -> None:
+    known = set(gguf.MODEL_ARCH_NAMES.values())
+    assert len(known) > 100
+    # clip's second name there is that of a projector too.
+    reasons = by_name("not_a_language_model").keys()
+    assert known - names(gguf=True) - reasons - {"mmproj"} == set()
+
+
+@pytest.mark.parametrize("is_gguf", [True, False])
+def test_every_record_can_be_read(*, is_gguf: bool) -> None:
+    assert len(names(gguf=is_gguf)) > 100
+    for name in names(gguf=is_gguf):
+        assert architecture_of(name, gguf=is_gguf) is not None
+        tensor_recipe(name)
+
+
+def test_every_section_is_known_and_has_a_source() -> None:
+    sources = json.loads(FILE.read_text())["sources"]
+    used = {part for record in records() for part in record}
+    assert used == set(PARTS)
+    changes = {
+        part for part in used if part.startswith("gguf_") or part == "constants"
+    }  # of layers, tensors
+    assert used - changes - {"like", "note", "not_a_language_model"} == sources.keys()
+
+
+def test_every_rule_is_named_by_a_record() -> None:
+    layers = list(parts("layers", "gguf_layers"))
+    arranged = {one["arrange"]["rule"] for one in layers if "arrange" in one}
+    assert arranged == ARRANGEMENTS.keys()
+    for key, rules in (
+        ("attend", ATTENTION),
+        ("recur", RECURRENCE),
+        ("width", WIDTHS),
+        ("adjust", ADJUSTMENTS),
+    ):
+        assert {one[key] for one in layers if key in one} == rules.keys()
+
+
+def test_every_field_is_set_by_a_record() -> None:
+    layers = {key for one in parts("layers", "gguf_layers") for key in one}
+    assert layers == {one.name for one in fields(Architecture)} - {
+        "constants",
+        "library",
+        "tied_by_default",
+    }
+    tensors = {key for one in parts("tensors", "gguf_tensors") for key in one}
+    assert tensors - {"attention_bias"} == {one.name for one in fields(TensorRecipe)}
+
+
+def test_defaults_are_hyperparameters() -> None:
+    words = {word for one in parts("library", "constants", "gguf_constants") for word in one}
+    assert words <= SPELLINGS.keys()
+
+
+def test_no_name_of_a_gguf_with_its_own_tensors_is_a_model_type() -> None:
+    own = [record for record in records() if "gguf_tensors" in record]
+    assert own
+    assert all(not names(gguf=False) & set(record["gguf"]) for record in own)
+
+
+def test_the_file_is_laid_out_by_the_tool() -> None:
+    text = FILE.read_text(encoding="utf-8")
+    assert laid_out(json.loads(text)) == text
+
+
+@pytest.mark.parametrize("text", [b"", b'{"records": [', b"{}"])
+def test_a_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    monkeypatch.setattr(module, "get_data", lambda *_: text)
+    with pytest.raises(
+        EdgekitError, match=r"installation .* damaged: architectures.json .* install it again"
+    ):
+        records.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ({"attend": "telepathy"}, "telepathy"),
+        ({"arrange": {"rule": "windows", "perod": 4}}, "perod"),
+        ({"arrange": {"rule": "wndows"}}, "wndows"),
+        ({"gatd": False}, "gatd"),
+        ({"sublayers": "two"}, "'two' where a int belongs"),
+    ],
+)
+def test_a_damaged_record_is_reported(section: dict[str, Any], what: str) -> None:
+    with pytest.raises(EdgekitError, match=f"damaged: architectures.json, made-up: .*{what}"):
+        read_section(Architecture, section, RULES, where="made-up")

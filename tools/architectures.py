@@ -1,0 +1,138 @@
+"""Lays out model/architectures.json: a record begins with its names, and has a line for each section.
+
+Usage: python tools/architectures.py            writes the file again, laid out
+       python tools/architectures.py --check    ends with 1 where the file is laid out otherwise
+       python tools/architectures.py --library  takes "library" anew from the transformers that is installed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from edgekit.model.architectures import architecture_of
+from edgekit.model.attention import encoder
+from edgekit.model.hyperparameters import SPELLINGS
+
+FILE = Path(__file__).parents[1] / "src/edgekit/model/architectures.json"
+WIDTH = 120
+NAMES = ("gguf", "config", "like")
+PARTS = (
+    *NAMES, "note", "not_a_language_model", "layers", "gguf_layers", "constants", "gguf_constants", "tensors",
+    "gguf_tensors", "tied_by_default", "library", "conversion", "llamacpp", "mlx", "vllm",
+)  # fmt: skip
+
+# Hyper-parameters whose default says nothing, or is worked out from others when the class is made.
+_LEFT_OUT = frozenset(
+    {
+        "bidirectional",
+        "causal",
+        "expand",
+        "loops",
+        "mtp_layers",
+        "pooling",
+        "rope_layer_step",
+        "rope_original",
+        "tied",
+        "window_from",
+        "wkv_head_size",
+    }
+)
+_NOT_TEXT = frozenset({"pixtral"})  # there the name of a picture encoder
+_FIRST = ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary", "context")
+
+
+def main(arguments: list[str]) -> int:
+    text = FILE.read_text(encoding="utf-8")
+    read = json.loads(text)
+    if "--library" in arguments:
+        _take_library(read["records"])
+    written = laid_out(read)
+    if "--check" in arguments:
+        return int(written != text)
+    FILE.write_text(written, encoding="utf-8")
+    return 0
+
+
+def laid_out(read: Mapping[str, Any]) -> str:
+    sources = json.dumps(read["sources"], indent=2).replace("\n", "\n  ")
+    records = ",\n".join(map(_record, read["records"]))
+    return f'{{\n  "sources": {sources},\n  "records": [\n{records}\n  ]\n}}\n'
+
+
+def _record(record: Mapping[str, Any]) -> str:
+    first = [f'"{part}": {json.dumps(record[part])}' for part in NAMES if part in record]
+    lines = [", ".join(first)] if first else []
+    lines += [
+        _section(part, record[part]) for part in PARTS if part in record and part not in NAMES
+    ]
+    return "    {" + ",\n     ".join(lines) + "}"
+
+
+def _section(part: str, value: Any) -> str:
+    """In one line, or broken between the items of an object or a list."""
+    whole = f'"{part}": {json.dumps(value)}'
+    if len(whole) + 7 <= WIDTH or not isinstance(value, dict):
+        return whole
+    items = [f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()]
+    lines, line = [], f'"{part}": {{'
+    for item in (*(f"{one}," for one in items[:-1]), f"{items[-1]}}}"):
+        if len(line) + len(item) + 7 > WIDTH and not line.endswith("{"):
+            lines.append(line.rstrip())
+            line = "   "
+        line += item if line.endswith("{") else f" {item}"
+    return "\n     ".join([*lines, line])
+
+
+def _take_library(records: list[dict[str, Any]]) -> None:
+    """The defaults of transformers' config classes, under our names. Encoders keep none."""
+    classes: Mapping[str, Any] = import_module("transformers").CONFIG_MAPPING
+    for record in records:
+        for name in classes.keys() & record.get("config", ()) - _NOT_TEXT:
+            row = architecture_of(name, gguf=False)
+            if row is not None and row.attend is not encoder:
+                record["library"] = _defaults(classes[name])
+        if not record.get("library", True):
+            del record["library"]
+
+
+def _defaults(made: Any) -> dict[str, int]:
+    fields = _fields(made)
+    values = {
+        word: next((one for s in key.config if isinstance(one := fields.get(s), int)), None)
+        for word, key in SPELLINGS.items()
+        if word not in _LEFT_OUT
+    }
+    found = {word: value for word, value in values.items() if value}
+    if found.get("moe_step") == 1:
+        del found["moe_step"]
+    found = _dense_lead(made) | found
+    return {word: found[word] for word in dict.fromkeys((*_FIRST, *found)) if word in found}
+
+
+def _fields(made: Any) -> dict[str, Any]:
+    """A class's own defaults, under every name it goes by; those of its language model where it has several."""
+    found = {f.name: f.default for f in dataclasses.fields(made)}
+    text = getattr(made, "sub_configs", {}).get("text_config")
+    if text is not None and dataclasses.is_dataclass(text) and "num_hidden_layers" not in found:
+        return _fields(text)
+    return found | {a: found[b] for a, b in made.attribute_map.items() if b in found}
+
+
+def _dense_lead(made: Any) -> dict[str, int]:
+    """How many layers come before the first with experts, where the class lists them by itself."""
+    try:
+        listed = made().get_text_config().mlp_layer_types
+    except (AttributeError, ValueError):
+        return {}
+    lead = listed.index("sparse") if listed and "sparse" in listed else 0
+    return {"leading_dense": lead} if lead else {}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
