@@ -15,7 +15,7 @@ from pathlib import Path
 from edgekit.errors import EdgekitError
 from edgekit.formats.types import ModelHeader
 from edgekit.model import read_geometry
-from edgekit.report.inspection import count_kinds, kind_name
+from edgekit.report.bill import count_kinds, kind_name
 from edgekit.sources.types import Container
 
 COLUMNS = ("file", "model_type", "layers", "context", "elements per token", "states", "basis")

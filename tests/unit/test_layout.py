@@ -32,7 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "edgekit.engines.native": (
         "edgekit.embed",
         "edgekit.runtime",
-        "edgekit.report.embed_",
+        "edgekit.report.embed",
         "edgekit.app.calibrate",
     ),
     # `embed --engine llama.cpp` starts the same child process as `run`.

@@ -11,7 +11,16 @@ from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
 from edgekit.machine.types import Pool, PoolKind
-from edgekit.report.inspection import kind_name, window_of
+from edgekit.model.types import (
+    Attention,
+    CompressedAttention,
+    HybridLayer,
+    LatentAttention,
+    LayerKind,
+    ModelGeometry,
+    NoCache,
+    SharedCache,
+)
 from edgekit.report.json import SCHEMA
 from edgekit.report.text import (
     MOST_WIDTH,
@@ -450,3 +459,29 @@ def _layers(bill: EstimateAnswer) -> list[dict[str, Any]]:
         if line.pool.label not in row["pools"]:
             row["pools"].append(line.pool.label)
     return list(rows.values())
+
+
+def count_kinds(geometry: ModelGeometry) -> dict[tuple[str, int], int]:
+    """(kind, its window) -> how many layers, in the order in which they first appear."""
+    counts: dict[tuple[str, int], int] = {}
+    for layer in geometry.layers:
+        kind = (layer.mixer.label, window_of(layer.mixer))
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
+
+
+def kind_name(label: str, window: int) -> str:
+    return f"{label} {window:,}" if window else label
+
+
+def window_of(kind: LayerKind) -> int:
+    """How many tokens back a layer sees, 0 where that has no end."""
+    match kind:
+        case SharedCache() | HybridLayer() | NoCache():
+            return kind.attention.span_tokens if kind.attention is not None else 0
+        case Attention() | LatentAttention():
+            return kind.span_tokens
+        case CompressedAttention():
+            return 0 if kind.ratio else kind.window_tokens
+        case _:
+            return 0

@@ -29,6 +29,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
+from edgekit.report.bill import count_kinds, kind_name, window_of
 from edgekit.report.json import SCHEMA
 from edgekit.report.text import table
 from edgekit.sources.types import Container
@@ -565,29 +566,3 @@ def _keys(header: ModelHeader) -> dict[str, Any]:
     }
     skipped = {key: {"string_bytes": size} for key, size in header.long_strings.items()}
     return kept | walked | skipped | dict(header.config)
-
-
-def count_kinds(geometry: ModelGeometry) -> dict[tuple[str, int], int]:
-    """(kind, its window) -> how many layers, in the order in which they first appear."""
-    counts: dict[tuple[str, int], int] = {}
-    for layer in geometry.layers:
-        kind = (layer.mixer.label, window_of(layer.mixer))
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
-
-
-def kind_name(label: str, window: int) -> str:
-    return f"{label} {window:,}" if window else label
-
-
-def window_of(kind: LayerKind) -> int:
-    """How many tokens back a layer sees, 0 where that has no end."""
-    match kind:
-        case SharedCache() | HybridLayer() | NoCache():
-            return kind.attention.span_tokens if kind.attention is not None else 0
-        case Attention() | LatentAttention():
-            return kind.span_tokens
-        case CompressedAttention():
-            return 0 if kind.ratio else kind.window_tokens
-        case _:
-            return 0
