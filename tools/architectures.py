@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.model.architectures import architecture_of
-from edgekit.model.attention import encoder
 from edgekit.model.hyperparameters import SPELLINGS
+from edgekit.model.mixers import encoder
 
 FILE = Path(__file__).parents[1] / "src/edgekit/model/architectures.json"
 WIDTH = 120

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgekit.bill.verdict import PreflightResult
     from edgekit.errors import RemoteInspectError
     from edgekit.machine.types import Machine
-    from edgekit.model.metadata import ModelMetadata
+    from edgekit.model.inspect import ModelMetadata
     from edgekit.sources.types import Reach
 
     ModelId = str | os.PathLike[str]
@@ -39,7 +39,7 @@ __all__ = [
 
 _PLACES = {
     "MemoryEstimate": "edgekit.bill.types",
-    "ModelMetadata": "edgekit.model.metadata",
+    "ModelMetadata": "edgekit.model.inspect",
     "PreflightResult": "edgekit.bill.verdict",
     "RemoteInspectError": "edgekit.errors",
 }

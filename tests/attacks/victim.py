@@ -16,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgekit.errors import EdgekitError
-from edgekit.formats.config import read_config
+from edgekit.formats.bounded_json import read_config
 from edgekit.formats.gguf import read_gguf
-from edgekit.formats.index import walk_index
-from edgekit.formats.safetensors import read_safetensors
+from edgekit.formats.safetensors import read_safetensors, walk_index
 from edgekit.model.inspect import inspect_model
 from edgekit.sources.types import ByteSource
 

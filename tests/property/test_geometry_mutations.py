@@ -13,7 +13,7 @@ from edgekit.errors import EdgekitError
 from edgekit.model import not_a_language_model, read_geometry
 from edgekit.model.architectures import names
 from edgekit.model.hyperparameters import SPELLINGS
-from edgekit.model.parameters import count_parameters
+from edgekit.model.inspect import count_parameters
 from edgekit.model.types import ModelGeometry
 
 RECORDED = tuple({r["model"]: r["config"] for r in rows("mlx.jsonl.gz")}.values())

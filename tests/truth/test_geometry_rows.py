@@ -11,7 +11,7 @@ from tests.recorded import TRUTH, config_header, model_header, models, rows
 
 from edgekit.errors import EdgekitError
 from edgekit.model import read_geometry
-from edgekit.model.parameters import count_parameters
+from edgekit.model.inspect import count_parameters
 from edgekit.model.types import ModelGeometry, Span
 
 F16_BYTES, F32_BYTES = 2, 4

@@ -9,7 +9,7 @@ import pytest
 from tests.recorded import TRUTH, gguf_files, header_bytes, model_header, models
 
 from edgekit.formats import read_header
-from edgekit.formats.packing import count_weights
+from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
 
 INDICES = [pytest.param(i, id=f"{m['model']}.{m['quant']}") for i, m in enumerate(models())]

@@ -15,8 +15,7 @@ from edgekit.engines import every_engine
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.prepared import LlamaCppPrepared, prepare
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.model.cached import MOST_RESULTS, Cached, CachedBy
-from edgekit.model.types import Model
+from edgekit.model.types import MOST_RESULTS, Cached, CachedBy, Model
 
 
 def model() -> Model:

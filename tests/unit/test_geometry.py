@@ -13,7 +13,7 @@ from edgekit.basis import Basis
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.formats.types import ArrayFact
 from edgekit.model import not_a_language_model, read_geometry
-from edgekit.model.parameters import count_parameters
+from edgekit.model.inspect import count_parameters
 from edgekit.model.types import (
     Attention,
     CompressedAttention,

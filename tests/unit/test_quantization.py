@@ -10,8 +10,7 @@ from tests.recorded import TRUTH
 
 from edgekit.errors import HeaderError
 from edgekit.formats.dtype import by_name
-from edgekit.formats.packing import count_weights
-from edgekit.formats.quantization import effective_bits, read_quantization
+from edgekit.formats.quantization import count_weights, effective_bits, read_quantization
 from edgekit.formats.types import Quantization, Tensor
 
 

@@ -15,9 +15,8 @@ from tests.header_files import BytesSource, GrowingSource, model_files, safetens
 
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import Depth, limits, read_header
-from edgekit.formats.config import read_config
-from edgekit.formats.index import Totals, read_totals
-from edgekit.formats.safetensors import read_safetensors
+from edgekit.formats.bounded_json import read_config
+from edgekit.formats.safetensors import Totals, read_safetensors, read_totals
 from edgekit.formats.types import ModelHeader
 from edgekit.sources.types import Container, Origin
 

@@ -17,10 +17,10 @@ from edgekit.catalog.types import Entry, Size, Source
 from edgekit.engines import default_engine
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import mix_by_file_type
-from edgekit.formats.packing import count_weights
+from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
+from edgekit.model.inspect import active_elements
 from edgekit.model.open import Opened, open_model
-from edgekit.model.parameters import active_elements
 from edgekit.model.tensor_recipes import ExpectedTensor
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model

@@ -9,8 +9,13 @@ from edgekit.engines import default_engine
 from edgekit.engines.quant_names import read_quant
 from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError
 from edgekit.formats.types import Depth
-from edgekit.model.inspect import Inspection, inspect_header, inspect_model
-from edgekit.model.metadata import ModelMetadata, read_metadata
+from edgekit.model.inspect import (
+    Inspection,
+    ModelMetadata,
+    inspect_header,
+    inspect_model,
+    read_metadata,
+)
 from edgekit.request import Session
 from edgekit.sources.types import ModelFiles, Origin, Reach
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats.types import Tensor
-from edgekit.model.cached import Cached
-from edgekit.model.types import Model, ModelGeometry, attention_of
+from edgekit.model.types import Cached, Model, ModelGeometry, attention_of
 from edgekit.sources.types import Container
 
 MXFP4_SHARE = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekit.errors import UsageError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 RECENT_TOKENS = 4_096  # that a repetition penalty may look back
 RANDOM_SEED = 2**32 - 1  # what llama.cpp takes for "any": LLAMA_DEFAULT_SEED in llama.h

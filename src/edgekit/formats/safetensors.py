@@ -6,17 +6,23 @@ What that library refuses to load (holes, overlaps, bytes left over) is refused 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import limits
+from edgekit.formats.bounded_json import JsonStream, read_config
 from edgekit.formats.dtype import by_safetensors
-from edgekit.formats.json_stream import JsonStream
+from edgekit.formats.files import listed_bytes, read_file, read_shards
 from edgekit.formats.lookalikes import LOOK_BYTES, describe
-from edgekit.formats.quoting import quoted
-from edgekit.formats.types import Tensor
-from edgekit.sources.types import ByteSource
+from edgekit.formats.quantization import read_quantization
+from edgekit.formats.types import Depth, ModelHeader, Quantization, Tensor
+from edgekit.sources.naming import base_of
+from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles
+from edgekit.terminal import quoted
+from edgekit.units import KIB
 
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
@@ -50,7 +56,7 @@ def read_safetensors(source: ByteSource, *, shard: int = 0) -> SafetensorsFile:
     if stream.peek():
         raise stream.error("unexpected data after the header's last brace")
     ordered = tuple(sorted(tensors.values(), key=_place))
-    _check_layout(source, ordered, header_bytes)
+    _check_gaps(source, ordered, header_bytes)
     return SafetensorsFile(
         name=source.name,
         tensors=ordered,
@@ -113,7 +119,7 @@ def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> No
 
 def _tensor(file: str, name: str, entry: Any, header_bytes: int, shard: int) -> Tensor:
     try:
-        shape, (begin, end) = _numbers(entry, "shape"), _offsets(entry)
+        shape, (begin, end) = _counts(entry, "shape"), _offsets(entry)
         kind = by_safetensors(_field(entry, "dtype", str))
         size_bytes = kind.size_bytes(_elements(shape))
     except UnknownDtypeError as error:
@@ -143,7 +149,7 @@ def _field(entry: Any, key: str, kind: type) -> Any:
     return value
 
 
-def _numbers(entry: Any, key: str) -> tuple[int, ...]:
+def _counts(entry: Any, key: str) -> tuple[int, ...]:
     values: list[Any] = _field(entry, key, list)
     for value in values:
         if type(value) is not int or not 0 <= value <= limits.ELEMENTS:
@@ -152,7 +158,7 @@ def _numbers(entry: Any, key: str) -> tuple[int, ...]:
 
 
 def _offsets(entry: Any) -> tuple[int, int]:
-    values = _numbers(entry, "data_offsets")
+    values = _counts(entry, "data_offsets")
     if len(values) != 2 or values[0] > values[1]:
         raise HeaderError("data_offsets must be a start and an end")
     return values[0], values[1]
@@ -173,7 +179,7 @@ def _place(tensor: Tensor) -> tuple[int, int]:
     return tensor.offset, tensor.size_bytes
 
 
-def _check_layout(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes: int) -> None:
+def _check_gaps(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes: int) -> None:
     """The data is filled from its first byte to the file's last, each byte by one tensor."""
     end = header_bytes
     for tensor in tensors:
@@ -194,3 +200,204 @@ def _check_layout(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes:
             file=source.name,
             offset=end,
         )
+
+
+_FIRST_BYTES = 64 * KIB  # writers sort their keys, so metadata stands before weight_map
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What an index states about all shards together; None where it does not."""
+
+    tensor_bytes: int | None = None
+    parameters: int | None = None  # MLX writes it
+
+
+def read_totals(source: ByteSource) -> Totals:
+    """What the index states. Reads no further than its metadata."""
+    stream = _open(source, eager=False)
+    for key in stream.pairs():
+        if key == "metadata":
+            return _totals(stream.value("metadata", limits.ENTRY_BYTES))
+        _pass(stream, key, _ignore)
+    return Totals()
+
+
+def walk_index(source: ByteSource, visit: Callable[[str, str], None]) -> Totals:
+    """Calls `visit(tensor, file name of its shard)` for each tensor; HeaderError if none are listed."""
+    stream = _open(source, eager=True)
+    totals, found = Totals(), 0
+    for key in stream.pairs():
+        if key == "metadata":
+            totals = _totals(stream.value("metadata", limits.ENTRY_BYTES))
+        else:
+            found += _pass(stream, key, visit)
+    if not found:
+        raise HeaderError("the index lists no tensors (weight_map)", file=source.name)
+    return totals
+
+
+def _open(source: ByteSource, *, eager: bool) -> JsonStream:
+    if source.size_bytes > limits.INDEX_BYTES:
+        raise HeaderLimitError(
+            "length of the index",
+            value=source.size_bytes,
+            limit=limits.INDEX_BYTES,
+            file=source.name,
+        )
+    return JsonStream(source, start=0, end=source.size_bytes, chunk_bytes=_FIRST_BYTES, eager=eager)
+
+
+def _pass(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> int:
+    """How many tensors stood there."""
+    if key != "weight_map":
+        stream.value(quoted(key), limits.ENTRY_BYTES)
+        return 0
+    count = 0
+    for tensor in stream.pairs():
+        count += 1
+        stream.check_limit("tensors in the index", count, limits.TENSORS)
+        visit(tensor, stream.string("name of a shard", limits.KEY_BYTES))
+    return count
+
+
+def _ignore(tensor: str, file: str) -> None:
+    pass
+
+
+def _totals(metadata: Any) -> Totals:
+    if not isinstance(metadata, dict):
+        return Totals()
+    return Totals(
+        tensor_bytes=_whole(metadata.get("total_size")),
+        parameters=_whole(metadata.get("total_parameters")),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """Some writers divide and leave a float: 13731385408.0."""
+    if type(value) is float and math.isfinite(value):
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= limits.ELEMENTS else None
+
+
+_WHOLE = "model.safetensors"
+
+
+def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
+    """Depth.ARCHITECTURE, or no weights at all: only the config and what the index states."""
+    config = read_file(files.config, read_config) if files.config else {}
+    if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
+        return _read_shards(files, config)
+    totals = read_file(files.index, read_totals) if files.index else Totals()
+    quantization = _read_quantization(files, config)
+    return ModelHeader(
+        name=files.label,
+        container=files.container,
+        mlx=quantization is not None and quantization.mlx,
+        config=config,
+        quantization=quantization,
+        tensor_bytes=totals.tensor_bytes,
+        parameters=totals.parameters,
+        file_bytes=listed_bytes(files),
+    )
+
+
+def _read_quantization(files: ModelFiles, config: Mapping[str, Any]) -> Quantization | None:
+    """From the config; the file beside it is opened only if that says nothing."""
+    found = read_quantization(config)
+    if found is None and files.quantization:
+        found = read_quantization({}, read_file(files.quantization, read_config))
+    return found
+
+
+def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
+    shards = _read_all(files)
+    totals = Totals()
+    if files.index and _is_indexed(files, files.index):
+        totals, listed = read_file(files.index, lambda source: _check_index(source, files, shards))
+        shards = {number: shards[number] for number in sorted(listed)}
+    else:
+        _check_unique(shards)
+    quantization = _read_quantization(files, config)
+    tensors = tuple(tensor for shard in shards.values() for tensor in shard.tensors)
+    return ModelHeader(
+        name=files.label,
+        container=Container.SAFETENSORS,
+        mlx=(quantization is not None and quantization.mlx)
+        or any(shard.format == "mlx" for shard in shards.values()),
+        config=config,
+        quantization=quantization,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+        parameters=totals.parameters,
+        file_bytes=sum(shard.file_bytes for shard in shards.values()),
+        header_bytes=sum(shard.header_bytes for shard in shards.values()),
+    )
+
+
+def _read_all(files: ModelFiles) -> dict[int, SafetensorsFile]:
+    if not files.weights:
+        raise HeaderError("there is no safetensors file to read", file=files.label)
+
+    def read(source: ByteSource, shard: int) -> SafetensorsFile:
+        return read_safetensors(source, shard=shard)
+
+    shards: dict[int, SafetensorsFile] = {}
+    tensor_count = 0
+    for number, shard in enumerate(read_shards(files, range(len(files.weights)), read)):
+        shards[number] = shard
+        tensor_count += len(shard.tensors)
+        if tensor_count > limits.TENSORS:
+            raise HeaderLimitError(
+                "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
+            )
+    return shards
+
+
+def _is_indexed(files: ModelFiles, index: ModelFile) -> bool:
+    """False for a whole model.safetensors beside the index of a copy of it in shards."""
+    names = [base_of(file.name) for file in files.weights]
+    if names != [_WHOLE]:
+        return True
+    listed: set[str] = set()
+    read_file(index, lambda source: walk_index(source, lambda _, file: listed.add(base_of(file))))
+    return _WHOLE in listed
+
+
+def _check_index(
+    source: ByteSource, files: ModelFiles, shards: Mapping[int, SafetensorsFile]
+) -> tuple[Totals, set[int]]:
+    """The totals, and the shards that the index lists: each must hold what the index says.
+
+    A file that the index does not list is not part of the model (a copy in another layout).
+    """
+    numbers = {base_of(file.name): number for number, file in enumerate(files.weights)}
+    holdings = {
+        number: {tensor.name for tensor in shard.tensors} for number, shard in shards.items()
+    }
+    listed: set[int] = set()
+
+    def check(name: str, file: str) -> None:
+        number = numbers.get(base_of(file))
+        if number is None:
+            what = f"the index lists tensor {quoted(name)} in {quoted(file)}, which is missing"
+            raise HeaderError(what, file=source.name)
+        if name not in holdings[number]:
+            raise HeaderError(f"tensor {quoted(name)} is not in {quoted(file)}", file=source.name)
+        listed.add(number)
+
+    totals = walk_index(source, check)
+    _check_unique({number: shards[number] for number in listed})
+    return totals, listed
+
+
+def _check_unique(shards: Mapping[int, SafetensorsFile]) -> None:
+    seen: dict[str, str] = {}
+    for shard in shards.values():
+        for tensor in shard.tensors:
+            if tensor.name in seen:
+                what = f"tensor {quoted(tensor.name)} is also in {seen[tensor.name]}"
+                raise HeaderError(what, file=shard.name)
+            seen[tensor.name] = shard.name

@@ -4,7 +4,7 @@ To add an architecture, add a record. It has the names that files give it ("gguf
 model_type of config.json), and only what differs from a plain transformer with full attention:
 
   like            the name of another record: its layers, constants and tensors, where this one has none
-  layers          fields of `Architecture`; its rules are named, and are functions of arrange, attention, recurrence and
+  layers          fields of `Architecture`; its rules are named, and are functions of arrangements, mixers and
                   feedforward. null: no rules yet, read like an unknown architecture
   gguf_layers     changes of `layers` in a GGUF, where llama.cpp's loader has its own rule
   constants       hyper-parameters that no config.json states; gguf_constants: that no GGUF states
@@ -28,11 +28,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit.errors import EdgekitError
-from edgekit.model import arrange, attention, feedforward, recurrence
-from edgekit.model.arrange import Arrangement, Word
-from edgekit.model.attention import AttentionBuilder
+from edgekit.model import arrangements, feedforward, mixers
+from edgekit.model.arrangements import Arrangement, LayerType
 from edgekit.model.feedforward import PairRule, WidthRule
-from edgekit.model.recurrence import RecurrentBuilder
+from edgekit.model.mixers import AttentionBuilder, RecurrentBuilder
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,8 +50,8 @@ Made = TypeVar("Made", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    arrange: Arrangement = arrange.uniform
-    attend: AttentionBuilder = attention.standard
+    arrange: Arrangement = arrangements.uniform
+    attend: AttentionBuilder = mixers.standard
     recur: RecurrentBuilder | None = None
     gated: bool = True  # three matrices in a feed-forward, not two
     dense_and_experts: bool = False  # a layer has experts and a dense feed-forward
@@ -104,7 +103,7 @@ def _built(name: str, *, gguf: bool) -> Architecture:
 
 
 # An unknown name with standard keys: windows and latents as the file states them, no recurrence.
-STANDARD = Architecture(arrange=arrange.stated_windows, attend=attention.latent)
+STANDARD = Architecture(arrange=arrangements.stated_windows, attend=mixers.latent)
 
 
 # -- the rules that records name --------------------------------------------------------------
@@ -115,31 +114,31 @@ def _named(*rules: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 ATTENTION: Mapping[str, AttentionBuilder] = _named(
-    attention.chatglm,
-    attention.compressed,
-    attention.convolved,
-    attention.encoder,
-    attention.falcon,
-    attention.gated,
-    attention.indexed_after_dense,
-    attention.latent,
-    attention.plamo,
-    attention.standard,
-    attention.twice_when_sliding,
+    mixers.chatglm,
+    mixers.compressed,
+    mixers.convolved,
+    mixers.encoder,
+    mixers.falcon,
+    mixers.gated,
+    mixers.indexed_after_dense,
+    mixers.latent,
+    mixers.plamo,
+    mixers.standard,
+    mixers.twice_when_sliding,
 )
 RECURRENCE: Mapping[str, RecurrentBuilder] = _named(
-    recurrence.bailing,
-    recurrence.gated_conv,
-    recurrence.gated_delta,
-    recurrence.gated_linear,
-    recurrence.kimi_delta,
-    recurrence.lightning,
-    recurrence.mamba,
-    recurrence.mamba2,
-    recurrence.pure_mamba,
-    recurrence.rg_lru,
-    recurrence.rwkv,
-    recurrence.short_conv,
+    mixers.bailing,
+    mixers.gated_conv,
+    mixers.gated_delta,
+    mixers.gated_linear,
+    mixers.kimi_delta,
+    mixers.lightning,
+    mixers.mamba,
+    mixers.mamba2,
+    mixers.pure_mamba,
+    mixers.rg_lru,
+    mixers.rwkv,
+    mixers.short_conv,
 )
 WIDTHS: Mapping[str, WidthRule] = _named(
     feedforward.eight_thirds, feedforward.four_times_hidden, feedforward.two_thirds
@@ -152,24 +151,28 @@ ADJUSTMENTS: Mapping[str, PairRule] = _named(
 )
 # Made from the figures that stand next to the rule's name in a record.
 ARRANGEMENTS: Mapping[str, Callable[..., Arrangement]] = {
-    "chunks": arrange.chunks,
-    "full_at_indices": arrange.full_at_indices,
-    "griffin": lambda: arrange.griffin,
-    "groups": lambda: arrange.groups,
-    "hybrid": lambda: arrange.repeated(Word.BOTH),
-    "interval": arrange.interval,
-    "late_windows": lambda: arrange.late_windows,
-    "letters": lambda: arrange.letters,
-    "mid_interval": arrange.mid_interval,
-    "recurrent": lambda: arrange.repeated(Word.RECURRENT),
-    "uniform": lambda: arrange.uniform,
-    "windows": arrange.windows,
-    "windows_after_dense": lambda period: arrange.full_while_dense(arrange.windows(period)),
-    "windows_and_first": lambda period: arrange.also_first(arrange.windows(period)),
-    "windows_at_indices": lambda: arrange.windows_at_indices,
-    "windows_from_last": lambda period: arrange.from_last(arrange.windows(period, full_first=True)),
-    "windows_with_layers": lambda layers, period: arrange.only_with(
-        layers, arrange.windows(period)
+    "chunks": arrangements.chunks,
+    "full_at_indices": arrangements.full_at_indices,
+    "griffin": lambda: arrangements.griffin,
+    "groups": lambda: arrangements.groups,
+    "hybrid": lambda: arrangements.repeated(LayerType.BOTH),
+    "interval": arrangements.interval,
+    "late_windows": lambda: arrangements.late_windows,
+    "letters": lambda: arrangements.letters,
+    "mid_interval": arrangements.mid_interval,
+    "recurrent": lambda: arrangements.repeated(LayerType.RECURRENT),
+    "uniform": lambda: arrangements.uniform,
+    "windows": arrangements.windows,
+    "windows_after_dense": lambda period: arrangements.full_while_dense(
+        arrangements.windows(period)
+    ),
+    "windows_and_first": lambda period: arrangements.also_first(arrangements.windows(period)),
+    "windows_at_indices": lambda: arrangements.windows_at_indices,
+    "windows_from_last": lambda period: arrangements.from_last(
+        arrangements.windows(period, full_first=True)
+    ),
+    "windows_with_layers": lambda layers, period: arrangements.only_with(
+        layers, arrangements.windows(period)
     ),
 }
 
@@ -178,7 +181,7 @@ def _arrangement(stated: Mapping[str, Any]) -> Arrangement:
     figures = {**stated}
     made, by_kv_heads = ARRANGEMENTS[figures.pop("rule")], figures.pop("by_kv_heads", False)
     rule = made(**figures)
-    return arrange.by_kv_heads(rule) if by_kv_heads else rule
+    return arrangements.by_kv_heads(rule) if by_kv_heads else rule
 
 
 RULES: Mapping[str, Read] = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.errors import HeaderError
-from edgekit.model.arrange import Word
+from edgekit.model.arrangements import LayerType
 from edgekit.model.hyperparameters import Hyper
 from edgekit.model.types import Experts, FeedForward
 
@@ -18,7 +18,7 @@ PairRule = Callable[[Hyper, Pair], Pair]  # what a family makes of the width tha
 
 def feed_forwards(
     hyper: Hyper,
-    words: tuple[Word, ...],
+    words: tuple[LayerType, ...],
     *,
     gated: bool,
     beside: bool,
@@ -27,12 +27,14 @@ def feed_forwards(
 ) -> tuple[Pair, ...]:
     """One pair a layer. `beside`: experts stand beside a dense half; `alternating`: a layer is a mixer or this."""
     count = len(words)
-    none_here = alternating and Word.NONE not in words  # a model of recurrences and experts alone
+    none_here = (
+        alternating and LayerType.NONE not in words
+    )  # a model of recurrences and experts alone
     widths = (0,) * count if none_here else _dense_widths(hyper, count, width)
     dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
     experts = _experts(hyper, width, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
-    needed = Word.NONE in words if alternating else not all(routed)
+    needed = LayerType.NONE in words if alternating else not all(routed)
     if needed and not any(dense) and not _may_be_without(hyper, width):
         raise hyper.missing("feed_forward")
     if alternating:
@@ -51,11 +53,11 @@ def _may_be_without(hyper: Hyper, rule: WidthRule) -> bool:
 
 
 def _alternate(
-    hyper: Hyper, word: Word, dense: FeedForward | None, experts: Experts | None
+    hyper: Hyper, word: LayerType, dense: FeedForward | None, experts: Experts | None
 ) -> Pair:
-    if word is Word.EXPERTS or (word is Word.NONE and hyper.gguf and experts is not None):
+    if word is LayerType.EXPERTS or (word is LayerType.NONE and hyper.gguf and experts is not None):
         return (None, experts)  # a GGUF does not tell the two apart
-    return (dense, None) if word is Word.NONE else (None, None)
+    return (dense, None) if word is LayerType.NONE else (None, None)
 
 
 def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:

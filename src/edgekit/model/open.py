@@ -16,8 +16,7 @@ from edgekit.errors import (
     UnknownArchitectureError,
     UsageError,
 )
-from edgekit.formats import read_header
-from edgekit.formats.located import open_header
+from edgekit.formats import open_header, read_header
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.model import not_a_language_model, read_geometry
 from edgekit.model.types import Model

@@ -16,7 +16,7 @@ from edgekit.app.answers import (
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.variants import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
-from edgekit.model.parameters import count_parameters
+from edgekit.model.inspect import count_parameters
 from edgekit.report.bars import (
     BLOCKS,
     Glyphs,

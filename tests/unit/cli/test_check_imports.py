@@ -16,7 +16,7 @@ NOT_NEEDED = {
     "edgekit.engines.llamacpp.as_gguf",  # nothing is converted
     "edgekit.engines.mlx.estimate",
     "edgekit.engines.vllm.estimate",
-    "edgekit.formats.safetensors_model",
+    "edgekit.formats.safetensors",
     "edgekit.machine.calibration",  # the machine is described
     "edgekit.model.tensors",
     "edgekit.plan.assumed",

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgekit.errors import RefusedError
-from edgekit.formats.quoting import unquoted
+from edgekit.terminal import unquoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekit.model.cached import Cached, CachedBy
+from edgekit.model.types import Cached, CachedBy
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine

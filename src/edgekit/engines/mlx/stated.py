@@ -8,9 +8,9 @@ from edgekit.engines.mlx.packing import DEFAULTS, GROUP_SIZES, WEIGHT_BITS
 from edgekit.engines.mlx.paths import module_of
 from edgekit.engines.mlx.types import Packing, PackingMode, Quantize
 from edgekit.errors import HeaderError, RefusedError
-from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import Quantization
 from edgekit.model.tensor_recipes import TensorRole
+from edgekit.terminal import unquoted
 
 Overrides = Mapping[tuple[int | None, TensorRole], Packing | None]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from edgekit.engines.mlx.packing import packed_bytes
 from edgekit.engines.mlx.types import Packing
-from edgekit.formats.packing import is_companion
+from edgekit.formats.quantization import is_companion
 from edgekit.formats.types import Quantization, Tensor
 from edgekit.model.roles import Role, block_of, roles_of
 

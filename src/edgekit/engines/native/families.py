@@ -21,7 +21,7 @@ from edgekit.engines.native.types import (
     TensorRule,
 )
 from edgekit.errors import UnknownArchitectureError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 
 def _rules(need: Need, **shapes: tuple[str, ...]) -> tuple[TensorRule, ...]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from edgekit.engines.native.types import ModelUse
 from edgekit.errors import HeaderError, HeaderLimitError
-from edgekit.formats.quoting import quoted
 from edgekit.formats.types import Value
+from edgekit.terminal import quoted
 
 # Of {architecture}.attention.* and {architecture}.rope.*: what is understood, here or in rope.py.
 # Any other of them would change what is computed. llama-arch.cpp:246-315 @ b21e4de.

@@ -20,8 +20,8 @@ from edgekit.engines.native.types import (
 )
 from edgekit.engines.native.windows import read_windows
 from edgekit.errors import WeightsError
-from edgekit.formats.quoting import quoted
 from edgekit.formats.types import Tensor
+from edgekit.terminal import quoted
 
 # What a file may ask for, beside what the largest real models have.
 LAYERS = 512  # LLAMA_MAX_LAYERS; Llama-3.1-405B has 126

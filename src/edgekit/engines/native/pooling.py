@@ -9,8 +9,8 @@ import numpy as np
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.types import Pooling
 from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
-from edgekit.formats.quoting import quoted
 from edgekit.formats.types import Value
+from edgekit.terminal import quoted
 
 SMALLEST_LENGTH = 1e-9  # a shorter vector has no direction worth scaling up
 _NONE, _RANK = 0, 4  # llama.h: enum llama_pooling_type

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgekit.model.cached import Cached
+from edgekit.model.types import Cached
 
 if TYPE_CHECKING:
     from edgekit.engines.native.types import NativeModel

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from edgekit.engines.native.keys import Keys
 from edgekit.engines.native.types import NativeRope
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 _BASE = 10_000.0
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0

@@ -21,9 +21,9 @@ from edgekit.engines.native.types import Checkpoint
 from edgekit.engines.native.walk import Walked
 from edgekit.errors import HeaderLimitError, TextError, UnknownDtypeError, WeightsError
 from edgekit.formats.dtype import TensorType
-from edgekit.formats.quoting import quoted
 from edgekit.formats.types import Tensor
 from edgekit.machine.monitor import Monitor
+from edgekit.terminal import quoted
 from edgekit.units import KIB, MB
 
 TABLE = "token_embd.weight"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from edgekit.errors import UnknownDtypeError
-from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import Tensor
+from edgekit.terminal import unquoted
 
 # tests/unit/engines/test_stream_plan.py holds it against both kernels.
 UNPACKED = frozenset({

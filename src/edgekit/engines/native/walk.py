@@ -13,12 +13,10 @@ from sys import getsizeof
 from edgekit.engines.native.file import WeightFile
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.formats.cursor import Cursor
-from edgekit.formats.directory import read_directory
-from edgekit.formats.gguf import alignment_of, read_keys, read_start
-from edgekit.formats.quoting import quoted
+from edgekit.formats.gguf import Shelf, alignment_of, read_directory, read_keys, read_start
 from edgekit.formats.types import ArrayFact as ArrayPlace
 from edgekit.formats.types import Tensor, Value
-from edgekit.formats.values import Shelf
+from edgekit.terminal import quoted
 from edgekit.units import KIB
 
 __all__ = ["ArrayPlace", "Tensor", "Walked", "walk"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgekit.engines.native.keys import Keys
 from edgekit.engines.native.types import ModelUse, NativeFamily
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 WINDOW_TOKENS = 2**31  # told, and never more than the session's own
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from edgekit.engines.vllm.registry import DROPPED, HAS
 from edgekit.errors import RefusedError
-from edgekit.formats.quoting import unquoted
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import Model, ModelGeometry
 from edgekit.sources.types import Container
+from edgekit.terminal import unquoted
 
 
 def _names(text: str) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from edgekit.model.cached import Cached, CachedBy
+from edgekit.model.types import Cached, CachedBy
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine

@@ -22,7 +22,6 @@ from edgekit.engines.llamacpp.quantize.table import (
 )
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import LaidTensor, ModelHeader
 from edgekit.model.types import (
     Attention,
@@ -32,6 +31,7 @@ from edgekit.model.types import (
     SharedCache,
 )
 from edgekit.sources.naming import SHORT_MIXES
+from edgekit.terminal import unquoted
 
 
 def mix_tensors(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from edgekit.engines.process import ending_in_order
 from edgekit.errors import EngineError, HeaderError, UsageError
+from edgekit.formats.files import read_shards
 from edgekit.formats.gguf import read_gguf
-from edgekit.formats.opened import read_shards
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 from edgekit.units import KIB, MIB, format_bytes

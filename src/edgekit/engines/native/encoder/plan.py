@@ -21,9 +21,9 @@ from edgekit.engines.native.threads import check_threads, usual_threads
 from edgekit.engines.native.types import Limits, NativeModel, Pooling
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.formats.dtype import by_name
-from edgekit.formats.quoting import unquoted
 from edgekit.formats.types import Tensor
 from edgekit.machine.monitor import BREAKER_PERCENT, usable_bytes
+from edgekit.terminal import unquoted
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:

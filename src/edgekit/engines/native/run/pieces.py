@@ -13,7 +13,7 @@ from edgekit.engines.native.tokenizer.families import Method
 from edgekit.engines.native.tokenizer.types import SPACE, TokenKind, TokenPlaces
 from edgekit.engines.native.tokenizer.vocabulary import read_places
 from edgekit.errors import HeaderError, TextError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 if TYPE_CHECKING:
     from edgekit.engines.native.file import WeightFile

@@ -18,9 +18,8 @@ from edgekit.engines.chat import ROLES, Message
 from edgekit.engines.native.tokenizer.vocabulary import read_places
 from edgekit.errors import UsageError
 from edgekit.formats.cursor import Cursor
-from edgekit.formats.gguf import read_keys, read_start
-from edgekit.formats.quoting import quoted
-from edgekit.formats.values import Shelf
+from edgekit.formats.gguf import Shelf, read_keys, read_start
+from edgekit.terminal import quoted
 from edgekit.units import KIB
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from edgekit.errors import UnknownTokenizerError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 TABLE = "engines/native/tokenizer/families.py"
 SPLITS_PER_TOKEN = 3  # ways to make a token of two others: 1.9 on average in Llama 2, 2.0 in Gemma

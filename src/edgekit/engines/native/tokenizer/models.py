@@ -23,7 +23,7 @@ from edgekit.engines.native.tokenizer.types import (
     Vocabulary,
 )
 from edgekit.errors import EdgekitError, HeaderLimitError, SourceError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 if TYPE_CHECKING:
     import tokenizers

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from edgekit.engines.native.tokenizer.types import PreTokenizer
 from edgekit.errors import UnknownTokenizerError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 TABLE = "engines/native/tokenizer/pretokenizers.py"
 

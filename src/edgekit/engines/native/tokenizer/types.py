@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edgekit.engines.native.tokenizer.families import TokenizerFamily
 from edgekit.errors import HeaderError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 SPACE = "▁"  # what sentencepiece writes for a space
 

@@ -22,7 +22,7 @@ from edgekit.engines.native.tokenizer.types import (
     Vocabulary,
 )
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
-from edgekit.formats.quoting import quoted
+from edgekit.terminal import quoted
 
 if TYPE_CHECKING:
     from edgekit.engines.native.file import WeightFile

@@ -9,7 +9,7 @@ from edgekit.errors import HeaderError
 from edgekit.model.hyperparameters import Hyper
 
 
-class Word(enum.Enum):
+class LayerType(enum.Enum):
     FULL = "full"
     WINDOW = "window"
     CHUNK = "chunk"
@@ -19,35 +19,40 @@ class Word(enum.Enum):
     NONE = "none"
 
 
-Arrangement = Callable[[Hyper, int], tuple[Word, ...]]
+Arrangement = Callable[[Hyper, int], tuple[LayerType, ...]]
 
 # How real files spell a layer's type, in layer_types and its cousins.
 _STATED = {
-    "full_attention": Word.FULL,
-    "attention": Word.FULL,
-    "sliding_attention": Word.WINDOW,
-    "chunked_attention": Word.CHUNK,
-    "linear_attention": Word.RECURRENT,
-    "deepseek_sparse_attention": Word.FULL,
-    "indexed_attention": Word.FULL,
-    "minimax_m3_sparse": Word.FULL,
-    "compressed_sparse_attention": Word.FULL,
-    "heavily_compressed_attention": Word.FULL,
-    "mamba": Word.RECURRENT,
-    "mamba2": Word.RECURRENT,
-    "conv": Word.RECURRENT,
-    "conv_mixer": Word.RECURRENT,
-    "recurrent": Word.RECURRENT,
-    "hybrid": Word.BOTH,
-    "moe": Word.EXPERTS,
-    "mlp": Word.NONE,
-    0: Word.RECURRENT,  # attn_type_list of MiniMax-01: 0 lightning, 1 softmax
-    1: Word.FULL,
+    "full_attention": LayerType.FULL,
+    "attention": LayerType.FULL,
+    "sliding_attention": LayerType.WINDOW,
+    "chunked_attention": LayerType.CHUNK,
+    "linear_attention": LayerType.RECURRENT,
+    "deepseek_sparse_attention": LayerType.FULL,
+    "indexed_attention": LayerType.FULL,
+    "minimax_m3_sparse": LayerType.FULL,
+    "compressed_sparse_attention": LayerType.FULL,
+    "heavily_compressed_attention": LayerType.FULL,
+    "mamba": LayerType.RECURRENT,
+    "mamba2": LayerType.RECURRENT,
+    "conv": LayerType.RECURRENT,
+    "conv_mixer": LayerType.RECURRENT,
+    "recurrent": LayerType.RECURRENT,
+    "hybrid": LayerType.BOTH,
+    "moe": LayerType.EXPERTS,
+    "mlp": LayerType.NONE,
+    0: LayerType.RECURRENT,  # attn_type_list of MiniMax-01: 0 lightning, 1 softmax
+    1: LayerType.FULL,
 }
-_LETTERS = {"M": Word.RECURRENT, "*": Word.FULL, "E": Word.EXPERTS, "-": Word.NONE}
+_LETTERS = {
+    "M": LayerType.RECURRENT,
+    "*": LayerType.FULL,
+    "E": LayerType.EXPERTS,
+    "-": LayerType.NONE,
+}
 
 
-def stated(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
+def stated(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
     """The file's own list of layer types, when it has one."""
     listed = hyper.listed("layer_types", layers)
     if listed is None:
@@ -57,7 +62,7 @@ def stated(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
         raise HeaderError(
             (
                 f"unknown layer type {unknown[0]!r:.60}: upgrade edgekit, or add it to "
-                "model/arrange.py"
+                "model/arrangements.py"
             ),
             file=hyper.header.name,
         )
@@ -68,19 +73,19 @@ def _is_stated(name: object) -> bool:
     return isinstance(name, (str, int)) and name in _STATED
 
 
-def uniform(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def uniform(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Full attention everywhere, unless the file lists its layers or switches some off."""
-    return stated(hyper, layers) or _switched_off(hyper, layers) or (Word.FULL,) * layers
+    return stated(hyper, layers) or _switched_off(hyper, layers) or (LayerType.FULL,) * layers
 
 
 def windows(period: int, *, full_first: bool = False) -> Arrangement:
     """Every `period`-th layer is full, the rest slide; 0: all slide, where there is a window."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if (words := stated(hyper, layers)) is not None:
             return words
         if not hyper.number("window") or hyper.flag("use_window") is False:
-            return (Word.FULL,) * layers
+            return (LayerType.FULL,) * layers
         return _pattern(hyper, layers, period, full_first=full_first)
 
     return arrange
@@ -89,7 +94,7 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
 def from_last(arrangement: Arrangement) -> Arrangement:
     """Muse counts its pattern from the last layer back."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return stated(hyper, layers) or arrangement(hyper, layers)[::-1]
 
     return arrange
@@ -98,10 +103,10 @@ def from_last(arrangement: Arrangement) -> Arrangement:
 def also_first(arrangement: Arrangement) -> Arrangement:
     """MiMo-V2: the first layer is full too, unless the file says layer by layer."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         words = arrangement(hyper, layers)
         told = hyper.items("layer_types") or hyper.raw("window_pattern")
-        return words if told else (Word.FULL, *words[1:])
+        return words if told else (LayerType.FULL, *words[1:])
 
     return arrange
 
@@ -109,49 +114,53 @@ def also_first(arrangement: Arrangement) -> Arrangement:
 def full_while_dense(arrangement: Arrangement) -> Arrangement:
     """Cohere's mixture of experts: the leading dense layers are full, and the pattern starts after them."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if (words := stated(hyper, layers)) is not None:
             return words
         lead = min(hyper.number("leading_dense") or 0, layers)
-        return (Word.FULL,) * lead + arrangement(hyper, layers - lead)
+        return (LayerType.FULL,) * lead + arrangement(hyper, layers - lead)
 
     return arrange
 
 
-def windows_at_indices(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def windows_at_indices(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Baichuan-M1 lists the sliding layers by number."""
     listed = hyper.items("window_layer_indices") or ()
     sliding = {index for index in listed if isinstance(index, int)}
-    return tuple(Word.WINDOW if i in sliding else Word.FULL for i in range(layers))
+    return tuple(LayerType.WINDOW if i in sliding else LayerType.FULL for i in range(layers))
 
 
-def _pattern(hyper: Hyper, layers: int, period: int, *, full_first: bool) -> tuple[Word, ...]:
+def _pattern(hyper: Hyper, layers: int, period: int, *, full_first: bool) -> tuple[LayerType, ...]:
     if hyper.items("window_pattern") is not None:
         marks = hyper.listed("window_pattern", layers) or ()
-        return tuple(Word.WINDOW if mark else Word.FULL for mark in marks)
+        return tuple(LayerType.WINDOW if mark else LayerType.FULL for mark in marks)
     if (text := hyper.text("window_pattern")) is not None:  # EXAONE 4: "LLLG", repeated
         return _spelled_out(hyper, text, layers)
     stated_period = hyper.number("window_pattern")
     return _every(layers, period if stated_period is None else stated_period, full_first=full_first)
 
 
-def _spelled_out(hyper: Hyper, text: str, layers: int) -> tuple[Word, ...]:
+def _spelled_out(hyper: Hyper, text: str, layers: int) -> tuple[LayerType, ...]:
     if not text or not set(text) <= {"L", "G"}:
         raise HeaderError(
             f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are supported",
             file=hyper.header.name,
         )
-    return tuple(Word.WINDOW if text[i % len(text)] == "L" else Word.FULL for i in range(layers))
+    return tuple(
+        LayerType.WINDOW if text[i % len(text)] == "L" else LayerType.FULL for i in range(layers)
+    )
 
 
-def _every(layers: int, period: int, *, full_first: bool) -> tuple[Word, ...]:
+def _every(layers: int, period: int, *, full_first: bool) -> tuple[LayerType, ...]:
     if period == 0:
-        return (Word.WINDOW,) * layers
+        return (LayerType.WINDOW,) * layers
     full_at = 0 if full_first else period - 1
-    return tuple(Word.FULL if i % period == full_at else Word.WINDOW for i in range(layers))
+    return tuple(
+        LayerType.FULL if i % period == full_at else LayerType.WINDOW for i in range(layers)
+    )
 
 
-def stated_windows(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def stated_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Only what the file says layer by layer: a bare window may be one that nobody uses."""
     if hyper.raw("window_pattern") is None:
         return uniform(hyper, layers)
@@ -161,7 +170,7 @@ def stated_windows(hyper: Hyper, layers: int) -> tuple[Word, ...]:
 def by_format(gguf: Arrangement, config: Arrangement) -> Arrangement:
     """llama.cpp's loader ignores a window that others honour, or has a rule of its own."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return (gguf if hyper.gguf else config)(hyper, layers)
 
     return arrange
@@ -170,35 +179,37 @@ def by_format(gguf: Arrangement, config: Arrangement) -> Arrangement:
 def only_with(count: int, arrangement: Arrangement) -> Arrangement:
     """EXAONE 4 slides only in the size that has `count` layers."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
-        return arrangement(hyper, layers) if layers == count else (Word.FULL,) * layers
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        return arrangement(hyper, layers) if layers == count else (LayerType.FULL,) * layers
 
     return arrange
 
 
-def late_windows(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Qwen2: a window only when it is switched on, and only from a given layer."""
     if (words := stated(hyper, layers)) is not None:
         return words
     if not hyper.flag("use_window") or not hyper.number("window"):
-        return (Word.FULL,) * layers
+        return (LayerType.FULL,) * layers
     start = hyper.number("window_from") or 0
-    return tuple(Word.WINDOW if i >= start else Word.FULL for i in range(layers))
+    return tuple(LayerType.WINDOW if i >= start else LayerType.FULL for i in range(layers))
 
 
 def chunks(period: int) -> Arrangement:
     """Llama 4: chunked attention except on every `period`-th layer, which has no rope and sees all."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if (words := stated(hyper, layers)) is not None:
             return words
         if hyper.raw("window") == 0 or not hyper.number("chunk"):
-            return (Word.FULL,) * layers
+            return (LayerType.FULL,) * layers
         if hyper.items("rope_layers"):  # an empty list means the default
             roped = hyper.listed("rope_layers", layers) or ()
-            return tuple(Word.CHUNK if mark else Word.FULL for mark in roped)
+            return tuple(LayerType.CHUNK if mark else LayerType.FULL for mark in roped)
         step = hyper.number("rope_layer_step") or period
-        return tuple(Word.FULL if (i + 1) % step == 0 else Word.CHUNK for i in range(layers))
+        return tuple(
+            LayerType.FULL if (i + 1) % step == 0 else LayerType.CHUNK for i in range(layers)
+        )
 
     return arrange
 
@@ -206,17 +217,19 @@ def chunks(period: int) -> Arrangement:
 def interval(period: int, *, offset: int | None = None) -> Arrangement:
     """Attention on every `period`-th layer, a recurrence on the others."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if (words := stated(hyper, layers)) is not None:
             return words
         if hyper.items("recurrent_layers") is not None:
             marks = hyper.listed("recurrent_layers", layers) or ()
-            return tuple(Word.RECURRENT if mark else Word.FULL for mark in marks)
+            return tuple(LayerType.RECURRENT if mark else LayerType.FULL for mark in marks)
         step = hyper.number("full_interval") or period
         stated_offset = hyper.number("full_offset")
         last = step - 1 if offset is None else offset
         full_at = last if stated_offset is None else stated_offset
-        return tuple(Word.FULL if i % step == full_at else Word.RECURRENT for i in range(layers))
+        return tuple(
+            LayerType.FULL if i % step == full_at else LayerType.RECURRENT for i in range(layers)
+        )
 
     return arrange
 
@@ -224,14 +237,14 @@ def interval(period: int, *, offset: int | None = None) -> Arrangement:
 def mid_interval(period: int) -> Arrangement:
     """PLaMo 2: attention in the middle of every `period` layers."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         step = hyper.number("full_interval") or period
         return interval(step, offset=step // 2)(hyper, layers)
 
     return arrange
 
 
-def groups(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Bailing: attention ends every group, and makes up a group that is not complete."""
     if (words := stated(hyper, layers)) is not None:
         return words
@@ -240,17 +253,18 @@ def groups(hyper: Hyper, layers: int) -> tuple[Word, ...]:
         raise hyper.missing("full_interval")
     whole = layers - layers % size
     return tuple(
-        Word.FULL if (i + 1) % size == 0 or i >= whole else Word.RECURRENT for i in range(layers)
+        LayerType.FULL if (i + 1) % size == 0 or i >= whole else LayerType.RECURRENT
+        for i in range(layers)
     )
 
 
 def by_kv_heads(fallback: Arrangement) -> Arrangement:
     """A layer without KV heads is a recurrence (GGUF's way); config.json says it otherwise."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if hyper.gguf and hyper.items("kv_heads") is not None:
             heads = hyper.per_layer("kv_heads", layers) or ()
-            return tuple(Word.FULL if count else Word.RECURRENT for count in heads)
+            return tuple(LayerType.FULL if count else LayerType.RECURRENT for count in heads)
         return fallback(hyper, layers)
 
     return arrange
@@ -259,25 +273,25 @@ def by_kv_heads(fallback: Arrangement) -> Arrangement:
 def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
     """config.json lists the attention layers by number, counted from `first`."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if (words := stated(hyper, layers)) is not None:
             return words
         listed = hyper.items("full_layer_indices")
         if listed is None and not none_is_empty:
             raise hyper.missing("full_layer_indices")
         full = {index - first for index in listed or () if isinstance(index, int)}
-        return tuple(Word.FULL if i in full else Word.RECURRENT for i in range(layers))
+        return tuple(LayerType.FULL if i in full else LayerType.RECURRENT for i in range(layers))
 
     return arrange
 
 
-def letters(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Nemotron-H: one letter a layer, M recurrence, * attention, E and - feed-forward alone."""
     if hyper.gguf:
         heads = hyper.per_layer("kv_heads", layers) or (0,) * layers
         widths = hyper.per_layer("feed_forward", layers) or (0,) * layers
         return tuple(
-            Word.FULL if head else Word.NONE if width else Word.RECURRENT
+            LayerType.FULL if head else LayerType.NONE if width else LayerType.RECURRENT
             for head, width in zip(heads, widths, strict=True)
         )
     if (words := stated(hyper, layers)) is not None:
@@ -288,37 +302,37 @@ def letters(hyper: Hyper, layers: int) -> tuple[Word, ...]:
     return tuple(_LETTERS[letter] for letter in pattern[:layers])
 
 
-def repeated(*cycle: Word) -> Arrangement:
+def repeated(*cycle: LayerType) -> Arrangement:
     """A fixed cycle of words, unless the file lists its layers."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return stated(hyper, layers) or tuple(cycle[i % len(cycle)] for i in range(layers))
 
     return arrange
 
 
-def griffin(hyper: Hyper, layers: int) -> tuple[Word, ...]:
+def griffin(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """RecurrentGemma lists one cycle of its layers, and all of its attention slides."""
     listed = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
-    words = {"recurrent": Word.RECURRENT, "attention": Word.WINDOW}
+    words = {"recurrent": LayerType.RECURRENT, "attention": LayerType.WINDOW}
     if not set(map(repr, listed)) <= set(map(repr, words)):
         raise HeaderError(f"unknown block_types {listed!r:.60}", file=hyper.header.name)
     return tuple(words[listed[i % len(listed)]] for i in range(layers))
 
 
-def _switched_off(hyper: Hyper, layers: int) -> tuple[Word, ...] | None:
+def _switched_off(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
     """Pruned models: some layers have no attention at all."""
     if (blocks := hyper.listed("block_configs", layers)) is not None:
         return tuple(_block_word(hyper, block) for block in blocks)
     if hyper.gguf and hyper.items("kv_heads") is not None:
         heads = hyper.per_layer("kv_heads", layers) or ()
-        return tuple(Word.FULL if count else Word.NONE for count in heads)
+        return tuple(LayerType.FULL if count else LayerType.NONE for count in heads)
     return None
 
 
-def _block_word(hyper: Hyper, block: object) -> Word:
+def _block_word(hyper: Hyper, block: object) -> LayerType:
     attention = block.get("attention") if isinstance(block, dict) else None
     if not isinstance(attention, dict):
         raise HeaderError("an entry of block_configs has no attention", file=hyper.header.name)
     off = attention.get("no_op") or attention.get("replace_with_linear")
-    return Word.NONE if off else Word.FULL
+    return LayerType.NONE if off else LayerType.FULL

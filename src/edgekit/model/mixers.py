@@ -7,50 +7,51 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.errors import HeaderError
-from edgekit.model.arrange import Word
+from edgekit.model.arrangements import LayerType
 from edgekit.model.hyperparameters import Hyper
-from edgekit.model.recurrence import key_conv
 from edgekit.model.types import (
     Attention,
+    Cell,
     CompressedAttention,
     HybridLayer,
     LatentAttention,
     LayerKind,
     NoCache,
+    Recurrent,
     Span,
 )
 
 # Turns the words of all layers into their attention kinds; words that are not attention are left None.
-AttentionBuilder = Callable[[Hyper, tuple[Word, ...]], tuple[LayerKind | None, ...]]
+AttentionBuilder = Callable[[Hyper, tuple[LayerType, ...]], tuple[LayerKind | None, ...]]
 
-_SPANS = {Word.WINDOW: Span.WINDOW, Word.CHUNK: Span.CHUNK}
-_SPAN_KEYS = {Word.WINDOW: "window", Word.CHUNK: "chunk"}
+_SPANS = {LayerType.WINDOW: Span.WINDOW, LayerType.CHUNK: Span.CHUNK}
+_SPAN_KEYS = {LayerType.WINDOW: "window", LayerType.CHUNK: "chunk"}
 _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 _SPARSE = "minimax_m3_sparse"
-_ATTENDING = (Word.FULL, Word.WINDOW, Word.CHUNK, Word.BOTH)
+_ATTENDING = (LayerType.FULL, LayerType.WINDOW, LayerType.CHUNK, LayerType.BOTH)
 
 
-def standard(hyper: Hyper, words: tuple[Word, ...]) -> tuple[Attention | None, ...]:
+def standard(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[Attention | None, ...]:
     """Grouped-query attention, with its own widths for sliding layers where the file gives them."""
     heads = _heads(hyper, len(words))
     return _with_heads(hyper, words, heads, _kv_heads(hyper, heads))
 
 
-def falcon(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def falcon(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """Falcon: one KV head, whatever is printed, unless a switch says that the printed count holds."""
     heads = _heads(hyper, len(words))
     one = hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf
     return _with_heads(hyper, words, heads, (1,) * len(heads) if one else _printed(hyper, heads))
 
 
-def chatglm(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def chatglm(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """ChatGLM: the printed count of KV heads holds only when multi_query_attention is on."""
     heads = _heads(hyper, len(words))
     off = hyper.flag("multi_query") is False
     return _with_heads(hyper, words, heads, heads if off else _printed(hyper, heads))
 
 
-def plamo(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def plamo(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """PLaMo: so many heads share a KV head (8 where the file does not say)."""
     heads = _heads(hyper, len(words))
     group = hyper.number("heads_per_kv_head")
@@ -59,7 +60,7 @@ def plamo(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]
     return _with_heads(hyper, words, heads, tuple(-(-count // group) for count in heads))
 
 
-def twice_when_sliding(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def twice_when_sliding(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """MiMo-V2: sliding layers have twice the KV heads, where the file has no count for them."""
     layers = standard(hyper, words)
     if hyper.gguf or hyper.number("window_kv_heads"):
@@ -72,7 +73,7 @@ def twice_when_sliding(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind
     )
 
 
-def convolved(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def convolved(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """Baichuan-M1: keys and values pass a short convolution before they are remembered."""
     return tuple(
         HybridLayer(attention=layer, recurrent=key_conv(hyper, layer)) if layer else None
@@ -92,7 +93,7 @@ def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
 
 
 def _with_heads(
-    hyper: Hyper, words: tuple[Word, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
+    hyper: Hyper, words: tuple[LayerType, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
 ) -> tuple[Attention | None, ...]:
     count = len(words)
     indexed = _indexed(hyper, count)
@@ -104,18 +105,18 @@ def _with_heads(
     )
 
 
-def gated(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def gated(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """Qwen3-Next: the query projection carries an output gate."""
     return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, words))
 
 
-def encoder(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def encoder(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """Attention over the batch at hand: nothing is kept."""
     return tuple(NoCache(attention=layer) for layer in standard(hyper, words))
 
 
 def _attention(
-    hyper: Hyper, layer: int, word: Word, counts: tuple[int, int], index_dim: int
+    hyper: Hyper, layer: int, word: LayerType, counts: tuple[int, int], index_dim: int
 ) -> Attention:
     heads, kv_heads = _counts(hyper, layer, word, counts)
     if heads == 0 or kv_heads == 0 or heads % kv_heads:
@@ -123,9 +124,9 @@ def _attention(
             f"{heads} attention heads cannot be divided evenly among {kv_heads} KV heads",
             file=hyper.header.name,
         )
-    sliding_heads = hyper.number("window_heads") if word is Word.WINDOW else None
+    sliding_heads = hyper.number("window_heads") if word is LayerType.WINDOW else None
     key_dim, value_dim = _head_dims(hyper, layer, word, heads=sliding_heads or counts[0])
-    window = hyper.own("window", layer) if word is Word.WINDOW else None
+    window = hyper.own("window", layer) if word is LayerType.WINDOW else None
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -135,7 +136,7 @@ def _attention(
         span_tokens=(window or hyper.need(_SPAN_KEYS[word])) if word in _SPAN_KEYS else 0,
         index_dim=index_dim,
         # Gemma 4: only where a layer sees everything.
-        values_are_keys=word is Word.FULL and _values_are_keys(hyper),
+        values_are_keys=word is LayerType.FULL and _values_are_keys(hyper),
     )
 
 
@@ -147,10 +148,10 @@ def _values_are_keys(hyper: Hyper) -> bool:
     return bool(hyper.flag("values_are_keys"))
 
 
-def _counts(hyper: Hyper, layer: int, word: Word, counts: tuple[int, int]) -> tuple[int, int]:
+def _counts(hyper: Hyper, layer: int, word: LayerType, counts: tuple[int, int]) -> tuple[int, int]:
     """Heads and KV heads: the layer's own, those of its kind, those of the model."""
     heads, kv_heads = counts
-    if word is Word.WINDOW:
+    if word is LayerType.WINDOW:
         heads = hyper.number("window_heads") or heads
         kv_heads = hyper.number("window_kv_heads") or kv_heads
     elif hyper.flag("values_are_keys") is not False:  # Gemma 4 counts them only then
@@ -158,8 +159,8 @@ def _counts(hyper: Hyper, layer: int, word: Word, counts: tuple[int, int]) -> tu
     return hyper.own("heads", layer) or heads, hyper.own("kv_heads", layer) or kv_heads
 
 
-def _head_dims(hyper: Hyper, layer: int, word: Word, *, heads: int) -> tuple[int, int]:
-    sliding = word is Word.WINDOW
+def _head_dims(hyper: Hyper, layer: int, word: LayerType, *, heads: int) -> tuple[int, int]:
+    sliding = word is LayerType.WINDOW
     special = "window_key_dim" if sliding else "global_key_dim"
     even_share = hyper.need("hidden") // heads if heads else 0
     own = hyper.own("key_dim", layer)
@@ -213,7 +214,7 @@ def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
     return tuple(width if mark in (1, True, "full") else 0 for mark in marks)
 
 
-def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def latent(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """MLA where the file states a latent, plain attention where it does not (DeepSeek-VL2 tiny)."""
     if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
         return standard(hyper, words)
@@ -238,7 +239,7 @@ def latent(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...
     return layers
 
 
-def _span(hyper: Hyper, word: Word) -> dict[str, Any]:
+def _span(hyper: Hyper, word: LayerType) -> dict[str, Any]:
     return {
         "span": _SPANS.get(word, Span.ALL),
         "span_tokens": hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
@@ -275,7 +276,7 @@ def _latent_gguf(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
     )
 
 
-def indexed_after_dense(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def indexed_after_dense(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """MiniMax-M3: sparse layers carry an index key, the leading dense ones do not.
 
     A config lists them; a GGUF means all after leading_dense_block_count (llama-model.cpp create_memory @ b21e4de).
@@ -292,7 +293,7 @@ def indexed_after_dense(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKin
     )
 
 
-def compressed(hyper: Hyper, words: tuple[Word, ...]) -> tuple[LayerKind | None, ...]:
+def compressed(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
     """DeepSeek-V4: the ratio of each layer is listed; only ratio 4 has an indexer."""
     ratios = hyper.per_layer("compress_ratios", len(words)) or _rated(hyper, len(words))
     index_dim = hyper.number("index_dim") or 0
@@ -316,3 +317,198 @@ def _rated(hyper: Hyper, layers: int) -> tuple[int, ...]:
     stated = hyper.raw("compress_rates")
     rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
     return tuple(hyper.whole("compress_rates", rates.get(kind, 0)) for kind in types)
+
+
+RecurrentBuilder = Callable[[Hyper], Recurrent]
+
+
+def mamba(hyper: Hyper) -> Recurrent:
+    return _state_space(hyper, Cell.MAMBA, groups=0)  # the first Mamba has no groups
+
+
+def pure_mamba(hyper: Hyper) -> Recurrent:
+    """A model of nothing else states its inner width where others have a feed-forward."""
+    stated = None if hyper.gguf else hyper.number("feed_forward")
+    return _state_space(hyper, Cell.MAMBA, groups=0, inner=stated)
+
+
+def mamba2(hyper: Hyper) -> Recurrent:
+    groups = hyper.number("state_groups")
+    return _state_space(hyper, Cell.MAMBA2, groups=1 if groups is None else groups)
+
+
+def _state_space(hyper: Hyper, cell: Cell, *, groups: int, inner: int | None = None) -> Recurrent:
+    kernel = _kernel(hyper)
+    inner = inner or _inner(hyper)
+    state = hyper.need("state_size")
+    auto = hyper.text("time_step_rank") is not None  # "auto"
+    rank = None if auto else hyper.number("time_step_rank")
+    return Recurrent(
+        cell=cell,
+        conv_elements=(kernel - 1) * (inner + 2 * groups * state),
+        state_elements=state * inner,
+        inner=inner,
+        state_size=state,
+        groups=groups,
+        heads=_state_heads(hyper, cell),
+        conv_kernel=kernel,
+        rank=-(-hyper.need("hidden") // 16) if rank is None else rank,
+    )
+
+
+def _inner(hyper: Hyper) -> int:
+    if stated := hyper.number("inner"):
+        return stated
+    heads, width = hyper.number("state_heads"), hyper.number("state_head_dim")
+    if heads and width:
+        return heads * width
+    expand = hyper.ratio("expand") or 2
+    return int(expand * hyper.need("hidden"))
+
+
+def _state_heads(hyper: Hyper, cell: Cell) -> int:
+    if cell is Cell.MAMBA:
+        return 0
+    if hyper.gguf:
+        return hyper.number("time_step_rank") or 0  # Mamba-2 files keep the head count there
+    return hyper.number("state_heads") or hyper.number("heads") or 0
+
+
+def gated_delta(hyper: Hyper) -> Recurrent:
+    """Qwen3-Next and Qwen3.5: Q and K of every key head and V of every value head pass a short convolution."""
+    kernel = _kernel(hyper)
+    if hyper.gguf:
+        inner, state = hyper.need("inner"), hyper.need("state_size")
+        groups, heads = hyper.need("state_groups"), hyper.need("time_step_rank")
+    else:
+        heads, groups = hyper.need("linear_value_heads"), hyper.need("linear_key_heads")
+        inner, state = heads * hyper.need("linear_value_dim"), hyper.need("linear_key_dim")
+    return Recurrent(
+        cell=Cell.GATED_DELTA,
+        conv_elements=(kernel - 1) * (inner + 2 * groups * state),
+        state_elements=state * inner,
+        inner=inner,
+        state_size=state,
+        groups=groups,
+        heads=heads,
+        conv_kernel=kernel,
+    )
+
+
+def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
+    """Kimi Linear: a head_dim x head_dim state per head, three convolutions of their own."""
+    kernel = _kernel(hyper)
+    heads = hyper.number("kda_heads") or _most_heads(hyper)
+    width = width or hyper.need("kda_head_dim")
+    return Recurrent(
+        cell=Cell.KIMI_DELTA,
+        conv_elements=3 * (kernel - 1) * heads * width,
+        state_elements=heads * width * width,
+        inner=heads * width,
+        state_size=width,
+        heads=heads,
+        conv_kernel=kernel,
+    )
+
+
+def _most_heads(hyper: Hyper) -> int:
+    listed = hyper.per_layer("heads", hyper.need("layers"))
+    if not listed:
+        raise hyper.missing("heads")
+    return max(listed)
+
+
+def lightning(hyper: Hyper) -> Recurrent:
+    heads = hyper.need("heads")
+    width = hyper.number("key_dim") or hyper.need("hidden") // max(heads, 1)
+    return Recurrent(
+        cell=Cell.LIGHTNING,
+        state_elements=heads * width * width,
+        inner=heads * width,
+        state_size=width,
+        heads=heads,
+    )
+
+
+def gated_linear(hyper: Hyper) -> Recurrent:
+    """GLA: expand_k x hidden keys against expand_v x hidden values, shared out over the heads."""
+    heads, hidden = hyper.need("heads"), hyper.need("hidden")
+    key = int(hidden * (hyper.ratio("expand_k") or 0.5)) // max(heads, 1)
+    value = int(hidden * (hyper.ratio("expand_v") or 1.0)) // max(heads, 1)
+    return Recurrent(
+        cell=Cell.GATED_LINEAR,
+        state_elements=heads * key * value,
+        inner=heads * value,
+        state_size=key,
+        heads=heads,
+    )
+
+
+def short_conv(hyper: Hyper) -> Recurrent:
+    kernel, hidden = _kernel(hyper), hyper.need("hidden")
+    return Recurrent(
+        cell=Cell.SHORT_CONV, conv_elements=hidden * (kernel - 1), inner=hidden, conv_kernel=kernel
+    )
+
+
+def gated_conv(hyper: Hyper) -> Recurrent:
+    """Gear: keys and values of all KV heads, each through a convolution of its own."""
+    heads, width, kernel = hyper.need("heads"), hyper.need("key_dim"), _kernel(hyper)
+    groups = hyper.number("kv_heads") or heads
+    return Recurrent(
+        cell=Cell.GATED_CONV,
+        conv_elements=2 * (kernel - 1) * groups * width,
+        inner=heads * width,
+        state_size=width,
+        groups=groups,
+        heads=heads,
+        conv_kernel=kernel,
+    )
+
+
+def key_conv(hyper: Hyper, attention: Attention) -> Recurrent:
+    """Baichuan-M1: the last keys and values of one attention layer, before its convolution."""
+    kernel, groups = _kernel(hyper), attention.kv_heads
+    both = groups * (attention.key_dim + attention.value_dim)
+    return Recurrent(
+        cell=Cell.KEY_CONV, conv_elements=(kernel - 1) * both, groups=groups, conv_kernel=kernel
+    )
+
+
+def bailing(hyper: Hyper) -> Recurrent:
+    """One model_type, two generations: Ling 2.5 is Lightning, Ling 3 has a convolution and is Kimi's."""
+    if not hyper.states("conv_kernel"):
+        return lightning(hyper)
+    return kimi_delta(hyper, width=hyper.number("kda_head_dim") or hyper.need("key_dim"))
+
+
+def rwkv(hyper: Hyper) -> Recurrent:
+    hidden, head = hyper.need("hidden"), hyper.need("wkv_head_size")
+    shift = hyper.number("token_shift") or 2
+    return Recurrent(
+        cell=Cell.RWKV,
+        conv_elements=shift * hidden,
+        state_elements=hidden * head,
+        inner=hidden,
+        state_size=head,
+        heads=hidden // max(head, 1),
+    )
+
+
+def rg_lru(hyper: Hyper) -> Recurrent:
+    width = hyper.number("lru_width") or hyper.need("hidden")
+    kernel = hyper.number("conv_kernel") or 4
+    return Recurrent(
+        cell=Cell.RG_LRU,
+        conv_elements=(kernel - 1) * width,
+        state_elements=width,
+        inner=width,
+        conv_kernel=kernel,
+    )
+
+
+def _kernel(hyper: Hyper) -> int:
+    kernel = hyper.need("conv_kernel")
+    if kernel < 1:
+        raise HeaderError(f"{hyper.spelled('conv_kernel')} is {kernel}", file=hyper.header.name)
+    return kernel
