@@ -16,7 +16,7 @@ from tests.signals import restore_for_children
 from tests.thoroughness import RANDOM
 from xdist.scheduler import LoadFileScheduling
 
-from edgekit.sources import transport
+from edgekit.sources import http as transport
 
 # Hundreds of tests start EdgeKit in a process of its own: what one has compiled, the next one reads.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

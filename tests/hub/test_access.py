@@ -18,12 +18,11 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.sources.address import redirect_target, shown
-from edgekit.sources.endpoint import token_for
+from edgekit.sources.address import redirect_target, shown, token_for
+from edgekit.sources.http import Transport
 from edgekit.sources.hub import locate_hub
 from edgekit.sources.reference import HubModel
 from edgekit.sources.remote import GGUF, HttpFile
-from edgekit.sources.transport import Transport
 from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]
@@ -141,7 +140,7 @@ def test_a_token_that_can_be_none(token: Callable[[str], None], value: str) -> N
 def test_the_token_that_hf_auth_login_wrote_is_found(tmp_path: Path) -> None:
     """In a process of its own: huggingface_hub looks at HF_HOME when it is imported."""
     (tmp_path / "token").write_text("hf_written\n")
-    script = "from edgekit.sources.endpoint import hub_token; print(hub_token())"
+    script = "from edgekit.sources.address import hub_token; print(hub_token())"
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
     run = [sys.executable, "-c", script]
     printed = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
@@ -151,7 +150,7 @@ def test_the_token_that_hf_auth_login_wrote_is_found(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 def test_a_pipe_in_place_of_the_token_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "token")
-    script = "from edgekit.sources.endpoint import hub_token; hub_token()"
+    script = "from edgekit.sources.address import hub_token; hub_token()"
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_IMPLICIT_TOKEN": ""}
     run = [sys.executable, "-c", script]
     printed = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)

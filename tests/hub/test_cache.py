@@ -17,10 +17,10 @@ from tests.hub.raw_server import RawServer, Script, ranged
 
 from edgekit.errors import RemoteAccessError, RemoteInspectError
 from edgekit.sources import cache
+from edgekit.sources.http import Transport
 from edgekit.sources.hub import locate_hub
 from edgekit.sources.reference import HubModel
 from edgekit.sources.remote import HttpFile
-from edgekit.sources.transport import Transport
 from edgekit.sources.types import Reach, Traffic
 
 Server = Callable[[Script], RawServer]
@@ -265,7 +265,7 @@ def test_writers_and_readers_at_once_see_whole_entries_only(kept: str, folder: P
     script = f"""
 import os, sys
 from edgekit.sources import cache
-from edgekit.sources.ranges import Version
+from edgekit.sources.cache import Version
 for number in range(40):
     prefix = cache.new_prefix()
     prefix.write(bytes([number]) * 100_000)

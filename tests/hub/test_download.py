@@ -34,9 +34,9 @@ from edgekit.errors import (
 )
 from edgekit.formats import read_header
 from edgekit.model.open import open_model
-from edgekit.sources import fetch, locate
-from edgekit.sources.download import SPARE_BYTES, Download, download_model
-from edgekit.sources.failures import library_error
+from edgekit.sources import download as fetch
+from edgekit.sources import locate
+from edgekit.sources.download import SPARE_BYTES, Download, download_model, library_error
 from edgekit.sources.types import Origin, Reach
 
 Server = Callable[[Script], RawServer]

@@ -14,10 +14,8 @@ from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError, RemoteInspectError
-from edgekit.sources.failures import ResponseHead
-from edgekit.sources.ranges import first_piece
-from edgekit.sources.remote import GGUF, HttpFile
-from edgekit.sources.transport import Transport
+from edgekit.sources.http import ResponseHead, Transport
+from edgekit.sources.remote import GGUF, HttpFile, first_piece
 from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]

@@ -26,8 +26,8 @@ from edgekit.errors import (
 from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.sources import cache, locate
-from edgekit.sources.listing import keep_listing, kept_listing
-from edgekit.sources.ranges import Version
+from edgekit.sources.cache import Version
+from edgekit.sources.hub import keep_listing, kept_listing
 from edgekit.sources.types import Reach, Traffic
 
 KEPT_ON = 1_752_000_000  # a day in July 2025, wherever this runs

@@ -20,9 +20,9 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
 
 from edgekit.errors import RemoteInspectError
-from edgekit.sources import transport
+from edgekit.sources import http as transport
+from edgekit.sources.http import Transport
 from edgekit.sources.remote import GGUF, JSON, HttpFile, Stride
-from edgekit.sources.transport import Transport
 from edgekit.sources.types import Reach, Traffic
 
 Server = Callable[[Script], RawServer]

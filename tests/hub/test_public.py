@@ -25,10 +25,10 @@ from edgekit.model.open import open_model
 from edgekit.models import inspect_model_remote
 from edgekit.request import Session
 from edgekit.sources import cache, locate
+from edgekit.sources.http import Transport
+from edgekit.sources.ollama import locate_ollama
 from edgekit.sources.reference import OllamaModel
-from edgekit.sources.registry import locate_ollama
 from edgekit.sources.remote import GGUF, HttpFile
-from edgekit.sources.transport import Transport
 from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]

@@ -19,8 +19,8 @@ from edgekit.errors import (
     SourceError,
 )
 from edgekit.sources import cache, remote
+from edgekit.sources.http import Transport
 from edgekit.sources.remote import GGUF, JSON, SAFETENSORS, HttpFile, stride_of
-from edgekit.sources.transport import Transport
 from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]

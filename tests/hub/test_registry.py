@@ -12,8 +12,8 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
+from edgekit.sources.ollama import locate_ollama
 from edgekit.sources.reference import OllamaModel
-from edgekit.sources.registry import locate_ollama
 from edgekit.sources.types import Container, Origin, Reach
 
 

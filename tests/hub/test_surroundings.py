@@ -20,10 +20,10 @@ from tests.hub.nginx_hub import Hub
 from tests.hub.raw_server import RawServer, Script, ranged
 
 from edgekit.errors import RemoteInspectError
+from edgekit.sources.http import Transport
 from edgekit.sources.hub import locate_hub
 from edgekit.sources.reference import HubModel
 from edgekit.sources.remote import GGUF, HttpFile
-from edgekit.sources.transport import Transport
 from edgekit.sources.types import Reach
 
 Server = Callable[[Script], RawServer]
@@ -150,7 +150,7 @@ def test_a_certificate_is_checked_and_ssl_cert_file_is_trusted(
 
 def test_neither_client_is_imported_before_it_is_needed() -> None:
     script = (
-        "import sys, edgekit.sources.hub, edgekit.sources.registry, edgekit.sources.web;"
+        "import sys, edgekit.sources.hub, edgekit.sources.ollama, edgekit.sources.remote;"
         "assert not {'httpx2', 'huggingface_hub', 'ssl'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

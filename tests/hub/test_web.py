@@ -10,8 +10,8 @@ from tests.hub.nginx_hub import Hub
 from tests.hub.raw_server import Asked, RawServer, Say, Script, answer, ranged
 
 from edgekit.errors import HeaderError, RemoteInspectError, UsageError
+from edgekit.sources.remote import locate_url
 from edgekit.sources.types import Container, Origin, Reach
-from edgekit.sources.web import locate_url
 
 Server = Callable[[Script], RawServer]
 

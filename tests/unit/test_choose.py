@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.calls import calls_of
 
 from edgekit.errors import EdgekitError, HeaderError, NotFoundError
-from edgekit.sources.choose import choose_files
-from edgekit.sources.naming import close_names, quant_tag, shard_names
+from edgekit.sources.filenames import choose_files, close_names, quant_tag, shard_names
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin
 
 

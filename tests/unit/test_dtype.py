@@ -14,7 +14,7 @@ from tests.header_files import tensor
 from edgekit.errors import HeaderError, UnknownDtypeError
 from edgekit.formats import dtype
 from edgekit.formats.mixes import MIXES, mix_by_file_type, mix_by_name
-from edgekit.sources.naming import SHORT_MIXES
+from edgekit.sources.filenames import SHORT_MIXES
 
 _DESERIALIZE: Any = safetensors.deserialize  # untyped
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgekit.sources import cache
-from edgekit.sources.ranges import Version
+from edgekit.sources.cache import Version
 
 URL = "https://huggingface.co/o/m/resolve/main/m.gguf"
 PREFIX = b"GGUF and some more"

@@ -13,9 +13,9 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from edgekit.errors import HeaderError, NotFoundError, RemoteInspectError, SourceError
-from edgekit.sources import disk, locate
-from edgekit.sources.disk import LocalFile, list_folder
-from edgekit.sources.local import locate_path, snapshot_folder
+from edgekit.sources import local as disk
+from edgekit.sources import locate
+from edgekit.sources.local import LocalFile, list_folder, locate_path, snapshot_folder
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:

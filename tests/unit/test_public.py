@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.sources.public import connected_place, is_elsewhere, is_local_name, is_public
+from edgekit.sources.address import connected_place, is_elsewhere, is_local_name, is_public
 
 NOT_PUBLIC = [
     "0.0.0.0",

@@ -23,17 +23,17 @@ from edgekit.errors import (
     SourceError,
 )
 from edgekit.sources import locate
-from edgekit.sources.finding import find_weights
-from edgekit.sources.manifest import MAX_MANIFEST_BYTES
+from edgekit.sources.download import find_weights
+from edgekit.sources.ollama import MAX_MANIFEST_BYTES, find_ollama
 from edgekit.sources.reference import BareName, HubModel, OllamaModel
-from edgekit.sources.samples import locate_sample, sample_names
 from edgekit.sources.stores import (
     find_hub_cached,
     find_hub_cached_name,
     find_lm_studio,
-    find_ollama,
     hub_cache_folder,
     known_names,
+    locate_sample,
+    sample_names,
 )
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 

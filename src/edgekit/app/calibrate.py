@@ -44,7 +44,7 @@ from edgekit.machine.types import (
     Pace,
 )
 from edgekit.model.open import Opened, open_model
-from edgekit.sources.finding import find_weights
+from edgekit.sources.download import find_weights
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB, format_bytes
 

@@ -25,7 +25,7 @@ from edgekit.model.tensor_recipes import ExpectedTensor
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
 from edgekit.sources import hub_model_of
-from edgekit.sources.naming import quant_tag
+from edgekit.sources.filenames import quant_tag
 from edgekit.sources.types import ModelFiles, Origin, Reach
 
 AS_STORED = "as stored"

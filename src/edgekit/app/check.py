@@ -36,7 +36,7 @@ from edgekit.plan.changes import changes
 from edgekit.plan.commands import main_command, main_notes, start_commands
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.request import AUTO, Request, Session, Values
-from edgekit.sources.folders import is_here
+from edgekit.sources.local import is_here
 from edgekit.sources.types import Reach, Traffic
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check_all(
         return check(name, request, Session(reach=own), depth=depth, with_changes=False)
 
     far = [name for name in names if not is_here(name)]
-    from edgekit.sources.side_by_side import side_by_side
+    from edgekit.sources.http import side_by_side
 
     coming = side_by_side(one, far)
     away = set(far)

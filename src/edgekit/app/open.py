@@ -31,7 +31,7 @@ from edgekit.formats.types import Depth
 from edgekit.model.open import Opened, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import AUTO, Session
-from edgekit.sources.naming import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
+from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
 from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:

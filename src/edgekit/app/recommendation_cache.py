@@ -21,7 +21,7 @@ from edgekit.errors import HeaderLimitError
 from edgekit.machine.types import Device, Machine
 from edgekit.request import Request
 from edgekit.sources.cache import cache_folder
-from edgekit.sources.disk import read_small
+from edgekit.sources.local import read_small
 from edgekit.units import MIB
 
 STEP_BYTES = 256 * MIB  # free memory goes up and down: a smaller change is the same question

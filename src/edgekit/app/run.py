@@ -31,8 +31,8 @@ from edgekit.formats.mixes import mix_by_name
 from edgekit.machine import detect
 from edgekit.machine.types import MemoryLimit
 from edgekit.request import Request, Session
-from edgekit.sources.finding import Found, find_weights
-from edgekit.sources.folders import is_here
+from edgekit.sources.download import Found, find_weights
+from edgekit.sources.local import is_here
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _weights(
     reference: str, published: tuple[str, ...], judged: Judged, session: Session
 ) -> LocalWeights:
     """Remote ones are downloaded, now that the verdict is known."""
-    from edgekit.sources.finding import find_weights
+    from edgekit.sources.download import find_weights
 
     request, reach, confirm = judged.request, session.reach, session.confirm
     several = _program(request).loads_shards

@@ -80,7 +80,7 @@ def _spelt(entry: Entry, spelt: int) -> set[str]:
 def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
     """The ids that look most like the name; those that begin with it come first."""
     from edgekit.catalog.naming import spellings
-    from edgekit.sources.naming import close_names
+    from edgekit.sources.filenames import close_names
 
     ids = {spellings(entry.id)[1]: entry.id for entry in entries}
     wanted = spellings(name)[1]

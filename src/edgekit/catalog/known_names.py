@@ -15,7 +15,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.sources import hub_model_of, locate, path_of
-from edgekit.sources.naming import MODEL_SUFFIXES
+from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.sources.types import Reach
 
 

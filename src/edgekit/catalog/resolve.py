@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgekit.catalog import read_catalog
 from edgekit.errors import NotFoundError, PrivateAddressError, RemoteInspectError
-from edgekit.sources.folders import is_here
+from edgekit.sources.local import is_here
 
 if TYPE_CHECKING:  # a path needs no catalog
     from edgekit.catalog.types import Catalog, Entry

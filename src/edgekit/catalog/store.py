@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from edgekit.catalog.records import MAX_RECORD_CHARS, read_record, record_of
 from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError, UsageError
-from edgekit.sources.places import data_folder, made_data_folder
+from edgekit.sources.local import data_folder, made_data_folder
 
 if TYPE_CHECKING:
     import sqlite3

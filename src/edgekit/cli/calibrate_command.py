@@ -120,7 +120,7 @@ def _json(kept: CalibrationFile, *, removed: bool) -> str:
 
 def _path() -> str:
     from edgekit.machine.calibration import NAME
-    from edgekit.sources.places import data_folder
+    from edgekit.sources.local import data_folder
 
     folder = data_folder()
     return NAME if folder is None else str(folder / NAME)

@@ -66,7 +66,7 @@ class EmbedArguments:
 
     def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> EmbedArguments:
         """With the path of the model in place of its name."""
-        from edgekit.sources.finding import find_weights
+        from edgekit.sources.download import find_weights
 
         found = find_weights(self.model, reach=reach, confirm=confirm)
         return replace(self, model=str(found.path))

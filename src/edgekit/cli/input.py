@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgekit.errors import SourceError, UsageError
-from edgekit.sources.folders import models_in
+from edgekit.sources.local import models_in
 from edgekit.terminal import printable
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from edgekit.report.run import (
     written_text,
 )
 from edgekit.request import Request, Session
-from edgekit.sources.folders import is_here
+from edgekit.sources.local import is_here
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:

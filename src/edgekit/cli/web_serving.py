@@ -15,7 +15,7 @@ from edgekit.cli.output import say, say_json
 from edgekit.engines.ports import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of
-from edgekit.sources.disk import trouble
+from edgekit.sources.local import trouble
 from edgekit.web.references import paths_of
 from edgekit.web.types import WebSettings
 

@@ -36,7 +36,7 @@ from edgekit.engines.native.types import Encoder, Limits, Pooling
 from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
-from edgekit.sources.finding import Found, find_weights
+from edgekit.sources.download import Found, find_weights
 from edgekit.units import KIB, MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:

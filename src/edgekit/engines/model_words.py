@@ -69,7 +69,7 @@ def local_file(files: ModelFiles) -> str:
 def parsed(reference: str, *, is_name: bool = False) -> Reference | None:
     """None for a path. `is_name`: it was found under this name, so whatever lies here it is none."""
     from edgekit.errors import UsageError
-    from edgekit.sources.folders import is_here
+    from edgekit.sources.local import is_here
     from edgekit.sources.reference import parse_reference
 
     path = reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import engine_named, every_engine
 from edgekit.errors import UsageError
-from edgekit.sources.naming import close_names
+from edgekit.sources.filenames import close_names
 
 if TYPE_CHECKING:
     from edgekit.engines.protocol import Engine

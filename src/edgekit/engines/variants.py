@@ -6,7 +6,7 @@ import math
 
 from edgekit.bill.types import Variant
 from edgekit.model.types import Model
-from edgekit.sources.naming import quant_tag
+from edgekit.sources.filenames import quant_tag
 from edgekit.sources.types import ModelFiles
 
 USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit

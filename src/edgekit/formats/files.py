@@ -31,7 +31,7 @@ def read_shards(
     if not files.origin.is_remote or len(shards) < 2:
         yield from map(read_one, shards)
         return
-    from edgekit.sources.side_by_side import AT_ONCE, side_by_side
+    from edgekit.sources.http import AT_ONCE, side_by_side
 
     for start in range(0, len(shards), AT_ONCE):
         yield from side_by_side(read_one, shards[start : start + AT_ONCE])

@@ -5,7 +5,7 @@ Together they keep the worst single file under a second and under 64 MB.
 
 from __future__ import annotations
 
-from edgekit.sources.naming import MAX_SHARDS
+from edgekit.sources.filenames import MAX_SHARDS
 from edgekit.sources.types import MAX_HEADER_BYTES
 
 # --- both formats

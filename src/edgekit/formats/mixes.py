@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.formats.dtype import by_name
-from edgekit.sources.naming import SHORT_MIXES
+from edgekit.sources.filenames import SHORT_MIXES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

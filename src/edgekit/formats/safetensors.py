@@ -19,7 +19,7 @@ from edgekit.formats.files import listed_bytes, read_file, read_shards
 from edgekit.formats.lookalikes import LOOK_BYTES, describe
 from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Depth, ModelHeader, Quantization, Tensor
-from edgekit.sources.naming import base_of
+from edgekit.sources.filenames import base_of
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles
 from edgekit.terminal import quoted
 from edgekit.units import KIB

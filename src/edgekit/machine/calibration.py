@@ -29,8 +29,7 @@ from edgekit.machine.types import (
     Measured,
     Pace,
 )
-from edgekit.sources.disk import open_file
-from edgekit.sources.places import data_folder, made_data_folder, try_lock
+from edgekit.sources.local import data_folder, made_data_folder, open_file, try_lock
 from edgekit.terminal import one_line
 from edgekit.units import GIB, LARGEST, MIB
 

@@ -245,7 +245,7 @@ def _in_laptops(index: _Index, wanted: Words) -> tuple[KnownDevice, ...]:
 
 def _near(text: str, wanted: Words) -> str:
     """What may have been meant: devices of the kind that is named, of the memory that is stated, of similar letters."""
-    from edgekit.sources.naming import close_names
+    from edgekit.sources.filenames import close_names
 
     kinds, size_gb = kinds_in(text), memory_in(text)
     known = [one for one in all_devices() if not kinds or one.kind.value in kinds]

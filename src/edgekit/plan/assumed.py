@@ -22,7 +22,7 @@ from edgekit.formats.mixes import mix_by_name
 from edgekit.formats.quantization import effective_bits
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Attention, Model, ModelGeometry, Span, Stream
-from edgekit.sources.naming import base_of, quant_tag
+from edgekit.sources.filenames import base_of, quant_tag
 from edgekit.units import GIB, format_bytes, format_count
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same

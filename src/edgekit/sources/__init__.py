@@ -20,7 +20,7 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
-from edgekit.sources.naming import MODEL_SUFFIXES
+from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.sources.reference import (
     HUB_HOSTS,
     BareName,
@@ -66,7 +66,7 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
 
 def _with_local_names(error: RemoteInspectError, text: str) -> RemoteInspectError:
     """A name that the network does not have may be a path with a slip in it."""
-    from edgekit.sources.disk import names_near
+    from edgekit.sources.local import names_near
 
     path = Path(text)
     near = names_near(path) if "/" in text and path.parent.is_dir() else ()
@@ -114,7 +114,7 @@ def path_of(text: str, *, whole: bool = False) -> Path | None:
 def _locate_name(wanted: Reference, reach: Reach) -> ModelFiles:
     match wanted:
         case SampleName(name=name):
-            from edgekit.sources.samples import locate_sample
+            from edgekit.sources.stores import locate_sample
 
             return locate_sample(name)
         case HubModel():
@@ -125,13 +125,13 @@ def _locate_name(wanted: Reference, reach: Reach) -> ModelFiles:
             return _locate_bare(wanted, reach)
         case WebFile(url=url):
             _require_network(reach, "the file at that address")
-            from edgekit.sources.web import locate_url
+            from edgekit.sources.remote import locate_url
 
             return locate_url(url, reach)
 
 
 def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
-    from edgekit.sources.endpoint import is_offline
+    from edgekit.sources.address import is_offline
 
     if not reach.network or is_offline():
         return _locate_hub_offline(model, reach)
@@ -208,23 +208,24 @@ def _cached_in_need(model: HubModel, error: RemoteInspectError) -> ModelFiles | 
 
 
 def _locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
-    from edgekit.sources.stores import find_ollama
+    from edgekit.sources.ollama import find_ollama
 
     return find_ollama(model) or _from_registry(model, reach)
 
 
 def _from_registry(model: OllamaModel, reach: Reach) -> ModelFiles:
     _require_network(reach, f"{model.name}:{model.tag}")
-    from edgekit.sources.registry import locate_ollama
+    from edgekit.sources.ollama import locate_ollama
 
     return locate_ollama(model, reach)
 
 
 def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
     from edgekit.sources import stores
+    from edgekit.sources.ollama import find_ollama
 
     name, cache = wanted.name, stores.hub_cache_folder()
-    found = stores.find_ollama(wanted) or stores.find_lm_studio(name)
+    found = find_ollama(wanted) or stores.find_lm_studio(name)
     found = found or stores.find_hub_cached_name(name, cache)
     if found is not None:
         return found
@@ -241,9 +242,8 @@ def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
 
 
 def _unknown_name(name: str, cache: Path, network: str) -> NotFoundError:
-    from edgekit.sources.naming import close_names  # only a mistake needs it
-    from edgekit.sources.samples import sample_names
-    from edgekit.sources.stores import known_names
+    from edgekit.sources.filenames import close_names  # only a mistake needs it
+    from edgekit.sources.stores import known_names, sample_names
 
     known = (*known_names(cache), *(f"sample:{sample}" for sample in sample_names()))
     return NotFoundError(

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from edgekit.errors import SourceError
-from edgekit.sources.disk import open_file
-from edgekit.sources.ranges import Version, usable_validator
+from edgekit.sources.local import open_file
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
 
@@ -232,3 +231,43 @@ def _prune(folder: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
         total_bytes -= size_bytes
+
+
+MAX_VALIDATOR_CHARS = 256  # a SHA-256 in quotes has 66
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """Which state of a file the bytes are of."""
+
+    total_bytes: int
+    etag: str | None = None
+    last_modified: str | None = None
+
+    @property
+    def validator(self) -> str | None:
+        """For If-Range: a strong ETag, else the date; None where the server gives neither."""
+        if self.etag is not None and not self.etag.startswith("W/"):
+            return self.etag
+        return self.last_modified
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """Headers that make the server answer 304 while the file is still this one."""
+        if self.etag is not None:
+            return {"if-none-match": self.etag}
+        return {"if-modified-since": self.last_modified} if self.last_modified is not None else {}
+
+    def is_same(self, other: Version) -> bool:
+        """What both state must agree: one server of several may state less."""
+        pairs = ((self.etag, other.etag), (self.last_modified, other.last_modified))
+        stated = [
+            mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None
+        ]
+        return self.total_bytes == other.total_bytes and (stated[0] if stated else True)
+
+
+def usable_validator(text: str | None) -> str | None:
+    """None for one that could not be sent back in a header."""
+    is_sane = text is not None and len(text) <= MAX_VALIDATOR_CHARS
+    return text if is_sane and text and text.isascii() and text.isprintable() else None

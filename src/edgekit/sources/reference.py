@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edgekit.errors import UsageError
-from edgekit.sources.naming import MODEL_SUFFIXES
+from edgekit.sources.filenames import MODEL_SUFFIXES
 
 # Also spelt with www.; the host of HF_ENDPOINT joins them in `edgekit.sources.hub_hosts`.
 # An entry is host[:port][/prefix], in lower case.

@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO, TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from edgekit.errors import HeaderLimitError, RemoteChangedError, RemoteInspectError, SourceError
-from edgekit.sources import cache
-from edgekit.sources.address import has_secrets
-from edgekit.sources.failures import ResponseHead, lost
-from edgekit.sources.ranges import (
-    Piece,
-    Version,
-    first_piece,
-    next_piece,
-    sent_too_much,
-    usable_validator,
+from edgekit.errors import (
+    HeaderError,
+    HeaderLimitError,
+    RangeNotSupportedError,
+    RemoteAccessError,
+    RemoteChangedError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    SourceError,
+    UsageError,
 )
-from edgekit.sources.transport import Patience, Reply, Transport
-from edgekit.sources.types import MAX_HEADER_BYTES, ByteSource, ModelFile
+from edgekit.sources import cache
+from edgekit.sources.address import has_secrets, host_of, shown, site_of
+from edgekit.sources.cache import Version, usable_validator
+from edgekit.sources.filenames import (
+    CONFIG_NAME,
+    INDEX_NAME,
+    MODEL_SUFFIXES,
+    base_of,
+    choose_files,
+    shard_names,
+)
+from edgekit.sources.http import Patience, Reply, ResponseHead, Transport, lost
+from edgekit.sources.types import (
+    MAX_HEADER_BYTES,
+    ByteSource,
+    Container,
+    ModelFile,
+    ModelFiles,
+    Origin,
+    Reach,
+)
 from edgekit.units import KIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from edgekit.sources.http import ResponseHead
+
 
 MAX_RANGE_BYTES = 8 * MIB  # one range is held in memory while it comes in
 MAX_RANGES = 512  # MAX_HEADER_BYTES in steps of 256 KiB are 382
@@ -297,3 +324,197 @@ def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bo
         return reply.answer.status == 304 or _is_linked(reply.answer, entry)
     same = piece.version.validator == entry.version.validator
     return same and piece.version.total_bytes == entry.version.total_bytes
+
+
+# 18 digits are more bytes than any file has, and few enough to convert.
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What an answer promises to bring."""
+
+    version: Version
+    length: int
+
+
+def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, name: str) -> Piece:
+    """The promise of the answer to `bytes=0-(asked_bytes - 1)`.
+
+    A server may send the whole file instead if that is no more than `whole_bytes`.
+    """
+    _refuse_web_page(answer, name=name)
+    if answer.status == 416:
+        return _empty_file(answer, name=name)
+    if answer.status == 206:
+        return _ranged_piece(answer, start=0, asked_bytes=asked_bytes, name=name)
+    length = answer.headers.get("content-length", "")
+    if answer.status != 200:
+        raise _odd(answer, f"answered {answer.status} to a range request", name=name)
+    if _LENGTH.fullmatch(length) and int(length) <= whole_bytes:
+        return Piece(version=_version(answer.headers, int(length)), length=int(length))
+    raise _no_ranges(answer, name=name)
+
+
+def next_piece(
+    answer: ResponseHead, *, start: int, asked_bytes: int, known: Version, name: str
+) -> Piece:
+    """The promise of the answer to a later range of a file whose version is known."""
+    if answer.status == 206:
+        _refuse_web_page(answer, name=name)
+        piece = _ranged_piece(answer, start=start, asked_bytes=asked_bytes, name=name)
+        if not piece.version.is_same(known):
+            raise changed(name=name)
+        return piece
+    length = answer.headers.get("content-length", "")
+    total_bytes = int(length) if _LENGTH.fullmatch(length) else known.total_bytes
+    if answer.status == 200 and _version(answer.headers, total_bytes).is_same(known):
+        raise _no_ranges(answer, name=name)
+    if answer.status in {200, 416}:  # If-Range did not match, or the file is shorter now
+        raise changed(name=name)
+    raise _odd(answer, f"answered {answer.status} to a range request", name=name)
+
+
+def changed(*, name: str) -> RemoteChangedError:
+    return RemoteChangedError(
+        f"{name}: the file on the server changed while it was being read; try again"
+    )
+
+
+def sent_too_much(answer: ResponseHead, piece: Piece, *, name: str) -> RemoteInspectError:
+    return _odd(answer, f"sent more than the {piece.length:,} bytes it announced", name=name)
+
+
+def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: str) -> Piece:
+    """Less than was asked for is fine (some servers send little at a time), anything else is not."""
+    text = answer.headers.get("content-range", "")
+    match = _CONTENT_RANGE.fullmatch(text.strip())
+    if match is None:
+        stated = f"Content-Range {text[:60]!r}" if text else "no Content-Range"
+        raise _odd(answer, f"answered a range request with {stated}", name=name)
+    first, last, total_bytes = (int(number) for number in match.groups())
+    if not (first == start <= last < min(start + asked_bytes, total_bytes)):
+        what = f"was asked for bytes {start}-{start + asked_bytes - 1} and announced {text[:60]!r}"
+        raise _odd(answer, what, name=name)
+    stated_length = answer.headers.get("content-length", str(last - first + 1))
+    if stated_length != str(last - first + 1):
+        what = f"contradicts itself: {text[:60]!r} in {stated_length[:20]!r} bytes"
+        raise _odd(answer, what, name=name)
+    return Piece(version=_version(answer.headers, total_bytes), length=last - first + 1)
+
+
+def _version(headers: Mapping[str, str], total_bytes: int) -> Version:
+    return Version(
+        total_bytes=total_bytes,
+        etag=usable_validator(headers.get("etag")),
+        last_modified=usable_validator(headers.get("last-modified")),
+    )
+
+
+def _empty_file(answer: ResponseHead, *, name: str) -> Piece:
+    if answer.headers.get("content-range", "").strip() != "bytes */0":
+        raise _odd(answer, "reports an empty file (416)", name=name)
+    return Piece(version=_version(answer.headers, 0), length=0)
+
+
+def _refuse_web_page(answer: ResponseHead, *, name: str) -> None:
+    if (
+        answer.headers.get("content-type", "")
+        .lower()
+        .startswith(("text/html", "application/xhtml"))
+    ):
+        raise _odd(answer, "answered with a web page instead of a file", name=name)
+
+
+def _no_ranges(answer: ResponseHead, *, name: str) -> RangeNotSupportedError:
+    return RangeNotSupportedError(
+        f"{name}: {host_of(answer.url)} only sends whole files (it ignores Range), so the "
+        "header could not be read; download the file and give its path"
+    )
+
+
+def _odd(answer: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
+    return RemoteInspectError(
+        f"{name}: {host_of(answer.url)} {what}; check the address, or download the file and give "
+        "its path"
+    )
+
+
+_GGUF_MAGIC = b"GGUF"
+
+
+def locate_url(url: str, reach: Reach) -> ModelFiles:
+    """A .gguf or .safetensors with the rest of its shard set, or a config.json.
+
+    What lies beside a .safetensors is asked for by name: a plain server has no listing.
+    """
+    try:
+        site_of(url)
+    except ValueError as error:
+        raise UsageError(f"{shown(url)!r} is not the address of a file on the web") from error
+    transport = Transport(reach)
+    filename = base_of(unquote(urlsplit(url).path))
+    lowered = filename.lower()
+    if not lowered.endswith(MODEL_SUFFIXES):
+        return _by_magic(url, filename, transport)
+    files = [_file(name, _sibling(url, name), transport) for name in _set_names(filename)]
+    if lowered.endswith((".safetensors", ".index.json")):
+        beside = [CONFIG_NAME] + [INDEX_NAME] * (len(files) > 1)
+        files += filter(None, (_probed(name, _sibling(url, name), transport) for name in beside))
+    found = choose_files(
+        files, reference=shown(url), label=filename, origin=Origin.URL, filename=filename
+    )
+    return replace(found, label=filename)
+
+
+def _set_names(filename: str) -> list[str]:
+    """GGUF sets count from 1; of a safetensors set that counts from 0, the first shard says so."""
+    names = shard_names(filename)
+    if len(names) == 1:
+        return names
+    return names[:-1] if filename == names[0] else names[1:]
+
+
+def _sibling(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    folder = parts.path.rpartition("/")[0]
+    return urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
+
+
+def _open(name: str, url: str, transport: Transport) -> HttpFile:
+    return HttpFile(transport, url, name=shown(url), stride=stride_of(name))
+
+
+def _file(name: str, url: str, transport: Transport) -> ModelFile:
+    return ModelFile(name=name, open=partial(_open, name, url, transport))
+
+
+def _probed(name: str, url: str, transport: Transport) -> ModelFile | None:
+    """The file if the server has it. Opened once to see, and handed on as it is."""
+    try:
+        first = _open(name, url, transport)
+    except (RemoteNotFoundError, RemoteAccessError):
+        return None
+    return opened_file(name, first, partial(_open, name, url, transport))
+
+
+def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
+    """An address that ends in no known suffix (a download link): its first bytes say what it is."""
+    first = _open(filename, url, transport)
+    if first.read(0, len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+        first.close()
+        raise HeaderError(
+            "the address does not end in .gguf, .safetensors or .json, and the file is not a GGUF; "
+            "give the address of a model file",
+            file=shown(url),
+        )
+    name = filename or "model"
+    file = opened_file(name, first, partial(_open, filename, url, transport))
+    return ModelFiles(
+        reference=shown(url),
+        label=name,
+        origin=Origin.URL,
+        container=Container.GGUF,
+        weights=(file,),
+    )

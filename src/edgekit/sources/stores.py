@@ -6,91 +6,32 @@ import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgekit.errors import NotFoundError, UsageError
-from edgekit.sources.choose import choose_files
-from edgekit.sources.disk import (
-    LocalFile,
+from edgekit.errors import NotFoundError, SourceError
+from edgekit.sources.filenames import SHOWN, base_of, choose_files, close_names, group_shards
+from edgekit.sources.local import (
     folders_in,
-    is_regular,
+    home_folder,
     list_folder,
     list_if_allowed,
-    names_in,
     read_small,
+    snapshot_folder,
 )
-from edgekit.sources.local import snapshot_folder
-from edgekit.sources.manifest import MAX_MANIFEST_BYTES, files_of_manifest
-from edgekit.sources.naming import SHOWN, base_of, group_shards
-from edgekit.sources.reference import BareName, HubModel, OllamaModel, ollama_model
-from edgekit.sources.types import Origin
+from edgekit.sources.ollama import ollama_names
+from edgekit.sources.reference import HubModel
+from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
 
-    from edgekit.sources.manifest import ManifestLayer
-    from edgekit.sources.types import ByteSource, ModelFiles
 
-_OLLAMA_REGISTRY = "registry.ollama.ai"
-# Where the service that Ollama's installer sets up on Linux keeps its models: docs/faq.mdx @ fb30760
-_OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 _MAX_POINTER_BYTES = 4096  # it holds one path
 _MAX_SETTINGS_BYTES = 1024 * 1024
 _REPO_FOLDER = "models--"
 # Nobody keeps so many; whoever points a store at a whole disk is answered all the same.
 MAX_REPOSITORIES = 2000
-
-
-def find_ollama(model: OllamaModel | BareName) -> ModelFiles | None:
-    """From Ollama's store; None when it has no such model.
-
-    HeaderError for a manifest that is none, NotFoundError when a blob it names is gone.
-    """
-    try:
-        wanted = ollama_model(model) if isinstance(model, BareName) else model
-    except UsageError:
-        return None  # a bare name that Ollama cannot have
-    parts = (wanted.host or _OLLAMA_REGISTRY, wanted.namespace, wanted.name, wanted.tag)
-    for store in _ollama_stores():
-        path = _without_case(store / "manifests", parts)
-        raw = None if path is None else read_small(path, limit=MAX_MANIFEST_BYTES)
-        if raw is not None:
-            return _ollama_files(wanted, store, raw)
-    return None
-
-
-def _ollama_stores() -> tuple[Path, ...]:
-    if told := os.environ.get("OLLAMA_MODELS"):
-        return (Path(told),)
-    return (_home() / ".ollama" / "models", _OLLAMA_SERVICE)
-
-
-def _without_case(root: Path, parts: tuple[str, ...]) -> Path | None:
-    """`root` and `parts`, each as the disk spells it: Ollama's names ignore case."""
-    path = root
-    for part in parts:
-        names = names_in(path)
-        folded = {name.lower(): name for name in names}
-        name = part if part in names else folded.get(part.lower())
-        if name is None:
-            return None
-        path /= name
-    return path
-
-
-def _ollama_files(model: OllamaModel, store: Path, manifest: bytes) -> ModelFiles:
-    label = model.label
-
-    def opener(layer: ManifestLayer) -> Callable[[], ByteSource]:
-        # The digest was checked to be hexadecimal: this path stays in the store.
-        path = store / "blobs" / layer.digest.replace(":", "-")
-        if not is_regular(path):
-            raise NotFoundError(f"{path} is missing, although Ollama lists {label}: pull it again")
-        return partial(LocalFile, path)
-
-    return files_of_manifest(
-        manifest, reference=label, label=label, origin=Origin.OLLAMA_STORE, opener=opener
-    )
 
 
 def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
@@ -143,7 +84,7 @@ def _lm_studio_repositories() -> dict[str, Path]:
 
 def _lm_studio_folders() -> tuple[Path, ...]:
     """LM Studio's home is named by a pointer file, else one of two; settings may move the models."""
-    home = _home()
+    home = home_folder()
     pointer = read_small(home / ".lmstudio-home-pointer", limit=_MAX_POINTER_BYTES) or b""
     told = pointer.decode("utf-8", errors="replace").strip()
     homes = [Path(told)] if told.isprintable() and told else []
@@ -209,7 +150,7 @@ def _cached_repos(hub_cache: Path) -> Iterator[str]:
 def hub_cache_folder() -> Path:
     """Where huggingface_hub keeps its files, by the rules of its constants.py @ 2.4.0."""
     told = os.environ
-    cache = told.get("XDG_CACHE_HOME", str(_home() / ".cache"))
+    cache = told.get("XDG_CACHE_HOME", str(home_folder() / ".cache"))
     home = _expanded(told.get("HF_HOME", str(Path(cache) / "huggingface")))
     legacy = told.get("HUGGINGFACE_HUB_CACHE", str(Path(home) / "hub"))
     return Path(_expanded(told.get("HF_HUB_CACHE", legacy)))
@@ -217,26 +158,102 @@ def hub_cache_folder() -> Path:
 
 def known_names(hub_cache: Path) -> tuple[str, ...]:
     """Every model that has a name on this machine, for "did you mean"."""
-    ollama = (
-        OllamaModel(host=host.name, namespace=namespace.name, name=name.name, tag=tag).label
-        for store in _ollama_stores()
-        for host in folders_in(store / "manifests")
-        for namespace in folders_in(host)
-        for name in folders_in(namespace)
-        for tag in names_in(name)
-    )
     names = (
-        *islice(ollama, MAX_REPOSITORIES),
+        *islice(ollama_names(), MAX_REPOSITORIES),
         *_lm_studio_repositories(),
         *_cached_repos(hub_cache),
     )
     return tuple(dict.fromkeys(name for name in names if name.isprintable()))
 
 
-def _home() -> Path:
-    return Path(_expanded("~"))
-
-
 def _expanded(text: str) -> str:
     """As huggingface_hub does it: variables too, and no error where there is no home."""
     return os.path.expandvars(os.path.expanduser(text))  # noqa: PTH111 - Path's raises
+
+
+# The largest header that is shipped has 49 KB; one with a vocabulary would have 16 MB.
+MAX_SAMPLE_BYTES = 20_000_000
+
+
+class HeaderOnly:
+    """A ByteSource that knows the size of a file and holds its first bytes.
+
+    A read ends where these bytes end. One that starts after them is an error: weights are not read.
+    """
+
+    __slots__ = ("_data", "_name", "_size_bytes")
+
+    def __init__(self, data: bytes, *, name: str, size_bytes: int) -> None:
+        self._data = data
+        self._name = name
+        self._size_bytes = size_bytes
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:  # noqa: ARG002 - in memory
+        if offset < 0 or length < 0:
+            raise ValueError(f"read of {length} bytes at {offset}")
+        if length and len(self._data) <= offset < self._size_bytes:
+            raise SourceError(f"{self._name} is only a header: byte {offset:,} is not included")
+        return self._data[offset : offset + length]
+
+    def close(self) -> None:
+        pass
+
+
+def sample_names() -> tuple[str, ...]:
+    return tuple(_index())
+
+
+def locate_sample(name: str) -> ModelFiles:
+    """The sample of that name, in any case; NotFoundError with the names that there are."""
+    index = _index()
+    wanted = name.lower()
+    if wanted not in index:
+        near = close_names(wanted, index) or tuple(index)
+        raise NotFoundError(f"no such sample: {name!r}", candidates=near)
+    entry = index[wanted]
+    file, size_bytes = str(entry["file"]), int(entry["size_bytes"])
+    title = file.removesuffix(".head.gz")
+    weights = ModelFile(
+        name=title, open=partial(_open, file, title, size_bytes), size_bytes=size_bytes
+    )
+    return ModelFiles(
+        reference=f"sample:{wanted}",
+        label=title,
+        origin=Origin.SAMPLE,
+        container=Container.GGUF,
+        weights=(weights,),
+        notes=(str(entry["provenance"]),),
+    )
+
+
+def _open(file: str, title: str, size_bytes: int) -> HeaderOnly:
+    import gzip  # only samples are packed
+
+    with (_folder() / file).open("rb") as packed, gzip.GzipFile(fileobj=packed) as plain:
+        data = plain.read(MAX_SAMPLE_BYTES + 1)
+    if len(data) > MAX_SAMPLE_BYTES:
+        raise SourceError(
+            f"the sample {file} has more than {MAX_SAMPLE_BYTES:,} bytes: reinstall edgekit"
+        )
+    return HeaderOnly(data, name=title, size_bytes=size_bytes)
+
+
+def _index() -> dict[str, dict[str, Any]]:
+    import json  # only samples need it
+
+    index: dict[str, dict[str, Any]] = json.loads((_folder() / "index.json").read_bytes())
+    return index
+
+
+def _folder() -> Traversable:
+    from importlib.resources import files  # slow to import, and only samples need it
+
+    return files("edgekit") / "samples"

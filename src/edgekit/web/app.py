@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from edgekit import __version__
 from edgekit.errors import EdgekitError
-from edgekit.sources.endpoint import is_offline
+from edgekit.sources.address import is_offline
 from edgekit.web import api, card_routes, cards, job_routes
 from edgekit.web.assets import INDEX, Assets
 from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer

@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.sources.disk import is_folder
-from edgekit.sources.places import data_folder
+from edgekit.sources.local import data_folder, is_folder
 from edgekit.sources.stores import hub_cache_folder
 from edgekit.web.types import WebSettings, resolved
 

@@ -28,9 +28,8 @@ from edgekit.engines.flags import Flag, companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
 from edgekit.request import Request, Values
 from edgekit.sources import locate, path_of
-from edgekit.sources.disk import is_regular, names_in
-from edgekit.sources.naming import MODEL_SUFFIXES
-from edgekit.sources.places import data_folder
+from edgekit.sources.filenames import MODEL_SUFFIXES
+from edgekit.sources.local import data_folder, is_regular, names_in
 from edgekit.sources.reference import clean_text
 from edgekit.sources.types import ModelFile, ModelFiles, Reach
 from edgekit.web.types import WebSettings, resolved

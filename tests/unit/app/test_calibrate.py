@@ -62,7 +62,7 @@ from edgekit.machine.types import (
 from edgekit.model.open import open_model
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session
-from edgekit.sources.places import data_folder
+from edgekit.sources.local import data_folder
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB
 

@@ -18,7 +18,7 @@ from edgekit.catalog.records import MAX_RECORD_CHARS
 from edgekit.catalog.store import NAME, forget_entry, save_entry
 from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError
-from edgekit.sources.places import data_folder
+from edgekit.sources.local import data_folder
 
 PACKAGED = sum(isinstance(one, Entry) for one in packaged_entries())
 OWN = Entry(

@@ -47,7 +47,7 @@ from edgekit.machine.types import (
     Pace,
 )
 from edgekit.machine.what_if import what_if_machine
-from edgekit.sources.places import try_lock
+from edgekit.sources.local import try_lock
 from edgekit.units import GIB, MIB
 
 DAY = "2026-11-16"

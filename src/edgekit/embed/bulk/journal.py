@@ -19,8 +19,7 @@ from typing import Any
 
 from edgekit.embed.bulk.types import ResumeMark
 from edgekit.errors import OutputError, SourceError, UsageError
-from edgekit.sources.disk import open_file
-from edgekit.sources.places import try_lock
+from edgekit.sources.local import open_file, try_lock
 
 VERSION = 2
 LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes

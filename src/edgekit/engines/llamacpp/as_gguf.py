@@ -25,7 +25,7 @@ from edgekit.model.types import (
     SharedCache,
     Span,
 )
-from edgekit.sources.naming import quant_tag
+from edgekit.sources.filenames import quant_tag
 from edgekit.sources.types import Container
 from edgekit.units import MIB
 

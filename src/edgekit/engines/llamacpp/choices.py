@@ -26,7 +26,7 @@ from edgekit.engines.variants import (
 from edgekit.errors import EdgekitError
 from edgekit.model.open import Opened
 from edgekit.model.types import Model
-from edgekit.sources.naming import SHORT_MIXES
+from edgekit.sources.filenames import SHORT_MIXES
 
 # K needs a little more accuracy than V. For unequal pairs release builds of CUDA and Metal have no flash attention
 # kernel, and would compute on the CPU: fattn.cu @ 0c1e570.

@@ -473,7 +473,7 @@ def read_quant(name: str) -> str | None:
     import re
 
     from edgekit.engines.llamacpp.quantize.table import BY_NAME
-    from edgekit.sources.naming import SHORT_MIXES
+    from edgekit.sources.filenames import SHORT_MIXES
 
     upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
     mix = SHORT_MIXES.get(upper, upper)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from edgekit.engines.native.types import Limits
 from edgekit.errors import HeaderLimitError, SourceError
-from edgekit.sources.disk import look_up, open_regular, read_exactly, trouble
+from edgekit.sources.local import look_up, open_regular, read_exactly, trouble
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,7 +30,7 @@ from edgekit.model.types import (
     NoCache,
     SharedCache,
 )
-from edgekit.sources.naming import SHORT_MIXES
+from edgekit.sources.filenames import SHORT_MIXES
 from edgekit.terminal import unquoted
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.sources.naming import shard_names
+from edgekit.sources.filenames import shard_names
 
 LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
 

@@ -40,7 +40,7 @@ from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import PoolKind
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.sources.disk import LocalFile
+from edgekit.sources.local import LocalFile
 from edgekit.sources.types import ModelFiles
 from edgekit.units import GIB, KIB, MIB, format_bytes
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edgekit.engines.native.tokenizer.types import Vocabulary
 from edgekit.errors import EdgekitError
-from edgekit.sources.disk import open_file, read_small
+from edgekit.sources.local import open_file, read_small
 
 VOCABULARY, MERGES, DIGESTS = "vocab.json", "merges.txt", "digests.json"
 Parts = Callable[[], Iterable[str]]
