@@ -32,56 +32,40 @@ from edgekit.model.types import HybridLayer, LatentAttention, Model, NoCache, Re
 
 RECORDED = version_name(Rules.V0_5, None)
 HOST_BUFFERS = ("CUDA_Host", "CPU", "CPU_Mapped", "CPU_REPACK")
-NEWER_TABLES = (
-    ("cpu", "llama.cpp 0.6, CPU", False),
-    ("cuda", "llama.cpp 0.6, CUDA, all layers offloaded", True),
-    ("cuda", "llama.cpp 0.6, CUDA, some layers, experts or the cache on the host", False),
-)
-
 Errors = dict[str, dict[str, list[float]]]  # class -> part -> error of each row
 
 
 def main() -> None:
     """Print the page."""
     print(HEAD.strip(), end="\n\n")
-    for title, text, errors in tables():
-        print(f"## {title}\n\n{text}{_classes(errors)}\n")
-        print(table(errors))
+    print("| recording | part | rows | exact | median | p95 | worst under | worst over |")
+    print("|---|---|---|---|---|---|---|---|")
+    classes = {}
+    for title, errors in tables():
+        for label, parts, figures in figure_rows(errors):
+            print(f"| {title}{label} | {', '.join(parts)} | {' | '.join(figures)} |")
+        if len(errors) > 1:
+            classes[title] = {kind: sum_rows(errors, kind) for kind in sorted(errors)}
+    print(f"\n{NOTES.strip()}\n\n{class_table(classes)}")
     print(releases_table())
     print(RIVALS.strip())
 
 
-def tables() -> Iterator[tuple[str, str, Errors]]:
-    cpu = collect(_cpu_rows())
-    yield (
-        "llama.cpp, CPU",
-        f"{RECORDED}; {sum_rows(cpu):,} rows of library and server options.",
-        cpu,
-    )
-    full = collect(_cuda_rows(full=True))
-    yield "llama.cpp, CUDA, all layers offloaded", f"{RECORDED}; {sum_rows(full):,} rows.", full
-    part = collect(_cuda_rows(full=False))
-    yield (
-        "llama.cpp, CUDA, some layers, experts or the cache on the host",
-        f"{RECORDED}; {sum_rows(part):,} rows.",
-        part,
-    )
-    for backend, title, full_only in NEWER_TABLES:
-        newer = collect(_newer_rows(backend, full=full_only))
-        yield title, f"{version_name(NEWEST, None)}; {sum_rows(newer):,} rows.", newer
+def tables() -> Iterator[tuple[str, Errors]]:
+    """What was recorded, and the errors of its rows."""
+    yield f"llama.cpp {RECORDED}, CPU", collect(_cpu_rows())
+    yield f"llama.cpp {RECORDED}, CUDA, all layers", collect(_cuda_rows(full=True))
+    yield f"llama.cpp {RECORDED}, CUDA, partly in RAM", collect(_cuda_rows(full=False))
+    newest = version_name(NEWEST, None)
+    yield f"llama.cpp {newest}, CPU", collect(_newer_rows("cpu", full=False))
+    yield f"llama.cpp {newest}, CUDA, all layers", collect(_newer_rows("cuda", full=True))
+    yield f"llama.cpp {newest}, CUDA, partly in RAM", collect(_newer_rows("cuda", full=False))
     for title, how in UNREAD.items():
         unread = collect((*_unread_rows(how, "cpu"), *_unread_rows(how, "cuda")))
-        yield f"llama.cpp, from {title}", UNREAD_TEXT[how], {"all": unread["all"]}
-    real = collect(_real_rows())
-    yield (
-        "llama.cpp, CUDA, as the driver reports it",
-        f"{sum_rows(real)} models loaded and run: all GPU memory in use afterwards.",
-        real,
-    )
-    paged = collect(_vllm_rows())
-    yield "vLLM", f"{vllm.VERSION}; {sum_rows(paged)} rows, {VLLM_TEXT}", paged
-    unified = collect(_mlx_rows())
-    yield "MLX", f"{mlx.VERSION}; {sum_rows(unified)} rows, from config.json alone.", unified
+        yield f"llama.cpp {RECORDED}, {title}", {"all": unread["all"]}
+    yield f"llama.cpp {RECORDED}, CUDA, as the driver reports it", collect(_real_rows())
+    yield f"vLLM {vllm.VERSION}, config.json alone", collect(_vllm_rows())
+    yield f"{mlx.VERSION}, config.json alone", collect(_mlx_rows())
 
 
 def releases_table() -> str:
@@ -123,38 +107,33 @@ def collect(measured: Iterable[tuple[str, str, int, int]]) -> Errors:
     return errors
 
 
-def sum_rows(errors: Errors) -> int:
-    return max(len(values) for values in errors["all"].values())
+def sum_rows(errors: Errors, kind: str = "all") -> int:
+    return max(len(values) for values in errors[kind].values())
 
 
-def table(errors: Errors) -> str:
-    """Markdown: parts with the same figures share a row; a class has a row where it is not exact."""
-    lines = [
-        "| part | rows | exact | median | p95 | worst under | worst over |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def figure_rows(errors: Errors) -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
+    """Parts with the same figures share a row; a class of models has a row where it is not exact."""
     for kind in sorted(errors, key=lambda name: (name != "all", name)):
         parts: dict[tuple[str, ...], list[str]] = {}
         for part, values in errors[kind].items():
             if kind == "all" or any(values):
                 parts.setdefault(tuple(_figures(values)), []).append(part)
         for figures, names in parts.items():
-            label = ", ".join(names) if kind == "all" else f"{kind}: {', '.join(names)}"
-            lines.append(f"| {label} | {' | '.join(figures)} |")
+            yield "" if kind == "all" else f": {kind}", names, figures
+
+
+def class_table(classes: dict[str, dict[str, int]]) -> str:
+    """How many rows there are of each class of models."""
+    kinds = sorted({kind for counts in classes.values() for kind in counts} - {"all"})
+    lines = [
+        "## Rows by class of models",
+        "",
+        f"| recording | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
+    for title, counts in classes.items():
+        lines.append(f"| {title} | {' | '.join(str(counts.get(kind, 0)) for kind in kinds)} |")
     return "\n".join(lines) + "\n"
-
-
-def _classes(errors: Errors) -> str:
-    """How many rows there are of each class of model."""
-    counts = {
-        kind: max(len(values) for values in parts.values())
-        for kind, parts in sorted(errors.items())
-        if kind != "all"
-    }
-    if not counts:
-        return ""
-    text = "; ".join(f"{kind}: {count:,}" for kind, count in counts.items())
-    return f"\nRows by class: {text}."
 
 
 def _figures(values: list[float]) -> Iterator[str]:
@@ -315,13 +294,7 @@ def _parts(bill: MemoryEstimate, pool: PoolKind) -> tuple[int, int, int]:
     return size(Component.WEIGHTS), size(*CACHES), size(Component.COMPUTE)
 
 
-UNREAD = {"the keys of a GGUF alone": "keys", "config.json alone": "config"}
-UNREAD_TEXT = {
-    "keys": "Tensors as the converter names them, on CPU and CUDA, with every offload.",
-    "config": "43 models. Two configs omit what their recorded header lacks: expert groups, a prediction block.",
-}
-VLLM_TEXT = """from config.json alone. The errors are in the recordings: four rows
-lack the block size they ran with, three have another budget."""
+UNREAD = {"GGUF keys alone": "keys", "config.json alone": "config"}
 
 HEAD = """
 # Accuracy
@@ -330,6 +303,14 @@ The error is (predicted - allocated) / allocated, over recorded allocations of t
 themselves: full-size models whose weights are a hole in a sparse file, with the options of each
 row. "exact" is the share of rows that are right to the byte.
 Generated by `python tools/accuracy_table.py > docs/accuracy.md`.
+"""
+
+NOTES = """
+- "GGUF keys alone": tensors as the converter names them, with every offload. "config.json alone": 43
+  models; two configs omit what their recorded header lacks (expert groups, a prediction block).
+- "as the driver reports it": models loaded and run; all GPU memory in use afterwards.
+- vLLM: the errors are in the recordings. Four rows lack the block size they ran with, three have
+  another budget.
 """
 
 RIVALS = """
