@@ -49,7 +49,7 @@ def card(gib: float) -> Machine:
 
 
 # situation: memory, the tier if it was chosen on purpose, and what comes of it. The memo's windows of 40,960 and
-# 65,536 tokens are 131,072 by its audit note; what else differs from the memo's cells stands in docs/tiers.md.
+# 65,536 tokens are 131,072 by its audit note; docs/data/tiers_memo.tsv lists what else differs from the cells of the memo.
 ROWS: dict[str, tuple[Machine, str | None, tuple[str, str, int, str | None, int]]] = {
     "phone, 4 GB usable": (usable(4), None, ("0.8B", "polar", 124_416, None, 2)),
     "phone, 6 GB usable": (usable(6), None, ("2B", "polar", 131_072, None, 8)),
