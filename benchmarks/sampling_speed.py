@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.engines.chat import Sampling
 from edgekit.engines.native.sampler import Sampler
-from edgekit.engines.sampling import Sampling
 
 VOCABULARY = 262_144
 ROUNDS, TOKENS = 9, 6

@@ -24,12 +24,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgekit.engines.comparison import ComparedRow, Verification
 from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.hollow import HollowFile
 from edgekit.engines.llamacpp.verify.ways import choose_way
+from edgekit.engines.program import ComparedRow, Verification
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.formats.gguf import read_gguf
 from edgekit.sources.local import locate_path

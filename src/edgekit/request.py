@@ -24,16 +24,16 @@ from edgekit.engines.flags import (
     read_number,
     whole,
 )
-from edgekit.engines.given import chosen_engines, given_to, with_one_quant
+from edgekit.engines.options import chosen_engines, given_to, with_one_quant
 from edgekit.errors import CancelledError, UsageError
 from edgekit.units import MIB, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     import argparse
 
+    from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Job, Price
     from edgekit.catalog.types import ModelPurpose
-    from edgekit.engines.spill import Purpose
     from edgekit.machine.types import Machine
     from edgekit.model.open import Opened
     from edgekit.sources.download import Download
@@ -279,7 +279,7 @@ def with_quant(values: Values, engine: str, quant: str | None) -> Values:
     """The engine's values with the quantisation among them. Raises UsageError where the engine lacks it."""
     if quant is None:
         return values
-    from edgekit.engines.quant_names import read_quant
+    from edgekit.engines.options import read_quant
 
     value = read_quant(engine, quant)
     key = engine_named(engine).quant_key

@@ -25,7 +25,7 @@ from pathlib import Path
 from edgekit.engines.native.setup import StreamSetup
 from edgekit.bill.types import Load
 from edgekit.engines.native.sampler import Sampler
-from edgekit.engines.sampling import Sampling
+from edgekit.engines.chat import Sampling
 from edgekit.engines.native.run.engine import open_stream
 from edgekit.engines.native.run.generating import generate
 

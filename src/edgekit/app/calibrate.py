@@ -18,8 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.engines import engine_named, startable
-from edgekit.engines.comparison import ComparedRow, Verification
-from edgekit.engines.program import CalibrateOptions, CalibrateRequest, EngineRun
+from edgekit.engines.program import (
+    CalibrateOptions,
+    CalibrateRequest,
+    ComparedRow,
+    EngineRun,
+    Verification,
+)
 from edgekit.errors import EdgekitError, EngineError, MissingExtraError
 from edgekit.machine import detect
 from edgekit.machine.calibration import (

@@ -15,8 +15,8 @@ from edgekit.bill.types import CacheChoice, Task, Variant
 from edgekit.bill.verdict import Verdict, Weighed
 from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
+from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
 from edgekit.engines.flags import CONTEXT, flag_words, given_values
-from edgekit.engines.variants import AS_NAMED, as_named, stored_quant
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.model.open import Opened
 from edgekit.plan.choice import NOTHING, Candidate

@@ -6,7 +6,7 @@ import os
 
 from edgekit.app.open import open_as_stored, open_named
 from edgekit.engines import default_engine
-from edgekit.engines.quant_names import read_quant
+from edgekit.engines.options import read_quant
 from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError
 from edgekit.formats.types import Depth
 from edgekit.model.inspect import (

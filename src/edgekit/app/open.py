@@ -18,7 +18,7 @@ from edgekit.engines import (
     engine_names,
     engine_on,
 )
-from edgekit.engines.variants import AS_NAMED, as_named, stored_quant, usual_variant
+from edgekit.engines.choices import AS_NAMED, as_named, stored_quant, usual_variant
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -72,7 +72,7 @@ class ResolvedModel(Resolved[Opened]):
         quant = self.quant
         if quant is None:
             return engine
-        from edgekit.engines.quant_names import takes
+        from edgekit.engines.options import takes
 
         if takes(engine, quant):
             return engine

@@ -15,17 +15,16 @@ from edgekit.app.calibrate import remember_rows
 from edgekit.app.check import check_opened
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.task import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
+from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
 from edgekit.catalog import known_names, read_catalog
 from edgekit.catalog.repositories import Form, Repository, repositories_of
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import default_engine, engine_named
-from edgekit.engines.commands import visible_cards
+from edgekit.engines.choices import accuracy_of
+from edgekit.engines.commands import gguf_search, visible_cards
 from edgekit.engines.flags import companions_in
-from edgekit.engines.model_words import gguf_search
 from edgekit.engines.program import Address, EngineStart, LocalWeights
-from edgekit.engines.spill import Purpose
-from edgekit.engines.variants import accuracy_of
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
 from edgekit.machine import detect

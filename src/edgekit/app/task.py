@@ -104,7 +104,7 @@ def _of_options(
     request: Request, engine: str, *, embeds: bool, quant: str | None
 ) -> tuple[Load, Start]:
     """What Python's options ask of an engine."""
-    from edgekit.engines.quant_names import options_with_quant
+    from edgekit.engines.options import options_with_quant
 
     options = options_with_quant(engine, request.options or {}, quant)
     load, setup = _read_options(engine, options) if options else (Load(), None)
@@ -123,7 +123,7 @@ def takes_options(engine: str, options: Values) -> bool:
 
 
 def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
-    from edgekit.engines.row_options import RowOptions
+    from edgekit.engines.options import RowOptions
 
     read = RowOptions(options)
     load, setup = engine_named(engine).read_keywords(read)

@@ -12,8 +12,7 @@ from edgekit.request import Request, Session
 
 if TYPE_CHECKING:
     from edgekit.app.calibrate import Remembered
-    from edgekit.engines.comparison import Verification
-    from edgekit.engines.program import Verifier
+    from edgekit.engines.program import Verification, Verifier
     from edgekit.sources.types import ModelFiles
 
 
@@ -50,7 +49,7 @@ def verify(
 
 def _files(reference: str, request: Request, session: Session, verifier: Verifier) -> ModelFiles:
     """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
-    from edgekit.engines.quant_names import read_quant
+    from edgekit.engines.options import read_quant
     from edgekit.sources import locate
 
     (engine,), quant, reach = request.engines, request.quant, session.reach

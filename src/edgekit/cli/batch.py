@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 from edgekit.app.open import ResolvedModel, open_named, quantised
 from edgekit.catalog.types import Catalog
 from edgekit.engines import engine_named, engine_names
-from edgekit.engines.quant_names import options_with_quant
-from edgekit.engines.row_options import RowOptions, context_option, did_you_mean
+from edgekit.engines.options import RowOptions, context_option, did_you_mean, options_with_quant
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.model.open import open_config

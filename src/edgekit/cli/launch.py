@@ -29,8 +29,7 @@ from edgekit.cli.tiers import read_purpose
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
-from edgekit.engines.ports import LARGEST_PORT, check_port, is_loopback
-from edgekit.engines.process import ending_in_order
+from edgekit.engines.process import LARGEST_PORT, check_port, ending_in_order, is_loopback
 from edgekit.engines.program import Address, Ended, RunOptions
 from edgekit.errors import (
     ContextTooLargeError,
@@ -62,8 +61,8 @@ if TYPE_CHECKING:
     Confirm = Callable[[Download], bool]
     Event = WeightsChosen | Starting | Forced | Compared | EngineMessage
     from edgekit.app.answers import Check
+    from edgekit.engines.chat import Sampling
     from edgekit.engines.program import Server, Up
-    from edgekit.engines.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from edgekit.errors import UsageError
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from edgekit.engines.sampling import Sampling
+    from edgekit.engines.chat import Sampling
 
 
 _DESCRIPTION = """\
@@ -132,7 +132,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
     """UsageError that names the flag."""
-    from edgekit.engines.sampling import Sampling
+    from edgekit.engines.chat import Sampling
 
     given = {}
     for field, (names, _, read, _) in _FLAGS.items():

@@ -11,10 +11,10 @@ from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_number
 from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
+    from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Task
     from edgekit.catalog.tiers import Tier
     from edgekit.engines.memo.types import TierPlan
-    from edgekit.engines.spill import Purpose
 
 PREFIX = "tier:"
 
@@ -95,7 +95,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def read_purpose(word: str | None) -> Purpose:
-    from edgekit.engines.spill import Purpose
+    from edgekit.bill.spill import Purpose
 
     try:
         return Purpose.TEXT if word is None else Purpose(word.lower())

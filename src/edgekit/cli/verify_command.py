@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.app.calibrate import Remembered
     from edgekit.app.verify import Verified
-    from edgekit.engines.comparison import Verification
+    from edgekit.engines.program import Verification
 
 OUTSIDE = 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgekit.cli.options import read_host, read_plain
 from edgekit.cli.output import say, say_json
-from edgekit.engines.ports import LARGEST_PORT
+from edgekit.engines.process import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of
 from edgekit.sources.local import trouble

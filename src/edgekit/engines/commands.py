@@ -1,25 +1,36 @@
-"""Texts that are ready to paste, and what every engine needs to write the ones that start it as it was judged."""
+"""Commands ready to paste: what engines need to write them, what they call a model, and the settings of LM Studio."""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
+from urllib.parse import quote_plus
 
 from edgekit.bill.types import Load, Placement, Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import original_repository
-from edgekit.engines.model_words import PLACEHOLDER, repository_word
+from edgekit.errors import UsageError
 from edgekit.machine.types import Device, Machine, System, Vendor
+from edgekit.sources.local import is_here
+from edgekit.sources.reference import Reference, parse_reference
+from edgekit.sources.types import ModelFiles, Origin
 from edgekit.terminal import printable
 
-if TYPE_CHECKING:
-    from edgekit.sources.types import ModelFiles
-
 COMMAND, FILE, SETTINGS = "command", "file", "settings"
+# NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
+AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+PLACEHOLDER = "MODEL"
+UNCONVERTED = "Q4_K_M"  # engines.llamacpp.mixes.DEFAULT_MIX
+LM_STUDIO = "lm-studio"
+LM_STUDIO_CONTEXT = "llm.load.contextLength"
+LM_STUDIO_PARALLEL = "llm.load.numParallelSessions"
+LM_STUDIO_OFFLOAD = "llm.load.llama.acceleration.offloadRatio"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +140,6 @@ def _powershell(word: str) -> str:
     return "'" + word.replace("'", "''") + "'"
 
 
-# NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
-AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
 def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
     """Of the devices that the engine would use. Empty where all are used and their order does not matter."""
     used = placement.cards
@@ -149,3 +156,114 @@ def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, 
 def leaves_some(placement: Placement, devices: Sequence[Device]) -> bool:
     """Whether the machine has cards that the engine must not use. A card that is named by number hides no other."""
     return len(placement.cards) < len(devices) and not placement.by_number
+
+
+def repository_word(files: ModelFiles | None, known: str = "") -> str:
+    """What vLLM and mlx-lm call the model: a hub id or a folder. `known`: its id, where there are no files."""
+    if files is None:
+        return known or PLACEHOLDER
+    if files.origin is not Origin.LOCAL:
+        return files.label
+    path = Path(files.reference)
+    return str(path.parent) if path.suffix in {".json", ".safetensors"} else files.reference
+
+
+def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
+    """What EdgeKit itself calls it: a file, a hub id, an address, or a name of the catalog with a quantisation."""
+    if files is None:
+        return f"{label.removeprefix('sample:')}:{mix or UNCONVERTED}"
+    if files.origin is Origin.URL:
+        return files.reference
+    return local_file(files)
+
+
+def as_file(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+
+
+def gguf_search(label: str) -> str:
+    """Where to look for GGUF files of a model."""
+    return f"https://huggingface.co/models?library=gguf&search={quote_plus(plain_name(label))}"
+
+
+def plain_name(label: str) -> str:
+    """'sample:gemma-3-27b' -> 'gemma-3-27b', 'Qwen/Qwen3-8B' -> 'Qwen3-8B'."""
+    name = label.removeprefix("sample:").rsplit("/", maxsplit=1)[-1]
+    return name.partition(":")[0] or PLACEHOLDER
+
+
+def local_file(files: ModelFiles) -> str:
+    """The first file of the set, in the folder that was named."""
+    if files.origin is not Origin.LOCAL or not files.weights:
+        return files.label
+    path = Path(files.reference).expanduser()
+    return str(path / files.weights[0].name) if path.is_dir() else files.reference
+
+
+def parsed(reference: str, *, is_name: bool = False) -> Reference | None:
+    """None for a path. `is_name`: it was found under this name, so it is not one, whatever is in this folder."""
+    path = reference.startswith((".", "/", "~", "\\")) or reference[1:3] == ":\\"
+    if path or (not is_name and is_here(reference)):
+        return None
+    try:
+        return parse_reference(reference)
+    except UsageError:
+        return None
+
+
+class LmStudioSetting(NamedTuple):
+    """One setting. LM Studio runs models with llama.cpp or MLX: each engine has its own settings.
+
+    Keys: lmstudio-js packages/lms-kv-config/src/schema.ts @ 6ec11db; flags: lms src/subcommands/load.ts @ 07b7252.
+    """
+
+    name: str  # on the screen; "": it is not shown there
+    key: str
+    value: Any
+    shown: str = ""  # the value as a person sets it, where that is not the value itself
+    is_default: bool = False  # LM Studio has it like this anyway
+
+
+def lm_studio_texts(
+    startup: Startup, settings: Sequence[LmStudioSetting], *, model: str, notes: Sequence[str] = ()
+) -> Iterator[Command]:
+    """The settings as its screen names them, as the JSON it stores, and the part that `lms load` takes.
+
+    `model` is the name that LM Studio has for it.
+    """
+    listed = "".join(f"{one.name}: {_setting_shown(one)}\n" for one in settings if one.name)
+    yield Command(
+        program=LM_STUDIO, name="LM Studio settings", kind=SETTINGS, text=listed, notes=tuple(notes)
+    )
+    fields = [{"key": one.key, "value": one.value} for one in settings]
+    preset = {"operation": {"fields": []}, "load": {"fields": fields}}
+    text = json.dumps(preset, indent=2) + "\n"
+    yield Command(program=LM_STUDIO, name="LM Studio preset", kind=FILE, text=text)
+    values = {one.key: one.value for one in settings}
+    words = ["lms", "load", model, "--context-length", str(values[LM_STUDIO_CONTEXT])]
+    ratio = values.get(LM_STUDIO_OFFLOAD)
+    if ratio is not None:
+        words += ["--gpu", ratio if isinstance(ratio, str) else f"{ratio:g}"]
+    words += ["--parallel", str(values[LM_STUDIO_PARALLEL])]
+    yield startup.command(LM_STUDIO, "lms load", words, notes=_lms_load_notes(settings))
+
+
+def _setting_shown(setting: LmStudioSetting) -> str:
+    if isinstance(setting.value, bool):
+        return "on" if setting.value else "off"
+    return setting.shown or str(setting.value)
+
+
+def _lms_load_notes(settings: Sequence[LmStudioSetting]) -> list[str]:
+    """`lms load` has no flags for the other settings."""
+    rest = [
+        one.name
+        for one in settings
+        if one.name
+        and one.key not in {LM_STUDIO_CONTEXT, LM_STUDIO_PARALLEL, LM_STUDIO_OFFLOAD}
+        and not one.is_default
+    ]
+    notes = ["`lms ls` shows the key of the model in LM Studio"]
+    if rest:
+        notes.append(f"set these first, as defaults of the model in LM Studio: {', '.join(rest)}")
+    return notes

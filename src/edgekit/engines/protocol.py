@@ -13,6 +13,9 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
+from edgekit.engines.flags import Flag, Page, field_values, given_values, read_options
+from edgekit.errors import RefusedError, UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from edgekit.bill.verdict import Speed, Usage, Verdict
     from edgekit.catalog.types import Size
     from edgekit.engines.commands import Command, Startup
-    from edgekit.engines.flags import Flag, Page
     from edgekit.engines.program import EngineProgram
     from edgekit.formats.types import ModelHeader
     from edgekit.machine.types import Budget, Device, Machine, Pool
@@ -161,7 +163,6 @@ class Engine:
     def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Any]:
         """What values of its flags ask for. Raises UsageError."""
         from edgekit.bill.types import Load
-        from edgekit.engines.flags import field_values
 
         load = field_values(self.table, values, Load)
         load["context_tokens"] = load.get("context_tokens") or None  # 0 is the native context
@@ -171,8 +172,6 @@ class Engine:
     @rule("flags")
     def values(self, load: Load, setup: Any, /) -> dict[str, Any]:
         """And back: read again, they give the same bill. Files loaded with the model are not among them."""
-        from edgekit.engines.flags import given_values
-
         return given_values(self.table, load, setup)
 
     @rule("flags")
@@ -191,8 +190,6 @@ class Engine:
     def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Any]:
         """A row of a batch, in the engine's own parameters. Raises UsageError."""
         from dataclasses import replace
-
-        from edgekit.engines.flags import read_options
 
         given = read_options(self.table, options)
         load, setup = self.setup(given)
@@ -252,8 +249,6 @@ class Engine:
 
     def program(self, verb: str) -> EngineProgram:
         """How it is started on this machine. Raises UsageError where EdgeKit does not start it for this verb."""
-        from edgekit.errors import UsageError
-
         if not self.program_module:
             raise UsageError(
                 f"edgekit does not start {self.name} itself: "
@@ -399,7 +394,7 @@ class Engine:
     @rule("choices")
     def variants(self, model: Model, _label: str = "", /) -> tuple[Variant, ...]:
         """Quantisations to choose among, the most accurate first. `label`: the model's name in the catalog."""
-        from edgekit.engines.variants import as_named
+        from edgekit.engines.choices import as_named
 
         return as_named(model)
 
@@ -460,8 +455,6 @@ class Engine:
     def embedding_start(self, start: Start, /) -> Start:
         """Started to return embeddings. Raises RefusedError where the engine returns none."""
         if self.no_embeddings:
-            from edgekit.errors import RefusedError
-
             raise RefusedError(self.no_embeddings)
         return start
 

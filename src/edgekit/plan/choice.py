@@ -14,8 +14,8 @@ from typing import Any
 from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Task, Variant
 from edgekit.bill.verdict import Status, Weighed
 from edgekit.engines import engine_named
+from edgekit.engines.choices import USUAL_ACCURACY, as_named
 from edgekit.engines.speed import steady_throughput
-from edgekit.engines.variants import USUAL_ACCURACY, as_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model

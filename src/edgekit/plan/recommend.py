@@ -11,7 +11,7 @@ from datetime import date
 from edgekit.bill.types import GOOD_ACCURACY
 from edgekit.bill.verdict import COMFORTABLE_PERCENT
 from edgekit.catalog.types import Entry, ModelPurpose
-from edgekit.engines.variants import accuracy_of
+from edgekit.engines.choices import accuracy_of
 from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.plan import Plan

@@ -13,7 +13,7 @@ from edgekit.bill.verdict import Lever
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
-from edgekit.engines.variants import AS_NAMED
+from edgekit.engines.choices import AS_NAMED
 from edgekit.machine.types import Device, Machine
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion

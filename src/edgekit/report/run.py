@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.app.answers import Check
 from edgekit.engines.chat import Written
-from edgekit.engines.comparison import ComparedRow, Resident, Verification
-from edgekit.engines.program import Up
+from edgekit.engines.program import ComparedRow, Resident, Up, Verification
 from edgekit.machine.calibration import Stored
 from edgekit.machine.types import (
     Calibration,
@@ -32,7 +31,7 @@ from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.app.calibrate import Calibrated, Remembered
-    from edgekit.engines.comparison import ComparedRow, Resident, Verification
+    from edgekit.engines.program import ComparedRow, Resident, Verification
 
 
 def verdict_text(check: Check) -> str:

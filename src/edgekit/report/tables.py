@@ -14,7 +14,7 @@ from edgekit.app.answers import (
     Unanswered,
 )
 from edgekit.bill.verdict import Status, Verdict
-from edgekit.engines.variants import AS_NAMED
+from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.inspect import count_parameters
 from edgekit.report.bars import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgekit.bill.spill import Spill
 from edgekit.bill.verdict import Decision
 from edgekit.catalog.tiers import Layout, Tier
 from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.types import DRAFT_MAX, RamFit, TierPlan, windows_of
-from edgekit.engines.spill import Spill
 from edgekit.report.json import SCHEMA
 from edgekit.report.tier_text import ASSUMED
 

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgekit.engines.chat import Sampling
     from edgekit.engines.native.run.engine import StreamEngine, open_stream
     from edgekit.engines.native.run.generating import generate
     from edgekit.engines.native.run.text import open_text
     from edgekit.engines.native.sampler import Sampler
-    from edgekit.engines.sampling import Sampling
 
 __all__ = [
     "Sampler",
@@ -26,7 +26,7 @@ __all__ = [
 
 _PLACES = {
     "Sampler": "edgekit.engines.native.sampler",
-    "Sampling": "edgekit.engines.sampling",
+    "Sampling": "edgekit.engines.chat",
     "StreamEngine": "edgekit.engines.native.run.engine",
     "generate": "edgekit.engines.native.run.generating",
     "open_stream": "edgekit.engines.native.run.engine",

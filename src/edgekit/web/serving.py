@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from edgekit.engines.ports import check_port, connectable, in_address, in_use
+from edgekit.engines.process import check_port, connectable, in_address, in_use
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.web.app import create_app
 from edgekit.web.card_worker import when_started

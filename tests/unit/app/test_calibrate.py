@@ -30,14 +30,13 @@ from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.engines.comparison import ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.llamacpp.made_up import Shape, file_bytes, write_made_up
 from edgekit.engines.llamacpp.placements import measured_overhead
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify import ways
 from edgekit.engines.llamacpp.verify.check import beside_bytes
-from edgekit.engines.program import CalibrateOptions
+from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
 from edgekit.machine import calibration, detect

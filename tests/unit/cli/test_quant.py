@@ -13,7 +13,7 @@ from edgekit.app.open import open_named
 from edgekit.app.run import catalog_name
 from edgekit.cli import main
 from edgekit.engines import engine_named
-from edgekit.engines.quant_names import options_with_quant, read_quant, takes
+from edgekit.engines.options import options_with_quant, read_quant, takes
 from edgekit.errors import NotFoundError, RemoteInspectError, UsageError
 from edgekit.models import can_load, model_preflight
 

@@ -12,6 +12,7 @@ from tests.recorded import engine_models
 
 from edgekit.basis import Basis
 from edgekit.bill.cache_types import TABLE, cache_type
+from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.kernels.choice import KERNELS, choose
@@ -23,7 +24,6 @@ from edgekit.engines.native.setup import StreamPlan, StreamSetup
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.threads import usual_threads
 from edgekit.engines.native.unpacked import UNPACKED
-from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.errors import EdgekitError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.formats.dtype import TENSOR_TYPES
 from edgekit.machine.types import HOST

@@ -9,11 +9,11 @@ from tests.recorded import config_header, engine_models, rows
 
 from edgekit.bill.types import Load, Task, Variant
 from edgekit.engines import engine_named
+from edgekit.engines.choices import as_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
-from edgekit.engines.variants import as_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model

@@ -17,6 +17,7 @@ from tests.unit.plan.tier_tasks import (
     tasks_for,
 )
 
+from edgekit.bill.spill import Purpose, Store
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import Lever
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
@@ -29,7 +30,6 @@ from edgekit.engines.memo.choose import (
 )
 from edgekit.engines.memo.placements import budgets, memory_notes, placements, store_of
 from edgekit.engines.memo.types import TierPlan
-from edgekit.engines.spill import Purpose, Store
 from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.machine.what_if import what_if_machine

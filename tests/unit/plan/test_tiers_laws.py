@@ -11,6 +11,7 @@ from tests.thoroughness import LONG
 from tests.unit.plan.tier_tasks import planned_in, ram, task_for
 
 from edgekit.basis import Basis
+from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Placement, Task
 from edgekit.bill.verdict import Lever
 from edgekit.catalog.tiers import layouts, tiers
@@ -19,7 +20,6 @@ from edgekit.engines.memo.choices import layout_of
 from edgekit.engines.memo.models import tier_model
 from edgekit.engines.memo.placements import store_of
 from edgekit.engines.memo.types import OS_RESERVE_BYTES, MemoSetup, TierPlan
-from edgekit.engines.spill import Purpose
 from edgekit.errors import KvSpillUnsupportedError
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool
 from edgekit.units import GIB, MIB

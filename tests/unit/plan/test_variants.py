@@ -9,11 +9,11 @@ from tests.recorded import config_header
 from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
 from edgekit.engines import engine_named
+from edgekit.engines.choices import accuracy_of, as_named, stored_accuracy
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.mixes import USUAL_MIXES
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.mlx.choices import at_bits
-from edgekit.engines.variants import accuracy_of, as_named, stored_accuracy
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 

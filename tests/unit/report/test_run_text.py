@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgekit.engines.comparison import ComparedRow, MeasuredBytes
-from edgekit.engines.program import Up
+from edgekit.engines.program import ComparedRow, MeasuredBytes, Up
 from edgekit.report.run import comparison_text
 
 

@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.run.comparison import compare_reported
 from edgekit.engines.llamacpp.run.engine import Running, health, start
 from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
-from edgekit.engines.ports import check_port
+from edgekit.engines.process import check_port
 from edgekit.errors import UsageError
 from edgekit.units import MIB
 

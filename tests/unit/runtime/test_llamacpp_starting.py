@@ -16,8 +16,7 @@ from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
-from edgekit.engines import ports
-from edgekit.engines.comparison import Resident
+from edgekit.engines import process as ports
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import bill_with_drafter
 from edgekit.engines.llamacpp.run.comparison import compare_reported, told_of
@@ -25,7 +24,8 @@ from edgekit.engines.llamacpp.run.engine import Progress, start
 from edgekit.engines.llamacpp.run.settings import make_settings
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.llamacpp.verify import binding
-from edgekit.engines.ports import check_port
+from edgekit.engines.process import check_port
+from edgekit.engines.program import Resident
 from edgekit.errors import (
     EngineError,
     MemoryPressureError,

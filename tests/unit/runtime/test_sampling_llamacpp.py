@@ -14,8 +14,8 @@ from tests.embed_models import write_model
 from tests.embed_vocabularies import BYTE, sentencepiece
 from tests.served_oracle import llamacpp_replies
 
+from edgekit.engines.chat import Sampling
 from edgekit.engines.native.sampler import Sampler
-from edgekit.engines.sampling import Sampling
 
 PROMPT = [1, 300, 310, 320, 310, 400]
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

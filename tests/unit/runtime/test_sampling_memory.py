@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgekit.engines.chat import Sampling
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.native.sampler_size import BEST_TOKENS, sampler_bytes
-from edgekit.engines.sampling import Sampling
 from edgekit.units import KIB
 
 VOCABULARY = 262_144

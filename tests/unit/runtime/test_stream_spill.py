@@ -13,13 +13,13 @@ from tests.stream_sessions import FAMILIES, session, some_tokens, tiny
 from tests.thoroughness import costly
 from tests.threads import running, started_since
 
+from edgekit.bill.spill import Purpose
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.run import gate, pages
 from edgekit.engines.native.run.account import SAMPLER, line_key
 from edgekit.engines.native.run.engine import StreamEngine
 from edgekit.engines.native.run.gate import DiskSpeed, measure
 from edgekit.engines.native.run.pages import PageFile
-from edgekit.engines.spill import Purpose
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
 from edgekit.units import MIB
 

@@ -18,7 +18,6 @@ from tests.unit.verify import small_model
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
-from edgekit.engines.comparison import Verification
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.verify import check, fit_tool, ways
 from edgekit.engines.llamacpp.verify.ask import ask_engine
@@ -27,6 +26,7 @@ from edgekit.engines.llamacpp.verify.hollow import HollowFile, hollow_out, on_di
 from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import NEWEST, answered_version, version_name
+from edgekit.engines.program import Verification
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.sources.local import locate_path
 from edgekit.sources.types import ModelFiles

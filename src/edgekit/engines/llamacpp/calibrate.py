@@ -11,7 +11,6 @@ from pathlib import Path
 
 from edgekit import __version__
 from edgekit.bill.types import Load
-from edgekit.engines.comparison import Paced, Verification
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.made_up import LABEL, Shape, file_bytes, write_made_up
 from edgekit.engines.llamacpp.placements import backend_name, devices
@@ -21,7 +20,7 @@ from edgekit.engines.llamacpp.verify.check import verify_model
 from edgekit.engines.llamacpp.verify.types import Pacing
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import ending_in_order
-from edgekit.engines.program import CalibrateRequest, EngineRun
+from edgekit.engines.program import CalibrateRequest, EngineRun, Paced, Verification
 from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import today, told_text, watched

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from edgekit.engines.comparison import Resident
 from edgekit.engines.llamacpp.child import read_status
 from edgekit.engines.process import ChildProcess, Message
+from edgekit.engines.program import Resident
 
 SCRIPT = Path(__file__).with_name("child.py")
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # threads that wait do not spin

@@ -8,21 +8,25 @@ from dataclasses import replace
 
 from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
 from edgekit.catalog.types import Size
-from edgekit.engines import cache_pairs
-from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, Pairs, given_pair, pair_choices
+from edgekit.engines.choices import (
+    F16_PAIR,
+    Q8_PAIR,
+    USUAL_ACCURACY,
+    Pairs,
+    accuracy_of,
+    as_named,
+    given_pair,
+    pair_cache_name,
+    pair_choices,
+    stored_accuracy,
+    stored_quant,
+)
 from edgekit.engines.llamacpp.as_gguf import convert, mixed_model
 from edgekit.engines.llamacpp.estimate import converted
 from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, USUAL_MIXES, default_mix
 from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.variants import (
-    USUAL_ACCURACY,
-    accuracy_of,
-    as_named,
-    stored_accuracy,
-    stored_quant,
-)
 from edgekit.errors import EdgekitError
 from edgekit.model.open import Opened
 from edgekit.model.types import Model
@@ -51,7 +55,7 @@ def cache_choices(task: Task, placement: Placement | None = None) -> tuple[Cache
 
 def cache_name(load: Load, _setup: LlamaCppSetup) -> str:
     """By the name that choices have."""
-    return cache_pairs.cache_name(load)
+    return pair_cache_name(load)
 
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:

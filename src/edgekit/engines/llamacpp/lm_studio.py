@@ -4,66 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.engines import lm_studio
-from edgekit.engines.commands import Command, Startup
+from edgekit.engines.commands import (
+    LM_STUDIO_CONTEXT,
+    LM_STUDIO_OFFLOAD,
+    LM_STUDIO_PARALLEL,
+    Command,
+    LmStudioSetting,
+    Startup,
+    lm_studio_texts,
+    parsed,
+)
 from edgekit.engines.llamacpp.estimate import growth_limits
 from edgekit.engines.llamacpp.model_source import has_own_file, model_source
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LoadFacts
-from edgekit.engines.lm_studio import Setting
-from edgekit.engines.model_words import parsed
 from edgekit.model.types import block_count
 from edgekit.sources.reference import HubModel
 
 
 def lm_studio_commands(startup: Startup) -> Iterator[Command]:
-    yield from lm_studio.ready(
+    yield from lm_studio_texts(
         startup, list(_settings(startup)), model=_model(startup), notes=list(_notes(startup))
     )
 
 
-def _settings(startup: Startup) -> Iterator[Setting]:
+def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
     setup: LlamaCppSetup = startup.setup
     load, layers = startup.load, block_count(startup.variant.model.geometry)
     facts = LoadFacts.of(startup.verdict.estimate)
-    yield Setting("Context Length", lm_studio.CONTEXT, facts.n_ctx)
-    yield Setting("", "llm.load.llama.autoFit", False)  # else it would fit layers by itself
-    yield _counted("GPU Offload", lm_studio.OFFLOAD, _offload(setup, layers), layers)
+    yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, facts.n_ctx)
+    yield LmStudioSetting("", "llm.load.llama.autoFit", False)  # else it would fit layers by itself
+    yield _counted("GPU Offload", LM_STUDIO_OFFLOAD, _offload(setup, layers), layers)
     if any(layer.experts for layer in startup.variant.model.geometry.layers):
         experts = _experts(startup, layers)
         key = "llm.load.numCpuExpertLayersRatio"
         yield _counted("Layers with MoE weights on the CPU", key, experts, layers)
     on_gpu = setup.offload_kqv
-    yield Setting(
+    yield LmStudioSetting(
         "Offload KV Cache to GPU Memory", "llm.load.offloadKVCacheToGpu", on_gpu, is_default=on_gpu
     )
-    yield Setting("Flash Attention", "llm.load.llama.flashAttention", facts.flash_attn)
+    yield LmStudioSetting("Flash Attention", "llm.load.llama.flashAttention", facts.flash_attn)
     for name, kind in (("K", load.cache_k), ("V", load.cache_v)):
-        yield Setting(
+        yield LmStudioSetting(
             f"{name} Cache Quantization Type",
             f"llm.load.llama.{name.lower()}CacheQuantizationType",
             {"checked": kind is not None, "value": "f16" if kind is None else kind.name},
             "off (f16)" if kind is None else kind.name,
             is_default=kind is None,
         )
-    yield Setting("Max Concurrent Predictions", lm_studio.PARALLEL, facts.n_seq_max)
-    yield Setting("Unified KV Cache", "llm.load.useUnifiedKvCache", facts.kv_streams == 1)
-    yield Setting("Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts.n_batch)
-    yield Setting("Physical Batch Size", "llm.load.llama.physicalBatchSize", facts.n_ubatch)
+    yield LmStudioSetting("Max Concurrent Predictions", LM_STUDIO_PARALLEL, facts.n_seq_max)
+    yield LmStudioSetting("Unified KV Cache", "llm.load.useUnifiedKvCache", facts.kv_streams == 1)
+    yield LmStudioSetting("Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts.n_batch)
+    yield LmStudioSetting("Physical Batch Size", "llm.load.llama.physicalBatchSize", facts.n_ubatch)
     mapped = setup.use_mmap
-    yield Setting("Try mmap()", "llm.load.llama.tryMmap", mapped, is_default=mapped)
+    yield LmStudioSetting("Try mmap()", "llm.load.llama.tryMmap", mapped, is_default=mapped)
     limits = growth_limits(startup.verdict)
     if "ctx_checkpoints" in limits:
         key = "llm.load.llama.contextCheckpoints"
-        yield Setting("Context Checkpoints", key, limits["ctx_checkpoints"])
+        yield LmStudioSetting("Context Checkpoints", key, limits["ctx_checkpoints"])
     yield from _split(startup)
 
 
-def _counted(name: str, key: str, share: str | float, layers: int) -> Setting:
+def _counted(name: str, key: str, share: str | float, layers: int) -> LmStudioSetting:
     """A share of the layers; people set the number of them."""
     count = {"max": layers, "off": 0}[share] if isinstance(share, str) else round(share * layers)
-    return Setting(name, key, share, f"{count} of {layers} layers", is_default=share == "off")
+    return LmStudioSetting(
+        name, key, share, f"{count} of {layers} layers", is_default=share == "off"
+    )
 
 
 def _offload(setup: LlamaCppSetup, layers: int) -> str | float:
@@ -87,7 +95,7 @@ def _experts(startup: Startup, layers: int) -> str | float:
     return blocks / layers if blocks else "off"
 
 
-def _split(startup: Startup) -> Iterator[Setting]:
+def _split(startup: Startup) -> Iterator[LmStudioSetting]:
     """Shares of all cards that it sees, in the order of their numbers: a card with 0 is not used."""
     used, split = startup.placement.cards, startup.setup.tensor_split
     known = devices(startup.machine)
@@ -100,7 +108,7 @@ def _split(startup: Startup) -> Iterator[Setting]:
         ratio = [float(card.index == used[0].index) for card in known]
     config = {"strategy": "custom", "disabledGpus": [], "priority": [], "customRatio": ratio}
     shown = "custom, " + ":".join(f"{share:g}" for share in ratio)
-    yield Setting("GPU split", "load.gpuSplitConfig", config, shown)
+    yield LmStudioSetting("GPU split", "load.gpuSplitConfig", config, shown)
 
 
 def _model(startup: Startup) -> str:

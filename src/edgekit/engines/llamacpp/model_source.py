@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.engines.llamacpp.mixes import DEFAULT_MIX, default_mix
-from edgekit.engines.model_words import (
+from edgekit.engines.commands import (
     PLACEHOLDER,
     as_file,
     gguf_search,
@@ -15,6 +14,7 @@ from edgekit.engines.model_words import (
     plain_name,
     repository_word,
 )
+from edgekit.engines.llamacpp.mixes import DEFAULT_MIX, default_mix
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from edgekit import __version__
 from edgekit.bill.types import Load, MemoryEstimate, Placement, Task
 from edgekit.bill.verdict import Speed
-from edgekit.engines.active_weights import LayerShare
 from edgekit.engines.llamacpp.estimate import NAME, converted
 from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
@@ -29,7 +28,7 @@ from edgekit.engines.speed import (
     nvidia_flops_per_byte,
     speed_bound,
 )
-from edgekit.engines.token_reads import TokenReads, token_reads
+from edgekit.engines.token_reads import LayerShare, TokenReads, token_reads
 from edgekit.machine.types import Device, Machine, Pool, PoolKind, Vendor
 from edgekit.model.types import Model
 from edgekit.units import MIB

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from edgekit.bill.spill import SPILL_FROM_TOKENS
 from edgekit.bill.types import Placement, Task
 from edgekit.bill.verdict import Decision, Lever, Status, Tried, Usage, Verdict
 from edgekit.catalog.tiers import Tier, first_run, ladder
@@ -23,7 +24,6 @@ from edgekit.engines.memo.levers import (
 from edgekit.engines.memo.models import tier_of
 from edgekit.engines.memo.placements import placements
 from edgekit.engines.memo.types import RamLevel, TierPlan
-from edgekit.engines.spill import SPILL_FROM_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.units import MIB, format_bytes
 

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edgekit.bill.spill import (
+    LEAST_PAGES,
+    PAGE_TOKENS,
+    SPILL_FROM_TOKENS,
+    Spill,
+    plan_spill,
+)
 from edgekit.bill.types import Load, Placement, Task
 from edgekit.bill.verdict import Tried
 from edgekit.catalog.tiers import Layout, Tier, check_engine, find_layout
@@ -13,7 +20,6 @@ from edgekit.engines.memo.estimate import bill, check_load, largest_context
 from edgekit.engines.memo.models import tier_of
 from edgekit.engines.memo.placements import store_of
 from edgekit.engines.memo.types import MIN_CONTEXT, MemoSetup, windows_of
-from edgekit.engines.spill import LEAST_PAGES, PAGE_TOKENS, SPILL_FROM_TOKENS, Spill, plan_spill
 from edgekit.errors import UsageError
 from edgekit.units import LARGEST, format_bytes
 

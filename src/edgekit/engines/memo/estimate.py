@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from edgekit.bill.spill import Store
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.catalog.tiers import BASIS, WHAT_IF, Layout, Tier, check_engine, layout_for
 from edgekit.engines.memo.choices import layout_of, with_layout
 from edgekit.engines.memo.models import tier_of
 from edgekit.engines.memo.types import MemoSetup, windows_of
-from edgekit.engines.spill import Store
 from edgekit.errors import UsageError
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.model.types import Model

@@ -19,9 +19,9 @@ from edgekit.engines.flags import (
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
+    from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.memo.types import MemoSetup
-    from edgekit.engines.spill import Purpose
 
 
 def _cache_type(name: str) -> CacheType:
@@ -31,7 +31,7 @@ def _cache_type(name: str) -> CacheType:
 
 
 def _purpose(name: str) -> Purpose:
-    from edgekit.engines.spill import Purpose
+    from edgekit.bill.spill import Purpose
 
     return Purpose(name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from edgekit.bill.spill import SPILL_FROM_TOKENS, Spill
 from edgekit.bill.types import Load, Placement
 from edgekit.bill.verdict import Decision, Lever, Tried
 from edgekit.catalog.tiers import Tier, find_tier
@@ -11,7 +12,6 @@ from edgekit.engines.memo.context import ContextChoice
 from edgekit.engines.memo.estimate import bill, drafter_load
 from edgekit.engines.memo.placements import store_of
 from edgekit.engines.memo.types import DRAFT_MAX, windows_of
-from edgekit.engines.spill import SPILL_FROM_TOKENS, Spill
 from edgekit.units import format_bytes
 
 LONG_TOKENS = 131_072  # from here on eight sequences, below it four

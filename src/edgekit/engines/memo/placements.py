@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from edgekit.bill.spill import Store
 from edgekit.bill.types import Load, Placement, Task
 from edgekit.engines.budgets import card_budget
 from edgekit.engines.memo.types import MOST_USERS, OS_RESERVE_BYTES, MemoSetup
-from edgekit.engines.spill import Store
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Budget, Device, HostMemory, Machine, Vendor
 from edgekit.units import format_bytes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from edgekit.bill.spill import Purpose, Spill
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Decision, Lever, Verdict
 from edgekit.catalog.tiers import WHAT_IF, Layout, Tier
-from edgekit.engines.spill import Purpose, Spill
 from edgekit.machine.types import HOST, Budget, Pool
 from edgekit.units import MIB
 

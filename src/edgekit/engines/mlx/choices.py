@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
+from edgekit.engines.choices import as_named
 from edgekit.engines.mlx.types import MlxSetup, Packing, PackingMode, Quantize
 from edgekit.engines.mlx.weights import quantization_of
-from edgekit.engines.variants import as_named
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 

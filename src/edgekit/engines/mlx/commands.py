@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import Form, repository_at
-from edgekit.engines import lm_studio
-from edgekit.engines.commands import Command, Startup
+from edgekit.engines.commands import (
+    LM_STUDIO_CONTEXT,
+    LM_STUDIO_PARALLEL,
+    Command,
+    LmStudioSetting,
+    Startup,
+    lm_studio_texts,
+    repository_word,
+)
 from edgekit.engines.flags import flag_words
-from edgekit.engines.lm_studio import Setting
 from edgekit.engines.mlx.convert import convert_words, converted_name
 from edgekit.engines.mlx.estimate import NOT_QUANTISED
 from edgekit.engines.mlx.flags import FLAGS
@@ -28,7 +34,6 @@ from edgekit.engines.mlx.types import (
     Packing,
     Quantize,
 )
-from edgekit.engines.model_words import repository_word
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:
@@ -59,7 +64,7 @@ def commands(startup: Startup) -> Iterator[Command]:
         yield _server(startup, model)
     else:
         yield _generate(startup, model)
-    yield from lm_studio.ready(startup, list(_settings(startup)), model=model, notes=notes)
+    yield from lm_studio_texts(startup, list(_settings(startup)), model=model, notes=notes)
 
 
 def _to_convert(startup: Startup) -> Quantize | None:
@@ -118,12 +123,14 @@ def _generate(startup: Startup, model: str) -> Command:
     return startup.command(PROGRAM, "mlx_lm.generate", words, notes=notes)
 
 
-def _settings(startup: Startup) -> Iterator[Setting]:
+def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
     """As LM Studio runs it."""
     setup: MlxSetup = startup.setup
-    yield Setting("Context Length", lm_studio.CONTEXT, startup.context_tokens)
-    yield Setting("", "llm.load.mlx.autoFit", False)
-    yield Setting("Max Concurrent Predictions", lm_studio.PARALLEL, startup.load.sequences or 1)
+    yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, startup.context_tokens)
+    yield LmStudioSetting("", "llm.load.mlx.autoFit", False)
+    yield LmStudioSetting(
+        "Max Concurrent Predictions", LM_STUDIO_PARALLEL, startup.load.sequences or 1
+    )
     if setup.kv_bits in _LM_STUDIO_BITS and setup.kv_group_size in _LM_STUDIO_GROUPS:
         kept = {
             "enabled": True,
@@ -132,7 +139,9 @@ def _settings(startup: Startup) -> Iterator[Setting]:
             "quantizedStart": setup.quantized_kv_start,
         }
         shown = f"{setup.kv_bits} bit, groups of {setup.kv_group_size}, from token {setup.quantized_kv_start}"
-        yield Setting("KV Cache Quantization", "llm.load.mlx.kvCacheQuantization", kept, shown)
+        yield LmStudioSetting(
+            "KV Cache Quantization", "llm.load.mlx.kvCacheQuantization", kept, shown
+        )
 
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgekit.engines.commands import as_file
 from edgekit.engines.mlx.types import PackingMode, Quantize
-from edgekit.engines.model_words import as_file
 
 
 def converted_name(label: str, packed: Quantize) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.native.sampler_size import sampler_bytes
 from edgekit.engines.native.setup import StreamPlan
 from edgekit.engines.native.tensors import arena_floats, matrices, vectors
-from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.machine.types import HOST
 
 FLOAT_BYTES = 4

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.bill.types import CacheChoice, Load, Placement, Task
-from edgekit.engines import cache_pairs
-from edgekit.engines.cache_pairs import F16_PAIR, Q8_PAIR, pair_choices
+from edgekit.engines.choices import F16_PAIR, Q8_PAIR, pair_cache_name, pair_choices
 from edgekit.engines.native.setup import StreamSetup
 
 
@@ -16,4 +15,4 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[C
 
 def cache_name(load: Load, _setup: StreamSetup) -> str:
     """By the name that choices have."""
-    return cache_pairs.cache_name(load)
+    return pair_cache_name(load)

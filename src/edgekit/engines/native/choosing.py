@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekit.engines.chat import RECENT_TOKENS
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.sampler_size import (
     BEST_TOKENS,
@@ -22,7 +23,6 @@ from edgekit.engines.native.sampler_size import (
     COLUMNS,
     chunks_of,
 )
-from edgekit.engines.sampling import RECENT_TOKENS
 from edgekit.errors import WeightsError
 
 Doubles = NDArray[np.float64]

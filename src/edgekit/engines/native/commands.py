@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
+from edgekit.engines.commands import own_word
 from edgekit.engines.flags import flag_words
-from edgekit.engines.model_words import own_word
 from edgekit.engines.native.flags import FLAGS, placement
 from edgekit.engines.protocol import Offload
 from edgekit.units import MIB

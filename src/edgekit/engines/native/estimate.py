@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgekit import __version__
+from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.planning import plan_stream
@@ -13,7 +14,6 @@ from edgekit.engines.native.prepared import prepare
 from edgekit.engines.native.setup import StreamPlan, StreamSetup
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.types import ModelUse, NativeModel
-from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.errors import HeaderError, HeaderLimitError, RefusedError, UnknownDtypeError
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.model.types import Model

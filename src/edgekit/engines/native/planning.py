@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from edgekit.bill.cache_types import F16, CacheType
+from edgekit.bill.spill import PAGE_TOKENS, SPILL_FROM_TOKENS
 from edgekit.bill.types import Load
 from edgekit.engines.native.bill import bill_lines
 from edgekit.engines.native.scratch import attend_floats, multiply_floats
@@ -23,7 +24,6 @@ from edgekit.engines.native.tensors import matrices, side_floats, vectors
 from edgekit.engines.native.threads import check_threads, usual_threads
 from edgekit.engines.native.types import NativeModel
 from edgekit.engines.native.unpacked import check_types
-from edgekit.engines.spill import PAGE_TOKENS, SPILL_FROM_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor

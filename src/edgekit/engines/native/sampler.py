@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from edgekit.engines.chat import Sampling
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.sampler_size import BEST_TOKENS
-from edgekit.engines.sampling import Sampling
 from edgekit.errors import TextError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekit.engines.sampling import RECENT_TOKENS
+from edgekit.engines.chat import RECENT_TOKENS
 
 CHUNK_TOKENS = 16_384  # of the vocabulary, looked at together
 BEST_TOKENS = 1_024  # that are put in order; more are kept by a bound and never listed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgekit.bill.cache_types import CacheType
+from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import MemoryLine
 from edgekit.engines.native.types import NativeModel
-from edgekit.engines.spill import PAGE_TOKENS
 
 USUAL_CHUNK_TOKENS = 64  # of a prompt: twice as many are hardly faster, and take twice the buffers
 TILE_BYTES = 2**20  # packed rows that a thread reads at a time, or one row

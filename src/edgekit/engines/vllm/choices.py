@@ -16,7 +16,7 @@ from edgekit.bill.types import (
     Variant,
 )
 from edgekit.catalog.repositories import Form, repositories_of
-from edgekit.engines.variants import as_named
+from edgekit.engines.choices import as_named
 from edgekit.engines.vllm.estimate import estimate
 from edgekit.engines.vllm.placements import devices
 from edgekit.engines.vllm.types import VllmSetup

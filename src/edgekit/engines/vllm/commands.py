@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.types import MemoryEstimate, Placement
 from edgekit.bill.verdict import Verdict
-from edgekit.engines.commands import Command, Startup
+from edgekit.engines.commands import Command, Startup, repository_word
 from edgekit.engines.flags import flag_words, read_flags
-from edgekit.engines.model_words import repository_word
 from edgekit.engines.vllm.estimate import estimate as bill
 from edgekit.engines.vllm.flags import FLAGS, placement
 from edgekit.engines.vllm.types import VllmSetup

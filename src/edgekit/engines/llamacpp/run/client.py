@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgekit.engines.chat import Message, Prompt, Written
-from edgekit.engines.sampling import Sampling
+from edgekit.engines.chat import Message, Prompt, Sampling, Written
 from edgekit.errors import ContextTooLargeError, EngineError, TextError
 
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures

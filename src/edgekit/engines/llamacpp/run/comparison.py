@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekit.bill.types import Component, MemoryEstimate
-from edgekit.engines.comparison import NOTHING, ComparedRow, MeasuredBytes
 from edgekit.engines.llamacpp.run.engine import Running
 from edgekit.engines.llamacpp.verify.check import compare
+from edgekit.engines.program import NOTHING, ComparedRow, MeasuredBytes
 
 _MAPPED = "_Mapped"
 _UNTOLD = frozenset({"adapter", "projector"})

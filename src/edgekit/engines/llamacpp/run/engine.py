@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from edgekit.bill.types import Component
-from edgekit.engines.comparison import MeasuredBytes, Resident
 from edgekit.engines.llamacpp.child import LOADED
 from edgekit.engines.llamacpp.child_process import (
     NO_DEVICES,
@@ -27,9 +26,15 @@ from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.run.watch import MappedFiles, Probes, Watch, say_nothing
 from edgekit.engines.llamacpp.verify import binding
 from edgekit.engines.llamacpp.verify.engine_log import EngineLog, Held, is_complaint
-from edgekit.engines.ports import check_port, connectable, in_address, in_use
-from edgekit.engines.process import Message, signal_name
-from edgekit.engines.program import Ended
+from edgekit.engines.process import (
+    Message,
+    check_port,
+    connectable,
+    in_address,
+    in_use,
+    signal_name,
+)
+from edgekit.engines.program import Ended, MeasuredBytes, Resident
 from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
 from edgekit.machine.surroundings import number_in, pairs_of
 from edgekit.units import GIB, format_bytes

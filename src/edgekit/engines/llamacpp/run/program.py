@@ -13,7 +13,6 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.chat import Prompt
-from edgekit.engines.comparison import Verification
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp import flags as own_flags
 from edgekit.engines.llamacpp.estimate import growth_limits
@@ -26,6 +25,7 @@ from edgekit.engines.program import (
     EngineStart,
     RunOptions,
     Up,
+    Verification,
 )
 from edgekit.errors import EngineError, MemoryPressureError
 from edgekit.model.types import Model

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from edgekit.engines.comparison import Resident
 from edgekit.engines.llamacpp.run.types import Launch
 from edgekit.engines.llamacpp.types import Backend
-from edgekit.engines.program import Ended
+from edgekit.engines.program import Ended, Resident
 from edgekit.errors import NotFoundError, SourceError
 from edgekit.machine.host import group_limits, memory_groups, process_limits
 from edgekit.machine.monitor import CRITICAL_BYTES

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgekit.engines.comparison import EngineReport, Paced, Resident
 from edgekit.engines.llamacpp.child import read_status
 from edgekit.engines.llamacpp.child_process import NO_DEVICES, PASSIVE, resident_at, start_child
 from edgekit.engines.llamacpp.verify.engine_log import EngineLog
 from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
 from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import Message, signal_name
+from edgekit.engines.program import EngineReport, Paced, Resident
 from edgekit.errors import EngineError
 from edgekit.units import format_bytes
 

@@ -8,15 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
-from edgekit.engines.comparison import (
-    NOTHING,
-    ComparedRow,
-    EngineReport,
-    MeasuredBytes,
-    Paced,
-    Resident,
-    Verification,
-)
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.verify.ask import ask_engine, load_for_real
@@ -33,6 +24,15 @@ from edgekit.engines.llamacpp.versions import (
     LlamaVersion,
     answered_version,
     installed_version,
+)
+from edgekit.engines.program import (
+    NOTHING,
+    ComparedRow,
+    EngineReport,
+    MeasuredBytes,
+    Paced,
+    Resident,
+    Verification,
 )
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.formats import read_header

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgekit.bill.types import Component
-from edgekit.engines.comparison import NOTHING, MeasuredBytes
 from edgekit.engines.llamacpp.verify.types import STOP
+from edgekit.engines.program import NOTHING, MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB
 

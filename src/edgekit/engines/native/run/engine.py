@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.encoder.blas import one_thread
 from edgekit.engines.native.encoder.crew import Crew
@@ -32,7 +33,6 @@ from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.types import Checkpoint, Limits, ModelUse
 from edgekit.engines.native.walk import walk
-from edgekit.engines.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import LARGEST, format_bytes

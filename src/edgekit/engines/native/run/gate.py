@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekit.bill.spill import PAGE_TOKENS, SPILL_FROM_TOKENS, Purpose, Store, plan_spill
 from edgekit.engines.native.run.pages import PageFile
-from edgekit.engines.spill import PAGE_TOKENS, SPILL_FROM_TOKENS, Purpose, Store, plan_spill
 from edgekit.errors import KvSpillUnsupportedError
 from edgekit.machine.surroundings import text_of
 from edgekit.units import MIB, format_bytes

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.engines.native.run.cache import CacheRun, LayerCache, Packed, WholeCache, touched
 from edgekit.engines.native.run.ring import CellSpan, Ring, layer_ring
-from edgekit.engines.spill import PAGE_TOKENS
 from edgekit.errors import KvSpillUnsupportedError, SourceError
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from edgekit.engines.chat import Prompt, Written
+from edgekit.engines.chat import Prompt, Sampling, Written
 from edgekit.engines.native.run.generating import generate
 from edgekit.engines.native.sampler import Sampler
-from edgekit.engines.sampling import Sampling
 from edgekit.errors import TextError, UsageError
 
 if TYPE_CHECKING:

@@ -1,0 +1,90 @@
+"""What engines share of what a plan may choose: pairs of cache types, and how accurate a quantisation is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import CacheChoice, Load, Variant
+from edgekit.formats.mixes import mix_by_name
+from edgekit.model.types import Model
+from edgekit.sources.filenames import quant_tag
+from edgekit.sources.types import ModelFiles
+
+F16_PAIR, Q8_PAIR = ("f16", "f16"), ("q8_0", "q8_0")
+Pairs = tuple[tuple[str, str], ...]
+USUAL_ACCURACY = 500  # in hundredths of a bit per weight: Q4_K_M, MLX 4-bit
+AS_NAMED = "as stored"
+
+
+def pair_name(key: str, value: str) -> str:
+    """'q8_0', or 'q8_0 + q4_0' where K and V differ."""
+    return key if key == value else f"{key} + {value}"
+
+
+def pair_cache_name(load: Load) -> str:
+    """The cache of this load, by the name that choices have."""
+    keys, values = (kind.name if kind else "f16" for kind in (load.cache_k, load.cache_v))
+    return pair_name(keys, values)
+
+
+def given_pair(load: Load) -> CacheChoice | None:
+    """The choice of a load that gives both types; None where it leaves one open."""
+    if load.cache_k is None or load.cache_v is None:
+        return None
+    name = pair_cache_name(load)
+    return CacheChoice(name=name, place=0, flags="", asked=True, is_eight_bit=name == "q8_0")
+
+
+def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
+    """These pairs, with the type that the load gives for one of the two; only its own where it gives both."""
+    both = given_pair(load)
+    if both is not None:
+        yield both
+        return
+    keys, values = load.cache_k, load.cache_v
+    if load.flash_attention is False:  # V is quantised only with flash attention
+        pairs = (F16_PAIR,)
+    own = [(keys.name if keys else key, values.name if values else value) for key, value in pairs]
+    is_given = (keys or values) is not None
+    for place, (key, value) in enumerate(dict.fromkeys(own)):
+        changed = {} if (key, value) == F16_PAIR else {"cache_k": key, "cache_v": value}
+        yield CacheChoice(
+            name=pair_name(key, value),
+            place=place,
+            flags=f"-ctk {key} -ctv {value}",
+            asked=is_given and len(set(own)) == 1,
+            is_eight_bit=key == value == "q8_0",
+            load={side: cache_type(name) for side, name in changed.items()},
+        )
+
+
+def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[Variant, ...]:
+    """Nothing to choose: the file or repository that was named."""
+    return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
+
+
+def stored_quant(files: ModelFiles) -> str:
+    """The quantisation that the name of a file or repository states."""
+    return quant_tag(files.label.rpartition(":")[2]) or quant_tag(files.label) or AS_NAMED
+
+
+def accuracy_of(mix: str) -> int | None:
+    """By the bits of its name: a file's average differs by model, the order of the names does not. None: unknown."""
+    known = mix_by_name(mix)
+    return round(known.bits_per_weight * 100) if known is not None else None
+
+
+def stored_accuracy(model: Model) -> int:
+    """By the bits that the weights of a file really have; the usual where its directory was not read."""
+    weights = [tensor for tensor in model.header.tensors or () if len(tensor.shape) > 1]
+    elements = sum(math.prod(tensor.shape) for tensor in weights)
+    size = sum(tensor.size_bytes for tensor in weights)
+    return round(size * 800 / elements) if elements else USUAL_ACCURACY
+
+
+def usual_variant(variants: tuple[Variant, ...]) -> Variant:
+    """The one that people take: about four and a half bits, or the nearest to it."""
+    good = [one for one in variants if one.is_good] or list(variants)
+    return next((one for one in good if one.accuracy <= USUAL_ACCURACY), good[-1])
