@@ -34,12 +34,12 @@ from tests.recorded import TRUTH, header_bytes, models, padded
 
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import Depth, limits, read_header
-from edgekit.formats.gguf import GgufFile, read_gguf
-from edgekit.formats.types import ArrayFact
+from edgekit.formats.gguf import read_gguf
+from edgekit.formats.types import ArrayFact, ModelHeader
 from edgekit.sources.types import Origin
 
 
-def read(data: bytes, *, size_bytes: int | None = None) -> GgufFile:
+def read(data: bytes, *, size_bytes: int | None = None) -> ModelHeader:
     return read_gguf(BytesSource(data, size_bytes=size_bytes))
 
 

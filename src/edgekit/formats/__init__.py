@@ -8,7 +8,7 @@ from functools import cache
 
 from edgekit.errors import HeaderLimitError, PrivateAddressError, RemoteInspectError
 from edgekit.formats import limits
-from edgekit.formats.gguf_model import read_gguf_model
+from edgekit.formats.gguf import read_gguf_model
 from edgekit.formats.types import ArrayFact, Depth, ModelHeader, Quantization, Tensor
 from edgekit.sources import cached_in_need, locate
 from edgekit.sources.types import ByteSource, Container, GrowingSource, ModelFile, ModelFiles, Reach

@@ -1,4 +1,4 @@
-"""Turns the bytes of one GGUF file into its keys and its tensor directory.
+"""GGUF: the keys and the tensor directory of a model in one file or many.
 
 Format: docs/formats.md, and https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 Where that leaves a choice, ours is that of ggml/src/gguf.cpp, llama.cpp @ b21e4de.
@@ -6,80 +6,105 @@ Where that leaves a choice, ours is that of ggml/src/gguf.cpp, llama.cpp @ b21e4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container as Names
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from edgekit.errors import HeaderError, UnknownDtypeError
+from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import limits
 from edgekit.formats.cursor import BeyondReachError, Cursor
 from edgekit.formats.dtype import TensorType, by_ggml_id
+from edgekit.formats.files import listed_bytes, read_shards
 from edgekit.formats.lookalikes import LOOK_BYTES, describe
-from edgekit.formats.types import ArrayFact, Depth, Scalar, Tensor, Value
-from edgekit.sources.types import ByteSource
+from edgekit.formats.types import ArrayFact, Depth, ModelHeader, Scalar, Tensor, Value
+from edgekit.sources.types import ByteSource, Container, ModelFiles
 from edgekit.terminal import quoted
 
 MAGIC = b"GGUF"
 NEWEST_VERSION = 3
-_DEFAULT_ALIGNMENT = 32
+DEFAULT_ALIGNMENT = 32
+
+# What is left of a header while it is read: at least so much, and about so much.
+LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, key, type, value
+LEAST_ENTRY_BYTES = 8 + 0 + 4 + 0 + 4 + 8  # length, name, dimensions, shape, type, offset
+ENTRY_BYTES = 64  # 57 to 60 in real files
+
+# Keys that tools/gguf-split writes: the shard's number from 0, the number of shards and of all tensors.
+SHARD_NUMBER, SHARD_COUNT, ALL_TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GgufFile:
-    """What one GGUF file says."""
+def read_gguf_model(files: ModelFiles, depth: Depth) -> ModelHeader:
+    """All shards as one header. Depth.ARCHITECTURE reads only the first shard of a remote model."""
+    if not files.weights:
+        raise HeaderError("there is no GGUF file to read", file=files.label)
 
-    name: str
-    version: int
-    big_endian: bool
-    tensor_count: int | None  # None: of all shards together, and the file does not say
-    keys: Mapping[str, Value]
-    arrays: Mapping[str, ArrayFact]
-    long_strings: Mapping[str, int]
-    tensors: tuple[Tensor, ...] | None  # None: reading stopped before the end of the directory
-    header_bytes: int | None
-    complete: bool  # all keys were read
+    def read(source: ByteSource, _: int) -> ModelHeader:
+        return read_gguf(source, depth)
+
+    (first,) = read_shards(files, [0], read)
+    others = range(1, len(files.weights))
+    if others and depth is Depth.ARCHITECTURE and files.origin.is_remote:
+        _check_shard_count(first, len(files.weights))
+        stated = first.keys.get(ALL_TENSORS)
+        header = replace(
+            first,
+            tensors=None,
+            tensor_count=stated if isinstance(stated, int) else None,
+            tensor_bytes=None,
+            file_bytes=listed_bytes(files),
+            header_bytes=None,
+        )
+    else:
+        header = _join_shards([first, *read_shards(files, others, read)])
+    return replace(header, name=files.label)
 
 
-def read_gguf(source: ByteSource, depth: Depth = Depth.TENSORS) -> GgufFile:
-    """The whole header.
+def read_gguf(source: ByteSource, depth: Depth = Depth.TENSORS) -> ModelHeader:
+    """The header of one file.
 
-    Depth.ARCHITECTURE on a remote source stops where the next request would begin, once the
-    architecture is known. A local file is always read whole: its last keys cost milliseconds.
+    Depth.ARCHITECTURE on a remote source stops before the next request once the architecture is
+    known. A local file is always read to the end of its header, which takes milliseconds.
     """
     cursor = Cursor(source)
     start = read_start(cursor, source)
-    shelf = Shelf()
+    store = KeyStore()
     if depth is Depth.ARCHITECTURE:
-        cursor.may_fetch = lambda: not _knows_architecture(shelf)
+        cursor.may_fetch = lambda: not _knows_architecture(store)
     complete, tensors, header_bytes = False, None, None
     try:
-        read_keys(cursor, start, shelf)
+        read_keys(cursor, start, store)
         complete = True
         tensors, header_bytes = read_directory(
             cursor,
             start.tensor_count,
-            alignment=alignment_of(cursor, shelf),
+            alignment=alignment_of(cursor, store),
             file_bytes=source.size_bytes,
         )
     except BeyondReachError:
-        pass  # what was asked for is known
-    return GgufFile(
+        pass  # the architecture is known
+    return ModelHeader(
         name=source.name,
+        container=Container.GGUF,
         version=start.version,
         big_endian=start.big_endian,
-        tensor_count=start.tensor_count,
-        keys=shelf.keys,
-        arrays=shelf.arrays,
-        long_strings=shelf.long_strings,
+        keys=store.keys,
+        arrays=store.arrays,
+        long_strings=store.long_strings,
         tensors=tensors,
+        tensor_count=start.tensor_count,
+        tensor_bytes=None if tensors is None else sum(tensor.size_bytes for tensor in tensors),
+        file_bytes=source.size_bytes,
         header_bytes=header_bytes,
         complete=complete,
     )
 
 
-class GgufStart(NamedTuple):
-    """The first 24 bytes."""
+# -- the first 24 bytes
 
+
+class GgufStart(NamedTuple):
     version: int
     big_endian: bool
     tensor_count: int
@@ -87,31 +112,17 @@ class GgufStart(NamedTuple):
 
 
 def read_start(cursor: Cursor, source: ByteSource) -> GgufStart:
-    version, big_endian = _read_version(cursor, source)
-    tensor_count = cursor.u64()
-    cursor.check_limit("number of tensors", tensor_count, limits.TENSORS_PER_FILE)
-    key_count = cursor.u64()
-    cursor.check_limit("number of keys", key_count, limits.KEYS)
-    return GgufStart(version, big_endian, tensor_count, key_count)
-
-
-def _read_version(cursor: Cursor, source: ByteSource) -> tuple[int, bool]:
-    first = cursor.take(min(len(MAGIC), source.size_bytes))
-    if not first:
+    magic = cursor.take(min(len(MAGIC), source.size_bytes))
+    if not magic:
         raise cursor.error("the file is empty")
-    if not MAGIC.startswith(first):
+    if not MAGIC.startswith(magic):
         what = describe(source.read(0, min(LOOK_BYTES, source.size_bytes)))
         raise cursor.error(f"not a GGUF file: {what}")
     version = cursor.u32()
-    big_endian = version != 0 and version & 0xFFFF == 0  # a small number seen from its other end
+    big_endian = version != 0 and version & 0xFFFF == 0  # a small number with its bytes swapped
     if big_endian:
         cursor.read_big_endian()
         version = int.from_bytes(version.to_bytes(4, "little"), "big")
-    _check_version(cursor, version, big_endian=big_endian)
-    return version, big_endian
-
-
-def _check_version(cursor: Cursor, version: int, *, big_endian: bool) -> None:
     if version > NEWEST_VERSION:
         raise cursor.error(
             f"GGUF version {version} is newer than the newest version that edgekit knows "
@@ -124,41 +135,67 @@ def _check_version(cursor: Cursor, version: int, *, big_endian: bool) -> None:
         )
     if big_endian and version < 3:
         raise cursor.error("big-endian GGUF needs version 3 or newer, but this file is version 2")
+    tensor_count = cursor.u64()
+    cursor.check_limit("number of tensors", tensor_count, limits.TENSORS_PER_FILE)
+    key_count = cursor.u64()
+    cursor.check_limit("number of keys", key_count, limits.KEYS)
+    return GgufStart(version, big_endian, tensor_count, key_count)
 
 
-def read_keys(cursor: Cursor, start: GgufStart, shelf: Shelf) -> None:
-    """Every key with its value, onto the shelf."""
-    cursor.likely_bytes = start.tensor_count * ENTRY_BYTES
-    for left in reversed(range(start.key_count)):
-        cursor.sure_bytes = left * LEAST_KEY_BYTES + start.tensor_count * LEAST_ENTRY_BYTES
-        offset = cursor.position
-        key = read_key(cursor)
-        if key in shelf:
-            raise cursor.error(f"key {quoted(key)} occurs twice", offset=offset)
-        shelf.begin(key)
-        read_value(cursor, key, shelf)
-    shelf.reading = None
+# -- keys and values
 
 
-def _knows_architecture(shelf: Shelf) -> bool:
-    """Whether its keys lie behind us: converters write them together, and the vocabulary after them."""
-    architecture = shelf.keys.get("general.architecture")
-    stated = f"{architecture}.block_count" in shelf.keys or "llama.block_count" in shelf.keys
-    past = shelf.reading is None or shelf.reading.startswith("tokenizer.")
-    return architecture is not None and stated and past
+@dataclass(slots=True)
+class KeyStore:
+    """The values of one file while it is read, within limits.
+
+    A key that is not `wanted` is read like any other but not stored. Values that would exceed a
+    limit are skipped and noted in `arrays` or `long_strings`.
+    """
+
+    wanted: Callable[[str], bool] = lambda _: True
+    max_bytes: int = limits.KEPT_BYTES
+    max_string_bytes: int = limits.KEPT_STRING_BYTES
+    max_numbers: int = limits.KEPT_NUMBERS
+    keys: dict[str, Value] = field(default_factory=dict)
+    arrays: dict[str, ArrayFact] = field(default_factory=dict)
+    long_strings: dict[str, int] = field(default_factory=dict)
+    reading: str | None = None  # the key whose value comes next; None outside the keys
+    stores: bool = True  # whether that key is wanted
+    stored_bytes: int = 0
+    strings_walked: int = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.keys or key in self.arrays or key in self.long_strings
+
+    def begin(self, key: str) -> None:
+        self.reading = key
+        self.stores = self.wanted(key)
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Whether the value being read is stored, if it has this size."""
+        if self.stores:
+            self.stored_bytes += size_bytes
+        return self.stores and self.stored_bytes <= self.max_bytes
+
+    def store(self, key: str, value: Value) -> None:
+        if self.stores:
+            self.keys[key] = value
+
+    def note_string(self, key: str, length: int) -> None:
+        if self.stores:
+            self.long_strings[key] = length
+
+    def note_array(
+        self, key: str, element: str, count: int, *, offset: int = 0, end: int = 0
+    ) -> None:
+        if self.stores:
+            self.arrays[key] = ArrayFact(element=element, count=count, offset=offset, end=end)
 
 
-def alignment_of(cursor: Cursor, shelf: Shelf) -> int:
-    value = shelf.keys.get("general.alignment", _DEFAULT_ALIGNMENT)
-    if type(value) is not int or value <= 0 or value & (value - 1):
-        raise cursor.error(f"general.alignment is {quoted(value)}, not a power of two")
-    return value
-
-
-LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, key, type, value
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 
-# enum gguf_type in ggml/include/gguf.h: id -> (name, struct code, bytes); 8 and 9 have no size
+# enum gguf_type in ggml/include/gguf.h: id -> (name, struct code, bytes); 8 and 9 have no fixed size
 _NUMBERS: dict[int, tuple[str, str, int]] = {
     0: ("uint8", "B", 1),
     1: ("int8", "b", 1),
@@ -175,54 +212,42 @@ _NUMBERS: dict[int, tuple[str, str, int]] = {
 _NUMBER_COST_BYTES = 40  # a Python number and its place in a tuple
 
 
-@dataclass(slots=True)
-class Shelf:
-    """Where the values of one file are put while it is read, and how much there is room for.
-
-    A key that is not `wanted` is read like any other, and leaves nothing behind.
-    """
-
-    wanted: Callable[[str], bool] = lambda _: True
-    room_bytes: int = limits.KEPT_BYTES
-    string_bytes: int = limits.KEPT_STRING_BYTES
-    numbers: int = limits.KEPT_NUMBERS
-    keys: dict[str, Value] = field(default_factory=dict)
-    arrays: dict[str, ArrayFact] = field(default_factory=dict)
-    long_strings: dict[str, int] = field(default_factory=dict)
-    reading: str | None = None  # the key whose value comes next; None outside the keys
-    keeps: bool = True  # whether its value is wanted
-    kept_bytes: int = 0
-    strings_walked: int = 0
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.keys or key in self.arrays or key in self.long_strings
-
-    def begin(self, key: str) -> None:
-        self.reading = key
-        self.keeps = self.wanted(key)
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether a value of this size may still be kept; what may not is skipped, and noted."""
-        if self.keeps:
-            self.kept_bytes += size_bytes
-        return self.keeps and self.kept_bytes <= self.room_bytes
-
-    def keep(self, key: str, value: Value) -> None:
-        if self.keeps:
-            self.keys[key] = value
-
-    def note_string(self, key: str, length: int) -> None:
-        if self.keeps:
-            self.long_strings[key] = length
-
-    def note_array(
-        self, key: str, element: str, count: int, *, offset: int = 0, end: int = 0
-    ) -> None:
-        if self.keeps:
-            self.arrays[key] = ArrayFact(element=element, count=count, offset=offset, end=end)
+def read_keys(cursor: Cursor, start: GgufStart, store: KeyStore) -> None:
+    """Every key with its value, into the store."""
+    cursor.likely_bytes = start.tensor_count * ENTRY_BYTES
+    for left in reversed(range(start.key_count)):
+        cursor.sure_bytes = left * LEAST_KEY_BYTES + start.tensor_count * LEAST_ENTRY_BYTES
+        offset = cursor.position
+        key = _read_key(cursor)
+        if key in store:
+            raise cursor.error(f"key {quoted(key)} occurs twice", offset=offset)
+        store.begin(key)
+        value_type = cursor.u32()
+        if value_type == _STRING:
+            _read_string(cursor, key, store)
+        elif value_type == _ARRAY:
+            _read_array(cursor, key, store)
+        else:
+            store.store(key, _read_numbers(cursor, key, value_type, 1)[0])
+    store.reading = None
 
 
-def read_key(cursor: Cursor) -> str:
+def _knows_architecture(store: KeyStore) -> bool:
+    """Whether all keys of the architecture were read: converters write them together, then the vocabulary."""
+    architecture = store.keys.get("general.architecture")
+    stated = f"{architecture}.block_count" in store.keys or "llama.block_count" in store.keys
+    past = store.reading is None or store.reading.startswith("tokenizer.")
+    return architecture is not None and stated and past
+
+
+def alignment_of(cursor: Cursor, store: KeyStore) -> int:
+    value = store.keys.get("general.alignment", DEFAULT_ALIGNMENT)
+    if type(value) is not int or value <= 0 or value & (value - 1):
+        raise cursor.error(f"general.alignment is {quoted(value)}, not a power of two")
+    return value
+
+
+def _read_key(cursor: Cursor) -> str:
     offset = cursor.position
     length = cursor.u64()
     cursor.check_limit("length of a key", length, limits.KEY_BYTES)
@@ -231,41 +256,32 @@ def read_key(cursor: Cursor) -> str:
         raise cursor.error("a key is empty", offset=offset)
     try:
         return key.decode()
-    except UnicodeDecodeError as error:  # a key is looked up, so it must be right
+    except UnicodeDecodeError as error:  # keys are looked up, so they must be exact
         raise cursor.error(f"key {quoted(key)} is not UTF-8", offset=offset) from error
 
 
-def read_value(cursor: Cursor, key: str, shelf: Shelf) -> None:
-    """Puts the value that follows `key` on the shelf, or the fact that it was left out."""
-    value_type = cursor.u32()
-    if value_type == _STRING:
-        _read_string(cursor, key, shelf)
-    elif value_type == _ARRAY:
-        _read_array(cursor, key, shelf)
-    else:
-        shelf.keep(key, _read_numbers(cursor, key, value_type, 1)[0])
-
-
-def _read_string(cursor: Cursor, key: str, shelf: Shelf) -> None:
+def _read_string(cursor: Cursor, key: str, store: KeyStore) -> None:
     length = cursor.u64()
-    if length > shelf.string_bytes or not shelf.has_room(length):
+    if length > store.max_string_bytes or not store.reserve(length):
         cursor.skip(length)
-        shelf.note_string(key, length)
+        store.note_string(key, length)
     else:
         value = _text(cursor.take(length))
         if not value.isascii():
-            shelf.has_room(3 * length)  # one wide letter, and every letter takes four bytes
-        shelf.keep(key, value)
+            store.reserve(
+                3 * length
+            )  # a single wide character makes Python use four bytes for each
+        store.store(key, value)
 
 
 def _text(raw: bytes) -> str:
-    """Values are shown, not looked up: a broken letter in an author's name is no reason to stop."""
+    """Values are displayed, not looked up, so a broken character is replaced."""
     return raw.decode(errors="replace")
 
 
 def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tuple[Scalar, ...]:
     offset = cursor.position
-    _, code, _ = _number(cursor, key, value_type)
+    _, code, _ = _number_type(cursor, key, value_type)
     values = cursor.numbers(f"{count}{code}")
     if value_type != _BOOL:
         return values
@@ -275,7 +291,7 @@ def _read_numbers(cursor: Cursor, key: str, value_type: int, count: int) -> tupl
     return tuple(bool(value) for value in values)
 
 
-def _number(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, int]:
+def _number_type(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, int]:
     row = _NUMBERS.get(value_type)
     if row is None:
         raise cursor.error(
@@ -285,60 +301,54 @@ def _number(cursor: Cursor, key: str, value_type: int) -> tuple[str, str, int]:
     return row
 
 
-def _read_array(cursor: Cursor, key: str, shelf: Shelf) -> None:
+def _read_array(cursor: Cursor, key: str, store: KeyStore) -> None:
     offset = cursor.position
     value_type, count = cursor.u32(), cursor.u64()
     if value_type == _ARRAY:
         raise cursor.error(f"{quoted(key)}: arrays of arrays are not supported", offset=offset)
     if value_type == _STRING:
-        _read_string_array(cursor, key, count, shelf)
+        _read_string_array(cursor, key, count, store)
         return
-    name, _, size = _number(cursor, key, value_type)
-    small = count <= shelf.numbers and not key.startswith("tokenizer.")
-    if small and shelf.has_room(count * _NUMBER_COST_BYTES):
-        shelf.keep(key, _read_numbers(cursor, key, value_type, count))
+    name, _, size = _number_type(cursor, key, value_type)
+    is_small = count <= store.max_numbers and not key.startswith("tokenizer.")
+    if is_small and store.reserve(count * _NUMBER_COST_BYTES):
+        store.store(key, _read_numbers(cursor, key, value_type, count))
     else:
         begin = cursor.position
-        shelf.note_array(key, name, count, offset=begin, end=begin + count * size)
+        store.note_array(key, name, count, offset=begin, end=begin + count * size)
         cursor.skip(count * size)
 
 
-def _read_string_array(cursor: Cursor, key: str, count: int, shelf: Shelf) -> None:
-    shelf.strings_walked += count
-    cursor.check_limit(f"{quoted(key)}: array length", shelf.strings_walked, limits.STRINGS_WALKED)
-    small = count <= limits.KEPT_STRINGS and not key.startswith("tokenizer.")
-    if small and shelf.has_room(count * _NUMBER_COST_BYTES):
-        _read_short_strings(cursor, key, count, shelf)
-    else:
-        # First the count, then the walk: a walk that stops half-way has still counted.
-        begin = cursor.position
-        shelf.note_array(key, "string", count, offset=begin)
-        cursor.skip_strings(count)
-        shelf.note_array(key, "string", count, offset=begin, end=cursor.position)
-
-
-def _read_short_strings(cursor: Cursor, key: str, count: int, shelf: Shelf) -> None:
-    """Keeps an array such as general.tags, unless one of its strings turns out to be long."""
-    texts: list[str] = []
+def _read_string_array(cursor: Cursor, key: str, count: int, store: KeyStore) -> None:
+    """Stores a short array such as general.tags, unless one of its strings is long."""
+    store.strings_walked += count
+    cursor.check_limit(f"{quoted(key)}: array length", store.strings_walked, limits.STRINGS_WALKED)
     begin = cursor.position
+    is_small = count <= limits.KEPT_STRINGS and not key.startswith("tokenizer.")
+    if not is_small or not store.reserve(count * _NUMBER_COST_BYTES):
+        # The count is noted first: it is known even if the walk stops half-way.
+        store.note_array(key, "string", count, offset=begin)
+        cursor.skip_strings(count)
+        store.note_array(key, "string", count, offset=begin, end=cursor.position)
+        return
+    texts: list[str] = []
     for _ in range(count):
         length = cursor.u64()
-        if length <= limits.KEPT_ENTRY_BYTES and shelf.has_room(length):
+        if length <= limits.KEPT_ENTRY_BYTES and store.reserve(length):
             texts.append(_text(cursor.take(length)))
         else:
             cursor.skip(length)
     if len(texts) == count:
-        shelf.keep(key, tuple(texts))
+        store.store(key, tuple(texts))
     else:
-        shelf.note_array(key, "string", count, offset=begin, end=cursor.position)
+        store.note_array(key, "string", count, offset=begin, end=cursor.position)
 
 
-ENTRY_BYTES = 64  # 57 to 60 in real files
-LEAST_ENTRY_BYTES = 8 + 0 + 4 + 0 + 4 + 8  # length, name, dimensions, shape, type, offset
+# -- the tensor directory
 
 
 class _Entry(NamedTuple):
-    """A line of the directory: a tensor whose place is not known before the last line."""
+    """A tensor whose place in the file is only known after the last entry."""
 
     type: TensorType
     shape: tuple[int, ...]
@@ -354,7 +364,7 @@ def read_directory(
     file_bytes: int,
     wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[tuple[Tensor, ...], int]:
-    """The wanted tensors in file order, and where the data begins. Every one must lie in the file."""
+    """The wanted tensors in file order, and where the data begins. Every tensor must be inside the file."""
     entries: dict[str, _Entry] = {}
     furthest, furthest_name = -1, ""
     for name, entry in _entries(cursor, count, alignment, entries):
@@ -362,8 +372,8 @@ def read_directory(
             furthest, furthest_name = entry.offset + entry.size_bytes, name
         if wanted(name):
             entries[name] = entry
-    # A file without tensors (a vocabulary) need not be padded: gguf.cpp does not ask for it either.
-    data_offset = _align(cursor.position, alignment) if count else cursor.position
+    # A file without tensors (a vocabulary) need not be padded: gguf.cpp does not require it either.
+    data_offset = -(-cursor.position // alignment) * alignment if count else cursor.position
     tensors = tuple(
         Tensor(name=name, type=kind, shape=shape, size_bytes=size, offset=data_offset + offset)
         for name, (kind, shape, size, offset) in entries.items()
@@ -374,9 +384,9 @@ def read_directory(
 
 
 def _entries(
-    cursor: Cursor, count: int, alignment: int, taken: Container[str]
+    cursor: Cursor, count: int, alignment: int, taken: Names[str]
 ) -> Iterator[tuple[str, _Entry]]:
-    """One line of the directory after another; none is held here."""
+    """The entries one by one; none is held here."""
     for left in reversed(range(count)):
         cursor.sure_bytes = left * LEAST_ENTRY_BYTES
         cursor.likely_bytes = left * ENTRY_BYTES
@@ -398,14 +408,14 @@ def _read_name(cursor: Cursor, offset: int) -> str:
     name = cursor.take(length)
     try:
         return name.decode()
-    except UnicodeDecodeError as error:  # names are looked up, so they must be right
+    except UnicodeDecodeError as error:  # names are looked up, so they must be exact
         raise cursor.error(f"tensor name {quoted(name)} is not UTF-8", offset=offset) from error
 
 
 def _read_entry(cursor: Cursor, name: str) -> _Entry:
     offset = cursor.position
     dimensions = cursor.u32()
-    if dimensions > limits.DIMENSIONS:  # the words cost more than the check: 49,152 times
+    if dimensions > limits.DIMENSIONS:  # building the message for up to 49,152 tensors is slow
         cursor.check_limit(f"tensor {quoted(name)}: dimensions", dimensions, limits.DIMENSIONS)
     *shape, type_id, data_offset = cursor.whole_numbers(f"{dimensions}QIQ")
     try:
@@ -420,22 +430,16 @@ def _read_entry(cursor: Cursor, name: str) -> _Entry:
 
 
 def _size_bytes(kind: TensorType, shape: list[int]) -> int:
-    """GGUF writes the innermost dimension first: that is the row."""
-    rows = 1
-    for dimension in shape[1:]:
-        rows *= dimension
+    """GGUF writes the innermost dimension, the row, first."""
+    rows = math.prod(shape[1:])
     row = shape[0] if shape else 1
     if max(row, 1) * rows > limits.ELEMENTS or max(shape, default=0) > limits.ELEMENTS:
         raise HeaderError(f"{' x '.join(map(str, shape))} elements overflow an int64")
     return kind.row_bytes(row) * rows
 
 
-def _align(position: int, alignment: int) -> int:
-    return -(-position // alignment) * alignment
-
-
 def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) -> None:
-    """No tensor lies on another, or beyond the file."""
+    """No tensor overlaps another or continues beyond the file."""
     end, before = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
         if tensor.offset < end:
@@ -452,4 +456,81 @@ def _check_end(cursor: Cursor, name: str, end: int, file_bytes: int) -> None:
         raise cursor.error(
             f"file is truncated: tensor {quoted(name)} ends at byte {end:,}, but the file "
             f"has {file_bytes:,} bytes (an interrupted download?)"
+        )
+
+
+# -- shards
+
+
+def _join_shards(shards: Sequence[ModelHeader]) -> ModelHeader:
+    """The keys of the first shard and the tensors of all, in order. HeaderError if they do not belong together."""
+    first = shards[0]
+    _check_shard_count(first, len(shards))
+    if len(shards) == 1:
+        return first
+    for index, shard in enumerate(shards):
+        _check_shard(first, shard, index)
+    tensors = tuple(
+        replace(tensor, shard=index)
+        for index, shard in enumerate(shards)
+        for tensor in shard.tensors or ()
+    )
+    _check_tensors(first, [tensor.name for tensor in tensors])
+    return replace(
+        first,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+        file_bytes=sum(shard.file_bytes or 0 for shard in shards),
+        header_bytes=sum(shard.header_bytes or 0 for shard in shards),
+    )
+
+
+def _check_shard_count(first: ModelHeader, given: int) -> None:
+    # split.count is the last key, so a header that was not read to its end may not have it.
+    count = first.keys.get(SHARD_COUNT, 1 if first.complete else given) or 1
+    if count != given:
+        number = first.keys.get(SHARD_NUMBER)
+        which = f"shard {number + 1}" if isinstance(number, int) else "a file"
+        raise HeaderError(
+            f"this is {which} of {quoted(count)}, but {given} were found; put all shards "
+            "in one folder and name the first",
+            file=first.name,
+        )
+
+
+def _check_shard(first: ModelHeader, shard: ModelHeader, index: int) -> None:
+    number = shard.keys.get(SHARD_NUMBER)
+    if number != index:
+        found = f"shard {number + 1}" if isinstance(number, int) else "not a shard"
+        raise HeaderError(
+            f"shard {index + 1} was expected here, but the file is {found}; was one shard "
+            "given twice?",
+            file=shard.name,
+        )
+    for key in (SHARD_COUNT, ALL_TENSORS, "general.architecture", "general.name"):
+        expected, actual = first.keys.get(key), shard.keys.get(key)
+        if actual is not None and actual != expected:
+            raise HeaderError(
+                f"belongs to another model: {key} is {quoted(actual)}, but {quoted(expected)} "
+                "in the first shard",
+                file=shard.name,
+            )
+
+
+def _check_tensors(first: ModelHeader, names: list[str]) -> None:
+    if len(names) > limits.TENSORS:
+        raise HeaderLimitError(
+            "tensors in all shards", value=len(names), limit=limits.TENSORS, file=first.name
+        )
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise HeaderError(f"tensor {quoted(name)} is in two shards", file=first.name)
+        seen.add(name)
+    stated = first.keys.get(ALL_TENSORS, len(names))
+    if stated != len(names):
+        raise HeaderError(
+            f"the shards have {len(names):,} tensors, but the first shard lists {quoted(stated)}",
+            file=first.name,
         )

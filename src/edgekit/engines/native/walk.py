@@ -13,7 +13,7 @@ from sys import getsizeof
 from edgekit.engines.native.file import WeightFile
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.formats.cursor import Cursor
-from edgekit.formats.gguf import Shelf, alignment_of, read_directory, read_keys, read_start
+from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
 from edgekit.formats.types import ArrayFact as ArrayPlace
 from edgekit.formats.types import Tensor, Value
 from edgekit.terminal import quoted
@@ -70,22 +70,22 @@ def walk(file: WeightFile, *, wanted: Callable[[str], bool] | None = None) -> Wa
             "the file is big-endian, which the embedder does not read; convert it with"
             " gguf-py's gguf_convert_endian.py"
         )
-    shelf = _shelf()
-    read_keys(cursor, start, shelf)
-    _check_room(cursor, shelf)
-    _check_whole(cursor, shelf)
+    store = _key_store()
+    read_keys(cursor, start, store)
+    _check_room(cursor, store)
+    _check_whole(cursor, store)
     picker = _Picker(cursor, wanted)
     tensors, _ = read_directory(
         cursor,
         start.tensor_count,
-        alignment=alignment_of(cursor, shelf),
+        alignment=alignment_of(cursor, store),
         file_bytes=file.size_bytes,
         wanted=picker,
     )
     return Walked(
         name=file.name,
-        keys=shelf.keys,
-        arrays=shelf.arrays,
+        keys=store.keys,
+        arrays=store.arrays,
         tensors={tensor.name: tensor for tensor in tensors},
         tensor_count=start.tensor_count,
         names_seen=tuple(picker.seen),
@@ -93,18 +93,20 @@ def walk(file: WeightFile, *, wanted: Callable[[str], bool] | None = None) -> Wa
     )
 
 
-def _shelf() -> Shelf:
-    shelf = Shelf(room_bytes=KEPT_BYTES, string_bytes=KEPT_STRING_BYTES, numbers=KEPT_NUMBERS)
+def _key_store() -> KeyStore:
+    store = KeyStore(
+        max_bytes=KEPT_BYTES, max_string_bytes=KEPT_STRING_BYTES, max_numbers=KEPT_NUMBERS
+    )
 
     def wanted(key: str) -> bool:
         """Also counts what is wanted; beyond the room nothing is kept, and the walk ends in an error."""
-        if not _is_ours(key, shelf.keys.get("general.architecture")):
+        if not _is_ours(key, store.keys.get("general.architecture")):
             return False
-        shelf.kept_bytes += getsizeof(key) + _SLOT_BYTES
-        return shelf.kept_bytes <= KEPT_BYTES
+        store.stored_bytes += getsizeof(key) + _SLOT_BYTES
+        return store.stored_bytes <= KEPT_BYTES
 
-    shelf.wanted = wanted
-    return shelf
+    store.wanted = wanted
+    return store
 
 
 def _is_ours(key: str, architecture: Value | None) -> bool:
@@ -117,18 +119,18 @@ def _is_ours(key: str, architecture: Value | None) -> bool:
     return ours or key.startswith(("tokenizer.", "split."))
 
 
-def _check_room(cursor: Cursor, shelf: Shelf) -> None:
-    if shelf.kept_bytes > shelf.room_bytes:
+def _check_room(cursor: Cursor, store: KeyStore) -> None:
+    if store.stored_bytes > store.max_bytes:
         raise HeaderLimitError(
             "keys of the model, in bytes",
-            value=shelf.kept_bytes,
-            limit=shelf.room_bytes,
+            value=store.stored_bytes,
+            limit=store.max_bytes,
             file=cursor.name,
         )
 
 
-def _check_whole(cursor: Cursor, shelf: Shelf) -> None:
-    count = shelf.keys.get("split.count", 1)
+def _check_whole(cursor: Cursor, store: KeyStore) -> None:
+    count = store.keys.get("split.count", 1)
     if count not in (0, 1):
         raise HeaderError(
             f"is one of {quoted(count)} shards, and the embedder reads single files; "

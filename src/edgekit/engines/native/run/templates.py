@@ -18,7 +18,7 @@ from edgekit.engines.chat import ROLES, Message
 from edgekit.engines.native.tokenizer.vocabulary import read_places
 from edgekit.errors import UsageError
 from edgekit.formats.cursor import Cursor
-from edgekit.formats.gguf import Shelf, read_keys, read_start
+from edgekit.formats.gguf import KeyStore, read_keys, read_start
 from edgekit.terminal import quoted
 from edgekit.units import KIB
 
@@ -254,13 +254,13 @@ def _read_template(file: WeightFile, walked: Walked) -> str | None:
     if TEMPLATE_KEY in walked.keys:
         return str(walked.keys[TEMPLATE_KEY])
     cursor = Cursor(file, window_bytes=_WINDOW_BYTES)
-    shelf = Shelf(
+    store = KeyStore(
         wanted=TEMPLATE_KEY.__eq__,
-        room_bytes=TEMPLATE_BYTES,
-        string_bytes=TEMPLATE_BYTES,
+        max_bytes=TEMPLATE_BYTES,
+        max_string_bytes=TEMPLATE_BYTES,
     )
-    read_keys(cursor, read_start(cursor, file), shelf)
-    if TEMPLATE_KEY in shelf.long_strings:
+    read_keys(cursor, read_start(cursor, file), store)
+    if TEMPLATE_KEY in store.long_strings:
         return ""  # of no known format
-    found = shelf.keys.get(TEMPLATE_KEY)
+    found = store.keys.get(TEMPLATE_KEY)
     return found if isinstance(found, str) else None
