@@ -6,21 +6,17 @@ import json
 from functools import cache
 from typing import Any
 
-import pytest
 from tests.recorded import config_header, rows
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.flags import read_row
-from edgekit.engines.vllm.held import held_blocks
-from edgekit.engines.vllm.options import resolve
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 
 Row = dict[str, Any]
 WHOLE = ("block_size", "bytes_per_block", "request_bytes", "num_blocks", "max_concurrency")
 LISTED = ("groups", "blocks_per_group")
-NEW_TOKENS = 40  # the recorded runs decoded so many
 
 
 @cache
@@ -103,10 +99,6 @@ def test_the_pool_is_what_the_engine_allocated() -> None:
             assert bill.kv_cache_bytes == at["kv_tensor_bytes"]
 
 
-def sim_rows() -> list[Row]:
-    return [row for row in rows("vllm.jsonl.gz") if row["kind"] == "kv_manager_sim"]
-
-
 def sim_model(row: Row) -> Model:
     config = row.get("config")
     if config is None:
@@ -120,14 +112,3 @@ def sim_options(row: Row) -> dict[str, Any]:
     card = row["options"]["platform"]
     gpu = {"name": card["name"], "memory_bytes": card["mem"], "capability": card["capability"]}
     return {**options, "gpu": gpu}
-
-
-@pytest.mark.parametrize("row", sim_rows(), ids=lambda row: row["model"])
-def test_blocks_really_held(row: Row) -> None:
-    _, setup = read_row(sim_options(row))
-    resolved = resolve(sim_model(row), setup, row["options"]["max_model_len_default"])
-    for length, actual in row["actual"]["sim"].items():
-        held = held_blocks(resolved, int(length), NEW_TOKENS)
-        assert held.peak_blocks == actual["peak_blocks"]
-        assert held.after_prompt_blocks == actual["blocks_after_prefill"]
-        assert held.last_blocks == actual["blocks_in_decode"]

@@ -9,7 +9,7 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.formats.types import ModelHeader
-from edgekit.model.architectures import STANDARD, Architecture, architecture_of, by_name
+from edgekit.model.architectures import STANDARD, Architecture, architecture_of, section_by_name
 from edgekit.model.arrangements import LayerType
 from edgekit.model.feedforward import feed_forwards
 from edgekit.model.hyperparameters import (
@@ -56,7 +56,7 @@ def not_a_language_model(header: ModelHeader) -> str | None:
     if header.config.get("is_encoder_decoder") is True:
         return "an encoder-decoder model: its cross-attention cache is not modelled"
     name = header.keys.get("general.architecture") or header.config.get("model_type")
-    return by_name("not_a_language_model").get(name) if isinstance(name, str) else None
+    return section_by_name("not_a_language_model").get(name) if isinstance(name, str) else None
 
 
 def read_geometry(header: ModelHeader) -> ModelGeometry:

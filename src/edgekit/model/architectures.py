@@ -206,7 +206,7 @@ def records() -> tuple[Record, ...]:
 
 
 @cache
-def by_name(part: str, formats: tuple[str, ...] = ("config", "gguf")) -> Mapping[str, Any]:
+def section_by_name(part: str, formats: tuple[str, ...] = ("config", "gguf")) -> Mapping[str, Any]:
     """That part of every record that has it, by the record's names."""
     found: dict[str, Any] = {}
     for record in records():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,9 +13,8 @@ from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.flags import read_row
-from edgekit.engines.mlx.models import TABLE, mlx_model
+from edgekit.engines.mlx.models import MlxModel, mlx_model
 from edgekit.engines.mlx.quant_names import read_quantize
-from edgekit.engines.mlx.rules import TABLE as RULES
 from edgekit.engines.mlx.types import (
     AS_STORED,
     FOUR_BIT,
@@ -36,6 +36,7 @@ from edgekit.errors import (
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import ModelHeader, Tensor
 from edgekit.model import read_geometry
+from edgekit.model.architectures import section_by_name
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
@@ -386,8 +387,12 @@ def test_options_as_rows_name_them() -> None:
         read_row({"kv_bits": "four"})
 
 
-def test_every_rule_belongs_to_a_model() -> None:
-    assert set(RULES) <= set(TABLE)
+def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> None:
+    sections = section_by_name("mlx", ("config",))
+    for name in sections:
+        mlx_model({"model_type": name})
+    used = {key for section in sections.values() for key in section}
+    assert used - {"file", "file_by_class"} == {one.name for one in fields(MlxModel)} - {"name"}
 
 
 def test_remapped_names() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.cache_dtypes import BY_NAME
 from edgekit.engines.vllm.flags import read_row, values
+from edgekit.engines.vllm.models import VllmModel, vllm_model
 from edgekit.engines.vllm.module_names import Named
 from edgekit.engines.vllm.stages import stages
 from edgekit.engines.vllm.types import Gpu, VllmSetup
@@ -24,6 +25,7 @@ from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.dtype import by_safetensors
 from edgekit.formats.types import Tensor
 from edgekit.model import read_geometry
+from edgekit.model.architectures import section_by_name
 from edgekit.model.tensor_recipes import TensorRole
 from edgekit.model.types import Model
 from edgekit.units import GIB, MIB
@@ -632,3 +634,11 @@ def test_values_of_a_card_that_is_only_known_by_its_size_have_no_name() -> None:
     assert "gpu" not in values(Load(), VllmSetup(gpu=card))
     named = VllmSetup(gpu=Gpu(name="H100", capability=(9, 0)))
     assert values(Load(), named)["gpu"].name == "H100"
+
+
+def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> None:
+    sections = section_by_name("vllm", ("config",))
+    for name in sections:
+        vllm_model(name)
+    used = {key for section in sections.values() for key in section}
+    assert used - {"classes", "dropped"} == {one.name for one in fields(VllmModel)}

@@ -24,10 +24,10 @@ from edgekit.model.architectures import (
     WIDTHS,
     Architecture,
     architecture_of,
-    by_name,
     names,
     read_section,
     records,
+    section_by_name,
 )
 from edgekit.model.hyperparameters import SPELLINGS
 from edgekit.model.tensor_recipes import TensorRecipe, tensor_recipe
@@ -49,7 +49,7 @@ def test_every_name_that_gguf_py_knows_has_rules_or_a_reason() -> None:
     known = set(gguf.MODEL_ARCH_NAMES.values())
     assert len(known) > 100
     # clip's second name there is that of a projector too.
-    reasons = by_name("not_a_language_model").keys()
+    reasons = section_by_name("not_a_language_model").keys()
     assert known - names(gguf=True) - reasons - {"mmproj"} == set()
 
 

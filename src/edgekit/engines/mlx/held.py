@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edgekit.engines.mlx.rules import Head, MlxRules
+from edgekit.engines.mlx.models import Head, MlxModel
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.tensors import expected_tensors
@@ -22,45 +22,43 @@ _KEYS_AND_VALUES = frozenset({TensorRole.KEY, TensorRole.VALUE})
 
 
 def held_tensors(
-    geometry: ModelGeometry, config: Mapping[str, Any], rules: MlxRules
+    geometry: ModelGeometry, config: Mapping[str, Any], file: MlxModel
 ) -> tuple[ExpectedTensor, ...]:
     """Without towers and prediction blocks: mlx-lm drops both. May raise UnknownArchitectureError."""
-    tied = is_tied(config, rules)
+    tied = is_tied(config, file)
     layers = {layer.index: layer for layer in geometry.layers}
     expected = expected_tensors(replace(geometry, tied_embeddings=tied), config)
     return tuple(
         part
         for tensor in expected
-        for part in _parts(tensor, layers.get(-1 if tensor.layer is None else tensor.layer), rules)
+        for part in _parts(tensor, layers.get(-1 if tensor.layer is None else tensor.layer), file)
     )
 
 
-def is_tied(config: Mapping[str, Any], rules: MlxRules) -> bool:
-    if rules.head in {Head.TIED, Head.OWN}:
-        return rules.head is Head.TIED
+def is_tied(config: Mapping[str, Any], file: MlxModel) -> bool:
+    if file.head in {Head.TIED, Head.OWN}:
+        return file.head is Head.TIED
     for section in (text_section(config), config):
         for word in ("tie_word_embeddings", "share_input_output_layers"):
             if isinstance(section.get(word), bool):
                 return bool(section[word])
-    return rules.head is Head.TIED_BY_DEFAULT
+    return file.head is Head.TIED_BY_DEFAULT
 
 
-def _parts(
-    tensor: ExpectedTensor, layer: Layer | None, rules: MlxRules
-) -> Iterator[ExpectedTensor]:
+def _parts(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> Iterator[ExpectedTensor]:
     mixer = None if layer is None else layer.mixer
     role = tensor.role
-    if role is TensorRole.HEAD and rules.raw_head:
+    if role is TensorRole.HEAD and file.raw_head:
         yield replace(tensor, kind=TensorKind.RAW)
     elif role is TensorRole.ROUTER and tensor.kind is not TensorKind.BIAS:
-        yield replace(tensor, kind=TensorKind.RAW if rules.raw_router else TensorKind.LINEAR)
-    elif role is TensorRole.LATENT_UP and rules.split_latent and isinstance(mixer, LatentAttention):
+        yield replace(tensor, kind=TensorKind.RAW if file.raw_router else TensorKind.LINEAR)
+    elif role is TensorRole.LATENT_UP and file.split_latent and isinstance(mixer, LatentAttention):
         yield from _absorbed(tensor, mixer)
-    elif role is TensorRole.STATE_IN and rules.split_state and isinstance(mixer, Recurrent):
+    elif role is TensorRole.STATE_IN and file.split_state and isinstance(mixer, Recurrent):
         out, into = tensor.shape
         yield replace(tensor, shape=(out - mixer.inner, into))
         yield replace(tensor, shape=(mixer.inner, into), role=TensorRole.VALUE)
-    elif not _is_borrowed(tensor, layer, rules):
+    elif not _is_borrowed(tensor, layer, file):
         yield tensor
 
 
@@ -71,7 +69,7 @@ def _absorbed(tensor: ExpectedTensor, kind: LatentAttention) -> Iterator[Expecte
     yield replace(tensor, shape=(kind.heads, kind.value_dim, rank))
 
 
-def _is_borrowed(tensor: ExpectedTensor, layer: Layer | None, rules: MlxRules) -> bool:
+def _is_borrowed(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> bool:
     """Keys and values of a layer that reads another's."""
     shares = layer is not None and isinstance(layer.mixer, SharedCache)
-    return shares and not rules.shared_kv and tensor.role in _KEYS_AND_VALUES
+    return shares and not file.shared_kv and tensor.role in _KEYS_AND_VALUES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from edgekit.engines.mlx.models import MlxModel
 from edgekit.engines.mlx.packing import packed_bytes
-from edgekit.engines.mlx.rules import MlxRules
 from edgekit.engines.mlx.types import BitsRecipe, Packing, Quantize
 from edgekit.errors import RefusedError
 from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
@@ -25,7 +25,7 @@ _RECIPE_BITS = {  # convert.py:24: low, high
 class Quantizer:
     """Decides for one model how each of its matrices is stored."""
 
-    rules: MlxRules
+    file: MlxModel
     layers: int
     item_bytes: int
     quantize: Quantize | None  # None: nothing is packed
@@ -57,14 +57,14 @@ class Quantizer:
             return asked.packing
         if asked.recipe is not None:
             return self._mixed(tensor, asked.recipe, asked.packing)
-        if tensor.role in self.rules.plain:
+        if tensor.role in self.file.plain:
             return None
-        return _EIGHT_BIT if tensor.role in self.rules.eight_bit else asked.packing
+        return _EIGHT_BIT if tensor.role in self.file.eight_bit else asked.packing
 
     def _mixed(self, tensor: ExpectedTensor, recipe: BitsRecipe, packing: Packing) -> Packing:
         low, high = _RECIPE_BITS[recipe]
         wanted = tensor.role is TensorRole.HEAD or (
-            tensor.role in self.rules.values | self.rules.downs and self._more_bits(tensor.layer)
+            tensor.role in self.file.values | self.file.downs and self._more_bits(tensor.layer)
         )
         return replace(packing, bits=high if wanted else low)
 
@@ -74,14 +74,14 @@ class Quantizer:
         return index < eighth or index >= 7 * self.layers // 8 or (index - eighth) % 3 == 2
 
     def _is_ternary(self, tensor: ExpectedTensor) -> bool:
-        return self.rules.ternary and tensor.kind is TensorKind.LINEAR and tensor.layer is not None
+        return self.file.ternary and tensor.kind is TensorKind.LINEAR and tensor.layer is not None
 
     def _vector_bytes(self, tensor: ExpectedTensor) -> int:
         vector = len(tensor.shape) == 1
-        return 4 if vector and tensor.role in self.rules.f32 else self.item_bytes
+        return 4 if vector and tensor.role in self.file.f32 else self.item_bytes
 
 
-def check(quantize: Quantize | None, rules: MlxRules) -> None:
+def check(quantize: Quantize | None, file: MlxModel) -> None:
     """Raises RefusedError where a recipe does not know the model's names."""
-    if quantize is not None and quantize.recipe is not None and not rules.downs:
+    if quantize is not None and quantize.recipe is not None and not file.downs:
         raise RefusedError("mlx-lm: Model does not have expected keys for mixed quant.")

@@ -13,7 +13,6 @@ from edgekit.engines.mlx.models import mlx_model
 from edgekit.engines.mlx.packing import packing_words
 from edgekit.engines.mlx.prepared import prepare
 from edgekit.engines.mlx.quantizer import Quantizer, check
-from edgekit.engines.mlx.rules import rules_of
 from edgekit.engines.mlx.stated import stated_overrides, stated_quantize
 from edgekit.engines.mlx.stored import converted_bytes, loaded_bytes
 from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, PLAIN, AsStored, Quantize
@@ -50,8 +49,8 @@ def quantization_of(model: Model) -> Quantization | None:
 
 
 def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
-    rules = rules_of(mlx_model(model.header.config).name)
-    check(quantize, rules)
+    file = mlx_model(model.header.config)
+    check(quantize, file)
     told = f"as if converted by mlx_lm.convert: {_describe(quantize)}"
     try:
         return _expected(model, quantize, told)
@@ -63,7 +62,7 @@ def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
         quantize.packing,
         item_bytes(model.header),
         layers=len(model.geometry.layers) // model.geometry.loops,
-        tied=is_tied(model.header.config, rules),
+        tied=is_tied(model.header.config, file),
     )
     return _lines(sizes, f"{told}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
 
@@ -98,9 +97,9 @@ def _expected(
     model: Model, quantize: Quantize | None, told: str, packed: Quantization | None = None
 ) -> tuple[MemoryLine, ...]:
     config, geometry = model.header.config, model.geometry
-    rules = rules_of(mlx_model(config).name)
+    file = mlx_model(config)
     quantizer = Quantizer(
-        rules=rules,
+        file=file,
         layers=len(geometry.layers) // geometry.loops,
         item_bytes=item_bytes(model.header),
         quantize=quantize,
@@ -108,7 +107,7 @@ def _expected(
         stated=packed is not None,
     )
     sizes: dict[int | None, int] = defaultdict(int)
-    held = prepare(model).tensors.get(lambda: held_tensors(geometry, config, rules))
+    held = prepare(model).tensors.get(lambda: held_tensors(geometry, config, file))
     for tensor in held:
         sizes[tensor.layer] += quantizer.size_bytes(tensor)
     assumed = geometry.basis is Basis.ASSUMED
@@ -119,13 +118,13 @@ def _expected(
 
 def _loaded(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]:
     header, config = model.header, model.header.config
-    name = mlx_model(config).name
-    stated_quantize(packed, name)  # refuses what mlx-lm does not load
+    file = mlx_model(config)
+    stated_quantize(packed, file.name)  # refuses what mlx-lm does not load
     sizes, left = loaded_bytes(
         header.tensors or (),
         packed,
         layers=len(model.geometry.layers) // model.geometry.loops,
-        tied=is_tied(config, rules_of(name)),
+        tied=is_tied(config, file),
     )
     told = "sum of the tensors in the files"
     if left:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edgekit.engines.vllm.cache_dtypes import BY_NAME, PACKED_LATENT_BYTES
-from edgekit.engines.vllm.models import WINDOW_OFFSET, keeps_latent
+from edgekit.engines.vllm.models import vllm_model
 from edgekit.engines.vllm.states import state_blocks, state_bytes
 from edgekit.engines.vllm.types import CacheSpec, Keeps, Members
 from edgekit.errors import RefusedError
@@ -103,7 +103,8 @@ def _attention(model: Model, kind: Attention, name: str, storage: Storage) -> Ca
         raise RefusedError(
             "the KV cache that vLLM uses for an indexer with plain attention is not known yet"
         )
-    offset = WINDOW_OFFSET.get(model.geometry.architecture, 0) if kind.span is Span.WINDOW else 0
+    file = vllm_model(model.geometry.architecture)
+    offset = file.window_offset if kind.span is Span.WINDOW else 0
     heads = per_rank(kind.kv_heads, storage.tensor_parallel_size)
     spec = _heads((heads, kind.key_dim, kind.value_dim), name)
     return replace(spec, keeps=_KEEPS[kind.span], span_tokens=kind.span_tokens + offset)
@@ -118,7 +119,7 @@ def _heads(shape: tuple[int, int, int], name: str) -> CacheSpec:
 def _latent(
     model: Model, kind: LatentAttention, name: str, storage: Storage
 ) -> Iterator[CacheSpec]:
-    if not keeps_latent(model.geometry):
+    if not vllm_model(model.geometry.architecture).keeps_latent:
         heads = per_rank(kind.heads, storage.tensor_parallel_size)
         yield _heads((heads, kind.key_dim, kind.key_dim), name)
         return

@@ -1,67 +1,76 @@
-"""TABLES of where vLLM's model code departs from the geometry, by architecture (files of model_executor @ 0.32.0)."""
+"""What vLLM's model code does otherwise than the geometry says, and which classes it has.
+
+Facts are the "vllm" sections of model/architectures.json: "classes" are those that vLLM 0.32.0 has, "dropped" those it
+had, with their last release; the rest are the fields of `VllmModel`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
-from edgekit.engines.vllm.registry import DROPPED, HAS
 from edgekit.errors import RefusedError
+from edgekit.model.architectures import read_section, records, section_by_name
 from edgekit.model.hyperparameters import text_section
-from edgekit.model.types import Model, ModelGeometry
+from edgekit.model.types import Model
 from edgekit.sources.types import Container
 from edgekit.terminal import unquoted
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmModel:
+    # caches
+    keeps_latent: bool = (
+        False  # caches MLA's latent (is_deepseek_mla); else every head, values as wide as keys
+    )
+    window_offset: int = (
+        0  # a sliding layer sees this many tokens more than its window (commandr.py)
+    )
+    state_dtype_key: str = ""  # the key of config.json that names the dtype of a recurrence's state
+    state_dtype: str = "auto"  # without that key (models/config.py)
+    ignores_cache_dtype: bool = (
+        False  # attention is made without cache settings: the model's dtype (falcon.py)
+    )
+    fp8_cache_on_blackwell: bool = (
+        False  # "auto" means fp8 on SM100 (models/config.py GlmMoeDsaForCausalLM)
+    )
+    all_windows_or_none: bool = (
+        False  # one window for all layers (qwen2.py, which qwen3.py builds on)
+    )
+    sinks: bool = False  # attention with sinks, which fewer backends have
+    pictures_see_each_other: bool = (
+        False  # tokens of one picture attend to each other (is_mm_prefix_lm)
+    )
+    # weights
+    unstable_in_float16: bool = False  # config/model.py
+    router_f32: bool = False  # params_dtype in the model file
+    router_f32_without_kernel: bool = False  # only on GPUs where no kernel multiplies bf16 into f32
+    router_bias_as_model: bool = (
+        False  # a true bias in the model's dtype; others only choose experts, in f32
+    )
+    quantized_router: bool = False  # a linear layer like others
+    head_without_bias: bool = False  # transformers' backend has none
+    experts_outside_mlp: bool = (
+        False  # modules are called layers.N.experts, not layers.N.mlp.experts
+    )
 
 
-# model_types whose compressed attention vLLM really keeps compressed (model_arch_config_convertor.py
-# is_deepseek_mla); MiniCPM3 and the like hold every head, values stretched to the width of keys.
-LATENT = _names(
-    "axk1 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots3_note glm5_next glm5_next_text glm_moe_dsa "
-    "glm4_moe_lite kimi_k2 kimi_linear longcat_flash pangu_ultra_moe bailing_hybrid hy_v4"
-)
+@lru_cache(maxsize=256)
+def vllm_model(architecture: str) -> VllmModel:
+    """By model_type; the plain one where nothing is special."""
+    section = section_by_name("vllm", ("config",)).get(architecture, {})
+    facts = {key: value for key, value in section.items() if key not in {"classes", "dropped"}}
+    return read_section(VllmModel, facts, {}, where=architecture)
 
-# A token that cohere sees is one further back than its window says (commandr.py, cohere2_moe.py).
-WINDOW_OFFSET: Mapping[str, int] = {"cohere2": 1, "cohere2_moe": 1}
 
-# Where config.json names the dtype of a recurrence, and what holds without (models/config.py).
-STATE_DTYPE: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), ("mamba_ssm_dtype", "auto")
-    ),
-    "nemotron_h": ("mamba_ssm_cache_dtype", "float32"),
-}
-
-# config/model.py: float16 is numerically unstable for them.
-NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
-
-# Their attention is made without the cache's settings, so it stays in the model's dtype (falcon.py).
-IGNORES_CACHE_DTYPE = frozenset({"falcon", "RefinedWebModel", "RefinedWeb"})
-
-# All layers slide or none: qwen2.py, which qwen3.py builds on.
-ALL_WINDOWS_OR_NONE = frozenset({"qwen2", "qwen3"})
-
-# Attention with sinks: fewer backends have it.
-SINKS = frozenset({"gpt_oss"})
-
-# Weights. Routers kept in f32 (params_dtype in the model files), or only where no kernel multiplies bf16 into f32.
-ROUTER_IN_F32 = _names(
-    "afmoe bailing_moe_v3 ernie4_5_moe ernie4_5_vl_moe glm4_moe glm4v_moe glm4v_moe_text hy_v3 minimax_m2 minimax_m3 "
-    "mimo_v2_flash step3p5"
-)
-ROUTER_IN_F32_WITHOUT_KERNEL = frozenset({"nemotron_h"})
-ROUTER_BIAS_AS_MODEL = frozenset({"gpt_oss"})  # a true bias; elsewhere it only chooses, and is f32
-QUANTIZED_ROUTER = frozenset({"qwen2_moe", "qwen3_moe"})  # a linear layer like others
-HEAD_WITHOUT_BIAS = frozenset({"phi"})  # transformers' backend has none
-
-# Tokens of one picture attend to each other (model_arch_config_convertor.py is_mm_prefix_lm), while they are served.
-PICTURES_SEE_EACH_OTHER = frozenset({"bagel", "gemma3", "molmo2", "moondream3", "paligemma"})
-
-# Caches that vLLM keeps in fp8 on SM100 when "auto" is asked for (models/config.py GlmMoeDsaForCausalLM).
-FP8_ON_BLACKWELL = frozenset({"glm_moe_dsa"})
+@cache
+def _classes() -> tuple[frozenset[str], Mapping[str, str]]:
+    """Those that vLLM has, and the last release of those it dropped."""
+    sections = [record["vllm"] for record in records() if "vllm" in record]
+    has = frozenset(name for section in sections for name in section.get("classes", ()))
+    return has, {k: v for section in sections for k, v in section.get("dropped", {}).items()}
 
 
 def check_has(model: Model) -> tuple[str, ...]:
@@ -74,9 +83,10 @@ def check_has(model: Model) -> tuple[str, ...]:
     if header.mlx:
         raise RefusedError("vLLM does not load weights quantised by MLX")
     name = class_name(header.config)
-    if name is not None and name in DROPPED:
-        raise RefusedError(f"vLLM supported {name} until {DROPPED[name]}; 0.32 does not run it")
-    if name is None or name in HAS:
+    has, dropped = _classes()
+    if name is not None and name in dropped:
+        raise RefusedError(f"vLLM supported {name} until {dropped[name]}; 0.32 does not run it")
+    if name is None or name in has:
         return ()
     if any(layer.mixer.states for layer in model.geometry.layers) and not model.geometry.towers:
         raise RefusedError(f"vLLM 0.32 does not support {unquoted(name)}")
@@ -100,7 +110,3 @@ def class_name(config: Mapping[str, Any]) -> str | None:
 def section_of(model: Model) -> Mapping[str, Any]:
     """The part of config.json that describes the language model."""
     return text_section(model.header.config)
-
-
-def keeps_latent(geometry: ModelGeometry) -> bool:
-    return geometry.architecture in LATENT

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from edgekit.engines.vllm.models import vllm_model
 from edgekit.model.tensor_recipes import TensorRole
 
 # fmt: off
@@ -43,11 +44,8 @@ LEAVES: Mapping[TensorRole, tuple[str, ...]] = {
     TensorRole.STATE_OUT: ("linear_attn.out_proj", "mamba.out_proj", "mixer.out_proj", "conv.out_proj"),
 }
 # fmt: on
-_BESIDE_MLP = dict.fromkeys(
+_OUTSIDE_MLP = dict.fromkeys(
     (TensorRole.EXPERT_GATE, TensorRole.EXPERT_UP, TensorRole.EXPERT_DOWN), ("experts",)
-)
-_OWN: Mapping[str, Mapping[TensorRole, tuple[str, ...]]] = dict.fromkeys(
-    ("gemma4", "gemma4_text"), _BESIDE_MLP
 )
 MOST_PATTERNS = 20_000  # real lists have up to a few thousand: some modules of every layer
 
@@ -56,7 +54,8 @@ class Named:
     """Answers whether a matrix is among the modules that are listed."""
 
     def __init__(self, patterns: Sequence[str], architecture: str) -> None:
-        leaves = {**LEAVES, **_OWN.get(architecture, {})}
+        outside = _OUTSIDE_MLP if vllm_model(architecture).experts_outside_mlp else {}
+        leaves = {**LEAVES, **outside}
         self._roles: dict[int | None, set[TensorRole]] = {}
         known: dict[str, frozenset[TensorRole]] = {}
         for pattern in patterns[:MOST_PATTERNS]:

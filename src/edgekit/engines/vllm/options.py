@@ -12,17 +12,7 @@ from edgekit.engines.vllm.alignment import settle_blocks
 from edgekit.engines.vllm.backends import AttentionBackend, AttentionNeeds, choose
 from edgekit.engines.vllm.caches import Storage, attention_of, boundary_layers, cache_members
 from edgekit.engines.vllm.grouping import bytes_per_block, group_members, of_stage
-from edgekit.engines.vllm.models import (
-    ALL_WINDOWS_OR_NONE,
-    FP8_ON_BLACKWELL,
-    IGNORES_CACHE_DTYPE,
-    NOT_IN_FLOAT16,
-    PICTURES_SEE_EACH_OTHER,
-    SINKS,
-    STATE_DTYPE,
-    keeps_latent,
-    section_of,
-)
+from edgekit.engines.vllm.models import section_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
 from edgekit.engines.vllm.stages import stages
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, ResolvedVllm, VllmSetup
@@ -159,7 +149,7 @@ def check_layers(model: Model, cache_dtype: str) -> None:
     """Arrangements that vLLM's model code does not go along with."""
     mixers = [layer.mixer for layer in model.geometry.layers]
     spans = {kind.span for mixer in mixers if (kind := attention_of(mixer)) is not None}
-    if model.geometry.architecture in ALL_WINDOWS_OR_NONE and len(spans) > 1:
+    if vllm_model(model.geometry.architecture).all_windows_or_none and len(spans) > 1:
         raise RefusedError(
             "vLLM runs this model with a sliding window either in all layers or in none"
         )
@@ -200,7 +190,7 @@ def settle_dtype(model: Model, setup: VllmSetup) -> str:
         if setup.gpu.capability >= (8, 0)
         else ["float16", "float32"]
     )
-    if model.geometry.architecture in NOT_IN_FLOAT16:
+    if vllm_model(model.geometry.architecture).unstable_in_float16:
         able.remove("float16")
     if setup.dtype != "auto":
         asked = _DTYPES.get(setup.dtype)
@@ -225,21 +215,21 @@ def stated_dtype(model: Model) -> str:
 
 
 def _cache_dtype(model: Model, setup: VllmSetup) -> str:
-    name = setup.kv_cache_dtype
+    name, known = setup.kv_cache_dtype, vllm_model(model.geometry.architecture)
     if name == "auto":
-        name = cache_dtypes.resolve_auto(model.header.config, latent=keeps_latent(model.geometry))
-    if model.geometry.architecture in IGNORES_CACHE_DTYPE:
+        name = cache_dtypes.resolve_auto(model.header.config, latent=known.keeps_latent)
+    if known.ignores_cache_dtype:
         return "auto"
-    blackwell = setup.gpu.major == 10 and model.geometry.architecture in FP8_ON_BLACKWELL
+    blackwell = setup.gpu.major == 10 and known.fp8_cache_on_blackwell
     return "fp8_e4m3" if name == "auto" and blackwell else name
 
 
 def _state_dtype(model: Model, setup: VllmSetup, conv: str) -> str:
     name = setup.mamba_ssm_cache_dtype
     if name == "auto":
-        key, silent = STATE_DTYPE.get(model.geometry.architecture, ("", "auto"))
-        stated = section_of(model).get(key) if key else None
-        name = stated if isinstance(stated, str) and stated in DTYPE_BYTES else silent
+        known = vllm_model(model.geometry.architecture)
+        stated = section_of(model).get(known.state_dtype_key)
+        name = stated if isinstance(stated, str) and stated in DTYPE_BYTES else known.state_dtype
     if name != "auto":
         return name
     mixers = (layer.mixer for layer in model.geometry.layers)
@@ -262,7 +252,7 @@ def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[Attenti
         head_dim=0,
         model_head_dim=_widest_head(model),
         block_size=setup.block_size,
-        sinks=model.geometry.architecture in SINKS,
+        sinks=vllm_model(model.geometry.architecture).sinks,
         softcap=bool(section.get("attn_logit_softcapping")),
         bidirectional=_pictures_see_each_other(model),
         sparse=storage.sparse,
@@ -283,14 +273,14 @@ def _pictures_see_each_other(model: Model) -> bool:
     if not model.geometry.towers:
         return False
     stated = section_of(model).get("use_bidirectional_attention") == "vision"
-    return stated or str(model.header.config.get("model_type")) in PICTURES_SEE_EACH_OTHER
+    return stated or vllm_model(str(model.header.config.get("model_type"))).pictures_see_each_other
 
 
 def _asks(
     model: Model, base: AttentionNeeds, storage: Storage
 ) -> list[tuple[AttentionNeeds, bool]]:
     """The different ones among the layers, each with whether it is for latent attention."""
-    latent = keeps_latent(model.geometry)
+    latent = vllm_model(model.geometry.architecture).keeps_latent
     wanted: dict[tuple[int, bool, bool, str], None] = {}
     for layer in model.geometry.layers:
         kind = attention_of(layer.mixer)

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from edgekit.basis import Basis
 from edgekit.engines.vllm.caches import attention_of
-from edgekit.engines.vllm.models import HEAD_WITHOUT_BIAS, ROUTER_BIAS_AS_MODEL
+from edgekit.engines.vllm.models import vllm_model
 from edgekit.engines.vllm.sharding import Cut, padded
 from edgekit.engines.vllm.types import DTYPE_BYTES
 from edgekit.engines.vllm.weights import (
@@ -113,7 +113,7 @@ def _loaded(model: Model) -> Iterator[tuple[Tensor, Role]]:
     """Without what predicts further tokens, a second copy of the embedding, and tables that vLLM makes itself."""
     tensors = model.header.tensors or ()
     tied = model.geometry.tied_embeddings is True
-    headless = model.geometry.architecture in HEAD_WITHOUT_BIAS
+    headless = vllm_model(model.geometry.architecture).head_without_bias
     roles = roles_of(tensors, layers=len(model.geometry.layers))
     for tensor, role in zip(tensors, roles, strict=True):
         copied = tied and role is Role.OUTPUT
@@ -188,7 +188,8 @@ def _element_bytes(model: Model, tensor: Tensor, named: _Named, cast: Cast) -> i
     kept = named.parameter in _IN_F32
     if named.role is Role.ROUTER:
         weight = named.parameter == "weight" and router_in_f32(architecture, cast.gpu)
-        chooses = named.parameter == "bias" and architecture not in ROUTER_BIAS_AS_MODEL
+        true_bias = vllm_model(architecture).router_bias_as_model
+        chooses = named.parameter == "bias" and not true_bias
         kept = (
             kept or weight or chooses or "correction" in tensor.name or "expert_bias" in tensor.name
         )

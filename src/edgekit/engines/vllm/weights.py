@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 from edgekit.basis import Basis
 from edgekit.engines.vllm.caches import attention_of
-from edgekit.engines.vllm.models import (
-    HEAD_WITHOUT_BIAS,
-    QUANTIZED_ROUTER,
-    ROUTER_BIAS_AS_MODEL,
-    ROUTER_IN_F32,
-    ROUTER_IN_F32_WITHOUT_KERNEL,
-)
+from edgekit.engines.vllm.models import vllm_model
 from edgekit.engines.vllm.schemes import Scheme, SchemePlan
 from edgekit.engines.vllm.sharding import on_rank
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu
@@ -121,7 +115,7 @@ def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
     if (
         tensor.role is TensorRole.HEAD
         and tensor.kind is TensorKind.BIAS
-        and name in HEAD_WITHOUT_BIAS
+        and vllm_model(name).head_without_bias
     ):
         return 0
     layer = None if tensor.layer is None else model.geometry.layers[tensor.layer]
@@ -155,7 +149,7 @@ def _element_bytes(name: str, tensor: ExpectedTensor, cast: Cast) -> int:
         case TensorRole.STATE_A, _:
             return F32_BYTES
         case TensorRole.ROUTER, TensorKind.BIAS:
-            return plain if name in ROUTER_BIAS_AS_MODEL else F32_BYTES
+            return plain if vllm_model(name).router_bias_as_model else F32_BYTES
         case TensorRole.ROUTER, _ if router_in_f32(name, cast.gpu):
             return F32_BYTES
         case TensorRole.INDEX_KEY, TensorKind.NORM | TensorKind.BIAS:
@@ -166,7 +160,8 @@ def _element_bytes(name: str, tensor: ExpectedTensor, cast: Cast) -> int:
 
 def router_in_f32(name: str, gpu: Gpu) -> bool:
     kernel = gpu.capability == (9, 0) or gpu.major == 10  # gate_linear.py GateLinear
-    return name in ROUTER_IN_F32 or (name in ROUTER_IN_F32_WITHOUT_KERNEL and not kernel)
+    known = vllm_model(name)
+    return known.router_f32 or (known.router_f32_without_kernel and not kernel)
 
 
 def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Scheme | None:
@@ -180,7 +175,7 @@ def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Schem
     if scheme.experts_only or tensor.role in _NEVER or len(tensor.shape) != 2:
         return None
     if tensor.role is TensorRole.ROUTER:
-        return scheme if name in QUANTIZED_ROUTER else None
+        return scheme if vllm_model(name).quantized_router else None
     return scheme if tensor.kind is TensorKind.LINEAR else None
 
 
