@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,14 @@ from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
+from edgekit.engines.llamacpp.architectures import (
+    Conversion,
+    LlamaCppArchitecture,
+    architecture_names,
+    conversion,
+    known_architecture,
+)
 from edgekit.engines.llamacpp.flags import default_setup, read_row
-from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engines.llamacpp.versions import (
     NEWEST,
     OLDEST,
@@ -34,6 +41,7 @@ from edgekit.engines.llamacpp.versions import (
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats import read_header
 from edgekit.model import read_geometry
+from edgekit.model.architectures import section_by_name
 from edgekit.model.types import Model
 from edgekit.request import Request
 
@@ -234,8 +242,8 @@ def test_an_architecture_that_a_build_does_not_have_yet_is_refused() -> None:
         RefusedError, match=r"b9992 does not support architecture 'hy_v3': it was added in b9993"
     ):
         llamacpp.estimate(model, *read_row({"n_ctx": 512, "llama_version": "b9992"}, None))
-    assert set(FIRST_BUILDS) <= ARCHITECTURES
-    assert all(OLDEST < build <= NEWEST for build in FIRST_BUILDS.values())
+    builds = [known_architecture(name).first_build for name in architecture_names()]
+    assert all(OLDEST < build <= NEWEST for build in builds if build)
 
 
 def test_weights_of_prediction_blocks_are_loaded_always_before_b10212() -> None:
@@ -257,3 +265,19 @@ def test_a_quantised_cache_with_a_fused_matrix_aborts_before_b9027() -> None:
     assert llamacpp.estimate(model, *read_row({**options, "llama_version": "b9027"}, "cpu")).lines
     with pytest.raises(RefusedError, match=r"llama\.cpp aborts: builds before b9027"):
         llamacpp.estimate(model, *read_row({**options, "llama_version": "b9026"}, "cpu"))
+
+
+def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> None:
+    known, converted = section_by_name("llamacpp"), section_by_name("conversion", ("config",))
+    for name in known:
+        known_architecture(name)
+    for model_type in converted:
+        assert conversion(model_type).to
+    used = {key for section in known.values() for key in section}
+    assert used == {one.name for one in fields(LlamaCppArchitecture)}
+    used = {key for section in converted.values() for key in section}
+    assert used == {one.name for one in fields(Conversion)}
+    # A model_type becomes an architecture that llama.cpp has, and that becomes itself.
+    targets = {section["to"] for section in converted.values() if "to" in section}
+    assert targets <= architecture_names()
+    assert {conversion(name).to for name in architecture_names()} <= architecture_names()

@@ -6,11 +6,11 @@ from bisect import bisect_left
 from dataclasses import replace
 from typing import Any
 
+from edgekit.engines.llamacpp.architectures import conversion, known_architecture
 from edgekit.engines.llamacpp.converted import Converted
 from edgekit.engines.llamacpp.gguf_keys import gguf_architecture, gguf_keys
 from edgekit.engines.llamacpp.mixes import USUAL_MIXES
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.quantize.layout import WITHOUT_PREDICTION
 from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel, laid_at_mix, lay
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.mixes import mix_by_file_type
@@ -30,19 +30,6 @@ from edgekit.sources.types import Container
 from edgekit.units import MIB
 
 LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
-
-# model_types whose windows llama.cpp keeps; of the others it keeps the whole context, or may.
-SLIDING_IN_LLAMA_CPP = frozenset(
-    ["cohere2", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gpt_oss",
-     "llama4", "llama4_text", "olmo3"]
-)  # fmt: skip
-# model_types without a class in conversion/ @ 0c1e570.
-NOT_CONVERTED = frozenset(
-    ["afm7", "bailing_moe_linear", "baichuan_m1", "gear", "gla", "lille-130m", "longcat_flash", "longcat_flash_ngram",
-     "muse_spark", "muse_spark_text", "olmo_hybrid", "phi3small", "recurrent_gemma", "transformer"]
-)  # fmt: skip
-# Latents that it lays out as full heads.
-FULL_HEADS_IN_LLAMA_CPP = frozenset({"minicpm3", "plm"})
 
 
 def likely_mix(model: Model) -> str:
@@ -80,7 +67,7 @@ def _is_gguf(model: Model) -> bool:
 def convert(model: Model, mix: str) -> Converted:
     """Raises RefusedError for a model_type that llama.cpp's converter does not have."""
     name = model.geometry.architecture
-    if not _is_gguf(model) and name in NOT_CONVERTED:
+    if not _is_gguf(model) and conversion(name).unsupported:
         raise RefusedError(
             f"llama.cpp's converter does not support {name}, so there is no GGUF of it to run"
         )
@@ -137,14 +124,14 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     """What llama.cpp's loader makes of the layers that a config.json describes."""
     name = geometry.architecture
     changes: dict[str, Any] = {}
-    if name not in SLIDING_IN_LLAMA_CPP:
+    if not conversion(name).keeps_windows:
         changes["span"], changes["span_tokens"] = Span.ALL, 0
-    if name in FULL_HEADS_IN_LLAMA_CPP:
+    if known_architecture(name).full_heads:
         changes["absorbed"] = False
     layers = tuple(
         replace(layer, mixer=_changed(layer.mixer, changes)) for layer in geometry.layers
     )
-    blocks = 0 if name in WITHOUT_PREDICTION else geometry.mtp_layers
+    blocks = 0 if conversion(name).drops_prediction else geometry.mtp_layers
     return replace(
         geometry, layers=layers, mtp_layers=blocks, architecture=gguf_architecture(geometry)
     )

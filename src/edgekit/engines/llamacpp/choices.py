@@ -21,9 +21,10 @@ from edgekit.engines.choices import (
     stored_accuracy,
     stored_quant,
 )
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.as_gguf import convert, mixed_model
 from edgekit.engines.llamacpp.estimate import converted
-from edgekit.engines.llamacpp.mixes import MADE_IN_MXFP4, USUAL_MIXES, default_mix
+from edgekit.engines.llamacpp.mixes import USUAL_MIXES, default_mix
 from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.types import LlamaCppSetup
@@ -63,7 +64,7 @@ def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
 
     gpt-oss was released in MXFP4.
     """
-    if model.geometry.architecture in MADE_IN_MXFP4:
+    if known_architecture(model.geometry.architecture).default_mix:
         return at_mixes(model, (default_mix(model),))
     packed = model.header.quantization
     most = ORIGINAL_ACCURACY if packed is None or packed.bits is None else packed.bits * 100 + 100
@@ -102,7 +103,7 @@ def file_variants(opened: Opened) -> tuple[Variant, ...]:
         return variants(model)
     tag = stored_quant(files)
     (own,) = as_named(model, tag, files.reference)
-    if model.geometry.architecture in MADE_IN_MXFP4:
+    if known_architecture(model.geometry.architecture).default_mix:
         return (own,)
     repository = files.reference.removesuffix(f":{files.label.rpartition(':')[2]}")
     others = at_mixes(model, files.alternatives, repository=repository)

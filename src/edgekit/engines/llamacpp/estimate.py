@@ -19,12 +19,12 @@ from edgekit.bill.types import (
 )
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import weights
+from edgekit.engines.llamacpp.architectures import architecture_names, known_architecture
 from edgekit.engines.llamacpp.caches import cache_lines, cache_sums
 from edgekit.engines.llamacpp.compute import compute_lines, output_line, shift_lines
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.mixes import default_mix
-from edgekit.engines.llamacpp.names import ARCHITECTURES, FIRST_BUILDS
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prediction import prediction_lines
 from edgekit.engines.llamacpp.prepared import prepare
@@ -185,12 +185,12 @@ def _version_notes(setup: LlamaCppSetup) -> tuple[str, ...]:
 
 def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
     name = model.geometry.architecture
-    if model.header.keys and setup.rules < (first := FIRST_BUILDS.get(name, 0)):
+    if model.header.keys and setup.rules < (first := known_architecture(name).first_build):
         raise RefusedError(
             f"llama.cpp {setup.version_name} does not support architecture {name!r}: it "
             f"was added in b{first}"
         )
-    if model.header.keys and name not in ARCHITECTURES:
+    if model.header.keys and name not in architecture_names():
         raise RefusedError(
             f"llama.cpp {VERSION} does not support architecture {name[:60]!r}; a newer version may"
         )

@@ -6,9 +6,9 @@ As llama.cpp's converter writes them (conversion/ @ 0c1e570): base.py for all mo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
+from edgekit.engines.llamacpp.architectures import conversion, known_architecture
 from edgekit.engines.llamacpp.quantize.layout import rotary_dim
 from edgekit.formats.types import Value
 from edgekit.model.hyperparameters import dig, text_section
@@ -24,74 +24,6 @@ from edgekit.model.types import (
     attention_of,
 )
 
-# What a GGUF calls a model_type, where it is not the same word.
-IN_GGUF: Mapping[str, str] = MappingProxyType(
-    {
-        model_type: architecture
-        for architecture, names in {
-            "bailingmoe": "bailing_moe",
-            "bailingmoe2": "bailing_moe_v2",
-            "bailingmoe3": "bailing_hybrid",
-            "bert": "roberta xlm-roberta camembert",
-            "chatglm": "glm",
-            "cohere2moe": "cohere2_moe",
-            "command-r": "cohere",
-            "deci": "nemotron-nas decilm",
-            "deepseek2": "deepseek_v2 deepseek_v3 kimi_k2 kimi_k25 DeepseekV2ForCausalLM glm4_moe_lite youtu youtu_llm",
-            "deepseek32": "deepseek_v32",
-            "deepseek4": "deepseek_v4 deepseek_ref",
-            "dream": "Dream",
-            "ernie4_5-moe": "ernie4_5_moe",
-            "exaone-moe": "exaone_moe",
-            "falcon": "RefinedWeb RefinedWebModel",
-            "falcon-h1": "falcon_h1",
-            "gemma2": "vaultgemma",
-            "gemma3": "gemma3_text",
-            "gemma3n": "gemma3n_text",
-            "gemma4": "gemma4_text gemma4_unified gemma4_unified_text",
-            "glm-dsa": "glm_moe_dsa",
-            "glm4moe": "glm4_moe glm4v_moe glm4v_moe_text",
-            "gpt-oss": "gpt_oss",
-            "gptneox": "gpt_neox",
-            "granitehybrid": "granitemoehybrid bamba",
-            "granitemoe": "granitemoeshared",
-            "grok": "grok-1",
-            "grovemoe": "grove_moe",
-            "hunyuan-dense": "hunyuan_v1_dense",
-            "hunyuan-moe": "hunyuan_v1_moe hunyuan",
-            "kimi-k3": "kimi_k3",
-            "kimi-linear": "kimi_linear",
-            "lfm2": "lfm2_vl",
-            "lfm2moe": "lfm2_moe",
-            "llada-moe": "llada_moe",
-            "llama": "mistral mixtral LLaMAForCausalLM yi llava llava_llama internlm3 MistralForCausalLM",
-            "llama4": "llama4_text",
-            "mamba": "falcon_mamba",
-            "mimo2": "mimo_v2_flash",
-            "minimax-01": "minimax minimax_text_01 minimax_m1",
-            "minimax-m2": "minimax_m2",
-            "minimax-m3": "minimax_m3 minimax_m3_vl minimax_m3_vl_text",
-            "mistral3": "ministral3",
-            "modern-bert": "modernbert",
-            "neo-bert": "neobert",
-            "nomic-bert": "nomic_bert",
-            "olmo2": "olmo3",
-            "phi2": "phi",
-            "phi3": "phi4",
-            "qwen2moe": "qwen2_moe",
-            "qwen2vl": "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
-            "qwen35": "qwen3_5 qwen3_5_text",
-            "qwen35moe": "qwen3_5_moe qwen3_5_moe_text",
-            "qwen3moe": "qwen3_moe",
-            "qwen3next": "qwen3_next",
-            "qwen3vl": "qwen3_vl qwen3_vl_text",
-            "qwen3vlmoe": "qwen3_vl_moe qwen3_vl_moe_text",
-            "starcoder": "gpt_bigcode",
-            "step35": "step3p5 step3p7",
-        }.items()
-        for model_type in names.split()
-    }
-)
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama-hparams.h
 _GATING_WORDS = [
     "score_function",
@@ -139,14 +71,13 @@ _STATED = {
     "swin_norm": ("swin_norm",),
     "use_parallel_residual": ("use_parallel_residual",),
 }
-_DEFAULT_SECTIONS = {"qwen35": (11, 11, 10, 0), "qwen35moe": (11, 11, 10, 0)}  # conversion/qwen.py
 
 
 def gguf_architecture(geometry: ModelGeometry) -> str:
     name = geometry.architecture
     if name == "nemotron_h" and any(layer.experts for layer in geometry.layers):
         return "nemotron_h_moe"
-    return IN_GGUF.get(name, name)
+    return conversion(name).to
 
 
 def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, Value]:
@@ -198,7 +129,7 @@ def _rope_sections(architecture: str, section: Mapping[str, Any]) -> tuple[int, 
         stated = dig(section, word)
         if isinstance(stated, list) and all(isinstance(one, int) for one in stated):
             return (*stated, 0, 0, 0, 0)[:4]
-    return _DEFAULT_SECTIONS.get(architecture, ())
+    return known_architecture(architecture).rope_sections
 
 
 def _attention(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:

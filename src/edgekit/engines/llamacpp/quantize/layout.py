@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from edgekit.engines.llamacpp.architectures import conversion, known_architecture
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import LaidTensor
 from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
@@ -188,19 +189,10 @@ _FUSED = (
     (("ffn_gate", "ffn_up"), "ffn_up"),
     (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
 )
-# model_types whose converter leaves out the blocks that predict further tokens (skip_mtp, or tensors it filters).
-WITHOUT_PREDICTION = frozenset(
-    ["deepseek_v3", "kimi_k2", "kimi_k25", "deepseek_v4", "deepseek_ref", "ernie4_5_moe", "youtu", "youtu_llm",
-     "joyai_llm_flash"]
-)  # fmt: skip
-# Their blocks of prediction are no copies of the last layer: they have no experts, and are left out here.
-_DENSE_PREDICTION = frozenset({"step3p5", "step3p7", "step35"})
 # A word of our own: how many tables of rope factors a file has, where its number of tensors shows it.
 ROPE_TABLES = "edgekit rope tables"
 _ROPE_TABLES = {1: ("rope_freqs",), 2: ("rope_factors_long", "rope_factors_short")}
 _TABLES_BY_ROPE = {"llama3": 1, "longrope": 2, "proportional": 1, "su": 2}
-# Models of one latent whose files keep it in one matrix; the others' is cut into keys and values.
-_WHOLE_LATENT = frozenset({"minicpm3", "plm"})
 
 
 def gguf_tensors(
@@ -238,7 +230,8 @@ def _blocks(
             own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
             known[key] = (*own, _hash_table(layer, geometry)) if hashed else own
         yield layer.index, known[key]
-    if geometry.mtp_layers and name not in WITHOUT_PREDICTION | _DENSE_PREDICTION:
+    left_out = conversion(name).drops_prediction or known_architecture(name).dense_prediction
+    if geometry.mtp_layers and not left_out:
         yield from _prediction_blocks(geometry, config, recipe)
 
 
@@ -419,7 +412,7 @@ def _shaped(
 def _latent(
     shape: tuple[int, ...], kind: LatentAttention, architecture: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if architecture in _WHOLE_LATENT or not kind.absorbed:
+    if known_architecture(architecture).full_heads or not kind.absorbed:
         yield "attn_kv_b.weight", shape
         return
     plain = kind.key_dim - kind.rope_dim

@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from edgekit.engines.llamacpp.architectures import conversion, known_architecture
 from edgekit.engines.llamacpp.quantize.table import (
     BY_NAME,
     KEPT_NAMES,
     KEPT_PARTS,
-    SEVENTY_LAYERS,
     STAND_INS,
     MixFacts,
     MixRow,
@@ -250,7 +250,8 @@ def _fitting(name: str, tensor: LaidTensor) -> TensorType:
 
 
 def _is_seventy(architecture: str, layers: int, *, alone: bool) -> bool:
-    return SEVENTY_LAYERS.get(architecture) == layers and not (architecture == "llama" and alone)
+    seventy = 0 < layers == known_architecture(architecture).layers_of_70b
+    return seventy and not (architecture == "llama" and alone)
 
 
 def _first(header: ModelHeader, key: str) -> int | None:
@@ -263,7 +264,7 @@ def _first(header: ModelHeader, key: str) -> int | None:
 
 def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
     """Heads and KV heads of layer 0 as a GGUF states them: one for MLA, none for a recurrence that has a list."""
-    for layer in geometry.layers[: 1 if geometry.architecture in _LISTED else None]:
+    for layer in geometry.layers[: 1 if conversion(geometry.architecture).lists_kv_heads else None]:
         kind = layer.mixer
         if isinstance(kind, (SharedCache, NoCache)):
             kind = kind.attention or kind
@@ -272,10 +273,3 @@ def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
         if isinstance(kind, Attention):
             return kind.heads, kind.kv_heads
     return 0, 0
-
-
-# Their converters write KV heads layer by layer, 0 for a recurrence.
-_LISTED = frozenset(
-    {"jamba", "bamba", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm2_vl", "nemotron_h", "plamo2"}
-    | {"kimi_linear", "kimi_k3"}
-)

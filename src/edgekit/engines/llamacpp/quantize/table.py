@@ -287,9 +287,6 @@ STAND_INS = {
     "Q6_K": "Q8_0",
 }
 
-# llama.cpp calls these "70B" by their layers (src/models/*.cpp); llama besides only with shared KV heads.
-SEVENTY_LAYERS = {"llama": 80, "deci": 80, "olmo": 80, "qwen2": 80, "jais2": 68}
-
 # fmt: off
 _TIME_MIX = ("first", "w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2", "decay_w1", "decay_w2",
              "lerp_fused")

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from edgekit.basis import Basis
+from edgekit.engines.llamacpp.architectures import conversion
 from edgekit.engines.llamacpp.quantize.layout import ROPE_TABLES, gguf_tensor_count, gguf_tensors
 from edgekit.engines.llamacpp.quantize.mixing import (
     Met,
@@ -24,15 +25,6 @@ from edgekit.model.hyperparameters import config_words
 from edgekit.model.tensor_recipes import switches, tensor_recipe
 from edgekit.model.types import ModelGeometry
 
-# model_types that a GGUF knows by another name, as far as the rules of a mix ask for it.
-_IN_GGUF = {
-    "mistral": "llama",
-    "mixtral": "llama",
-    "nemotron-nas": "deci",
-    "decilm": "deci",
-    "RefinedWeb": "falcon",
-    "RefinedWebModel": "falcon",
-}
 WITHIN = 0.005  # of a config alone: rope tables, and tensors a converter adds or drops
 
 
@@ -79,7 +71,7 @@ def lay(header: ModelHeader, geometry: ModelGeometry) -> Laid:
             met=in_order(laid), facts=facts_of_header(header), basis=Basis.EXACT, because=told
         )
     laid = _counted(geometry, config_words(header), header.tensor_count if header.keys else None)
-    facts = facts_of_geometry(geometry, _IN_GGUF.get(geometry.architecture, geometry.architecture))
+    facts = facts_of_geometry(geometry, conversion(geometry.architecture).to)
     named = geometry.architecture.replace("{", "{{").replace("}", "}}")
     told = f"{len(laid):,} tensors of a {named} model, with the types that llama-quantize assigns"
     return Laid(met=in_order(laid), facts=facts, basis=Basis.MODELLED, because=told)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgekit.engines.llamacpp.architectures import architecture_names
 from edgekit.engines.llamacpp.graph.llama.build import GraphFamily
-from edgekit.engines.llamacpp.names import ARCHITECTURES
 
 
 def family_of(architecture: str) -> GraphFamily | None:
@@ -12,7 +12,7 @@ def family_of(architecture: str) -> GraphFamily | None:
 
     if architecture in USUAL:
         return USUAL[architecture]
-    if architecture not in ARCHITECTURES:
+    if architecture not in architecture_names():
         return None  # a config's own name for it: no table has that
     from edgekit.engines.llamacpp.graph.families.every import FAMILIES
 

@@ -1,0 +1,56 @@
+"""What llama.cpp knows of an architecture, and what its converter makes of a model_type.
+
+Facts are two sections of model/architectures.json: "llamacpp", by the names in a GGUF and in config.json, and
+"conversion", by model_type only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from edgekit.model.architectures import read_section, records, section_by_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppArchitecture:
+    first_build: int = 0  # of those that came after April 2026
+    layers_of_70b: int = 0  # with as many, llama.cpp calls it a "70B" (src/models/*.cpp)
+    rope_sections: tuple[int, ...] = ()  # where config.json states none (conversion/qwen.py)
+    default_mix: str = ""  # the mix it was released in: no other is smaller and as good
+    full_heads: bool = (
+        False  # MLA: caches every head, and its file has the latent's matrix in one piece
+    )
+    dense_prediction: bool = False  # its prediction blocks have no experts: not modelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    to: str = ""  # general.architecture of the GGUF
+    unsupported: bool = False  # no class in conversion/
+    keeps_windows: bool = (
+        False  # llama.cpp limits sliding layers to their window; else all tokens, or it may
+    )
+    lists_kv_heads: bool = False  # writes KV heads layer by layer, 0 for a recurrence
+    drops_prediction: bool = (
+        False  # leaves out the blocks that predict further tokens (skip_mtp, filter_tensors)
+    )
+
+
+@cache
+def architecture_names() -> frozenset[str]:
+    """Every general.architecture that llama.cpp loads."""
+    return frozenset(name for record in records() for name in record.get("gguf", ()))
+
+
+@lru_cache(maxsize=256)
+def known_architecture(name: str) -> LlamaCppArchitecture:
+    section = section_by_name("llamacpp").get(name, {})
+    return read_section(LlamaCppArchitecture, section, {}, where=name)
+
+
+@lru_cache(maxsize=256)
+def conversion(model_type: str) -> Conversion:
+    section = section_by_name("conversion", ("config",)).get(model_type, {})
+    own = next(iter(section_by_name("gguf", ("config",)).get(model_type, ())), model_type)
+    return read_section(Conversion, {"to": own, **section}, {}, where=model_type)
