@@ -49,7 +49,7 @@ _PURPOSES = {
 # Fields that argv and a query spell the same.
 _TEXTS = (
     "engine", "ram", "vram", "job", "min_context", "window_budget", "max_use", "reserve", "users", "nodes", "task",
-    "limit",
+    "limit", "latency",
 )  # fmt: skip
 _SWITCHES = ("prefer_accurate_kv", "all_sizes")
 
@@ -303,6 +303,7 @@ def _parsed(
     nodes: str | None,
     task: str | None,
     limit: str | None,
+    latency: str | None,
     devices: tuple[str, ...],
     prefer_accurate_kv: bool,
     all_sizes: bool,
@@ -353,6 +354,7 @@ def _parsed(
         purpose=None if task is None else _purpose(task),
         limit=read_number("--limit", limit, least=1),
         all_sizes=all_sizes,
+        latency=None if latency is None else _latency(latency),
         unreadable=unreadable,
     )
 
@@ -395,6 +397,15 @@ def _purpose(word: str) -> ModelPurpose:
             "embed" if kind is ModelPurpose.EMBEDDING else kind.value for kind in ModelPurpose
         )
         raise UsageError(f"--task must be one of {known} (got {word[:40]!r})") from error
+
+
+def _latency(word: str) -> Purpose:
+    from edgekit.bill.spill import Purpose
+
+    try:
+        return Purpose(word.lower())
+    except ValueError as error:
+        raise UsageError(f"--latency must be voice or text (got {word!r:.40})") from error
 
 
 def _job(text: str) -> Job:

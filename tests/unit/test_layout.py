@@ -38,7 +38,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     # `embed --engine llama.cpp` starts the same child process as `run`.
     "edgekit.engines.llamacpp": ("edgekit.embed.llamacpp",),
     # The answers about tiers are of its own types.
-    "edgekit.engines.memo": ("edgekit.cli.tiers", "edgekit.report.tier_"),
+    "edgekit.engines.memo": (
+        "edgekit.app.tiers",
+        "edgekit.report.tier",
+        "edgekit.cli.plan_command",
+    ),
 }
 MODEL = "qwen3-0.6b"
 CONTEXT = "8192"

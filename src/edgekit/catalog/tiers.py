@@ -65,6 +65,11 @@ class Tier:
     def window(self) -> int:
         return min(self.catalog_window, self.native_window)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """What tiers are sorted by: variants of one line differ in their window."""
+        return self.weights_bytes, self.window
+
     def bytes_per_token(self, layout: Layout) -> int:
         """Of all layers: layers x heads x head_dim x (bits of a key + bits of a value) / 8."""
         width = self.kv_heads * self.head_dim

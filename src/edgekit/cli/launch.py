@@ -25,7 +25,6 @@ from edgekit.catalog.naming import split_quant
 from edgekit.cli.input import check_unicode
 from edgekit.cli.options import DEFAULT_NEW_TOKENS, reach_of, read_host, read_plain, screen_width
 from edgekit.cli.output import NobodyReadsError, say, say_json, show
-from edgekit.cli.tiers import read_purpose
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
@@ -151,7 +150,6 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         force=arguments.force,
         threads=None if own_threads else read_plain("--threads", arguments.threads, least=1),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
-        latency=read_purpose(getattr(arguments, "latency", None)),
     )
 
 

@@ -27,16 +27,18 @@ from edgekit.cli.options import (
     screen_width,
 )
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.tiers import check_latency, is_tier, run_tier
 from edgekit.engines import every_engine, machine_keys, planned_engines
-from edgekit.errors import HardwareError
+from edgekit.errors import HardwareError, UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from argparse import _SubParsersAction
 
     from edgekit.engines.commands import Command
+    from edgekit.engines.memo.policy import TierPlan
     from edgekit.plan.plan import Plan
+    from edgekit.request import Request
 
+TIER = "tier:"  # what the name of a tier begins with
 _DESCRIPTION = (
     "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "
     "model and number of users, each with its reason, and the commands that start it."
@@ -97,13 +99,18 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The plan as text; that nothing fits is an exit code."""
-    if is_tier(arguments.model):
-        return run_tier(arguments)
-    check_latency(arguments)
     from edgekit.app.plan import plan as make_plan
     from edgekit.request import Request, Session
 
     request = Request.from_argv(arguments)  # errors in flags come before anything is read
+    if arguments.model.lower().startswith(TIER):
+        from edgekit.app.tiers import inapplicable, plan_tier
+
+        for flag, value in (("plot", arguments.plot), ("for", arguments.program)):
+            if value is not None:
+                raise inapplicable(flag)
+        return tier_answer(plan_tier(arguments.model, request), arguments)
+    check_latency(request)
     with reach_of(arguments, quiet=arguments.json) as reach:
         session = Session(reach=reach, confirm=confirmed(arguments, alone=True))
         found = make_plan(arguments.model, request, session)
@@ -113,6 +120,26 @@ def run(arguments: argparse.Namespace) -> tuple[str, int]:
         notes = (*notes, f"wrote a plot of memory versus context to {arguments.plot}")
     code = 0 if plan.fits else HardwareError.exit_code
     return _told(plan, notes, for_program(found.ready, arguments.program), arguments), code
+
+
+def check_latency(request: Request) -> None:
+    """Raises UsageError where --latency would mean nothing."""
+    if request.latency is not None:
+        raise UsageError("--latency only works for tiers: plan tier:27b, recommend --tiers")
+
+
+def tier_answer(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int]:
+    """The text or JSON of a tier's plan, and the exit code."""
+    from edgekit.app.tiers import inapplicable
+    from edgekit.report.json import json_text
+    from edgekit.report.tier import tier_json, tier_text
+
+    if arguments.why:
+        raise inapplicable("why")
+    code = 0 if plan.verdict.can_load else HardwareError.exit_code
+    if arguments.json:
+        return json_text(tier_json(plan)), code
+    return tier_text(plan, width=screen_width(), bold=is_terminal(sys.stdout)), code
 
 
 def _plot(plan: Plan, path: str) -> None:

@@ -18,7 +18,7 @@ from edgekit.cli.options import (
     show_progress,
 )
 from edgekit.cli.parser import COMMANDS
-from edgekit.cli.tiers import check_latency, run_tiers
+from edgekit.cli.plan_command import check_latency, tier_answer
 from edgekit.engines import default_engine, either, planned_engines
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags
 from edgekit.errors import HardwareError
@@ -89,16 +89,19 @@ def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> tuple[str, int]:
     """The best few as text; that nothing fits is an exit code."""
-    if arguments.tiers:
-        return run_tiers(arguments)
-    arguments.engine = arguments.engine or default_engine().name
-    check_latency(arguments)
-    from edgekit.app.recommend import recommend
     from edgekit.request import Request, Session
+
+    if arguments.tiers:
+        from edgekit.app.tiers import recommend_tier
+
+        return tier_answer(recommend_tier(Request.from_argv(arguments)), arguments)
+    from edgekit.app.recommend import recommend
     from edgekit.sources.types import Reach
 
-    shows = is_terminal(sys.stderr) and not arguments.json
+    arguments.engine = arguments.engine or default_engine().name
     request = Request.from_argv(arguments, one_engine=True)
+    check_latency(request)
+    shows = is_terminal(sys.stderr) and not arguments.json
     try:
         best = recommend(request, Session(reach=Reach(progress=show_progress if shows else None)))
     finally:

@@ -467,10 +467,10 @@ class Engine:
 
     for_programs: tuple[str, ...] = ()  # that its commands are for, as --for takes them
 
-    @rule("commands", is_needed=True)
+    @rule("commands")
     def settle(self, verdict: Verdict, given: Mapping[str, Any], /) -> dict[str, Any]:
         """The flags that start the engine as it was judged: those that were given, and what the verdict adds."""
-        raise NotImplementedError
+        return {**given, "context": verdict.context_tokens}
 
     @rule("commands")
     def commands(self, _startup: Startup, /) -> Iterable[Command]:
@@ -504,12 +504,12 @@ class Engine:
         """The flags that add a proposed draft model."""
         return []
 
-    @rule("commands", is_needed=True)
+    @rule("commands")
     def estimate_words(
-        self, values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened, /
+        self, _values: Mapping[str, Any], _estimate: MemoryEstimate, _opened: Opened, /
     ) -> list[str]:
-        """The command of an estimate."""
-        raise NotImplementedError
+        """The command of an estimate. None: no program runs the engine."""
+        return []
 
     @rule("commands")
     def estimate_notes(

@@ -9,14 +9,9 @@ from tests.data.dummy_engine import ENGINE
 from tests.data.dummy_engine.flags import FLAGS
 
 from edgekit.bill.types import MemoryEstimate
-from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
 from edgekit.model.open import Opened
-
-
-def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**given, "context": verdict.context_tokens}
 
 
 def commands(startup: Startup) -> Iterator[Command]:

@@ -19,8 +19,7 @@ from edgekit.bill.types import Component, Load
 from edgekit.catalog.tiers import find_layout, find_tier, tiers
 from edgekit.cli import main
 from edgekit.engines.memo import ENGINE
-from edgekit.engines.memo.models import tier_model
-from edgekit.engines.memo.types import MemoSetup
+from edgekit.engines.memo.estimate import MemoSetup, tier_model
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import DEVICE, Machine
 from edgekit.plan.placement import can_divide, first_placement, placements_of, whole_placements

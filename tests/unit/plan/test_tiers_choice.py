@@ -21,19 +21,19 @@ from edgekit.bill.spill import Purpose, Store
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import Lever
 from edgekit.catalog.tiers import Layout, find_layout, find_tier, tiers
-from edgekit.engines.memo.choose import (
+from edgekit.engines.memo.placements import budgets, memory_notes, placements, store_of
+from edgekit.engines.memo.policy import (
+    TierPlan,
     first_run_plan,
     ladder_plan,
     plan_tier_on,
     recommend_tier,
     recommend_tier_on,
 )
-from edgekit.engines.memo.placements import budgets, memory_notes, placements, store_of
-from edgekit.engines.memo.types import TierPlan
 from edgekit.errors import HardwareError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.machine.what_if import what_if_machine
-from edgekit.report.tier_json import tier_json
+from edgekit.report.tier import tier_json
 from edgekit.units import GIB, MIB
 
 RESERVE = 1.5  # GiB that the system keeps of RAM

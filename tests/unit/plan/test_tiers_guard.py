@@ -10,9 +10,15 @@ from tests.unit.plan.tier_tasks import card, planned, ram
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier
-from edgekit.engines.memo.guard import MANIFEST_BYTES, assess, ram_need, read_manifest
-from edgekit.engines.memo.placements import budgets
-from edgekit.engines.memo.types import OS_RESERVE_BYTES, RamLevel, RamNeed
+from edgekit.engines.memo.guard import (
+    MANIFEST_BYTES,
+    RamLevel,
+    RamNeed,
+    assess,
+    ram_need,
+    read_manifest,
+)
+from edgekit.engines.memo.placements import OS_RESERVE_BYTES, budgets
 from edgekit.errors import NotFoundError, UsageError
 from edgekit.machine.types import Budget
 from edgekit.units import GIB, MIB

@@ -16,10 +16,9 @@ from edgekit.bill.types import Placement, Task
 from edgekit.bill.verdict import Lever
 from edgekit.catalog.tiers import layouts, tiers
 from edgekit.engines.memo import ENGINE
-from edgekit.engines.memo.choices import layout_of
-from edgekit.engines.memo.models import tier_model
-from edgekit.engines.memo.placements import store_of
-from edgekit.engines.memo.types import OS_RESERVE_BYTES, MemoSetup, TierPlan
+from edgekit.engines.memo.estimate import MemoSetup, layout_of, tier_model
+from edgekit.engines.memo.placements import OS_RESERVE_BYTES, store_of
+from edgekit.engines.memo.policy import TierPlan
 from edgekit.errors import KvSpillUnsupportedError
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool
 from edgekit.units import GIB, MIB

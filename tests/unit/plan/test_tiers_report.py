@@ -9,8 +9,7 @@ import pytest
 from tests.unit.plan.tier_tasks import card, planned, ram, recommended
 
 from edgekit.catalog.tiers import find_layout
-from edgekit.report.tier_json import tier_json
-from edgekit.report.tier_text import tier_answer, tier_text
+from edgekit.report.tier import tier_answer, tier_json, tier_text
 from edgekit.units import GIB
 
 DOCS = Path(__file__).parents[3] / "docs" / "tiers.md"

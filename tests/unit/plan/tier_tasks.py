@@ -7,11 +7,9 @@ from typing import Any
 
 from edgekit.bill.types import Load, Placement, Task
 from edgekit.catalog.tiers import Layout, Tier, find_tier, tiers
-from edgekit.engines.memo.choices import with_layout
-from edgekit.engines.memo.choose import plan_tier, recommend_tier
-from edgekit.engines.memo.models import tier_task
+from edgekit.engines.memo.estimate import MemoSetup, tier_task, with_layout
 from edgekit.engines.memo.placements import load_for_users, placements
-from edgekit.engines.memo.types import MemoSetup, TierPlan
+from edgekit.engines.memo.policy import TierPlan, plan_tier, recommend_tier
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from edgekit.bill.types import CacheChoice, Load, Placement, Task
-from edgekit.catalog.tiers import Layout, find_layout, layout_for, layouts, tiers
-from edgekit.engines.memo.models import tier_of
-from edgekit.errors import UsageError
+from edgekit.catalog.tiers import find_layout, layout_for, tiers
+from edgekit.engines.memo.estimate import layout_of, tier_of
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[CacheChoice, ...]:
-    """f16, q8_0 and the compressed one for the context; only the one that was given."""
+    """f16, q8_0 and the compressed layout for the context; if one was given, only that one."""
     given = layout_of(task.load)
     tokens = task.load.context_tokens or tier_of(task.model).window
     usual = (find_layout("f16"), find_layout("q8_0"), layout_for(tokens))
@@ -29,21 +26,6 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[Cach
 
 
 def cache_name(load: Load, _setup: object = None) -> str:
-    """Without a context it is that of a tier's whole window."""
+    """Without a context, the layout of the longest window."""
     longest = max(tier.window for tier in tiers())
     return (layout_of(load) or layout_for(load.context_tokens or longest)).name
-
-
-def layout_of(load: Load) -> Layout | None:
-    """None where the load leaves it open. Raises UsageError for two types that do not belong together."""
-    if load.cache_k is None and load.cache_v is None:
-        return None
-    for layout in layouts():
-        if (layout.keys, layout.values) == (load.cache_k, load.cache_v):
-            return layout
-    names = ", ".join(layout.name for layout in layouts())
-    raise UsageError(f"the types of K and V are not those of a cache layout: {names}")
-
-
-def with_layout(load: Load, layout: Layout) -> Load:
-    return replace(load, cache_k=layout.keys, cache_v=layout.values)

@@ -3,22 +3,121 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from edgekit.bill.spill import Store
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
-from edgekit.catalog.tiers import BASIS, WHAT_IF, Layout, Tier, check_engine, layout_for
-from edgekit.engines.memo.choices import layout_of, with_layout
-from edgekit.engines.memo.models import tier_of
-from edgekit.engines.memo.types import MemoSetup, windows_of
-from edgekit.errors import UsageError
-from edgekit.machine.types import DEVICE, HOST
-from edgekit.model.types import Model
+from edgekit.bill.spill import Purpose, Spill, Store
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Start, Task
+from edgekit.catalog.tiers import (
+    BASIS,
+    WHAT_IF,
+    Layout,
+    Tier,
+    check_engine,
+    layout_for,
+    layouts,
+)
+from edgekit.engines.memo.guard import RamNeed
+from edgekit.errors import RefusedError, UsageError
+from edgekit.formats.types import ModelHeader
+from edgekit.machine.types import DEVICE, HOST, Machine, Pool
+from edgekit.model.types import Attention, Layer, Model, ModelGeometry
+from edgekit.sources.types import Container
 from edgekit.units import LARGEST
 
+NAME = "memo"
 VERSION = "2026-05-15"  # of the document's audit note
 DRAFTER = "drafter"
-SPILLED = "spilled"  # pages of the cache in the RAM of the machine, next to a card
+SPILLED = "spilled"  # pages of the cache in the machine's RAM while the tier is on a card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoSetup:
+    """How a tier is run. The policy chooses the drafter and the spill."""
+
+    engine: str = WHAT_IF  # decides which cache layouts exist
+    pool: Pool = HOST  # the memory that the tier is in
+    prefer_accurate_kv: bool = False  # accuracy of the cache before length of the context
+    may_draft: bool = True
+    purpose: Purpose = Purpose.TEXT
+    manifest: RamNeed | None = None  # of an installed bundle
+    drafter: Tier | None = None
+    spill: Spill | None = None  # None: the whole cache stays in memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TierModel(Model):
+    """A tier as a model. There is no file and no header: everything is from the document."""
+
+    tier: Tier
+
+
+def tier_model(tier: Tier) -> TierModel:
+    attention = Attention(
+        heads=0,  # not stated
+        kv_heads=tier.kv_heads,
+        key_dim=tier.head_dim,
+        value_dim=tier.head_dim,
+    )
+    return TierModel(
+        tier=tier,
+        header=ModelHeader(
+            name=f"tier:{tier.name}", container=Container.CONFIG, file_bytes=tier.weights_bytes
+        ),
+        geometry=ModelGeometry(
+            architecture=tier.base_model,
+            layers=tuple(Layer(index=place, mixer=attention) for place in range(tier.cache_layers)),
+            hidden=0,  # not stated
+            vocabulary=None,
+            trained_context=tier.native_window,
+            native_context=tier.window,
+            basis=BASIS,
+            because="the context-scaling document states it",
+        ),
+    )
+
+
+def tier_of(model: Model) -> Tier:
+    """Raises RefusedError for a model that is not a tier."""
+    if not isinstance(model, TierModel):
+        raise RefusedError(f"{model.header.name} is not a tier: write for example tier:27b")
+    return model.tier
+
+
+def tier_task(
+    tier: Tier,
+    machine: Machine,
+    load: Load | None = None,
+    setup: MemoSetup | None = None,
+    min_context: int | None = None,
+) -> Task:
+    return Task(
+        model=tier_model(tier),
+        engine=NAME,
+        machine=machine,
+        load=load or Load(),
+        start=Start(setup=setup),
+        min_context=min_context,
+    )
+
+
+def layout_of(load: Load) -> Layout | None:
+    """None where the load leaves it open. Raises UsageError for K and V types that do not belong together."""
+    if load.cache_k is None and load.cache_v is None:
+        return None
+    for layout in layouts():
+        if (layout.keys, layout.values) == (load.cache_k, load.cache_v):
+            return layout
+    names = ", ".join(layout.name for layout in layouts())
+    raise UsageError(f"the types of K and V are not those of a cache layout: {names}")
+
+
+def with_layout(load: Load, layout: Layout) -> Load:
+    return replace(load, cache_k=layout.keys, cache_v=layout.values)
+
+
+def windows_of(load: Load) -> int:
+    """How many contexts are held: sequences share one unless each is given its own."""
+    return (load.sequences or 1) if load.unified is False else 1
 
 
 def estimate(model: Model, load: Load, setup: MemoSetup) -> MemoryEstimate:
@@ -49,7 +148,8 @@ def check_load(tier: Tier, load: Load, setup: MemoSetup) -> None:
 
 
 def bill(tier: Tier, load: Load, setup: MemoSetup) -> MemoryEstimate:
-    """Of any length, even if the tier does not support it."""
+    """The bill of a context of any length, even one that the tier does not support."""
+    tokens = _tokens(tier, load)
     lines = [*_lines(tier, load, setup)]
     if setup.drafter is not None:
         small = drafter_load(setup.drafter, load, setup)
@@ -59,9 +159,9 @@ def bill(tier: Tier, load: Load, setup: MemoSetup) -> MemoryEstimate:
         backend="card" if setup.pool == DEVICE else "ram",
         lines=tuple(line for line in lines if line.size_bytes),
         facts=(
-            ("context_tokens", _tokens(tier, load)),
+            ("context_tokens", tokens),
             ("windows", windows_of(load)),
-            ("layout", _layout(tier, load).name),
+            ("layout", (layout_of(load) or layout_for(tokens)).name),
         ),
     )
 
@@ -69,7 +169,7 @@ def bill(tier: Tier, load: Load, setup: MemoSetup) -> MemoryEstimate:
 def drafter_load(drafter: Tier, load: Load, setup: MemoSetup) -> Load:
     """The same context, as far as the drafter supports it.
 
-    Its cache may be the least accurate: what it gets wrong costs time, not quality.
+    Its cache may be the least accurate: a wrong guess costs time, not quality.
     """
     tokens = min(_tokens(drafter, load), drafter.window)
     small = replace(load, context_tokens=tokens)
@@ -86,10 +186,6 @@ def _tokens(tier: Tier, load: Load) -> int:
     return tier.window if load.context_tokens is None else load.context_tokens
 
 
-def _layout(tier: Tier, load: Load) -> Layout:
-    return layout_of(load) or layout_for(_tokens(tier, load))
-
-
 def _lines(tier: Tier, load: Load, setup: MemoSetup, part: str = "") -> Iterator[MemoryLine]:
     def line(component: Component, size_bytes: int, because: str) -> MemoryLine:
         return MemoryLine(
@@ -103,8 +199,8 @@ def _lines(tier: Tier, load: Load, setup: MemoSetup, part: str = "") -> Iterator
 
     yield line(Component.WEIGHTS, tier.weights_bytes, f"the file of the {tier.name}")
     yield line(Component.COMPUTE, tier.working_bytes, "working set")
-    tokens, windows, layout = _tokens(tier, load), windows_of(load), _layout(tier, load)
-    spill = setup.spill
+    tokens, windows, spill = _tokens(tier, load), windows_of(load), setup.spill
+    layout = layout_of(load) or layout_for(tokens)
     if spill is None:
         per_token = tier.bytes_per_token(layout)
         times = f"{windows} x " if windows > 1 else ""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
     from edgekit.bill.spill import Purpose
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.memo.types import MemoSetup
+    from edgekit.engines.memo.estimate import MemoSetup
 
 
 def _cache_type(name: str) -> CacheType:
@@ -55,7 +55,7 @@ PAGE = Page("Tiers", "", CacheFlags(("type_k", "type_v"), "f16"), is_compared=Fa
 
 
 def default_setup() -> MemoSetup:
-    from edgekit.engines.memo.types import MemoSetup
+    from edgekit.engines.memo.estimate import MemoSetup
 
     return MemoSetup()
 

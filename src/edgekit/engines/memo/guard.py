@@ -6,11 +6,12 @@ not run it, one below what is recommended is tight.
 
 from __future__ import annotations
 
+import enum
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgekit.catalog.tiers import Tier, layout_for
-from edgekit.engines.memo.types import RamFit, RamLevel, RamNeed
 from edgekit.errors import NotFoundError, UsageError
 from edgekit.machine.types import HOST, Budget
 from edgekit.units import MIB, format_bytes
@@ -21,8 +22,32 @@ MANIFEST_BYTES = 1024 * 1024  # real ones have a few KiB
 MOST_MB = 2**30  # a pebibyte
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamNeed:
+    """What a machine needs to start a tier, and to run a long session of it."""
+
+    min_bytes: int
+    recommended_bytes: int
+    source: str  # "manifest", or what it was computed from
+
+
+class RamLevel(enum.Enum):
+    FITS = "fits"
+    TIGHT = "tight"
+    WONT_FIT = "won't fit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamFit:
+    """The guard's answer: whether a machine of this size should run a tier at all."""
+
+    level: RamLevel
+    need: RamNeed
+    because: str
+
+
 def ram_need(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamNeed:
-    """The manifest's; without one the least RAM, and beyond it a compressed cache of the whole window."""
+    """As the manifest says; without one, the tier's minimum RAM, and a compressed cache of the whole window on top."""
     if manifest is not None:
         return manifest
     if tier.min_ram_bytes is not None and HOST in memory.pools:
@@ -40,10 +65,11 @@ def ram_need(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> Ram
 
 
 def assess(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamFit:
-    """By the size of the machine. The bill is compared with what is free of it."""
+    """Judges the size of the machine. What is free of it is compared with the bill elsewhere."""
     need = ram_need(tier, memory, manifest)
     weights, whole = tier.weights_bytes, max(0, memory.total_bytes - memory.reserve_bytes)
-    size = f"the download of {format_bytes(weights)} is {_share(weights, whole)} of {format_bytes(whole)}"
+    share = f"{weights * 100 / whole:.1f} %" if whole else "more than all"
+    size = f"the download of {format_bytes(weights)} is {share} of {format_bytes(whole)}"
     has = f"the machine has {format_bytes(memory.total_bytes)}"
     if weights * 100 > whole * WONT_FIT_PERCENT:
         level, why = RamLevel.WONT_FIT, f"{size}, more than {WONT_FIT_PERCENT} %"
@@ -65,12 +91,8 @@ def least_total_bytes(tier: Tier, memory: Budget, manifest: RamNeed | None = Non
     return max(least, -(-tier.weights_bytes * 100 // WONT_FIT_PERCENT) + memory.reserve_bytes)
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part * 100 / whole:.1f} %" if whole else "more than all"
-
-
 def read_manifest(path: Path) -> RamNeed:
-    """The ramBudgetMb of an installed bundle's manifest. Raises where the file is not there or is not one."""
+    """The ramBudgetMb of an installed bundle's manifest. Raises NotFoundError or UsageError."""
     try:
         with path.open("rb") as file:
             text = file.read(MANIFEST_BYTES + 1)
@@ -80,26 +102,22 @@ def read_manifest(path: Path) -> RamNeed:
         raise NotFoundError(f"{path}: {error.strerror or error}") from error
     if len(text) > MANIFEST_BYTES:
         raise UsageError(f"{path}: the manifest is larger than {format_bytes(MANIFEST_BYTES)}")
-    return _need_of(text, str(path))
-
-
-def _need_of(text: bytes, where: str) -> RamNeed:
     try:
         read = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {str(error)[:80]}") from error
+        raise UsageError(f"{path}: not JSON: {str(error)[:80]}") from error
     found = read.get("ramBudgetMb") if isinstance(read, dict) else None
     if not isinstance(found, dict):
-        raise UsageError(f"{where}: ramBudgetMb with min and recommended is missing")
-    least, wanted = (_megabytes(found.get(name), name, where) for name in ("min", "recommended"))
+        raise UsageError(f"{path}: ramBudgetMb with min and recommended is missing")
+    numbers = []
+    for name in ("min", "recommended"):
+        value = found.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_MB:
+            raise UsageError(
+                f"{path}: ramBudgetMb.{name} is {str(value)[:40]}, not a number of megabytes"
+            )
+        numbers.append(value)
+    least, wanted = numbers
     if wanted < least:
-        raise UsageError(f"{where}: ramBudgetMb recommends {wanted:,}, less than its min {least:,}")
+        raise UsageError(f"{path}: ramBudgetMb recommends {wanted:,}, less than its min {least:,}")
     return RamNeed(min_bytes=least * MIB, recommended_bytes=wanted * MIB, source="manifest")
-
-
-def _megabytes(value: object, name: str, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_MB:
-        raise UsageError(
-            f"{where}: ramBudgetMb.{name} is {str(value)[:40]}, not a number of megabytes"
-        )
-    return value

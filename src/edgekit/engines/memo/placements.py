@@ -8,10 +8,13 @@ from dataclasses import replace
 from edgekit.bill.spill import Store
 from edgekit.bill.types import Load, Placement, Task
 from edgekit.engines.budgets import card_budget
-from edgekit.engines.memo.types import MOST_USERS, OS_RESERVE_BYTES, MemoSetup
+from edgekit.engines.memo.estimate import MemoSetup
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Budget, Device, HostMemory, Machine, Vendor
-from edgekit.units import format_bytes
+from edgekit.units import MIB, format_bytes
+
+OS_RESERVE_BYTES = 1536 * MIB  # of RAM; none of a card
+MOST_USERS = 1024
 
 
 def devices(machine: Machine) -> tuple[Device, ...]:
@@ -30,7 +33,7 @@ def budgets(machine: Machine) -> tuple[Budget, ...]:
 
 
 def capacity_bytes(machine: Machine) -> int:
-    """Of one of them: a tier is not divided."""
+    """Of the larger memory: a tier is not divided."""
     return max(one.available_bytes for one in budgets(machine))
 
 
@@ -50,7 +53,7 @@ def placements(task: Task) -> Iterator[Placement]:
 
 
 def store_of(placement: Placement) -> tuple[Store, int | None]:
-    """Where cold pages of the cache would go, and the room that is left there; None: unknown."""
+    """Where cold pages of the cache would go, and how much they may take there; None: unknown."""
     if len(placement.budgets) == 1:
         return Store.NVME, None
     return Store.HOST_RAM, placement.budgets[1].available_bytes

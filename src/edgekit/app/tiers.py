@@ -1,0 +1,61 @@
+"""`plan tier:27b` and `recommend --tiers`: a request about the context-scaling document's tiers -> the plan."""
+
+from __future__ import annotations
+
+from edgekit.bill.types import Task
+from edgekit.catalog.tiers import Tier, find_tier, tiers
+from edgekit.catalog.types import ModelPurpose
+from edgekit.engines.memo import ENGINE
+from edgekit.engines.memo.estimate import tier_task
+from edgekit.engines.memo.policy import TierPlan, plan_tier_on, recommend_tier_on
+from edgekit.errors import UsageError
+from edgekit.request import ALL, Request
+
+
+def plan_tier(reference: str, request: Request) -> TierPlan:
+    """The tier of this name. Raises EdgekitError; that it does not fit is an answer."""
+    (task,) = _tasks((find_tier(reference),), request)
+    return plan_tier_on(task)
+
+
+def recommend_tier(request: Request) -> TierPlan:
+    """The largest tier that fits the machine."""
+    return recommend_tier_on(_tasks(tiers(), request))
+
+
+def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
+    """The same task for each tier. Raises UsageError for what does not apply to one."""
+    if any(request.flags.values()):
+        raise UsageError(
+            "a tier is planned for a what-if engine, so flags of real engines do not apply"
+        )
+    if request.engines:
+        raise UsageError(
+            f"{request.engine or ALL} does not have the compressed caches of tiers: leave out --engine"
+        )
+    for flag, is_given in (
+        ("nodes", request.nodes is not None),
+        ("task", request.purpose not in (None, ModelPurpose.CHAT)),
+        ("limit", request.limit is not None),
+        ("all-sizes", request.all_sizes),
+        ("reserve", request.reserve_bytes is not None),
+        ("max-use", request.max_use is not None),
+    ):
+        if is_given:
+            raise inapplicable(flag)
+    values = {
+        "context": request.context,
+        "prefer_accurate_kv": request.prefer_accurate_kv,
+        "no_drafter": not request.drafter,
+        "latency": None if request.latency is None else request.latency.value,
+    }
+    load, setup = ENGINE.setup({key: value for key, value in values.items() if value is not None})
+    if request.users is not None:
+        load = ENGINE.load_for_users(load, request.users, 0)
+    machine = request.find_machine()
+    return [tier_task(tier, machine, load, setup, request.min_context) for tier in among]
+
+
+def inapplicable(flag: str) -> UsageError:
+    """What to raise for an option that means nothing for a tier."""
+    return UsageError(f"--{flag} does not apply to a tier, which is planned for a what-if engine")

@@ -1,0 +1,606 @@
+"""The document's policy: which tier, context, cache layout, draft model and number of sequences to run.
+
+Memory is spent in the order of the levers: bigger model, longer context, more accurate cache, draft model, parallel
+sequences. If memory is short they are given up in reverse. docs/tiers.md has the rules with their reasons;
+docs/decisions/0010 says why the planner for real engines does not apply them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from edgekit.bill.spill import LEAST_PAGES, PAGE_TOKENS, SPILL_FROM_TOKENS, Spill, plan_spill
+from edgekit.bill.types import Load, Placement, Task
+from edgekit.bill.verdict import Decision, Lever, Status, Tried, Usage, Verdict
+from edgekit.catalog.tiers import (
+    Layout,
+    Tier,
+    check_engine,
+    find_layout,
+    find_tier,
+    first_run,
+    ladder,
+)
+from edgekit.engines.memo.choices import cache_choices
+from edgekit.engines.memo.estimate import (
+    MemoSetup,
+    bill,
+    check_load,
+    drafter_load,
+    estimate,
+    largest_context,
+    tier_of,
+    windows_of,
+    with_layout,
+)
+from edgekit.engines.memo.guard import RamFit, RamLevel, assess, least_total_bytes
+from edgekit.engines.memo.placements import placements, store_of
+from edgekit.errors import KvSpillUnsupportedError, UsageError
+from edgekit.machine.types import Budget
+from edgekit.units import LARGEST, MIB, format_bytes
+
+MIN_CONTEXT = 16_384  # tokens, if no minimum is given
+MARGIN_PERCENT = 5  # left free of the longest context that fits, if the policy chooses the context
+DRAFT_MAX = 6  # tokens that a draft model predicts ahead
+LONG_TOKENS = (
+    131_072  # from here on MANY sequences, below it SOME, FEW if the cache limits the context
+)
+MANY, SOME, FEW = 8, 4, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPlan:
+    """The verdict on a tier as it is best run, and why. If it does not fit: the minimum, and what is missing."""
+
+    tier: Tier
+    layout: Layout
+    verdict: Verdict
+    ram: RamFit
+    steps: tuple[Decision, ...] = field(repr=False)
+    to_add_bytes: int = 0  # missing memory
+
+    @property
+    def setup(self) -> MemoSetup:
+        found: MemoSetup = self.verdict.way.setup
+        return found
+
+    @property
+    def budget(self) -> Budget:
+        """The memory that the tier is in."""
+        return self.verdict.way.budgets[0]
+
+    @property
+    def required_bytes(self) -> int:
+        """In that memory: without spilled pages."""
+        return self.verdict.uses[0].required_bytes
+
+    @property
+    def parallel(self) -> int:
+        return self.verdict.load.sequences or 1
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """The larger, the better: fits, not spilled, bigger model, longer, more accurate, drafter, sequences."""
+        length, accuracy = self.verdict.context_tokens, self.layout.bits
+        setup = self.setup
+        middle = (accuracy, length) if setup.prefer_accurate_kv else (length, accuracy)
+        whole, drafted = setup.spill is None, setup.drafter is not None
+        fits = self.verdict.can_load
+        return (fits, whole, self.tier.weights_bytes, *middle, drafted, self.parallel)
+
+    def step(self, lever: Lever) -> Decision | None:
+        return next((one for one in self.steps if one.lever is lever), None)
+
+
+# --- on a machine
+
+
+def plan_tier_on(task: Task) -> TierPlan:
+    """`plan_tier` on the machine's largest card, or in its RAM if it does not fit on the card."""
+    return _best_on(placements(task), partial(plan_tier, task))
+
+
+def recommend_tier_on(tasks: Sequence[Task]) -> TierPlan:
+    """`recommend_tier` on the machine's largest card, or in its RAM if none fits on the card."""
+    return _best_on(placements(tasks[0]), partial(recommend_tier, tasks))
+
+
+def _best_on(every: Iterable[Placement], plan: Callable[..., TierPlan]) -> TierPlan:
+    """Whole in one memory, then spilled from the first; otherwise the plan with the least missing memory."""
+    first, *others = every
+    whole = [plan(one, may_spill=False) for one in (first, *others)]
+    found = next((one for one in whole if one.verdict.can_load), None) or plan(first)
+    return found if found.verdict.can_load else min(whole, key=lambda one: one.to_add_bytes)
+
+
+# --- the model
+
+
+def recommend_tier(
+    tasks: Sequence[Task], placement: Placement, *, may_spill: bool = True
+) -> TierPlan:
+    """The largest tier that fits, as it is best run; if none does, the smallest and what to add.
+
+    `tasks` ask the same of each tier. Tiers of one line are variants: the one with the longest context is taken. Cold
+    pages are spilled only if no tier holds the whole context.
+    """
+    wanted = tasks[0].load.context_tokens or 0
+    lines: dict[str, list[Task]] = {}
+    for task in sorted(tasks, key=lambda one: tier_of(one.model).size):
+        if wanted <= tier_of(task.model).window:
+            lines.setdefault(tier_of(task.model).line, []).append(task)
+    if not lines:
+        longest = max(tier_of(task.model).window for task in tasks)
+        raise UsageError(f"no tier has a context of {wanted:,} tokens; the longest is {longest:,}")
+    tried: list[TierPlan] = []
+    for variants in reversed(lines.values()):
+        plans = [plan_tier(one, placement, may_spill=False) for one in variants]
+        tried = [*plans, *tried]
+        best = max(plans, key=lambda plan: plan.rank)
+        if best.verdict.can_load:
+            larger = [one for one in tried if one.tier.weights_bytes > best.tier.weights_bytes]
+            why = "the largest tier"
+            if larger:
+                why += f" that fits; {larger[0].tier.name}: {larger[0].verdict.reasons[0]}"
+            return _with_model(best, why, tried)
+    if may_spill and wanted > SPILL_FROM_TOKENS:
+        largest_first = [task for variants in reversed(lines.values()) for task in variants]
+        spilled = _first_spilled(largest_first, placement)
+        if spilled is not None:
+            return spilled
+    return _with_model(tried[0], "no tier fits; this is the smallest", tried)
+
+
+def _first_spilled(tasks: Iterable[Task], placement: Placement) -> TierPlan | None:
+    """The first that fits with its cold pages elsewhere. Raises KvSpillUnsupportedError if the only ones that would
+    fit must not spill.
+    """
+    refused = None
+    for task in tasks:
+        try:
+            plan = plan_tier(task, placement)
+        except KvSpillUnsupportedError as error:
+            refused = refused or error
+            continue
+        if plan.verdict.can_load:
+            why = (
+                "no tier has the whole context in memory: the largest that fits with pages spilled"
+            )
+            return _with_model(plan, why, ())
+    if refused is not None:
+        raise refused
+    return None
+
+
+def first_run_plan(tasks: Sequence[Task], placement: Placement) -> TierPlan:
+    """What a machine starts with if nothing was requested: the 2B, or a smaller tier."""
+    rule = f"a first run starts with the {first_run().name}"
+    return _first_that_fits((first_run(), *ladder("large")), tasks, placement, rule)
+
+
+def ladder_plan(kind: str, tasks: Sequence[Task], placement: Placement) -> TierPlan:
+    """The first of the ladder for 'small' or 'large' texts that fits the machine."""
+    names = ", ".join(tier.name for tier in ladder(kind))
+    rule = f"the ladder for {kind} texts is {names}"
+    return _first_that_fits(ladder(kind), tasks, placement, rule)
+
+
+def _first_that_fits(
+    rungs: Iterable[Tier], tasks: Sequence[Task], placement: Placement, rule: str
+) -> TierPlan:
+    by_name = {tier_of(task.model).name: task for task in tasks}
+    tried = []
+    for name in dict.fromkeys(tier.name for tier in rungs):
+        plan = plan_tier(by_name[name], placement, may_spill=False)
+        tried.append(plan)
+        if plan.verdict.can_load:
+            return _with_model(plan, f"{rule}: the first that fits", tried)
+    smallest = min(tried, key=lambda plan: plan.tier.weights_bytes)
+    return _with_model(smallest, f"{rule}: none of them fits", tried)
+
+
+def _with_model(plan: TierPlan, because: str, plans: Iterable[TierPlan]) -> TierPlan:
+    """The plan with the reason for its tier, and what came of the others."""
+    tried = tuple(
+        Tried(
+            value=one.tier.name,
+            outcome="; ".join(one.verdict.reasons) or f"{one.verdict.context_tokens:,} tokens",
+            taken=one is plan and plan.verdict.can_load,
+        )
+        for one in plans
+    )
+    first = Decision(lever=Lever.WEIGHTS, value=plan.tier.name, because=because, tried=tried)
+    return replace(plan, steps=(first, *plan.steps[1:]))
+
+
+# --- one tier in one memory
+
+
+def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> TierPlan:
+    """What to run of the task's tier in this memory. If it does not fit, the plan has what is missing.
+
+    Raises UsageError or RefusedError for what no memory would be enough for, KvSpillUnsupportedError where a context
+    past 64K would have to be spilled and must not be.
+    """
+    capacity = capacity_of(task, placement)
+    tier, memory, setup = capacity.tier, placement.budgets[0], placement.setup
+    context = choose_context(task, capacity, may_spill=may_spill)
+    ram = assess(tier, memory, setup.manifest)
+    reasons = [ram.because] if ram.level is RamLevel.WONT_FIT else []
+    if context.lacking_bytes:
+        usable = memory.available_bytes
+        reasons.append(
+            f"the {tier.name} with {context.tokens:,} tokens{for_each(context.load)} "
+            f"({context.layout.name}) needs {format_bytes(usable + context.lacking_bytes)}, "
+            f"{format_bytes(usable)} usable"
+        )
+    fits = not reasons
+    drafter, drafter_step = choose_drafter(capacity, context, fits=fits)
+    sequences, sequences_step = choose_sequences(capacity, context, drafter, fits=fits)
+    to_add = 0
+    if not fits:
+        guard = least_total_bytes(tier, memory, setup.manifest) - memory.total_bytes
+        # what other programs use is missing from the reserve first
+        below = max(0, memory.reserve_bytes - memory.free_bytes) if context.lacking_bytes else 0
+        to_add = -(-max(guard, context.lacking_bytes + below) // MIB) * MIB
+    status = Status.WARNING if ram.level is RamLevel.TIGHT else Status.PASSED
+    load = replace(context.load, sequences=sequences)
+    chosen = replace(setup, drafter=drafter, spill=context.spill)
+    found = estimate(task.model, load, chosen)
+    return TierPlan(
+        tier=tier,
+        layout=context.layout,
+        verdict=Verdict(
+            engine=task.engine,
+            status=status if fits else Status.FAILED,
+            context_tokens=context.tokens,
+            asked=context.is_given,
+            max_context=min(
+                capacity.most_tokens(context.layout), capacity.largest_context(context.layout)
+            ),
+            recommended_context=capacity.safe_context(context.layout),
+            native_context=tier.native_window,
+            cache=context.layout.name,
+            cache_asked=task.load.cache_k is not None,
+            load=load,
+            uses=tuple(
+                Usage(budget=budget, required_bytes=found.in_pools(budget.pools))
+                for budget in placement.budgets
+            ),
+            estimate=found,
+            reasons=tuple(reasons),
+            window="" if context.is_given else context.because,
+            way=replace(placement, setup=chosen),
+            machine=task.machine,
+        ),
+        ram=ram,
+        steps=(
+            Decision(lever=Lever.WEIGHTS, value=tier.name, because="as requested"),
+            Decision(
+                lever=Lever.CONTEXT,
+                value=f"{context.tokens:,} tokens{for_each(context.load)}",
+                because=context.because,
+            ),
+            Decision(
+                lever=Lever.CACHE,
+                value=context.layout.name,
+                because=context.layout_because,
+                tried=context.tried,
+            ),
+            spill_step(capacity, context),
+            drafter_step,
+            sequences_step,
+        ),
+        to_add_bytes=to_add,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one tier can hold in one memory, for a load whose context and layout may be open."""
+
+    tier: Tier
+    load: Load
+    placement: Placement
+    min_context: int
+
+    @property
+    def setup(self) -> MemoSetup:
+        found: MemoSetup = self.placement.setup
+        return found
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.placement.budgets[0].available_bytes
+
+    def load_with(self, layout: Layout, tokens: int) -> Load:
+        return replace(with_layout(self.load, layout), context_tokens=tokens)
+
+    def needed_bytes(self, layout: Layout, tokens: int) -> int:
+        return bill(self.tier, self.load_with(layout, tokens), self.setup).total_bytes
+
+    def left_bytes(self, context: ContextChoice, drafter: Tier | None = None) -> int:
+        """What the tier, its cache and its drafter leave free."""
+        setup = replace(self.setup, spill=context.spill, drafter=drafter)
+        taken = bill(self.tier, context.load, setup).in_pools(self.placement.budgets[0].pools)
+        return self.usable_bytes - taken
+
+    def most_tokens(self, layout: Layout) -> int:
+        """The longest context that the tier and the layout support."""
+        window = self.tier.window
+        return window if layout.most_tokens is None else min(window, layout.most_tokens)
+
+    def largest_context(self, layout: Layout) -> int:
+        """The largest that fits, for each window."""
+        states = self.tier.state_bytes * (self.load.sequences or 1)
+        largest = largest_context(self.tier, layout, self.usable_bytes, held_bytes=states)
+        return largest // windows_of(self.load)
+
+    def safe_context(self, layout: Layout) -> int:
+        """The largest that fits minus 5 %, in whole pages; never past the tier's window."""
+        tokens = self.largest_context(layout) * (100 - MARGIN_PERCENT) // 100
+        return min(self.most_tokens(layout), tokens // PAGE_TOKENS * PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextChoice:
+    """A load with context and cache layout, and why."""
+
+    load: Load
+    layout: Layout
+    because: str
+    layout_because: str
+    tried: tuple[Tried, ...] = ()
+    spill: Spill | None = None
+    lacking_bytes: int = 0  # missing memory
+    is_given: bool = False  # the caller gave the context
+
+    @property
+    def tokens(self) -> int:
+        return self.load.context_tokens or 0
+
+
+def capacity_of(task: Task, placement: Placement) -> Capacity:
+    """Raises for what no memory would be enough for."""
+    tier = tier_of(task.model)
+    least = MIN_CONTEXT if task.min_context is None else task.min_context
+    if not 1 <= least <= LARGEST:
+        raise UsageError(f"--min-context must be at least 1 (got {least:,})")
+    check_load(tier, task.load, placement.setup)
+    return Capacity(tier=tier, load=task.load, placement=placement, min_context=least)
+
+
+def for_each(load: Load) -> str:
+    windows = windows_of(load)
+    return f" for each of {windows}" if windows > 1 else ""
+
+
+# --- context, cache layout and spill
+
+
+def choose_context(task: Task, capacity: Capacity, *, may_spill: bool = True) -> ContextChoice:
+    """Context and cache of the task's tier. Raises RefusedError where the engine lacks a layout that is needed."""
+    layouts = [find_layout(choice.name) for choice in cache_choices(task, capacity.placement)]
+    if (tokens := task.load.context_tokens) is not None:
+        return _given(capacity, layouts, tokens, may_spill=may_spill)
+    if len(layouts) == 1:
+        return _longest(capacity, layouts[0], f"{layouts[0].name} as requested")
+    if capacity.setup.prefer_accurate_kv:
+        return _most_accurate(capacity, layouts)
+    return _longest_then_accurate(capacity, layouts)
+
+
+def _given(
+    capacity: Capacity, layouts: Sequence[Layout], tokens: int, *, may_spill: bool
+) -> ContextChoice:
+    """A context that was given: the most accurate cache that fits, then the spill, else what is missing."""
+    usable, tried = capacity.usable_bytes, []
+    for layout in layouts:
+        check_engine(capacity.setup.engine, layout)
+        needed = capacity.needed_bytes(layout, tokens)
+        fits = needed <= usable
+        outcome = (
+            f"{format_bytes(needed)} {'fits' if fits else 'does not fit'} in {format_bytes(usable)}"
+        )
+        tried.append(Tried(value=layout.name, outcome=outcome, taken=fits))
+        if fits:
+            break
+    spill = _spill(capacity, layout, tokens) if may_spill and not fits else None
+    why = "the most accurate cache that holds the requested context"
+    if not fits:
+        why = "even the most compressed cache does not fit"
+    if spill is not None:
+        why += ": older pages are spilled"
+    return ContextChoice(
+        load=capacity.load_with(layout, tokens),
+        layout=layout,
+        because="as requested",
+        layout_because=why,
+        tried=tuple(tried),
+        spill=spill,
+        lacking_bytes=0 if fits or spill is not None else needed - usable,
+        is_given=True,
+    )
+
+
+def _spill(capacity: Capacity, layout: Layout, tokens: int) -> Spill | None:
+    """The cache in two parts; None where it is too short, or not even two pages fit.
+
+    Raises KvSpillUnsupportedError where it must not be divided.
+    """
+    per_token = capacity.tier.bytes_per_token(layout) * windows_of(capacity.load)
+    left = capacity.usable_bytes - capacity.needed_bytes(layout, 0)
+    if tokens <= SPILL_FROM_TOKENS or left < LEAST_PAGES * PAGE_TOKENS * per_token:
+        return None
+    store, store_bytes = store_of(capacity.placement)
+    return plan_spill(
+        context_tokens=tokens,
+        bytes_per_token=per_token,
+        resident_budget_bytes=left,
+        store=store,
+        purpose=capacity.setup.purpose,
+        room_bytes=store_bytes,
+    )
+
+
+def _longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
+    """The longest context in this layout. Raises RefusedError where the engine does not have it."""
+    tier = capacity.tier
+    check_engine(capacity.setup.engine, layout)
+    tokens = capacity.safe_context(layout)
+    least = min(capacity.min_context, capacity.most_tokens(layout))
+    fits, lacking = tokens >= least, 0
+    if not fits:
+        why = f"the minimum; {tokens:,} fit"
+        # the smallest memory with which `safe_context` is that long
+        pages = -(-least // PAGE_TOKENS) * PAGE_TOKENS
+        with_margin = -(-pages * 100 // (100 - MARGIN_PERCENT))
+        lacking = capacity.needed_bytes(layout, with_margin) - capacity.usable_bytes
+    elif tokens == layout.most_tokens:
+        why = f"the maximum of {layout.name}"
+    elif tokens < tier.window:
+        why = f"the longest that fits, minus 5 %; the {tier.name} supports {tier.window:,}"
+    elif tier.catalog_window <= tier.native_window:
+        why = f"the context the {tier.name} is released with (native {tier.native_window:,})"
+    else:
+        why = f"the context in its header, although it is listed with {tier.catalog_window:,}"
+    outcome = f"holds {tokens:,} tokens after the 5 % margin"
+    return ContextChoice(
+        load=capacity.load_with(layout, tokens if fits else least),
+        layout=layout,
+        because=why,
+        layout_because=because,
+        tried=(Tried(value=layout.name, outcome=outcome, taken=fits),),
+        lacking_bytes=lacking,
+    )
+
+
+def _longest_then_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
+    """The longest context in the compressed cache, then f16 if it holds the same."""
+    base = _longest(capacity, layouts[-1], "the compressed cache holds the longest context")
+    f16 = layouts[0]
+    tokens = capacity.safe_context(f16)
+    outcome = f"holds {tokens:,} tokens after the 5 % margin"
+    fits = not base.lacking_bytes and tokens >= base.tokens
+    taken = fits and not capacity.tier.keeps_compressed
+    tried = Tried(value=f16.name, outcome=outcome, taken=taken)
+    if taken:
+        return replace(
+            base,
+            load=capacity.load_with(f16, base.tokens),
+            layout=f16,
+            layout_because="f16 holds the same context at full accuracy",
+            tried=(tried, *(replace(one, taken=False) for one in base.tried)),
+        )
+    why = f"f16 {outcome}; compressed, the context is longer"
+    if base.lacking_bytes:
+        why = "even the compressed cache does not fit"
+    elif fits:
+        why = (
+            f"f16 would hold {base.tokens:,} tokens too, but the {capacity.tier.name} uses a compressed "
+            "cache unless an accurate one is preferred (prefer_accurate_kv)"
+        )
+    return replace(base, layout_because=why, tried=(tried, *base.tried))
+
+
+def _most_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
+    """The most accurate cache that holds the minimum context, and the longest context in it."""
+    tried: tuple[Tried, ...] = ()
+    for layout in layouts:
+        why = "the most accurate cache that holds the minimum context"
+        found = _longest(capacity, layout, why)
+        tried += found.tried
+        if not found.lacking_bytes:
+            break
+    return replace(found, tried=tried)
+
+
+def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
+    """Where the cache is. A chosen context is never spilled; the step says whether it could be."""
+    spill = context.spill
+    if spill is not None:
+        value = f"{spill.spilled_pages:,} cold pages in {spill.store.value}"
+        return Decision(lever=Lever.PLACEMENT, value=value, because=spill.told)
+    page = Spill(
+        context_tokens=context.tokens,
+        bytes_per_token=capacity.tier.bytes_per_token(context.layout) * windows_of(context.load),
+        resident_tokens=context.tokens,
+        store=store_of(capacity.placement)[0],
+        purpose=capacity.setup.purpose,
+    )
+    why = "the cache does not fit" if context.lacking_bytes else "the whole cache fits"
+    if context.tokens <= SPILL_FROM_TOKENS:
+        could = f"only contexts over {SPILL_FROM_TOKENS:,} tokens can spill"
+    else:
+        could = f"{'it could spill' if page.is_in_time else 'it could not spill'}: {page.told}"
+    return Decision(lever=Lever.PLACEMENT, value="none", because=f"{why}; {could}")
+
+
+# --- draft model and sequences
+
+
+def choose_drafter(
+    capacity: Capacity, context: ContextChoice, *, fits: bool
+) -> tuple[Tier | None, Decision]:
+    """The drafter that is paired with the tier, if what is left holds all of it."""
+    tier, setup = capacity.tier, capacity.setup
+    paired = None if tier.drafter is None else find_tier(tier.drafter)
+    found: Tier | None = None
+    tried: tuple[Tried, ...] = ()
+    if not setup.may_draft:
+        why = "not requested"
+    elif not fits:
+        why = "no memory is left for one"
+    elif context.spill is not None:
+        why = "the cache is spilled, so no memory is left for one"
+    elif paired is None:
+        why = f"no draft model of known size goes with the {tier.name}"
+    elif paired.vocabulary != tier.vocabulary:
+        why = f"the {paired.name} has a different vocabulary ({paired.vocabulary}, not {tier.vocabulary})"
+    else:
+        needed = bill(paired, drafter_load(paired, context.load, setup), setup).total_bytes
+        left = capacity.left_bytes(context)
+        found = paired if needed <= left else None
+        why = (
+            f"the {paired.name} as draft model for the {tier.name}, {DRAFT_MAX} tokens ahead, "
+            f"{'would take' if found is None else 'takes'} {format_bytes(needed)} with its own cache; "
+            f"{format_bytes(left)} is left"
+        )
+        tried = (Tried(value=paired.name, outcome=why, taken=found is not None),)
+    value = "none" if found is None else found.name
+    return found, Decision(lever=Lever.DRAFTER, value=value, because=why, tried=tried)
+
+
+def choose_sequences(
+    capacity: Capacity, context: ContextChoice, drafter: Tier | None, *, fits: bool
+) -> tuple[int, Decision]:
+    """Sequences that share the context: each costs its state and no tokens. Users were counted with theirs."""
+    tier, load, tokens = capacity.tier, context.load, context.tokens
+    if load.sequences is not None:
+        own = f", each with a context of {tokens:,} tokens" if load.unified is False else ""
+        return load.sequences, Decision(
+            lever=Lever.SEQUENCES, value=str(load.sequences), because=f"as requested{own}"
+        )
+    is_cut = not context.is_given and tokens < capacity.most_tokens(context.layout)
+    if not fits:
+        wanted, why = 1, "no memory is left for more"
+    elif context.spill is not None or is_cut:
+        wanted, why = FEW, "the cache limits the context"
+    elif tokens >= LONG_TOKENS:
+        wanted, why = MANY, f"the context has {LONG_TOKENS:,} tokens or more"
+    else:
+        wanted, why = SOME, f"the context is shorter than {LONG_TOKENS:,} tokens"
+    each = tier.state_bytes + (drafter.state_bytes if drafter is not None else 0)
+    left = capacity.left_bytes(context, drafter)
+    count = wanted
+    while count > 1 and (count - 1) * each > left:  # the first is in the bill
+        count //= 2
+    if each and count < wanted:
+        why = f"{wanted} by the rule, but each one more needs {format_bytes(each)} of state, which does not fit"
+    elif each and count > 1:
+        why += f"; they share the context, and each has {format_bytes(each)} of state"
+    elif count > 1:
+        why += "; they share the context"
+    return count, Decision(lever=Lever.SEQUENCES, value=str(count), because=why)

@@ -1,0 +1,191 @@
+"""The plan of a tier -> one screen of text, or JSON (docs/tiers.md): whole bytes, stable names, null for unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from edgekit.bill.types import Component
+from edgekit.bill.verdict import Lever, Status
+from edgekit.catalog.tiers import WHAT_IF
+from edgekit.engines.memo.estimate import windows_of
+from edgekit.engines.memo.placements import memory_notes
+from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
+from edgekit.machine.types import HOST
+from edgekit.report.json import SCHEMA
+from edgekit.report.text import figures, folded, joined, placed, row_width, section, within
+from edgekit.units import format_bytes
+
+ASSUMED = (
+    "assumed: the figures of a tier come from elizaOS's memo on context scaling (docs/tiers.md), "
+    "not from a measurement or a header"
+)
+_WHAT_IF = (
+    "the compressed cache layouts exist only in a what-if engine, not in llama.cpp, vLLM or MLX"
+)
+_LABELS = {
+    Lever.WEIGHTS: "model",
+    Lever.CONTEXT: "context",
+    Lever.CACHE: "cache",
+    Lever.PLACEMENT: "spill",
+    Lever.DRAFTER: "draft model",
+    Lever.SEQUENCES: "sequences",
+}
+_WORDS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
+_NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Component.STATE: "state"}
+
+
+def tier_text(plan: TierPlan, *, width: int = 100, bold: bool = False) -> str:
+    """The screen. `bold` marks the answer for terminals."""
+    width = within(width)
+    answer = folded(tier_answer(plan), width)
+    lines = [f"\x1b[1m{line}\x1b[0m" for line in answer] if bold else answer
+    engine = "what-if engine" if plan.setup.engine == WHAT_IF else plan.setup.engine
+    title = (f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name)
+    lines += joined(title, width)
+    lines += placed("Memory", _memory_lines(plan, row_width(width)), width)
+    steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
+    lines += section("Why", [*plan.verdict.reasons, *steps], width)
+    need = plan.ram.need
+    least, wanted = format_bytes(need.min_bytes), format_bytes(need.recommended_bytes)
+    guard = (
+        f"{plan.ram.level.value}: {plan.ram.because}; at least {least}, {wanted} recommended "
+        f"({need.source})"
+    )
+    lines += section("Guard", [guard], width)
+    if not plan.verdict.can_load:
+        missing = f"add {format_bytes(plan.to_add_bytes)} of memory to {plan.budget.name}"
+        lines += section("To fit", [missing], width)
+    lines += section("Basis", [ASSUMED], width)
+    return "\n".join([*lines, *section("Note", _notes(plan), width)]) + "\n"
+
+
+def tier_answer(plan: TierPlan) -> str:
+    """The whole plan in one line."""
+    found, drafter = plan.verdict, plan.setup.drafter
+    sizes = f"{format_bytes(plan.required_bytes)} of {format_bytes(plan.budget.available_bytes)}"
+    drafting = f", {drafter.name} as draft model" if drafter is not None else ""
+    many = f", {plan.parallel} sequences" if plan.parallel > 1 else ""
+    context = f"{found.context_tokens:,} tokens{for_each(found.load)}"
+    what = f"{plan.tier.name} with {context}, cache {plan.layout.name}"
+    return f"{_WORDS[found.status]}: {what}{drafting}{many}: {sizes}"
+
+
+def _memory_lines(plan: TierPlan, width: int) -> list[str]:
+    """A table where it fits the width; the arithmetic is left out where it does not."""
+    memory = plan.budget
+    rows = [
+        (
+            f"{line.part} {_NAMES.get(line.component, line.component.value)}".strip(),
+            format_bytes(line.size_bytes),
+            line.because,
+        )
+        for line in plan.verdict.estimate.lines
+    ]
+    usable = format_bytes(memory.available_bytes)
+    if HOST not in memory.pools:
+        why = f"of {usable} free on the card"
+    elif memory.available_bytes == memory.limit_bytes:
+        why = f"of {usable}: all that the GPU may use of {format_bytes(memory.total_bytes)}"
+    else:
+        free, reserve = format_bytes(memory.free_bytes), format_bytes(memory.reserve_bytes)
+        why = f"of {usable}: {free} minus {reserve} for the system"
+    rows.append(("total", format_bytes(plan.required_bytes), why))
+    left = memory.available_bytes - plan.required_bytes
+    rows.append(("free" if left >= 0 else "missing", format_bytes(abs(left)), ""))
+    plain = figures(("", ""), [row[:2] for row in rows])[1:]
+    full = [f"{line}  {row[2]}".rstrip() for line, row in zip(plain, rows, strict=True)]
+    return full if all(len(line) <= width for line in full) else plain
+
+
+def _notes(plan: TierPlan) -> Iterator[str]:
+    if plan.setup.engine == WHAT_IF:
+        yield _WHAT_IF
+    yield from memory_notes(plan.verdict.machine, plan.budget)
+
+
+def tier_json(plan: TierPlan) -> dict[str, Any]:
+    """The whole answer, with its bill and its reasons."""
+    found, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
+    drafter, spill = plan.setup.drafter, plan.setup.spill
+    return {
+        "schema": SCHEMA,
+        "tier": {
+            "name": tier.name,
+            "line": tier.line,
+            "base_model": tier.base_model,
+            "native_window": tier.native_window,
+            "catalog_window": tier.catalog_window,
+            "sources": dict(tier.sources),
+        },
+        "holds": found.can_load,
+        "context_tokens": found.context_tokens,
+        "context_asked": found.asked,
+        "windows": windows_of(found.load),
+        "layout": {
+            "name": layout.name,
+            "keys": layout.keys.name,
+            "values": layout.values.name,
+            "bytes_per_token": tier.bytes_per_token(layout),
+        },
+        "drafter": None if drafter is None else drafter.name,
+        "draft_max": 0 if drafter is None else DRAFT_MAX,
+        "parallel": plan.parallel,
+        "spill": None
+        if spill is None
+        else {
+            "store": spill.store.value,
+            "purpose": spill.purpose.value,
+            "resident_tokens": spill.resident_tokens,
+            "resident_bytes": spill.resident_bytes,
+            "spilled_pages": spill.spilled_pages,
+            "spilled_bytes": spill.spilled_bytes,
+            "page_bytes": spill.page_bytes,
+            "restore_ms": spill.restore_ms,
+            "limit_ms": spill.purpose.limit_ms,
+        },
+        "required_bytes": plan.required_bytes,
+        "memory": {
+            "name": memory.name,
+            "kind": found.estimate.backend,
+            "total_bytes": memory.total_bytes,
+            "free_bytes": memory.free_bytes,
+            "reserve_bytes": memory.reserve_bytes,
+            "limit_bytes": memory.limit_bytes,
+            "usable_bytes": memory.available_bytes,
+        },
+        "ram": {
+            "level": ram.level.name.lower(),
+            "min_bytes": ram.need.min_bytes,
+            "recommended_bytes": ram.need.recommended_bytes,
+            "source": ram.need.source,
+            "because": ram.because,
+        },
+        "reasons": list(found.reasons),
+        "to_add_bytes": plan.to_add_bytes,
+        "steps": [
+            {
+                "lever": step.lever.value,
+                "value": step.value,
+                "because": step.because,
+                "tried": [
+                    {"value": one.value, "told": one.told, "taken": one.taken} for one in step.tried
+                ],
+            }
+            for step in plan.steps
+        ],
+        "lines": [
+            {
+                "component": line.component.value,
+                "part": line.part or None,
+                "pool": line.pool.label,
+                "size_bytes": line.size_bytes,
+                "basis": line.basis.value,
+                "because": line.because,
+            }
+            for line in found.estimate.lines
+        ],
+        "engine": plan.setup.engine,
+        "basis": found.estimate.basis.value,
+        "notes": [ASSUMED, *memory_notes(found.machine, memory)],
+    }
