@@ -13,8 +13,8 @@ from edgekit.request import ALL, Request
 
 
 def plan_tier(reference: str, request: Request) -> TierPlan:
-    """The tier of this name. Raises EdgekitError; that it does not fit is an answer."""
-    (task,) = _tasks((find_tier(reference),), request)
+    """`reference` is tier:NAME. Raises EdgekitError; that it does not fit is an answer."""
+    (task,) = _tasks((find_tier(reference.partition(":")[2]),), request)
     return plan_tier_on(task)
 
 
