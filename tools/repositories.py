@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgekit.catalog.packaged import packaged_entries
 from edgekit.catalog.repositories import PATH, Form
+from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 
 # The repository people run where the entry has none, or that of the base model.

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from edgekit.app.needed_config import needed_config
 from edgekit.basis import Basis
-from edgekit.catalog.naming import family_of, id_of, kinds_of
-from edgekit.catalog.runs import runs_of
+from edgekit.catalog.names import family_of, id_of, kinds_of
+from edgekit.catalog.records import runs_of
 from edgekit.catalog.store import save_entry
 from edgekit.catalog.types import Entry, Size, Source
 from edgekit.engines import default_engine

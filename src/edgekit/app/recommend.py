@@ -18,7 +18,7 @@ from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
 from edgekit.app.task import task_of
 from edgekit.bill.types import Task
 from edgekit.catalog import read_catalog
-from edgekit.catalog.known_names import base_note
+from edgekit.catalog.resolve import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry

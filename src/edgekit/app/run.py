@@ -17,8 +17,9 @@ from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.task import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
-from edgekit.catalog import known_names, read_catalog
+from edgekit.catalog import read_catalog
 from edgekit.catalog.repositories import Form, Repository, repositories_of
+from edgekit.catalog.resolve import entry_named
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.choices import accuracy_of
@@ -375,7 +376,7 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
     """The entry that a name means and the quantisation it states: qwen3-8b, qwen3-8b:Q8_0. None for everything else."""
     if is_here(reference) or "/" in reference:
         return None
-    entry, quant = known_names.known(reference, read_catalog(), absolute=False)
+    entry, quant = entry_named(reference, read_catalog(), absolute=False)
     if entry is None or entry.is_users or (quant is not None and mix_by_name(quant) is None):
         return None
     return entry, quant

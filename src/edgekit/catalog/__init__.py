@@ -18,8 +18,7 @@ SHOWN = 6  # names in one message
 
 def read_catalog() -> Catalog:
     """Everything. What cannot be read is a sentence in `problems`; of one id the user's entry counts."""
-    from edgekit.catalog.packaged import packaged
-    from edgekit.catalog.store import stored_entries
+    from edgekit.catalog.store import packaged, stored_entries
     from edgekit.catalog.types import Catalog, Entry
 
     found = (*packaged(), *stored_entries())
@@ -53,7 +52,7 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
         names = {entry.id.lower(), (entry.repository or "").lower()}
         if wanted and (wanted in names or published == entry.id):
             return entry
-    from edgekit.catalog.naming import spellings
+    from edgekit.catalog.names import spellings
 
     for spelt in range(3) if wanted else ():
         loose = spellings(name)[spelt]
@@ -72,14 +71,14 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
 
 
 def _spelt(entry: Entry, spelt: int) -> set[str]:
-    from edgekit.catalog.naming import spellings
+    from edgekit.catalog.names import spellings
 
     return {spellings(one)[spelt] for one in (entry.id, entry.repository) if one}
 
 
 def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
     """The ids that look most like the name; those that begin with it come first."""
-    from edgekit.catalog.naming import spellings
+    from edgekit.catalog.names import spellings
     from edgekit.sources.filenames import close_names
 
     ids = {spellings(entry.id)[1]: entry.id for entry in entries}

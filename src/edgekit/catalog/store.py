@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from edgekit.sources.local import data_folder, made_data_folder
 
 if TYPE_CHECKING:
     import sqlite3
+
 
 SCHEMA = 1  # PRAGMA user_version
 NAME = "catalog.db"
@@ -153,3 +155,26 @@ def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
             f"the catalog is damaged ({error}): move the file away and add your models again",
             file=str(path),
         ) from error
+
+
+PATH = Path(__file__).with_name("models.jsonl")
+
+
+@cache
+def packaged() -> tuple[Entry | str, ...]:
+    """All of models.jsonl, read once: it does not change while the program runs."""
+    return tuple(packaged_entries())
+
+
+def packaged_entries(path: Path = PATH) -> Iterator[Entry | str]:
+    """An entry for each line, a sentence for each that cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        yield f"{path.name}: the built-in catalog cannot be read: {error}"
+        return
+    for number, line in enumerate(lines, 1):
+        try:
+            yield read_record(line, where=f"{path.name}, line {number}")
+        except HeaderError as error:
+            yield str(error)

@@ -196,7 +196,7 @@ def _told_added(
         from edgekit.report.json import json_text
 
         return json_text(done_json("added", (entry_json(one) for one, _ in added), failed)), code
-    from edgekit.catalog.packaged import packaged_entries
+    from edgekit.catalog.store import packaged_entries
     from edgekit.report.catalog import added_text, lines_text
 
     packaged = {one.id for one in packaged_entries() if not isinstance(one, str)}

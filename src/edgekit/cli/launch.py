@@ -21,7 +21,7 @@ from edgekit.app.run import (
     catalog_name,
 )
 from edgekit.bill.types import Load
-from edgekit.catalog.naming import split_quant
+from edgekit.catalog.names import split_quant
 from edgekit.cli.input import check_unicode
 from edgekit.cli.options import DEFAULT_NEW_TOKENS, reach_of, read_host, read_plain, screen_width
 from edgekit.cli.output import NobodyReadsError, say, say_json, show

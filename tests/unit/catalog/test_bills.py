@@ -15,7 +15,7 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
 from edgekit.catalog import find_entry
-from edgekit.catalog.packaged import packaged_entries
+from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp

@@ -15,8 +15,8 @@ from tests.thoroughness import LONG
 from edgekit.app.needed_config import needed_config
 from edgekit.bill.types import Load
 from edgekit.catalog import find_entry
-from edgekit.catalog.packaged import PATH, packaged_entries
 from edgekit.catalog.records import read_record, record_of
+from edgekit.catalog.store import PATH, packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekit.catalog import find_entry, read_catalog
-from edgekit.catalog.naming import family_of, id_of, split_quant
+from edgekit.catalog.names import family_of, id_of, split_quant
 from edgekit.catalog.records import is_id
 from edgekit.errors import NotFoundError
 

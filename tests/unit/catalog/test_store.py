@@ -13,9 +13,8 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from edgekit.catalog import find_entry, read_catalog
-from edgekit.catalog.packaged import packaged_entries
 from edgekit.catalog.records import MAX_RECORD_CHARS
-from edgekit.catalog.store import NAME, forget_entry, save_entry
+from edgekit.catalog.store import NAME, forget_entry, packaged_entries, save_entry
 from edgekit.catalog.types import Entry
 from edgekit.errors import EdgekitError, HeaderError, SourceError
 from edgekit.sources.local import data_folder

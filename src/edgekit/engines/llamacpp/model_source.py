@@ -117,7 +117,7 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
 
 def _sees(model: str) -> bool:
     """Whether a packaged model takes pictures."""
-    from edgekit.catalog.packaged import packaged
+    from edgekit.catalog.store import packaged
     from edgekit.catalog.types import Entry, ModelPurpose
 
     entries = (one for one in packaged() if isinstance(one, Entry) and one.id == model)
@@ -155,7 +155,7 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
 def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A name of the catalog becomes a repository that has it, or a placeholder."""
     from edgekit.catalog import find_entry
-    from edgekit.catalog.naming import split_quant
+    from edgekit.catalog.names import split_quant
     from edgekit.errors import NotFoundError
 
     typed = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
