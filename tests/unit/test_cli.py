@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import pytest
 from tests import header_files
+from tests.documented import documented
 from tests.recorded import header_bytes, models, padded
 
 from edgekit import __version__
@@ -226,11 +227,8 @@ def test_readme_python_examples_print_what_they_say(capsys: pytest.CaptureFixtur
 
 
 def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    documented = set(
-        re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "json.md").read_text(encoding="utf-8"))
-    )
     answer = ask_json(capsys, "sample:gemma-3-27b", "--layers", "--tensors", "--keys")
-    assert answer.keys() <= documented
+    assert answer.keys() <= documented("inspect")
 
 
 def test_json_has_the_same_names_for_every_file(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documented import documented
 from tests.patience import PATIENCE_S
 from tests.thoroughness import costly
 from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, PACE
@@ -39,7 +40,6 @@ from edgekit.machine.types import Calibration
 from edgekit.report.run import calibrated_text
 from edgekit.units import MIB
 
-DOCS = Path(__file__).parents[3] / "docs"
 QUICK = CalibrateOptions(
     read_bytes=16 * MIB,
     read_seconds=0.05,
@@ -126,14 +126,12 @@ def test_for_a_program(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert found["within"] is all(row["within"] for row in found["parts"])
     assert found["parts"][0]["difference_bytes"] == 0
     assert found["timed"]["decode_tokens_per_s"] > 0
-    assert documented(found)
+    assert is_documented(found)
 
 
-def documented(found: Any) -> bool:
-    """Whether every name of the answer stands in its section of docs/json.md."""
-    page = (DOCS / "json.md").read_text(encoding="utf-8")
-    section = page.partition("# `edgekit calibrate --json`")[2].partition("\n# ")[0]
-    return _names(found) <= set(re.findall(r"`([a-z_]+)`", section))
+def is_documented(found: Any) -> bool:
+    """Whether docs/data/json.tsv explains every name of the answer."""
+    return _names(found) <= documented("calibrate")
 
 
 def _names(value: Any) -> set[str]:
@@ -185,7 +183,7 @@ def test_the_list_for_a_program(kept: Calibration, ask: Ask) -> None:
     assert (found["removed"], found["problem"]) == (False, None)
     assert found["engines"][0]["pace"]["expected_decode"] == PACE.expected_decode
     assert found["hosts"][0]["disk"]["read_bytes_per_s"] == DISK.read_bytes_per_s
-    assert documented(found)
+    assert is_documented(found)
 
 
 def test_an_empty_list(data: Path, ask: Ask) -> None:
@@ -323,7 +321,7 @@ def test_hardware_shows_it(kept: Calibration, ask: Ask) -> None:
     found = json.loads(ask("hardware", "--json")[1])["machine"]
     assert found["host"]["bandwidth_because"] == "measured here on 2026-11-16"
     assert found["calibration"]["engines"][0]["overhead_bytes"] == 90 * MIB
-    assert documented(found["calibration"])
+    assert is_documented(found["calibration"])
 
 
 def test_another_machine_shows_nothing_of_it(kept: Calibration, ask: Ask) -> None:

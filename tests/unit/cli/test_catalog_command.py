@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.documented import documented
 from tests.header_files import ARCHITECTURE, FLOAT32, UINT32, entry, gguf, key
 
 from edgekit.catalog import find_entry
 from edgekit.cli import main
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -116,9 +115,8 @@ def test_one_model_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_name_of_the_json_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "catalog.md").read_text(encoding="utf-8")
     told = json.loads(ask(capsys, "show", "qwen3-8b", "--json")[1])
-    assert told.keys() <= set(re.findall(r"`([a-z_]+)`", page))
+    assert told.keys() <= documented("catalog show")
 
 
 def test_added_shown_updated_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documented import documented
 from tests.header_files import STRING, UINT32, gguf, key
 from tests.patience import PATIENCE_S
 from tests.thoroughness import LONG, sampled
@@ -23,7 +24,6 @@ from tests.unit.cli.test_estimate_engines import CONFIG, TOKEN
 from edgekit.cli import main
 from edgekit.units import GIB
 
-ROOT = Path(__file__).parents[3]
 LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # llama-3.1-8b: 32 layers, K and V of 8 heads of 128, 16 bit
 SAMPLE = "sample:gemma-3-27b"
 MOE = "sample:qwen3-30b-a3b"
@@ -176,18 +176,16 @@ def test_the_smallest_device_holds_it(device: str, capsys: pytest.CaptureFixture
 
 
 def test_json_is_documented(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
-    section = text.split("# `edgekit check --json`")[1].split("\n# ")[0]
-    documented = set(re.findall(r"`([a-z_]+)`", section))
+    names = documented("check", "check, several")
     answer = ask_json(capsys, llama, "--device", "RTX 4090", "-c", "1M")
-    assert answer.keys() <= documented
-    assert answer["budgets"][0].keys() <= documented
-    assert answer["changes"][0].keys() <= documented
-    assert answer["engine"].keys() <= documented
+    assert answer.keys() <= names
+    assert answer["budgets"][0].keys() <= names
+    assert answer["changes"][0].keys() <= names
+    assert answer["engine"].keys() <= names
     several = ask_json(capsys, llama, "none.gguf", "--ram", "8G")
-    assert several.keys() <= documented
-    assert several["models"][1].keys() <= documented
-    assert several["summary"].keys() <= documented
+    assert several.keys() <= names
+    assert several["models"][1].keys() <= names
+    assert several["summary"].keys() <= names
 
 
 def test_json_of_what_fits(llama: str, capsys: pytest.CaptureFixture[str]) -> None:

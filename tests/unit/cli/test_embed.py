@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.documented import documented
 from tests.embed_models import write_model
 from tests.patience import PATIENCE_S, wait_until
 from tests.thoroughness import LONG, costly, sampled
@@ -37,7 +38,6 @@ TINY: dict[str, Any] = {
 }
 BUDGET = ("--budget", "4G")  # of the whole process, and that is pytest here
 ROWS, SOME_ROWS = 400, 500
-DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -729,8 +729,6 @@ def test_progress_on_a_terminal_alone(model: Path, some_rows: Path, tmp_path: Pa
 
 
 def test_documentation_names_every_key(ask: Any, tmp_path: Path) -> None:
-    page = (DOCS / "embed.md").read_text(encoding="utf-8").partition("\n## JSON\n")[2]
-    documented = set(re.findall(r"`([a-z_]+)`", page))
     named: set[str] = set()
     for words in (
         ("a", "--json"),
@@ -741,4 +739,4 @@ def test_documentation_names_every_key(ask: Any, tmp_path: Path) -> None:
         named |= answer.keys() | {key for one in answer.get("lines", []) for key in one}
         named |= {key for one in answer["vectors"] for key in one} if "lines" not in answer and isinstance(
             answer["vectors"], list) else set()  # fmt: skip
-    assert named == documented - {"because"} | {"because"}
+    assert named == documented("embed", "embed --output", "embed --plan")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documented import documented
 from tests.recorded import header_bytes, models, padded
 
 from edgekit.cli import main
 from edgekit.units import MIB
 
-ROOT = Path(__file__).parents[3]
 SAMPLE = "sample:gemma-3-27b"  # 62 layers, of which 10 see everything and 52 a window of 1024
 FULL, SLIDING, ROW = 10, 52, 2 * 16 * 128  # K and V of 16 heads of 128
 
@@ -74,14 +74,12 @@ def test_bytes_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_documentation_names_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
-    section = text.split("# `edgekit estimate --json`")[1]
-    documented = set(re.findall(r"`([a-z_]+)`", section))
+    names = documented("estimate")
     answer = ask_json(capsys, SAMPLE, "--per-layer", "-ts", "1,1")
-    assert answer.keys() <= documented
-    assert answer["lines"][0].keys() <= documented
-    assert answer["layer_list"][0].keys() <= documented
-    assert answer["pools"].keys() <= documented
+    assert answer.keys() <= names
+    assert answer["lines"][0].keys() <= names
+    assert answer["layer_list"][0].keys() <= names
+    assert answer["pools"].keys() <= names
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.documented import documented
 from tests.unit.plan.tier_tasks import card, planned, ram, recommended
 
 from edgekit.catalog.tiers import find_layout
@@ -77,6 +78,5 @@ def test_json(name: str) -> None:
 
 
 def test_every_name_of_the_json_is_on_the_page() -> None:
-    page = DOCS.read_text(encoding="utf-8")
     names = {name for plan in PLANS.values() for name in tier_json(plan)}
-    assert not {name for name in names if f"`{name}`" not in page}
+    assert names <= documented("tiers")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documented import documented
 from tests.unit.report.verdicts import RECORDED, TOO_LARGE, card, mac, machine, recorded
 
 from edgekit.app.answers import Unanswered
@@ -102,16 +103,9 @@ def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
 
 
 def test_json_documentation_names_every_key() -> None:
-    page = (
-        (DOCS / "json.md")
-        .read_text(encoding="utf-8")
-        .partition("# `edgekit check --json`")[2]
-        .partition("# `edgekit plan --json`")[0]
-    )
-    documented = set(re.findall(r"`([a-z_]+)`", page))
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
     told = [check_json(recorded(name)) for name in RECORDED]
     told += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
     told += [devices_json()]
     named = set(_names(told, without=frozenset({"estimate", "engines"})))
-    assert named == documented
+    assert named == documented("check", "check, several", "hardware", "hardware --devices")
