@@ -28,10 +28,11 @@ from tests.recorded import header_bytes
 from tests.thoroughness import LONG, sampled
 
 from edgekit.errors import EdgekitError, HeaderError
-from edgekit.formats import Depth, read_header
+from edgekit.formats import read_header
 from edgekit.formats.bounded_json import read_config
 from edgekit.formats.gguf import read_gguf
 from edgekit.formats.safetensors import read_safetensors, walk_index
+from edgekit.formats.types import Depth
 from edgekit.sources.types import ByteSource
 
 SMALL = header_bytes("all-minilm-l6-v2.F16.novocab.gguf.head.gz")

@@ -29,12 +29,13 @@ from tests.recorded import header_bytes
 from tests.thoroughness import LONG
 
 from edgekit.errors import EdgekitError
-from edgekit.formats import Depth, read_header
+from edgekit.formats import read_header
 from edgekit.formats.bounded_json import read_config
 from edgekit.formats.dtype import by_safetensors
 from edgekit.formats.gguf import read_gguf
 from edgekit.formats.quantization import count_weights, read_quantization
 from edgekit.formats.safetensors import read_safetensors, read_totals, walk_index
+from edgekit.formats.types import Depth
 from edgekit.sources.types import Container
 
 _DESERIALIZE: Any = official.deserialize  # untyped

@@ -33,9 +33,9 @@ from tests.header_files import (
 from tests.recorded import TRUTH, header_bytes, models, padded
 
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, UnknownDtypeError
-from edgekit.formats import Depth, limits, read_header
+from edgekit.formats import limits, read_header
 from edgekit.formats.gguf import read_gguf
-from edgekit.formats.types import ArrayFact, ModelHeader
+from edgekit.formats.types import ArrayFact, Depth, ModelHeader
 from edgekit.sources.types import Origin
 
 

@@ -9,8 +9,9 @@ from tests.header_files import BytesSource, model_files, safetensors, tensor
 from tests.hub.hub_files import split_header
 
 from edgekit.errors import HeaderLimitError
-from edgekit.formats import Depth, limits, read_header
+from edgekit.formats import limits, read_header
 from edgekit.formats.safetensors import read_safetensors
+from edgekit.formats.types import Depth
 from edgekit.sources.types import Container
 
 

@@ -1,4 +1,4 @@
-"""Turns the files of a model into what they say: `read_header`. The weights are never read."""
+"""Reads the header of a model: `read_header` from its files, `open_header` by its name. Weights are never read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from functools import cache
 from edgekit.errors import HeaderLimitError, PrivateAddressError, RemoteInspectError
 from edgekit.formats import limits
 from edgekit.formats.gguf import read_gguf_model
-from edgekit.formats.types import ArrayFact, Depth, ModelHeader, Quantization, Tensor
+from edgekit.formats.types import Depth, ModelHeader
 from edgekit.sources import cached_in_need, locate
 from edgekit.sources.types import ByteSource, Container, GrowingSource, ModelFile, ModelFiles, Reach
 
-__all__ = ["ArrayFact", "Depth", "ModelHeader", "Quantization", "Tensor", "read_header"]
-
 
 def read_header(files: ModelFiles, *, depth: Depth = Depth.TENSORS) -> ModelHeader:
-    """What the files say.
+    """The keys or config, the tensors and the sizes that the files state.
 
-    Depth.ARCHITECTURE reads as little as the geometry needs: of a remote GGUF what one request
-    brought, of safetensors the config and the index's totals.
+    Depth.ARCHITECTURE reads only what the geometry needs: of a remote GGUF the first request's
+    bytes, of safetensors the config and the totals of the index.
     """
     if len(files.weights) > limits.SHARDS:
         raise HeaderLimitError(
@@ -36,16 +34,16 @@ def read_header(files: ModelFiles, *, depth: Depth = Depth.TENSORS) -> ModelHead
 def open_header(
     reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
 ) -> tuple[ModelFiles, ModelHeader]:
-    """Raises EdgekitError. A model that the hub does not give is read from the hub's cache, with a note.
+    """Locates the model and reads its header. Raises EdgekitError.
 
-    Whatever the reason: no network, a time-out, a gated model, a repository that is gone. Only a server that may not
-    be asked is final.
+    If the hub fails (no network, a time-out, a gated or deleted repository), the model is read from the hub's cache,
+    with a note. A private address is refused for good.
     """
     name = os.fspath(reference)
     try:
         files = locate(name, reach=reach or Reach())
         if depth is Depth.ARCHITECTURE:
-            files = _held(files)
+            files = _kept_open(files)
         return files, read_header(files, depth=depth)
     except PrivateAddressError:
         raise
@@ -57,7 +55,7 @@ def open_header(
 
 
 class _HeldSource:
-    """A GrowingSource that stays open when a reader closes it."""
+    """A GrowingSource that ignores `close`: it is closed when nothing refers to it any more."""
 
     def __init__(self, source: GrowingSource) -> None:
         self._source = source
@@ -81,13 +79,13 @@ class _HeldSource:
         self._source.keep()
 
     def close(self) -> None:
-        """The source closes itself when the last who holds it lets go."""
+        pass
 
 
-def _held(files: ModelFiles) -> ModelFiles:
-    """The same files, each opened once: who reads on appends to what was read, and never starts from byte 0 again."""
+def _kept_open(files: ModelFiles) -> ModelFiles:
+    """The same files, each opened once, so that a later read continues where the first one stopped."""
 
-    def held_file(file: ModelFile) -> ModelFile:
+    def keep_open(file: ModelFile) -> ModelFile:
         @cache
         def open_once() -> ByteSource:
             source = file.open()
@@ -97,4 +95,4 @@ def _held(files: ModelFiles) -> ModelFiles:
 
     if not files.origin.is_remote:
         return files
-    return replace(files, weights=tuple(map(held_file, files.weights)))
+    return replace(files, weights=tuple(map(keep_open, files.weights)))

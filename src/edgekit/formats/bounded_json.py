@@ -1,4 +1,4 @@
-"""Turns JSON bytes in a file into one entry at a time, holding no more than a window of them."""
+"""JSON from untrusted files, read within limits: `JsonStream` entry by entry, `read_config` a whole config.json."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KEY_LENGTH = 4 * KIB
 
 
 class JsonStream:
-    """A position in JSON text that only moves forward: objects are walked, their values decoded.
+    """A position in JSON text that only moves forward: objects are walked, their values decoded one by one.
 
-    `eager`: all of it will be wanted, so a remote source may fetch it in one go.
+    `eager`: all of it will be read, so a remote source may fetch it in one request.
     """
 
     def __init__(
@@ -35,16 +35,16 @@ class JsonStream:
         eager: bool = True,
     ) -> None:
         self._source = source
-        self._next, self._end = start, end  # the bytes not decoded yet
+        self._next, self._end = start, end  # the bytes that are not decoded yet
         self._chunk_bytes, self._eager = chunk_bytes, eager
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._text, self._at = "", 0
-        self._text_start = start  # where the text lies in the file
+        self._text_start = start  # its offset in the file
 
     def peek(self) -> str:
-        """The next character that is not blank; empty at the end."""
+        """The next character that is not white space; empty at the end."""
         character = self._text[self._at : self._at + 1]
-        if character > " ":  # nearly always: writers leave few blanks
+        if character > " ":  # nearly always: writers leave little white space
             return character
         while True:
             found = _BLANKS.match(self._text, self._at)
@@ -61,7 +61,7 @@ class JsonStream:
         self._at += 1
 
     def pairs(self) -> Iterator[str]:
-        """The keys of the object that begins here. The caller takes each value before it goes on."""
+        """The keys of the object that begins here. The caller must read each value before the next key."""
         self.expect("{")
         if self.peek() != "}":
             yield self._key()
@@ -71,7 +71,7 @@ class JsonStream:
         self.expect("}")
 
     def value(self, what: str, limit: int) -> Any:
-        """The value that begins here, decoded; HeaderLimitError when it is longer than `limit`."""
+        """The value that begins here, decoded. HeaderLimitError if it is longer than `limit`."""
         self.peek()
         while True:
             try:
@@ -81,7 +81,7 @@ class JsonStream:
             except ValueError as error:
                 self._check_length(what, self._held, limit, broken=error)
             else:
-                # A number at the end of the text may go on in the next chunk.
+                # A number at the end of the text may continue in the next chunk.
                 if end < len(self._text) or not self._more():
                     self._check_length(what, end - self._at, limit)
                     self._at = end
@@ -117,8 +117,12 @@ class JsonStream:
     def _check_length(
         self, what: str, length: int, limit: int, *, broken: ValueError | None = None
     ) -> None:
-        """Returns when there is nothing wrong yet: the value is short, or its end was not seen."""
-        if broken and not _broke_off(broken, self._text):
+        """Returns if nothing is wrong so far: the value is short enough, or more of it could be decoded."""
+        # At the end of the text a value may just be incomplete. Strings are reported where they begin.
+        is_cut = isinstance(broken, json.JSONDecodeError) and (
+            broken.msg.startswith("Unterminated string") or broken.pos + 16 > len(self._text)
+        )
+        if broken and not is_cut:
             raise self.error(f"{what} is not valid JSON ({explain(broken)})") from broken
         if length > limit:
             raise HeaderLimitError(
@@ -128,7 +132,7 @@ class JsonStream:
             raise self.error(f"{what} is cut off") from broken
 
     def _more(self) -> bool:
-        """Decodes at least as much again behind what is left; False when there is nothing more."""
+        """Decodes the next chunk, at least as long as what is left of the last; False at the end."""
         length = min(max(self._chunk_bytes, self._held), self._end - self._next)
         if length <= 0:
             return False
@@ -147,18 +151,11 @@ class JsonStream:
 
 
 def explain(error: ValueError) -> str:
-    """What json's decoder did not like, in a few words."""
+    """Why json's decoder failed, in a few words."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} in line {error.lineno}, column {error.colno}"
     text = str(error)
     return "a number with thousands of digits" if text.startswith("Exceeds the limit") else text
-
-
-def _broke_off(error: ValueError, text: str) -> bool:
-    """Whether the decoder only ran out of text. It reports a string where the string began."""
-    return isinstance(error, json.JSONDecodeError) and (
-        error.msg.startswith("Unterminated string") or error.pos + 16 > len(text)
-    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -176,7 +173,7 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_con
 
 
 def read_config(source: ByteSource) -> Mapping[str, Any]:
-    """The object in the file. Of a key that occurs twice the last counts, as everywhere in Python."""
+    """The object in the file. If a key occurs twice the last value counts, as in json.loads."""
     _check(source, "length", source.size_bytes, limits.CONFIG_BYTES)
     raw = source.read(0, source.size_bytes)
     # Counted before anything is built: four million empty lists would take 300 MB.
@@ -189,7 +186,10 @@ def read_config(source: ByteSource) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise HeaderError("not UTF-8", file=source.name, offset=error.start) from error
     except ValueError as error:
-        raise HeaderError(_what_it_is(raw, error), file=source.name) from error
+        looks = describe(raw[:LOOK_BYTES])
+        reason = explain(error) if looks.endswith("JSON text") else looks
+        what = f"not JSON: {reason}" if raw.strip() else "the file is empty"
+        raise HeaderError(what, file=source.name) from error
     if not isinstance(config, dict):
         raise HeaderError(f"holds a {type(config).__name__}, not an object", file=source.name)
     _check(source, "nesting", _depth(config), limits.CONFIG_DEPTH)
@@ -197,20 +197,13 @@ def read_config(source: ByteSource) -> Mapping[str, Any]:
 
 
 def _depth(value: Any) -> int:
-    """How many lists and objects lie in one another; counted level by level, not by recursion."""
+    """How deeply lists and objects are nested, without recursion."""
     depth, level = 0, [value]
     while level:
         depth += 1
         inner = [v for one in level for v in (one.values() if isinstance(one, dict) else one)]
         level = [v for v in inner if isinstance(v, (dict, list))]
     return depth
-
-
-def _what_it_is(raw: bytes, error: ValueError) -> str:
-    if not raw.strip():
-        return "the file is empty"
-    looks = describe(raw[:LOOK_BYTES])
-    return f"not JSON: {explain(error) if looks.endswith('JSON text') else looks}"
 
 
 def _check(source: ByteSource, what: str, value: int, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""Bounded sequential reads: turns a ByteSource into numbers and strings, one window at a time."""
+"""Sequential reads of numbers and strings from a ByteSource, one bounded window at a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ WINDOW_BYTES = 256 * KIB
 
 
 class BeyondReachError(Exception):
-    """The next bytes would cost another request, and `may_fetch` said no."""
+    """The next bytes would need another request, which `may_fetch` does not allow."""
 
 
 class Cursor:
     """A position in a file that only moves forward.
 
-    The caller says what it knows of the rest of the header. `sure_bytes` follow for certain after
-    what is being read now: a window may run that far, and so never into the weights.
-    `likely_bytes` probably follow: a remote source that must fetch anyway fetches that much more.
-    `may_fetch` is asked before a read that goes beyond what a remote source already holds.
+    The caller keeps two figures about the rest of the header. At least `sure_bytes` follow the value
+    being read, so a window that long never reaches the weights. About `likely_bytes` follow: a remote
+    source that has to fetch anyway fetches that much more. `may_fetch` is called before a read of
+    bytes that a remote source does not hold yet.
     """
 
     def __init__(self, source: ByteSource, *, window_bytes: int = WINDOW_BYTES) -> None:
@@ -37,9 +37,9 @@ class Cursor:
         self._window_bytes = window_bytes
         self._end = source.size_bytes
         self._window = b""
-        self._start = 0  # where the window lies in the file
-        self._at = 0  # where we are in the window: beyond its end after a skip
-        self._strings = 0  # walked so far in this file, and their bytes
+        self._start = 0  # offset of the window in the file
+        self._at = 0  # position in the window: beyond its end after a skip
+        self._strings = 0  # skipped so far in this file, and their bytes
         self._string_bytes = 0
         self.read_big_endian(value=False)
 
@@ -53,7 +53,7 @@ class Cursor:
         return self._start + self._at
 
     def error(self, what: str, *, offset: int | None = None) -> HeaderError:
-        """For the caller to raise: `what`, in this file."""
+        """A HeaderError about this file, for the caller to raise."""
         return HeaderError(what, file=self.name, offset=offset)
 
     def check_limit(self, what: str, value: int, limit: int) -> None:
@@ -72,7 +72,7 @@ class Cursor:
         return self._window[at : at + length]
 
     def skip(self, length: int) -> None:
-        """Moves on without reading."""
+        """Moves forward without reading."""
         self._check_end(length)
         self._at += length
 
@@ -85,7 +85,7 @@ class Cursor:
         return value
 
     def whole_numbers(self, codes: str) -> tuple[int, ...]:
-        """One number for each of struct's `codes`, none of them a float."""
+        """A number for each of struct's `codes`, none of which is a float's."""
         return cast("tuple[int, ...]", self.numbers(codes))
 
     def numbers(self, codes: str) -> tuple[int | float, ...]:
@@ -93,7 +93,7 @@ class Cursor:
         return struct.unpack(packed, self.take(struct.calcsize(packed)))
 
     def skip_strings(self, count: int) -> None:
-        """Walks over `count` strings, each an u64 length and its bytes. Holds none of them."""
+        """Skips `count` strings, each a u64 length and its bytes, without holding them."""
         self._check_end(8 * count)
         left = count
         while left:
@@ -106,9 +106,9 @@ class Cursor:
                 self._fill(8, sure=8 * (left - 1), likely=self._guess_bytes(left))
 
     def _skip_in_window(self, count: int) -> int:
-        """Steps over the strings that begin in this window, and says how many.
+        """Skips the strings that begin in this window, and returns their number.
 
-        The hot loop, 400,000 turns for Llama 3: it runs off the window's end instead of watching it.
+        The hot loop, 400,000 rounds for Llama 3: it does not check for the end of the window, but fails there.
         """
         window, at, unpack = self._window, self._at, self._u64.unpack_from
         done = 0
@@ -121,10 +121,10 @@ class Cursor:
         return done
 
     def _guess_bytes(self, count: int) -> int:
-        """How long `count` more strings will be, if they are like those of this file so far.
+        """How long the next `count` strings will be, judging by those of this file so far.
 
-        A little more, because later entries of a vocabulary are longer; and not far beyond what was
-        seen, because the first ones (special tokens, runs of spaces) say little about the rest.
+        A little more, because later entries of a vocabulary are longer; but limited by what was seen,
+        because the first ones (special tokens, runs of spaces) are not typical.
         """
         rest = count * self._string_bytes // max(1, self._strings)
         seen = max(16 * self._string_bytes, 128 * KIB)
@@ -143,18 +143,18 @@ class Cursor:
             )
 
     def _fill(self, length: int, *, sure: int = 0, likely: int = 0) -> None:
-        """Makes the window begin here and hold at least `length` bytes."""
+        """Moves the window here and fills it with at least `length` bytes."""
         self._check_end(length)
         position = self.position
         wanted = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
         here = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
         if here is not None and here < position + wanted:
-            # What is here costs nothing; what is not is asked for in one go, and only if needed.
+            # Bytes that were fetched cost nothing; the others are fetched in one request, and only if needed.
             wanted = max(length, here - position)
             if here and here < position + length and not self.may_fetch():
                 raise BeyondReachError
         ahead = likely + self.likely_bytes
-        self._window = b""  # not two at a time
+        self._window = b""  # frees the old one first
         self._window = self._source.read(position, min(wanted, self._end - position), ahead=ahead)
         self._start, self._at = position, 0
         if len(self._window) < length:

@@ -1,7 +1,7 @@
-"""Tensor types: turns the ids and names that files use into block sizes. One table for all formats.
+"""Tensor types: the ids and names that files use, and the block sizes. One table for all formats.
 
-GGML packs weights in blocks; a row says which fields a block has, so its size can be checked on
-paper: Q4_0 is 2 + 16 bytes for 32 weights. The fields are those of the structs in
+GGML packs weights in blocks. A row lists the fields of a block, so that its size can be checked by
+hand: Q4_0 is 2 + 16 bytes for 32 weights. The fields are those of the structs in
 ggml/src/ggml-common.h, the ids those of enum ggml_type in ggml/include/ggml.h, llama.cpp @ b21e4de.
 Names and widths of the others: safetensors 0.8, safetensors/src/tensor.rs, enum Dtype.
 """
@@ -16,11 +16,11 @@ from edgekit.errors import HeaderError, UnknownDtypeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorType:
-    """How many bytes a block of weights takes, and what the formats call it."""
+    """The layout of a block of weights, and its names in the file formats."""
 
     name: str
     block_elements: int
-    fields: tuple[tuple[str, int], ...]  # what one block holds: (field, bytes)
+    fields: tuple[tuple[str, int], ...]  # of one block: (field, bytes)
     ggml_id: int | None = None
     safetensors: str | None = None
     block_bytes: int = field(init=False, repr=False, compare=False)
@@ -33,7 +33,7 @@ class TensorType:
         return self.block_bytes * 8 / self.block_elements
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of one row; HeaderError when the row does not end on a block."""
+        """Bytes of one row. HeaderError if the row does not end with a block."""
         blocks, rest = divmod(elements, self.block_elements)
         if rest:
             raise HeaderError(
@@ -43,7 +43,7 @@ class TensorType:
         return blocks * self.block_bytes
 
     def size_bytes(self, elements: int) -> int:
-        """Bytes of a whole tensor: rows lie one after another without padding."""
+        """Bytes of a tensor without padding between its rows."""
         return self.row_bytes(elements)
 
 
@@ -57,7 +57,7 @@ def _row(name: str, ggml_id: int, block_elements: int = 1, **fields: int) -> Ten
 def _number(
     name: str, size_bytes: int, *, ggml_id: int | None = None, per_block: int = 1
 ) -> TensorType:
-    """A plain number that safetensors calls by the same name."""
+    """A plain number, which has the same name in safetensors."""
     return TensorType(
         name=name,
         block_elements=per_block,
@@ -89,7 +89,7 @@ TENSOR_TYPES: tuple[TensorType, ...] = (
     _number("F8_E5M2", 1),
     _number("F8_E5M2FNUZ", 1),
     _number("F8_E8M0", 1),
-    # Less than a byte each: the smallest group that ends on a byte is the block.
+    # Less than a byte each: the block is the smallest group that fills whole bytes.
     _number("F6_E2M3", 3, per_block=4),
     _number("F6_E3M2", 3, per_block=4),
     _number("F4", 1, per_block=2),
@@ -127,7 +127,7 @@ TENSOR_TYPES: tuple[TensorType, ...] = (
     _row("NVFP4", 40, 64, d=4, qs=32),
 )
 
-# Ids that once meant something: files with them exist, no current engine loads them.
+# Files with these ids exist, but no current engine loads them.
 REMOVED_GGML_IDS: Mapping[int, str] = {
     4: "Q4_2",
     5: "Q4_3",

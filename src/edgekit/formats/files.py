@@ -1,4 +1,4 @@
-"""Turns a file that is not open yet into what a reader makes of it; opens, keeps and closes it."""
+"""Opens a model's files for a reader, and closes them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Read = TypeVar("_Read")
 
 
 def read_file(file: ModelFile, read: Callable[[ByteSource], _Read]) -> _Read:
-    """What `read` makes of the file. A source that can keep its bytes keeps them if all went well."""
+    """The result of `read`. A source that can cache its bytes does so if `read` succeeds."""
     with closing(file.open()) as source:
         result = read(source)
         if isinstance(source, GrowingSource):
@@ -23,7 +23,7 @@ def read_file(file: ModelFile, read: Callable[[ByteSource], _Read]) -> _Read:
 def read_shards(
     files: ModelFiles, shards: Sequence[int], read: Callable[[ByteSource, int], _Read]
 ) -> Iterator[_Read]:
-    """What `read` makes of each of these weight files, in order; remote ones a few at a time."""
+    """The result of `read(source, shard)` for each of these weight files, in order; remote ones a few at a time."""
 
     def read_one(shard: int) -> _Read:
         return read_file(files.weights[shard], lambda source: read(source, shard))
@@ -38,7 +38,7 @@ def read_shards(
 
 
 def listed_bytes(files: ModelFiles) -> int | None:
-    """All weight files together, as the listing has them; None where it does not say."""
+    """The size of all weight files by the listing; None if it does not state every size."""
     sizes = [file.size_bytes for file in files.weights]
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None

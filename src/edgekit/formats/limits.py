@@ -1,4 +1,4 @@
-"""How much a header may ask for. Each limit stands beside what the largest real model needs.
+"""Limits on what a header may make us read or hold, each with what the largest real model needs.
 
 Together they keep the worst single file under a second and under 64 MB.
 """
@@ -9,9 +9,7 @@ from edgekit.sources.filenames import MAX_SHARDS
 from edgekit.sources.types import MAX_HEADER_BYTES
 
 # --- both formats
-HEADER_BYTES = (
-    MAX_HEADER_BYTES  # Gemma 4's GGUF has 15.8 MB; safetensors' own limit is the same number
-)
+HEADER_BYTES = MAX_HEADER_BYTES  # Gemma 4's GGUF has 15.8 MB; safetensors has the same limit
 NAME_BYTES = 256  # a tensor or module name: about 150 in the longest of nested vision models
 TENSORS_PER_FILE = 49_152  # about 40,000 in a GGUF with unmerged experts; 37,300 in Qwen3-30B-FP8
 TENSORS = 262_144  # all shards: 60 layers x 384 experts x 9 tensors of a packed Kimi-K2 are 207,360

@@ -1,4 +1,4 @@
-"""Turns the first bytes of a file that is not what it should be into what it looks like."""
+"""Describes a file of the wrong format by its first bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OLD_GGML = "a GGML file from before GGUF, which no current engine loads; conver
 _PYTORCH = "a PyTorch checkpoint; convert it to safetensors or GGUF"
 _WEB_PAGE = "a web page, perhaps a login or error page saved under the model's name"
 
-# (how the file begins, what that is); text is compared without leading blanks, in lower case
+# (first bytes, what the file is); text is compared in lower case, without leading white space
 _BYTES: tuple[tuple[bytes, str], ...] = (
     (b"GGUF", "a GGUF file"),
     (b"FUGG", "a GGUF file with its bytes swapped"),
@@ -37,20 +37,13 @@ _TEXTS: tuple[tuple[bytes, str], ...] = (
 
 def describe(first: bytes) -> str:
     """'it looks like a web page ...', for the end of a sentence. `first`: up to LOOK_BYTES."""
-    what = _look(first)
-    return f"it looks like {what}" if what else f"it starts with {first[:8]!r}"
-
-
-def _look(first: bytes) -> str:
-    for start, what in _BYTES:
-        if first.startswith(start):
-            return what
     text = first.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for start, what in _TEXTS:
-        if text.startswith(start):
-            return what
+    matches = [what for start, what in _BYTES if first.startswith(start)]
+    matches += [what for start, what in _TEXTS if text.startswith(start)]
+    if matches:
+        return f"it looks like {matches[0]}"
     if first[8:9] == b"{" and first[7:8] == b"\0":
-        return "a safetensors file"
+        return "it looks like a safetensors file"
     if first and not first.strip(b"\0"):
-        return "nothing but zeros (an interrupted download?)"
-    return ""
+        return "it looks like nothing but zeros (an interrupted download?)"
+    return f"it starts with {first[:8]!r}"

@@ -1,7 +1,7 @@
-"""Named mixes: turns "Q4_K_M" or general.file_type 15 into an average of bits per weight.
+"""Named mixes of tensor types: "Q4_K_M" or general.file_type 15 -> average bits per weight.
 
-For when nothing but a name is known. A mix gives some tensors more bits than others, so the average
-depends on the model: real Q4_K_M files run from 4.69 to 6.40 bits. With a tensor directory at hand,
+For models of which only a name is known. A mix gives some tensors more bits than others, so the average
+depends on the model: real Q4_K_M files have 4.69 to 6.40 bits. If the tensor directory was read,
 add up the tensors instead. Ids: enum llama_ftype in include/llama.h, llama.cpp @ b21e4de.
 """
 
@@ -21,14 +21,14 @@ class Mix:
 
 
 def _average(name: str, file_type: int, bits_per_weight: float) -> Mix:
-    """A mix of several types: an average over real files."""
+    """A mix of several types: the average over real files."""
     return Mix(name=name, file_type=file_type, bits_per_weight=bits_per_weight)
 
 
 def _mostly(name: str, file_type: int, tensor_type: str = "") -> Mix:
-    """One type for nearly everything: the type's own layout.
+    """A mix with one type for nearly all tensors: the bits of that type.
 
-    Embedding and head often get more, so small models run higher: Q2_K is 2.625 by its layout, and
+    Embedding and head often get more, so small models are above it: Q2_K is 2.625 by its layout, and
     llama.cpp's tools/quantize/README.md measured 3.16 on Llama-3.1-8B.
     """
     bits_per_weight = by_name(tensor_type or name).bits_per_weight
@@ -74,17 +74,17 @@ MIXES: tuple[Mix, ...] = (
     _mostly("NVFP4", 39),
 )
 
-_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: added by a tool that was not told
+_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: added if the tool guessed the type
 _BY_NAME = {mix.name: mix for mix in MIXES}
 _BY_FILE_TYPE = {mix.file_type: mix for mix in MIXES}
 
 
 def mix_by_name(name: str) -> Mix | None:
-    """None for a name that is no mix: it may still be a tensor type."""
+    """None if the name is not a mix; it may still be a tensor type."""
     name = name.upper()
     return _BY_NAME.get(SHORT_MIXES.get(name, name))
 
 
 def mix_by_file_type(file_type: int) -> Mix | None:
-    """The mix of `general.file_type`; None for an id without a row here."""
+    """The mix of `general.file_type`; None for an unknown id."""
     return _BY_FILE_TYPE.get(file_type & ~_GUESSED)

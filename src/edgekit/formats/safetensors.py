@@ -1,7 +1,7 @@
-"""Turns the header of a safetensors file into tensors: 8 bytes of length, then JSON.
+"""Safetensors and MLX models: config.json, the index, and the header of every shard (8 bytes of length, then JSON).
 
 Format: docs/formats.md, and https://github.com/huggingface/safetensors#format.
-What that library refuses to load (holes, overlaps, bytes left over) is refused here too.
+What that library refuses to load (gaps, overlaps, bytes left over) is refused here too.
 """
 
 from __future__ import annotations
@@ -24,30 +24,207 @@ from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles
 from edgekit.terminal import quoted
 from edgekit.units import KIB
 
-_LENGTH_BYTES = 8
-_METADATA = "__metadata__"
+SINGLE_FILE = "model.safetensors"
+LENGTH_BYTES = 8
+METADATA = "__metadata__"
+_INDEX_CHUNK_BYTES = 64 * KIB  # writers sort their keys, so metadata comes before weight_map
+
+
+def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
+    """Depth.ARCHITECTURE, or a config without weights: only the config and the totals of the index."""
+    config = read_file(files.config, read_config) if files.config else {}
+    if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
+        return _read_shards(files, config)
+    totals = read_file(files.index, read_totals) if files.index else Totals()
+    quantization = _read_quantization(files, config)
+    return ModelHeader(
+        name=files.label,
+        container=files.container,
+        mlx=quantization is not None and quantization.mlx,
+        config=config,
+        quantization=quantization,
+        tensor_bytes=totals.tensor_bytes,
+        parameters=totals.parameters,
+        file_bytes=listed_bytes(files),
+    )
+
+
+def _read_quantization(files: ModelFiles, config: Mapping[str, Any]) -> Quantization | None:
+    """From the config; the quantiser's own file is opened only if the config does not mention it."""
+    found = read_quantization(config)
+    if found is None and files.quantization:
+        found = read_quantization({}, read_file(files.quantization, read_config))
+    return found
+
+
+def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
+    if not files.weights:
+        raise HeaderError("there is no safetensors file to read", file=files.label)
+    shards: dict[int, ModelHeader] = {}
+    tensor_count = 0
+    for number, shard in enumerate(read_shards(files, range(len(files.weights)), read_safetensors)):
+        shards[number] = shard
+        tensor_count += shard.tensor_count or 0
+        if tensor_count > limits.TENSORS:
+            raise HeaderLimitError(
+                "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
+            )
+    totals = Totals()
+    if files.index and _is_indexed(files, files.index):
+        totals, listed = read_file(files.index, lambda source: _check_index(source, files, shards))
+        shards = {number: shards[number] for number in sorted(listed)}
+    else:
+        _check_unique(shards)
+    quantization = _read_quantization(files, config)
+    tensors = tuple(tensor for shard in shards.values() for tensor in shard.tensors or ())
+    return ModelHeader(
+        name=files.label,
+        container=Container.SAFETENSORS,
+        mlx=(quantization is not None and quantization.mlx)
+        or any(shard.mlx for shard in shards.values()),
+        config=config,
+        quantization=quantization,
+        tensors=tensors,
+        tensor_count=len(tensors),
+        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
+        parameters=totals.parameters,
+        file_bytes=sum(shard.file_bytes or 0 for shard in shards.values()),
+        header_bytes=sum(shard.header_bytes or 0 for shard in shards.values()),
+    )
+
+
+def _is_indexed(files: ModelFiles, index: ModelFile) -> bool:
+    """False for a complete model.safetensors next to the index of a copy in shards."""
+    if [base_of(file.name) for file in files.weights] != [SINGLE_FILE]:
+        return True
+    listed: set[str] = set()
+    read_file(index, lambda source: walk_index(source, lambda _, file: listed.add(base_of(file))))
+    return SINGLE_FILE in listed
+
+
+def _check_index(
+    source: ByteSource, files: ModelFiles, shards: Mapping[int, ModelHeader]
+) -> tuple[Totals, set[int]]:
+    """The totals, and the shards that the index lists: each must contain what the index says.
+
+    A file that the index does not list is not part of the model (a copy in another layout).
+    """
+    numbers = {base_of(file.name): number for number, file in enumerate(files.weights)}
+    names = {
+        number: {tensor.name for tensor in shard.tensors or ()} for number, shard in shards.items()
+    }
+    listed: set[int] = set()
+
+    def check(name: str, file: str) -> None:
+        number = numbers.get(base_of(file))
+        if number is None:
+            what = f"the index lists tensor {quoted(name)} in {quoted(file)}, which is missing"
+            raise HeaderError(what, file=source.name)
+        if name not in names[number]:
+            raise HeaderError(f"tensor {quoted(name)} is not in {quoted(file)}", file=source.name)
+        listed.add(number)
+
+    totals = walk_index(source, check)
+    _check_unique({number: shards[number] for number in listed})
+    return totals, listed
+
+
+def _check_unique(shards: Mapping[int, ModelHeader]) -> None:
+    seen: dict[str, str] = {}
+    for shard in shards.values():
+        for tensor in shard.tensors or ():
+            if tensor.name in seen:
+                what = f"tensor {quoted(tensor.name)} is also in {seen[tensor.name]}"
+                raise HeaderError(what, file=shard.name)
+            seen[tensor.name] = shard.name
+
+
+# -- model.safetensors.index.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SafetensorsFile:
-    """What one safetensors file says."""
+class Totals:
+    """What an index states about all shards together; None if it does not."""
 
-    name: str
-    tensors: tuple[Tensor, ...]  # in the order of their bytes
-    header_bytes: int
-    file_bytes: int
-    format: str | None = None  # who wrote it: "pt", "mlx", ...
+    tensor_bytes: int | None = None
+    parameters: int | None = None  # MLX writes it
 
 
-def read_safetensors(source: ByteSource, *, shard: int = 0) -> SafetensorsFile:
+def read_totals(source: ByteSource) -> Totals:
+    """Reads the index no further than its metadata."""
+    stream = _open_index(source, eager=False)
+    for key in stream.pairs():
+        if key == "metadata":
+            return _totals(stream.value("metadata", limits.ENTRY_BYTES))
+        _visit(stream, key, lambda _tensor, _file: None)
+    return Totals()
+
+
+def walk_index(source: ByteSource, visit: Callable[[str, str], None]) -> Totals:
+    """Calls `visit(tensor, file name of its shard)` for each tensor; HeaderError if none are listed."""
+    stream = _open_index(source, eager=True)
+    totals, found = Totals(), 0
+    for key in stream.pairs():
+        if key == "metadata":
+            totals = _totals(stream.value("metadata", limits.ENTRY_BYTES))
+        else:
+            found += _visit(stream, key, visit)
+    if not found:
+        raise HeaderError("the index lists no tensors (weight_map)", file=source.name)
+    return totals
+
+
+def _open_index(source: ByteSource, *, eager: bool) -> JsonStream:
+    size_bytes = source.size_bytes
+    stream = JsonStream(
+        source, start=0, end=size_bytes, chunk_bytes=_INDEX_CHUNK_BYTES, eager=eager
+    )
+    stream.check_limit("length of the index", size_bytes, limits.INDEX_BYTES)
+    return stream
+
+
+def _visit(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> int:
+    """Visits the tensors of weight_map and skips any other value; returns the number of tensors."""
+    if key != "weight_map":
+        stream.value(quoted(key), limits.ENTRY_BYTES)
+        return 0
+    count = 0
+    for tensor in stream.pairs():
+        count += 1
+        stream.check_limit("tensors in the index", count, limits.TENSORS)
+        visit(tensor, stream.string("name of a shard", limits.KEY_BYTES))
+    return count
+
+
+def _totals(metadata: Any) -> Totals:
+    if not isinstance(metadata, dict):
+        return Totals()
+    return Totals(
+        tensor_bytes=_whole(metadata.get("total_size")),
+        parameters=_whole(metadata.get("total_parameters")),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    """Some writers divide and leave a float: 13731385408.0."""
+    if type(value) is float and math.isfinite(value):
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= limits.ELEMENTS else None
+
+
+# -- one file
+
+
+def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
+    """The header of one file, its tensors in the order of their bytes."""
     header_bytes = _read_length(source)
-    stream = JsonStream(source, start=_LENGTH_BYTES, end=header_bytes)
-    if source.read(_LENGTH_BYTES, 1) != b"{":
+    stream = JsonStream(source, start=LENGTH_BYTES, end=header_bytes)
+    if source.read(LENGTH_BYTES, 1) != b"{":
         raise stream.error("a safetensors header must start with '{'")
     tensors: dict[str, Tensor] = {}
     written_by = None
     for name in stream.pairs():
-        if name == _METADATA:
+        if name == METADATA:
             written_by = _read_format(stream)
         else:
             _check_name(stream, name, tensors)
@@ -55,14 +232,16 @@ def read_safetensors(source: ByteSource, *, shard: int = 0) -> SafetensorsFile:
             tensors[name] = _tensor(source.name, name, entry, header_bytes, shard)
     if stream.peek():
         raise stream.error("unexpected data after the header's last brace")
-    ordered = tuple(sorted(tensors.values(), key=_place))
+    ordered = tuple(sorted(tensors.values(), key=lambda one: (one.offset, one.size_bytes)))
     _check_gaps(source, ordered, header_bytes)
-    return SafetensorsFile(
+    return ModelHeader(
         name=source.name,
+        container=Container.SAFETENSORS,
+        mlx=written_by == "mlx",
         tensors=ordered,
-        header_bytes=header_bytes,
+        tensor_count=len(ordered),
         file_bytes=source.size_bytes,
-        format=written_by,
+        header_bytes=header_bytes,
     )
 
 
@@ -71,12 +250,12 @@ def _read_length(source: ByteSource) -> int:
     size_bytes = source.size_bytes
     if size_bytes == 0:
         raise HeaderError("the file is empty", file=source.name)
-    length = int.from_bytes(source.read(0, min(_LENGTH_BYTES, size_bytes)), "little")
-    end = _LENGTH_BYTES + length
+    length = int.from_bytes(source.read(0, min(LENGTH_BYTES, size_bytes)), "little")
+    end = LENGTH_BYTES + length
     if end <= size_bytes and length <= limits.HEADER_BYTES:
         return end
     first = source.read(0, min(LOOK_BYTES, size_bytes))
-    if first[_LENGTH_BYTES : _LENGTH_BYTES + 1] not in {b"{", b""}:
+    if first[LENGTH_BYTES : LENGTH_BYTES + 1] not in {b"{", b""}:
         raise HeaderError(f"not a safetensors file: {describe(first)}", file=source.name)
     if end > size_bytes:
         raise HeaderError(
@@ -90,16 +269,16 @@ def _read_length(source: ByteSource) -> int:
 
 
 def _read_format(stream: JsonStream) -> str | None:
-    """Walks the free text that tools leave in a file; only who wrote it is of use."""
+    """Walks the free text that tools write into a file, and returns its format: "pt", "mlx", ..."""
     if stream.peek() == "n":
-        stream.value(_METADATA, 4)  # null
+        stream.value(METADATA, 4)  # null
         return None
     written_by, entries, length = None, 0, 0
     for key in stream.pairs():
-        text = stream.string(f"{_METADATA} {quoted(key)}", limits.METADATA_BYTES)
+        text = stream.string(f"{METADATA} {quoted(key)}", limits.METADATA_BYTES)
         entries, length = entries + 1, length + len(key) + len(text)
-        stream.check_limit(f"entries of {_METADATA}", entries, limits.METADATA_ENTRIES)
-        stream.check_limit(f"length of {_METADATA}", length, limits.METADATA_BYTES)
+        stream.check_limit(f"entries of {METADATA}", entries, limits.METADATA_ENTRIES)
+        stream.check_limit(f"length of {METADATA}", length, limits.METADATA_BYTES)
         if key == "format":
             written_by = text[: limits.KEPT_ENTRY_BYTES]
     return written_by
@@ -113,7 +292,7 @@ def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> No
         length = len(name.encode())
     except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
         raise stream.error(f"tensor name {quoted(name)} is not valid Unicode") from error
-    if length > limits.NAME_BYTES:  # the words cost more than the check
+    if length > limits.NAME_BYTES:  # building the message for every tensor is slow
         stream.check_limit(f"length of tensor name {quoted(name)}", length, limits.NAME_BYTES)
 
 
@@ -167,20 +346,14 @@ def _offsets(entry: Any) -> tuple[int, int]:
 def _elements(shape: tuple[int, ...]) -> int:
     if len(shape) > limits.SAFETENSORS_DIMENSIONS:
         raise HeaderLimitError("dimensions", value=len(shape), limit=limits.SAFETENSORS_DIMENSIONS)
-    count = 1
-    for dimension in shape:
-        count *= dimension
+    count = math.prod(shape)
     if count > limits.ELEMENTS:
         raise HeaderError("the product of its shape overflows an int64")
     return count
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    return tensor.offset, tensor.size_bytes
-
-
 def _check_gaps(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes: int) -> None:
-    """The data is filled from its first byte to the file's last, each byte by one tensor."""
+    """Every byte from the header's end to the file's end belongs to exactly one tensor."""
     end = header_bytes
     for tensor in tensors:
         if tensor.offset != end:
@@ -200,204 +373,3 @@ def _check_gaps(source: ByteSource, tensors: tuple[Tensor, ...], header_bytes: i
             file=source.name,
             offset=end,
         )
-
-
-_FIRST_BYTES = 64 * KIB  # writers sort their keys, so metadata stands before weight_map
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What an index states about all shards together; None where it does not."""
-
-    tensor_bytes: int | None = None
-    parameters: int | None = None  # MLX writes it
-
-
-def read_totals(source: ByteSource) -> Totals:
-    """What the index states. Reads no further than its metadata."""
-    stream = _open(source, eager=False)
-    for key in stream.pairs():
-        if key == "metadata":
-            return _totals(stream.value("metadata", limits.ENTRY_BYTES))
-        _pass(stream, key, _ignore)
-    return Totals()
-
-
-def walk_index(source: ByteSource, visit: Callable[[str, str], None]) -> Totals:
-    """Calls `visit(tensor, file name of its shard)` for each tensor; HeaderError if none are listed."""
-    stream = _open(source, eager=True)
-    totals, found = Totals(), 0
-    for key in stream.pairs():
-        if key == "metadata":
-            totals = _totals(stream.value("metadata", limits.ENTRY_BYTES))
-        else:
-            found += _pass(stream, key, visit)
-    if not found:
-        raise HeaderError("the index lists no tensors (weight_map)", file=source.name)
-    return totals
-
-
-def _open(source: ByteSource, *, eager: bool) -> JsonStream:
-    if source.size_bytes > limits.INDEX_BYTES:
-        raise HeaderLimitError(
-            "length of the index",
-            value=source.size_bytes,
-            limit=limits.INDEX_BYTES,
-            file=source.name,
-        )
-    return JsonStream(source, start=0, end=source.size_bytes, chunk_bytes=_FIRST_BYTES, eager=eager)
-
-
-def _pass(stream: JsonStream, key: str, visit: Callable[[str, str], None]) -> int:
-    """How many tensors stood there."""
-    if key != "weight_map":
-        stream.value(quoted(key), limits.ENTRY_BYTES)
-        return 0
-    count = 0
-    for tensor in stream.pairs():
-        count += 1
-        stream.check_limit("tensors in the index", count, limits.TENSORS)
-        visit(tensor, stream.string("name of a shard", limits.KEY_BYTES))
-    return count
-
-
-def _ignore(tensor: str, file: str) -> None:
-    pass
-
-
-def _totals(metadata: Any) -> Totals:
-    if not isinstance(metadata, dict):
-        return Totals()
-    return Totals(
-        tensor_bytes=_whole(metadata.get("total_size")),
-        parameters=_whole(metadata.get("total_parameters")),
-    )
-
-
-def _whole(value: Any) -> int | None:
-    """Some writers divide and leave a float: 13731385408.0."""
-    if type(value) is float and math.isfinite(value):
-        value = int(value)
-    return value if type(value) is int and 0 <= value <= limits.ELEMENTS else None
-
-
-_WHOLE = "model.safetensors"
-
-
-def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
-    """Depth.ARCHITECTURE, or no weights at all: only the config and what the index states."""
-    config = read_file(files.config, read_config) if files.config else {}
-    if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
-        return _read_shards(files, config)
-    totals = read_file(files.index, read_totals) if files.index else Totals()
-    quantization = _read_quantization(files, config)
-    return ModelHeader(
-        name=files.label,
-        container=files.container,
-        mlx=quantization is not None and quantization.mlx,
-        config=config,
-        quantization=quantization,
-        tensor_bytes=totals.tensor_bytes,
-        parameters=totals.parameters,
-        file_bytes=listed_bytes(files),
-    )
-
-
-def _read_quantization(files: ModelFiles, config: Mapping[str, Any]) -> Quantization | None:
-    """From the config; the file beside it is opened only if that says nothing."""
-    found = read_quantization(config)
-    if found is None and files.quantization:
-        found = read_quantization({}, read_file(files.quantization, read_config))
-    return found
-
-
-def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
-    shards = _read_all(files)
-    totals = Totals()
-    if files.index and _is_indexed(files, files.index):
-        totals, listed = read_file(files.index, lambda source: _check_index(source, files, shards))
-        shards = {number: shards[number] for number in sorted(listed)}
-    else:
-        _check_unique(shards)
-    quantization = _read_quantization(files, config)
-    tensors = tuple(tensor for shard in shards.values() for tensor in shard.tensors)
-    return ModelHeader(
-        name=files.label,
-        container=Container.SAFETENSORS,
-        mlx=(quantization is not None and quantization.mlx)
-        or any(shard.format == "mlx" for shard in shards.values()),
-        config=config,
-        quantization=quantization,
-        tensors=tensors,
-        tensor_count=len(tensors),
-        tensor_bytes=sum(tensor.size_bytes for tensor in tensors),
-        parameters=totals.parameters,
-        file_bytes=sum(shard.file_bytes for shard in shards.values()),
-        header_bytes=sum(shard.header_bytes for shard in shards.values()),
-    )
-
-
-def _read_all(files: ModelFiles) -> dict[int, SafetensorsFile]:
-    if not files.weights:
-        raise HeaderError("there is no safetensors file to read", file=files.label)
-
-    def read(source: ByteSource, shard: int) -> SafetensorsFile:
-        return read_safetensors(source, shard=shard)
-
-    shards: dict[int, SafetensorsFile] = {}
-    tensor_count = 0
-    for number, shard in enumerate(read_shards(files, range(len(files.weights)), read)):
-        shards[number] = shard
-        tensor_count += len(shard.tensors)
-        if tensor_count > limits.TENSORS:
-            raise HeaderLimitError(
-                "tensors in all shards", value=tensor_count, limit=limits.TENSORS, file=files.label
-            )
-    return shards
-
-
-def _is_indexed(files: ModelFiles, index: ModelFile) -> bool:
-    """False for a whole model.safetensors beside the index of a copy of it in shards."""
-    names = [base_of(file.name) for file in files.weights]
-    if names != [_WHOLE]:
-        return True
-    listed: set[str] = set()
-    read_file(index, lambda source: walk_index(source, lambda _, file: listed.add(base_of(file))))
-    return _WHOLE in listed
-
-
-def _check_index(
-    source: ByteSource, files: ModelFiles, shards: Mapping[int, SafetensorsFile]
-) -> tuple[Totals, set[int]]:
-    """The totals, and the shards that the index lists: each must hold what the index says.
-
-    A file that the index does not list is not part of the model (a copy in another layout).
-    """
-    numbers = {base_of(file.name): number for number, file in enumerate(files.weights)}
-    holdings = {
-        number: {tensor.name for tensor in shard.tensors} for number, shard in shards.items()
-    }
-    listed: set[int] = set()
-
-    def check(name: str, file: str) -> None:
-        number = numbers.get(base_of(file))
-        if number is None:
-            what = f"the index lists tensor {quoted(name)} in {quoted(file)}, which is missing"
-            raise HeaderError(what, file=source.name)
-        if name not in holdings[number]:
-            raise HeaderError(f"tensor {quoted(name)} is not in {quoted(file)}", file=source.name)
-        listed.add(number)
-
-    totals = walk_index(source, check)
-    _check_unique({number: shards[number] for number in listed})
-    return totals, listed
-
-
-def _check_unique(shards: Mapping[int, SafetensorsFile]) -> None:
-    seen: dict[str, str] = {}
-    for shard in shards.values():
-        for tensor in shard.tensors:
-            if tensor.name in seen:
-                what = f"tensor {quoted(tensor.name)} is also in {seen[tensor.name]}"
-                raise HeaderError(what, file=shard.name)
-            seen[tensor.name] = shard.name

@@ -1,4 +1,4 @@
-"""Nouns of the second room: what a model's files say about themselves."""
+"""What a model's files state: header, tensors, quantisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgekit.sources.types import Container
 Scalar = int | float | bool | str
 Value = Scalar | tuple[Scalar, ...]
 
-# Parts of a config.json that hold the language model, outermost first; they may nest.
+# Parts of a config.json that describe the language model, outermost first; they may be nested.
 TEXT_SECTIONS = (
     "thinker_config",
     "text_config",
@@ -25,9 +25,9 @@ TEXT_SECTIONS = (
 
 
 class Depth(enum.Enum):
-    """How much to read."""
+    """How much of a header to read."""
 
-    ARCHITECTURE = "architecture"  # until the geometry is known: one request, or config and index
+    ARCHITECTURE = "architecture"  # enough for the geometry: one request, or config and index
     TENSORS = "tensors"  # the whole header, tensor directory included; never the weights
 
 
@@ -35,36 +35,32 @@ class Depth(enum.Enum):
 class Tensor:
     name: str
     type: TensorType
-    shape: tuple[int, ...]  # outermost first, as safetensors and numpy have it (GGUF: reversed)
+    shape: tuple[int, ...]  # outermost first, as in safetensors and numpy (GGUF: reversed)
     size_bytes: int
     offset: int  # from the start of its file
     shard: int = 0
 
     @property
     def elements(self) -> int:
-        count = 1
-        for dimension in self.shape:
-            count *= dimension
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayFact:
-    """An array that was walked and counted, not held."""
+    """An array that was counted but not stored."""
 
     element: str  # "string", "float32", ...
     count: int
-    # Where its elements lie in the file, for those who come back for them.
-    offset: int = field(default=0, compare=False)
-    end: int = field(default=0, compare=False)  # 0: the walk stopped inside of it
+    offset: int = field(default=0, compare=False)  # of its elements in the file
+    end: int = field(default=0, compare=False)  # 0: reading stopped inside the array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """What a config.json says about packed weights."""
+    """How config.json says that the weights are packed."""
 
     method: str  # "affine", "mxfp4", "gptq", "fp8", ...
-    format: str | None = None  # what the method calls its variant: "NVFP4", "pack-quantized", ...
+    format: str | None = None  # the method's variant: "NVFP4", "pack-quantized", ...
     bits: float | None = None
     group_size: int | None = None
     overrides: tuple[tuple[str, Mapping[str, Any] | bool], ...] = ()  # module path -> its setting
@@ -73,32 +69,26 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHeader:
-    """What the files of one model say: keys or config, tensors, sizes. Nothing interpreted yet."""
+    """What the files of one model state: keys or config, tensors, sizes. Nothing is interpreted yet."""
 
     name: str
     container: Container
     version: int | None = None  # GGUF version
     big_endian: bool = False
-    mlx: bool = False  # safetensors that MLX wrote
-    keys: Mapping[str, Value] = field(
-        default_factory=dict, repr=False
-    )  # GGUF keys, large arrays left out
-    arrays: Mapping[str, ArrayFact] = field(
-        default_factory=dict, repr=False
-    )  # GGUF arrays walked, not held
-    long_strings: Mapping[str, int] = field(
-        default_factory=dict, repr=False
-    )  # GGUF strings not kept: bytes
+    mlx: bool = False  # safetensors written by MLX
+    # of a GGUF: its keys, and what was too long to store among them
+    keys: Mapping[str, Value] = field(default_factory=dict, repr=False)
+    arrays: Mapping[str, ArrayFact] = field(default_factory=dict, repr=False)
+    long_strings: Mapping[str, int] = field(default_factory=dict, repr=False)  # their bytes
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # config.json, parsed
     quantization: Quantization | None = None
-    tensors: tuple[Tensor, ...] | None = field(
-        default=None, repr=False
-    )  # None: the directory was not read
+    # None: the directory was not read
+    tensors: tuple[Tensor, ...] | None = field(default=None, repr=False)
     tensor_count: int | None = None
     tensor_bytes: int | None = None  # sum over the directory, or the index's total_size
-    parameters: int | None = None  # only when a file states it outright (MLX index)
+    parameters: int | None = None  # stated by the file itself (MLX index)
     file_bytes: int | None = None  # all weight files together
-    header_bytes: int | None = None  # bytes before the data, all shards; None if not all was read
+    header_bytes: int | None = None  # before the data, all shards; None if not all was read
     complete: bool = True  # False: Depth.ARCHITECTURE stopped before the last key
 
 
