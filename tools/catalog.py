@@ -29,8 +29,9 @@ from typing import Any, NamedTuple
 from edgekit.app.catalog import AS_STORED, facts_of
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, weakest
-from edgekit.catalog.records import record_of, runs_of
+from edgekit.catalog.records import record_of
 from edgekit.catalog.store import PATH, packaged_entries
+from edgekit.catalog.tensor_runs import runs_of
 from edgekit.catalog.types import Entry, ModelPurpose, Source
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry

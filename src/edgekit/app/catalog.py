@@ -11,8 +11,8 @@ from urllib.parse import urlsplit, urlunsplit
 from edgekit.app.needed_config import needed_config
 from edgekit.basis import Basis
 from edgekit.catalog.names import family_of, id_of, kinds_of
-from edgekit.catalog.records import runs_of
 from edgekit.catalog.store import save_entry
+from edgekit.catalog.tensor_runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
 from edgekit.engines import default_engine
 from edgekit.errors import EdgekitError, UsageError

@@ -70,7 +70,7 @@ class Entry:
     speeds: tuple[MeasuredSpeed, ...] = ()
     # What it takes to rebuild the model: keys and tensors of a GGUF, keys of a config.json, or both.
     keys: Mapping[str, Value] = field(default_factory=dict, repr=False, hash=False)
-    tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of runs.py
+    tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of tensor_runs.py
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, hash=False)  # by field
     reference: str = ""  # what the user added it from; empty: it came with EdgeKit

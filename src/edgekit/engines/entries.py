@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from edgekit.catalog.records import tensors_of
 from edgekit.catalog.repositories import original_repository
+from edgekit.catalog.tensor_runs import tensors_of
 from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
