@@ -808,7 +808,7 @@ def test_what_nobody_waits_for_is_not_gone_on_with(way: str, looks: int) -> None
 def test_of_a_recommendation_that_was_called_off_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recommending, "keep", lambda *_: pytest.fail("it was kept"))
+    monkeypatch.setattr(recommending, "store", lambda *_: pytest.fail("it was kept"))
     told: list[str] = []
 
     def tell(line: str) -> None:

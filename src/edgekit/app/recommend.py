@@ -1,20 +1,26 @@
 """A machine and the catalog -> the best few models, each with its plan, and why others are not among them.
 
-What was recommended before is planned anew when the same is asked, without a search.
+The names of the models found are stored on disk. The same question needs no second search then: each of them is
+planned again for the memory that is free now.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
+from edgekit import __version__
 from edgekit.app.answers import Recommendation
 from edgekit.app.estimate import check_one_engine
-from edgekit.app.recommendation_cache import keep, kept, key_of, steadied
 from edgekit.app.task import task_of
 from edgekit.bill.types import Task
 from edgekit.catalog import read_catalog
@@ -22,7 +28,14 @@ from edgekit.catalog.resolve import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.errors import CancelledError, EdgekitError, RefusedError, UnknownArchitectureError
+from edgekit.errors import (
+    CancelledError,
+    EdgekitError,
+    HeaderLimitError,
+    RefusedError,
+    UnknownArchitectureError,
+)
+from edgekit.machine.types import Machine
 from edgekit.plan.choice import READING_TOKENS_PER_S, check_users
 from edgekit.plan.fit import MINIMUM_TOKENS
 from edgekit.plan.plan import check_planned, find_plan, make_plan
@@ -38,14 +51,21 @@ from edgekit.plan.recommend import (
     version_of,
 )
 from edgekit.request import Request, Session
+from edgekit.sources.cache import cache_folder
+from edgekit.sources.local import read_small
 from edgekit.sources.types import Reach
+from edgekit.units import MIB
 
 OFFLINE = Session(reach=Reach(network=False))
 SHOWN = 5
 MOST_SHOWN = 100
-OF_A_ROOT = 2  # models of one line, however many families it has
+OF_A_ROOT = 2  # models of one line, across its families
 TOO_LARGE, SLOW = "too large", "too slow"
-READ_SHARE = 0.75  # of the weights that work on a token, at least: of the embedding one row is read
+READ_SHARE = 0.75  # of the active weights, at least: of the token embedding only one row is read
+STEP_BYTES = 256 * MIB  # a smaller change of the free memory is the same question
+MAX_STORED_BYTES = 64 * 1024  # a stored answer has about 5 KB
+LEFTOVER_S = 3600  # age at which an unfinished file belongs to no running process
+MOST_FILES = 64  # older ones are removed
 
 
 def recommend(request: Request, session: Session) -> Recommendation:
@@ -66,29 +86,33 @@ def complete(request: Request) -> Request:
 
 
 def recommended(catalog: Catalog, request: Request, session: Session = OFFLINE) -> Recommendation:
-    """`find_best`, or the models that it listed when the same was asked before, each planned anew.
+    """`find_best`, or the models that it found for the same question before, each planned again.
 
-    Free memory counts in whole steps for "the same"; what is planned and shown is for the memory there is.
+    Questions are the same if the free memory is the same in whole steps. Plans are for the memory that is free now.
     """
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
-    key = key_of(request, steadied(request.find_machine()), ranked)
-    before = _before(kept(key), request, session, ranked)
-    if before is not None:
-        return before
+    key = key_of(request, with_rounded_memory(request.find_machine()), ranked)
+    stored = _planned_again(read_stored(key), request, session, ranked)
+    if stored is not None:
+        return stored
     found = find_best(ranked, request, session)
     if found.suggestions:
         picks = [one.entry.id for one in found.suggestions]
-        keep(key, {"picks": picks, "passed_over": found.passed_over})
+        store(key, {"picks": picks, "passed_over": found.passed_over})
     return found
 
 
-def _before(
+def _planned_again(
     answer: Mapping[str, Any] | None, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
-    """None where nothing was kept, it is damaged, or anything of it does not fit any more."""
-    picks, reasons = (answer or {}).get("picks"), _reasons((answer or {}).get("passed_over"))
-    if not isinstance(picks, list) or not picks or reasons is None:
+    """None where nothing is stored, it is damaged, or one of its models does not fit any more."""
+    picks, reasons = (answer or {}).get("picks"), (answer or {}).get("passed_over")
+    if not isinstance(picks, list) or not picks or not isinstance(reasons, list):
+        return None
+    pairs = [one for one in reasons if isinstance(one, list) and len(one) == 2]
+    passed_over = tuple((str(why), count) for why, count in pairs if isinstance(count, int))
+    if len(passed_over) < len(reasons):
         return None
     by_id = {entry.id: entry for entry in ranked}
     found: list[Suggestion] = []
@@ -99,15 +123,7 @@ def _before(
             return None
         found.append(Suggestion(entry=entry, plan=plan, rank=rank_of(entry)))
     found.sort(key=lambda one: one.order, reverse=True)
-    return Recommendation(request=request, suggestions=tuple(found), passed_over=reasons)
-
-
-def _reasons(told: object) -> tuple[tuple[str, int], ...] | None:
-    if not isinstance(told, list):
-        return None
-    pairs = [one for one in told if isinstance(one, list) and len(one) == 2]
-    right = [(str(why), count) for why, count in pairs if isinstance(count, int)]
-    return tuple(right) if len(right) == len(told) else None
+    return Recommendation(request=request, suggestions=tuple(found), passed_over=passed_over)
 
 
 def find_best(
@@ -133,21 +149,21 @@ def find_best(
 
 
 class _Search:
-    """One walk down the ranks."""
+    """One pass over the ranked models."""
 
     def __init__(self, request: Request, session: Session) -> None:
         self._request, self._session = request, session
         self._most = min(request.limit or SHOWN, MOST_SHOWN)
         self._machine, self._engine = request.find_machine(), engine_named(request.engines[0])
         self._embeds = request.purpose is ModelPurpose.EMBEDDING
-        default = request.reserve_bytes is None  # with another reserve only the bill decides
+        default = request.reserve_bytes is None  # with a given reserve only the bill decides
         self._capacity_bytes = (
             self._engine.capacity_bytes(self._machine) if default else sys.maxsize
         )
         self.passed_over: Counter[str] = Counter()
 
     def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        """The best, until no further one can come before those that were found."""
+        """The best, until none of the rest can rank before those that were found."""
         found: list[Suggestion] = []
         shown: list[Suggestion] = []
         slow: list[Entry] = []
@@ -159,7 +175,7 @@ class _Search:
             if reason:
                 self.passed_over[reason] += 1
                 continue
-            if not self._has_room(entry, shown, self._most_order(entry)):
+            if not self._would_show(entry, shown, self._most_order(entry)):
                 slow.append(entry)
                 continue
             one = self._suggestion(entry)
@@ -172,12 +188,12 @@ class _Search:
             quick = self._first_quick(ranked)
             self.passed_over = counted
             shown = shown if quick is None else [*shown[: self._most - 1], quick]
-        too_slow = sum(self._has_room(entry, shown, _best_order(entry)) for entry in slow)
+        too_slow = sum(self._would_show(entry, shown, _best_order(entry)) for entry in slow)
         self.passed_over += Counter({SLOW: too_slow})
         return shown
 
     def _first_quick(self, ranked: Sequence[Entry]) -> Suggestion | None:
-        """The best model at reading speed, however much better the slower ones answer."""
+        """The best model at reading speed, even if slower ones rank higher."""
         for entry in ranked:
             if self._hopeless(entry) or self._most_order(entry)[1] < rank_of(entry):
                 continue
@@ -187,22 +203,29 @@ class _Search:
         return None
 
     def _shown(self, found: list[Suggestion]) -> list[Suggestion]:
-        """The best, of one family and of one line only the first few, and of one model only the newest version."""
+        """The best: the first of each family, a few of each line, and of one model only the newest version."""
         shown: list[Suggestion] = []
         for one in found:
-            is_old = not self._request.all_sizes and any(_replaces(other, one) for other in found)
-            if len(shown) < self._most and not is_old and self._leaves_room(one.entry, shown):
+            name, version = version_of(one.entry.id)
+            is_outdated = not self._request.all_sizes and any(
+                version_of(other.entry.id)[0] == name
+                and version_of(other.entry.id)[1] > version
+                and other.order[0] >= one.order[0]  # not slow where this one is quick
+                for other in found
+            )
+            if len(shown) < self._most and not is_outdated and self._is_varied(one.entry, shown):
                 shown.append(one)
         return shown
 
-    def _has_room(
+    def _would_show(
         self, entry: Entry, shown: Sequence[Suggestion], order: tuple[bool, float]
     ) -> bool:
         """Whether the model would be shown with that order."""
         better = [one for one in shown if one.order >= order]
-        return len(better) < self._most and self._leaves_room(entry, better)
+        return len(better) < self._most and self._is_varied(entry, better)
 
-    def _leaves_room(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
+    def _is_varied(self, entry: Entry, others: Sequence[Suggestion]) -> bool:
+        """Whether the list stays varied with this model: another family, and not too many of its line."""
         if self._request.all_sizes:
             return True
         families = [one.entry.family for one in others]
@@ -228,7 +251,8 @@ class _Search:
 
     def _suggestion(self, entry: Entry) -> Suggestion | None:
         try:
-            plan = find_plan(self._task(entry))
+            self._session.tell(f"planning {entry.id}")
+            plan = find_plan(task_for(entry, self._request, self._session))
         except CancelledError:
             raise
         except (RefusedError, UnknownArchitectureError):
@@ -242,12 +266,8 @@ class _Search:
             return None
         return Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
 
-    def _task(self, entry: Entry) -> Task:
-        self._session.tell(f"planning {entry.id}")
-        return task_for(entry, self._request, self._session)
-
     def _hopeless(self, entry: Entry) -> str:
-        """What needs no bill: a window that is too short, weights beyond all memory there is."""
+        """Why the model is skipped without a bill: a context that is too short, or weights larger than all memory."""
         wanted, minimum = self._request.wanted_tokens, self._request.min_context
         is_open = not wanted and minimum is None
         least = MINIMUM_TOKENS if is_open else max(wanted or 0, minimum or 0)
@@ -260,7 +280,7 @@ class _Search:
         return ""
 
     def _most_order(self, entry: Entry) -> tuple[bool, float]:
-        """The best order it can have, by the time that reading its weights takes."""
+        """The best order it can have, given the time it takes to read its weights."""
         size, whole = smallest_bytes(entry), entry.parameters or 0
         if not size or not whole or self._embeds:
             return _best_order(entry)
@@ -274,14 +294,8 @@ class _Search:
         return False, rank_of(entry) * slowness(most)
 
 
-def _replaces(new: Suggestion, old: Suggestion) -> bool:
-    """Whether it is a newer version of the same model, and not the slower one of the two."""
-    (name, version), (old_name, old_version) = map(version_of, (new.entry.id, old.entry.id))
-    return name == old_name and version > old_version and new.order[0] >= old.order[0]
-
-
 def _best_order(entry: Entry) -> tuple[bool, float]:
-    """Of the model at the highest speed that counts."""
+    """The order at the highest speed that counts."""
     if is_minor(entry) or ModelPurpose.EMBEDDING in entry.kinds:
         return False, rank_of(entry)
     return True, rank_of(entry) * quickness(math.inf)
@@ -294,3 +308,85 @@ def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task
     task, _ = task_of(open_entry(entry, engine), engine, request, session, embeds=embeds)
     variants = engine_named(engine).variants(task.model, entry.id)
     return replace(task, model=variants[0].model if variants else task.model, variants=variants)
+
+
+# --- stored answers
+
+
+def with_rounded_memory(machine: Machine) -> Machine:
+    """The machine with free memory in whole steps. Only for comparing questions; a what-if machine stays as it is."""
+    if machine.what_if:
+        return machine
+
+    def rounded(size_bytes: int) -> int:
+        return size_bytes // STEP_BYTES * STEP_BYTES
+
+    host = machine.host
+    if host is not None:
+        limits = tuple(
+            replace(one, limit_bytes=one.used_bytes + rounded(one.left_bytes))
+            for one in host.limits
+        )
+        host = replace(host, free_bytes=rounded(host.free_bytes), limits=limits)
+    devices = (
+        replace(one, free_bytes=rounded(one.free_bytes), users=()) for one in machine.devices
+    )
+    return replace(machine, host=host, devices=tuple(devices))
+
+
+def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
+    """The same for the same question about the same catalog, asked of the same versions.
+
+    Raises UsageError where EDGEKIT_LLAMA_VERSION is not a version.
+    """
+    engine, host = engine_named(request.engines[0]), machine.host
+    ram = None
+    if host is not None:
+        ram = (host.usable_bytes, host.whole_bytes, host.total_bytes, host.bandwidth_bytes_per_s)
+    cards = [replace(device, users=(), because="") for device in machine.devices]
+    seen = (
+        __version__,
+        engine.version(engine.default_setup()),
+        replace(request, machine=None),
+        (machine.system, machine.cores, ram, repr(cards), machine.measured),
+        [(entry, entry.keys, entry.config) for entry in entries],
+    )
+    return hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
+
+
+def _folder() -> Path | None:
+    headers = cache_folder()
+    return None if headers is None else headers.parent / "recommended"
+
+
+def store(key: str, answer: Mapping[str, Any]) -> None:
+    """Ignores a disk that cannot be written: stored answers only save time."""
+    folder = _folder()
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as part:
+            json.dump(answer, part)
+        Path(part.name).replace(folder / f"{key}.json")
+        stored = folder.glob("*.json")
+        newest = sorted(stored, key=lambda path: path.stat().st_mtime, reverse=True)
+        oldest = time.time() - LEFTOVER_S
+        leftover = [path for path in folder.glob("*.part") if path.stat().st_mtime < oldest]
+        for path in (*newest[MOST_FILES:], *leftover):
+            path.unlink(missing_ok=True)
+    except (OSError, ValueError):
+        return
+
+
+def read_stored(key: str) -> dict[str, Any] | None:
+    """None where nothing is stored, or it is damaged."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        body = read_small(folder / f"{key}.json", limit=MAX_STORED_BYTES)
+        found = None if body is None else json.loads(body)
+    except (HeaderLimitError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from edgekit.app.recommendation_cache import steadied
+from edgekit.app.recommend import with_rounded_memory
 from edgekit.catalog import read_catalog
 from edgekit.report.json import json_line
 from edgekit.web.bells import PING_S, Bell
@@ -98,7 +98,7 @@ class Cards:
         """
         entries = read_catalog().entries
         own = repr([(one, one.keys, one.config) for one in entries if one.is_users])
-        key = (replace(order, machine=steadied(order.machine)), own)
+        key = (replace(order, machine=with_rounded_memory(order.machine)), own)
         with self._lock:
             deck = self._decks.get(key)
             if deck is None or deck.fault or time.monotonic() - deck.begun_s > KEPT_S:

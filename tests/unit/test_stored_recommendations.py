@@ -14,8 +14,7 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
 
 from edgekit.app.answers import Recommendation
-from edgekit.app.recommend import recommended
-from edgekit.app.recommendation_cache import MOST_FILES, STEP_BYTES, steadied
+from edgekit.app.recommend import MOST_FILES, STEP_BYTES, recommended, with_rounded_memory
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.machine.types import Machine, MemoryLimit
@@ -151,8 +150,8 @@ def test_free_memory_counts_in_whole_steps_of_the_same_question() -> None:
     limit = MemoryLimit(name="a cgroup", limit_bytes=5 * GIB + 7, used_bytes=GIB)
     free = 8 * GIB + STEP_BYTES - 1
     machine = replace(cpu(16), host=replace(host(16), free_bytes=free, limits=(limit,)))
-    found = steadied(machine).host
+    found = with_rounded_memory(machine).host
     assert found is not None
     assert (found.free_bytes, found.limits[0].left_bytes) == (8 * GIB, 4 * GIB)
     wished = replace(machine, what_if=True)
-    assert steadied(wished) is wished
+    assert with_rounded_memory(wished) is wished
