@@ -19,7 +19,7 @@ from turns import Work, best_turns
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.kernels.types import CacheKind, Floats, Kernels
+from edgekit.engines.native.kernels.types import CacheAttention, CacheKind, Floats, Kernels
 from edgekit.errors import UsageError
 
 HEAD_DIM = 128
@@ -80,14 +80,16 @@ def _attending(
     out, state = np.empty_like(q), np.empty((1, heads, 2), np.float32)
     scratch = np.empty(kernels.attend_floats(1, HEAD_DIM), np.float32)
 
+    span = CacheAttention(
+        q=q, k=k, v=v, out=out, state=state, k_kind=kind, v_kind=kind, heads=heads, kv_heads=kv_heads,
+        head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5, cells=cells, first_position=0,
+        query_position=cells, reach=None,
+    )  # fmt: skip
+
     def attend() -> None:
         out.fill(0)
         state[:] = (-np.inf, 0)
-        kernels.attend(
-            q, k, v, out, state, k_kind=kind, v_kind=kind, heads=heads, kv_heads=kv_heads,
-            head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5, cells=cells, first_position=0,
-            query_position=cells, reach=None, scratch=scratch, first=0, last=kv_heads,
-        )  # fmt: skip
+        kernels.attend(span, scratch, 0, kv_heads)
         kernels.settle(out, state, heads=heads, head_dim=HEAD_DIM)
 
     return attend

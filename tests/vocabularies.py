@@ -31,14 +31,12 @@ from typing import Any, cast
 
 import pytest
 
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
 from edgekit.engines.native.tokenizer.text import TextTokenizer
-from edgekit.engines.native.tokenizer.types import Vocabulary
-from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
 from edgekit.sources.cache import cache_folder
 
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"

@@ -35,11 +35,10 @@ from tests.recorded import header_bytes
 from tests.thoroughness import LONG, sampled
 
 from edgekit.engines.native import file as file_module
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.file import Walked, WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.token_mean import TokenMean, open_token_mean
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, SourceError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name

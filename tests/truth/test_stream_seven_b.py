@@ -22,12 +22,12 @@ LAYERS = 28 if LONG else 4  # each takes what the one before gave back
 CHILD = """
 import json, re, sys
 from pathlib import Path
-from edgekit.engines.native.setup import StreamSetup
+from edgekit.engines.native.buffers import StreamSetup
 from edgekit.bill.types import Load
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.chat import Sampling
-from edgekit.engines.native.run.engine import open_stream
-from edgekit.engines.native.run.generating import generate
+from edgekit.engines.native.generator import open_stream
+from edgekit.engines.native.text import generate
 
 load, setup = Load(context_tokens=4096), StreamSetup(threads=2)
 with open_stream(Path(sys.argv[1]), load=load, setup=setup) as engine:

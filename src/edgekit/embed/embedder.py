@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekit.embed.passes import EmbedCall, Passes
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.pooling import scale_row
+from edgekit.engines.native.encoder import scale_row
 from edgekit.engines.native.types import Encoder, Limits
 from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes

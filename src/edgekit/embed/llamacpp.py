@@ -28,8 +28,8 @@ from edgekit.engines.llamacpp.verify.binding import (
     private_server,
 )
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.file import Walked
 from edgekit.engines.native.types import Checkpoint, Pooling
-from edgekit.engines.native.walk import Walked
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB

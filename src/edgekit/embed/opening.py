@@ -19,21 +19,24 @@ from edgekit.embed.embedder import Embedder, EmbedderParts
 from edgekit.embed.plan import EmbedPlan
 from edgekit.embed.prefixes import prefixes_of
 from edgekit.embed.types import BUILT_IN, ENGINES, Mode
-from edgekit.engines.native.encoder.open import open_encoder
-from edgekit.engines.native.encoder.plan import PlanLine, budget_for, plan_encoder, rounded_up
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.buffers import matrices, usable_cores
+from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder_plan import (
+    PlanLine,
+    budget_for,
+    choose_pooling,
+    plan_encoder,
+    rounded_up,
+)
+from edgekit.engines.native.file import Walked, WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.kernels.types import Kernels
-from edgekit.engines.native.pooling import choose_pooling
-from edgekit.engines.native.tensors import matrices
-from edgekit.engines.native.threads import usable_cores
 from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.engines.native.types import Encoder, Limits, Pooling
-from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
 from edgekit.sources.download import Found, find_weights

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.encoder.crew import no_thread
+from edgekit.engines.native.crew import no_thread
 from edgekit.engines.native.types import Encoder
 from edgekit.errors import (
     CancelledError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.embed.types import Mode
-from edgekit.engines.native.encoder.plan import PlanLine
+from edgekit.engines.native.encoder_plan import PlanLine
 from edgekit.engines.native.types import Pooling
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgekit.engines.chat import Sampling
-    from edgekit.engines.native.run.engine import StreamEngine, open_stream
-    from edgekit.engines.native.run.generating import generate
-    from edgekit.engines.native.run.text import open_text
+    from edgekit.engines.native.generator import StreamEngine, open_stream
     from edgekit.engines.native.sampler import Sampler
+    from edgekit.engines.native.text import generate, open_text
 
 __all__ = [
     "Sampler",
@@ -27,10 +26,10 @@ __all__ = [
 _PLACES = {
     "Sampler": "edgekit.engines.native.sampler",
     "Sampling": "edgekit.engines.chat",
-    "StreamEngine": "edgekit.engines.native.run.engine",
-    "generate": "edgekit.engines.native.run.generating",
-    "open_stream": "edgekit.engines.native.run.engine",
-    "open_text": "edgekit.engines.native.run.text",
+    "StreamEngine": "edgekit.engines.native.generator",
+    "generate": "edgekit.engines.native.text",
+    "open_stream": "edgekit.engines.native.generator",
+    "open_text": "edgekit.engines.native.text",
 }
 
 

@@ -17,15 +17,13 @@ from tests.embed_models import write_model
 from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
-from edgekit.engines.native.encoder.open import open_encoder
-from edgekit.engines.native.encoder.plan import EncoderPlan, PlanLine, plan_encoder
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.buffers import matrices, usable_cores
+from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder_plan import EncoderPlan, PlanLine, plan_encoder
+from edgekit.engines.native.file import Walked, WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.kernels.types import Kernels
-from edgekit.engines.native.tensors import matrices
-from edgekit.engines.native.threads import usable_cores
 from edgekit.engines.native.types import Limits, Pooling
-from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Tensor, Value
@@ -309,7 +307,7 @@ def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 
     texts = [[5] * min(length, tokens) for length in lengths]
     into = np.empty((len(texts), heads * head_dim), np.float32)
     with WeightFile(path, limits) as file:
-        import edgekit.engines.native.encoder.streamed  # noqa: F401 - code is not what is measured
+        import edgekit.engines.native.encoder  # noqa: F401 - code is not what is measured
 
         Monitor()  # and neither is psutil's
         gc.collect()

@@ -23,9 +23,15 @@ from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.engines.native import scratch as bill
+from edgekit.engines.native import buffers as bill
 from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.kernels.types import BlockError, CacheKind, Floats, Kernels
+from edgekit.engines.native.kernels.types import (
+    BlockError,
+    CacheAttention,
+    CacheKind,
+    Floats,
+    Kernels,
+)
 from edgekit.formats.dtype import by_name
 
 U8 = NDArray[np.uint8]
@@ -232,14 +238,14 @@ class Run:
         first, last = heads or (0, case.kv_heads)
         floats = kernels.attend_floats(other - one, case.head_dim)
         room = np.full(floats + GUARD, -7, np.float32)
-        kernels.attend(
-            self.q[one:other], self.k[start:end], self.v[start:end], self.out[one:other],
-            self.state[one:other], k_kind=case.k_kind, v_kind=case.v_kind, heads=case.heads,
+        span = CacheAttention(
+            q=self.q[one:other], k=self.k[start:end], v=self.v[start:end], out=self.out[one:other],
+            state=self.state[one:other], k_kind=case.k_kind, v_kind=case.v_kind, heads=case.heads,
             kv_heads=case.kv_heads, head_dim=case.head_dim, scale=case.head_dim**-0.5,
             cells=end - start, first_position=case.first_position + start,
-            query_position=case.query_position + one, reach=case.reach, scratch=room[:floats],
-            first=first, last=last,
+            query_position=case.query_position + one, reach=case.reach,
         )  # fmt: skip
+        kernels.attend(span, room[:floats], first, last)
         assert (room[floats:] == -7).all()
 
     def settled(self, kernels: Kernels) -> Floats:
@@ -512,16 +518,12 @@ def call(kernels: Kernels, **changed: Any) -> None:
     wanted: dict[str, Any] = {
         "q": normal(5, 128), "k": np.zeros((9, 128), np.uint8), "v": np.zeros((9, 68), np.uint8),
         "out": normal(5, 128), "state": np.zeros((5, 4, 2), np.float32),
-    }  # fmt: skip
-    sizes: dict[str, Any] = {
         "k_kind": "f16", "v_kind": "q8_0", "heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 1.0,
-        "cells": 9, "first_position": 0, "query_position": 9, "reach": None, "first": 0, "last": 2,
-        "scratch": np.zeros(kernels.attend_floats(5, 32), np.float32),
+        "cells": 9, "first_position": 0, "query_position": 9, "reach": None,
     }  # fmt: skip
-    arrays = {name: changed.get(name, value) for name, value in wanted.items()}
-    kernels.attend(
-        *arrays.values(), **{name: changed.get(name, value) for name, value in sizes.items()}
-    )
+    scratch = changed.pop("scratch", np.zeros(kernels.attend_floats(5, 32), np.float32))
+    first, last = changed.pop("first", 0), changed.pop("last", 2)
+    kernels.attend(CacheAttention(**(wanted | changed)), scratch, first, last)
 
 
 @pytest.mark.parametrize(
@@ -643,11 +645,12 @@ def test_nothing_is_allocated_that_grows_with_the_cells(kernels: Kernels, kind: 
         room = np.empty(kernels.attend_floats(3, 64), np.float32)
         run.whole(kernels)  # what is made once is made now
         tracemalloc.start()
-        kernels.attend(
-            run.q, run.k, run.v, run.out, run.state, k_kind=kind, v_kind=kind, heads=6, kv_heads=2,
-            head_dim=64, scale=0.125, cells=cells, first_position=0, query_position=cells - 2,
-            reach=None, scratch=room, first=0, last=2,
+        span = CacheAttention(
+            q=run.q, k=run.k, v=run.v, out=run.out, state=run.state, k_kind=kind, v_kind=kind,
+            heads=6, kv_heads=2, head_dim=64, scale=0.125, cells=cells, first_position=0,
+            query_position=cells - 2, reach=None,
         )  # fmt: skip
+        kernels.attend(span, room, 0, 2)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert max(peaks) < (4 if kernels.name == "native" else 48) * 1024

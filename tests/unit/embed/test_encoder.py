@@ -20,12 +20,11 @@ from tests.thoroughness import LONG
 from tests.threads import running, started_since
 
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.encoder.open import open_encoder
-from edgekit.engines.native.encoder.plan import EncoderPlan, plan_encoder
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder_plan import EncoderPlan, plan_encoder
+from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.types import Encoder, Limits, Pooling
-from edgekit.engines.native.walk import walk
 from edgekit.errors import MemoryPressureError, SourceError, TextError, UsageError, WeightsError
 from edgekit.machine.monitor import Monitor
 

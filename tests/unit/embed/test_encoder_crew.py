@@ -11,8 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S, wait_until
 from tests.threads import running, started_since
 
-from edgekit.engines.native.encoder.blas import _find, one_thread
-from edgekit.engines.native.encoder.crew import Crew, CrewMember
+from edgekit.engines.native.crew import Crew, CrewMember, _find, one_thread
 
 
 def worker() -> CrewMember:

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from tests.embed_models import write_model
 
-from edgekit.engines.native.encoder.layers import alibi_slopes
 from edgekit.engines.native.families import FAMILIES
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.file import Walked, WeightFile, walk
+from edgekit.engines.native.layers import alibi_slopes
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.types import Limits, ModelUse
-from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,

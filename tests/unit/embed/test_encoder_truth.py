@@ -12,12 +12,11 @@ from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import sampled
 
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.encoder.open import open_encoder
-from edgekit.engines.native.encoder.plan import plan_encoder
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder_plan import plan_encoder
+from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.types import Limits, Pooling
-from edgekit.engines.native.walk import walk
 from edgekit.machine.monitor import Monitor
 
 pytest.importorskip("xllamacpp")

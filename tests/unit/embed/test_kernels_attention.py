@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.embed_kernels import names, using
 
-from edgekit.engines.native.kernels.types import Floats, Kernels
+from edgekit.engines.native.kernels.types import Floats, Kernels, TextAttention
 
 STARTS = np.array([0, 1, 1, 41, 46, 120], np.int32)  # texts of 1, 0, 40, 5 and 74 tokens
 TEXTS = len(STARTS) - 1
@@ -100,10 +100,11 @@ def run(
     scratch = np.empty(kernels.attention_floats(LONGEST, width), np.float32)
     cuts = np.linspace(0, TEXTS * heads, 5).astype(int)
     for first, last in pairwise(cuts):
-        kernels.attention(
-            q, k, v, out, STARTS, heads=heads, kv_heads=kv_heads, head_dim=width, scale=0.3,
-            causal=causal, slopes=slopes, scratch=scratch, first=int(first), last=int(last),
+        texts = TextAttention(
+            q=q, k=k, v=v, out=out, starts=STARTS, heads=heads, kv_heads=kv_heads, head_dim=width,
+            scale=0.3, causal=causal, slopes=slopes,
         )  # fmt: skip
+        kernels.attention(texts, scratch, int(first), int(last))
 
 
 def test_scores_far_apart(kernels: Kernels) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgekit.engines.native.pooling import choose_pooling, pool, scale_row
+from edgekit.engines.native.encoder import pool, scale_row
+from edgekit.engines.native.encoder_plan import choose_pooling
 from edgekit.engines.native.types import Pooling
 from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
 from edgekit.formats.types import Value

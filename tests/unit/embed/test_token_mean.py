@@ -29,11 +29,10 @@ from tests.header_files import (
     key,
 )
 
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.kernels.choice import KERNELS, choose
 from edgekit.engines.native.token_mean import TokenMean, open_token_mean, token_mean_bytes
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
 from edgekit.errors import (
     CancelledError,
     EdgekitError,

@@ -32,7 +32,7 @@ from edgekit.engines.native.kernels.choice import choose
 from edgekit.machine.monitor import Monitor
 from edgekit.engines.native.token_mean import TABLE, open_token_mean
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
+from edgekit.engines.native.file import walk
 
 path, kernels, tokens = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 

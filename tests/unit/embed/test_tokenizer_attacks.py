@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from tests.vocabularies import write_model
 
-from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.tokenizer import limits as tokenizer_limits
+from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.tokenizer import vocabulary as tokenizer_limits
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -214,15 +213,15 @@ def test_counts_over_the_limits_are_refused_before_anything_is_read(tmp_path: Pa
     with WeightFile(path, Limits()) as file:
         walked = walk(file)
         for key, limit in (
-            ("tokens", tokenizer_limits.TOKENS),
-            ("merges", tokenizer_limits.MERGES),
+            ("tokens", tokenizer_limits.MOST_TOKENS),
+            ("merges", tokenizer_limits.MOST_MERGES),
         ):
             place = walked.arrays[GGML + key]
             many = replace(place, count=limit + 1)
             lying = replace(walked, arrays={**walked.arrays, GGML + key: many})
             with pytest.raises(HeaderLimitError, match=f"{key}: number of entries"):
                 read_vocabulary(file, lying)
-            long = replace(place, end=place.offset + tokenizer_limits.STRINGS_BYTES + 1)
+            long = replace(place, end=place.offset + tokenizer_limits.MOST_STRINGS_BYTES + 1)
             lying = replace(walked, arrays={**walked.arrays, GGML + key: long})
             with pytest.raises(HeaderLimitError, match="length in bytes"):
                 read_vocabulary(file, lying)

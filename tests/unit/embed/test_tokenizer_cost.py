@@ -29,7 +29,7 @@ from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
+from edgekit.engines.native.file import walk
 
 with WeightFile(Path(sys.argv[1]), Limits()) as file:
     walked = walk(file)

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from tests.vocabularies import write_model
 
-from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.tokenizer import kept
+from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.tokenizer import build as kept
 from edgekit.engines.native.tokenizer.build import build_tokenizer
-from edgekit.engines.native.tokenizer.types import Vocabulary
-from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
 from edgekit.errors import SourceError
 
 TEXT = "abcabcbab"
@@ -50,7 +48,7 @@ def test_written_once_and_used_again(vocabulary: Vocabulary, tmp_path: Path) -> 
     assert not cache.exists()
     assert build_tokenizer(vocabulary, cache=cache).encode(TEXT) == plain
     first = files_in(cache)
-    assert sorted(first) == sorted((kept.VOCABULARY, kept.MERGES, kept.DIGESTS))
+    assert sorted(first) == sorted((kept.VOCABULARY_FILE, kept.MERGES_FILE, kept.DIGESTS_FILE))
     assert build_tokenizer(vocabulary, cache=cache).encode(TEXT) == plain
     assert files_in(cache) == first
 
@@ -80,7 +78,7 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name", [kept.VOCABULARY, kept.MERGES, kept.DIGESTS])
+@pytest.mark.parametrize("name", [kept.VOCABULARY_FILE, kept.MERGES_FILE, kept.DIGESTS_FILE])
 @pytest.mark.parametrize("harm", [cut_off, scramble, remove, nest, pipe])
 def test_broken_files_are_written_anew(
     name: str, harm: Callable[[Path], None], vocabulary: Vocabulary, tmp_path: Path

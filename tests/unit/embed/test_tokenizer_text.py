@@ -9,7 +9,7 @@ import pytest
 from tests.thoroughness import LONG, sampled
 from tests.vocabularies import tokenizer_answers, tokenizer_of
 
-from edgekit.engines.native.tokenizer.limits import STRETCH_CHARACTERS
+from edgekit.engines.native.tokenizer.vocabulary import STRETCH_CHARACTERS
 from edgekit.errors import TextError
 
 

@@ -12,8 +12,7 @@ from tests.thoroughness import LONG
 from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of, vectors
 
 from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
-from edgekit.engines.native.tokenizer.text import TextTokenizer
-from edgekit.engines.native.tokenizer.windows import windows
+from edgekit.engines.native.tokenizer.text import TextTokenizer, windows
 from edgekit.errors import UnknownTokenizerError
 
 # Reading a vocabulary takes a second or two: in the normal run there is one of each kind, with WITHOUT_VECTORS.

@@ -25,10 +25,9 @@ from tests.header_files import (
 )
 from tests.recorded import header_bytes
 
-from edgekit.engines.native import walk as walk_module
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native import file as walk_module
+from edgekit.engines.native.file import Walked, WeightFile, walk
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import Walked, walk
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.formats.gguf import read_gguf
 from edgekit.units import KIB

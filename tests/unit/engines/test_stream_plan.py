@@ -14,16 +14,20 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import TABLE, cache_type
 from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.engines.native.buffers import (
+    UNPACKED,
+    StreamPlan,
+    StreamSetup,
+    attend_floats,
+    matrices,
+    multiply_floats,
+    plan_stream,
+    sampler_bytes,
+    usual_threads,
+)
 from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.kernels.choice import KERNELS, choose
 from edgekit.engines.native.kernels.numpy_kernels import UNPACK
-from edgekit.engines.native.planning import plan_stream
-from edgekit.engines.native.sampler_size import sampler_bytes
-from edgekit.engines.native.scratch import attend_floats, multiply_floats
-from edgekit.engines.native.setup import StreamPlan, StreamSetup
-from edgekit.engines.native.tensors import matrices
-from edgekit.engines.native.threads import usual_threads
-from edgekit.engines.native.unpacked import UNPACKED
 from edgekit.errors import EdgekitError, KvSpillUnsupportedError, RefusedError, UsageError
 from edgekit.formats.dtype import TENSOR_TYPES
 from edgekit.machine.types import HOST

@@ -20,10 +20,10 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Job, Load, Start, Task
 from edgekit.bill.verdict import ChangeKind, Status
 from edgekit.engines import engine_named
+from edgekit.engines.native.buffers import StreamSetup
 from edgekit.engines.native.estimate import matrix_bytes
 from edgekit.engines.native.placements import PROCESS_BYTES, THREAD_BYTES
 from edgekit.engines.native.placements import budgets as stream_budgets
-from edgekit.engines.native.setup import StreamSetup
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
 from edgekit.formats.types import ArrayFact
@@ -65,7 +65,7 @@ def test_a_host_that_is_not_known() -> None:
 
 LOADED = """
 from pathlib import Path
-import edgekit.cli, edgekit.app.check, edgekit.cli.run_requests, edgekit.engines.native.run.engine
+import edgekit.cli, edgekit.app.check, edgekit.cli.run_requests, edgekit.engines.native.generator
 import edgekit.cli, edgekit.app.check, edgekit.cli.launch, edgekit.runtime.stream.engine
 import numpy, tokenizers, psutil
 from edgekit.engines.native.kernels.choice import choose

@@ -29,13 +29,12 @@ from tests.served_oracle import llamacpp_replies
 from tests.thoroughness import sampled
 from tests.vocabularies import find_vocabulary, vectors
 
-from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.run.pieces import TextPieces
+from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.text import TextPieces
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import ENDS, FILL_ENDS, read_vocabulary
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError, TextError
 
 TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip

@@ -16,10 +16,8 @@ from tests.thoroughness import sampled
 from tests.threads import running, started_since
 
 from edgekit.bill.types import Component
-from edgekit.engines.native.run.account import SAMPLER, line_key
-from edgekit.engines.native.run.engine import StreamEngine
-from edgekit.engines.native.sampler_size import sampler_bytes
-from edgekit.engines.native.setup import StreamPlan
+from edgekit.engines.native.buffers import StreamPlan, sampler_bytes
+from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import KIB
@@ -145,7 +143,7 @@ def test_memory_that_only_seems_free(
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("edgekit.engines.native.run.engine.make_caches", fail)
+    monkeypatch.setattr("edgekit.engines.native.generator.make_caches", fail)
     with pytest.raises(MemoryPressureError, match=r"could not allocate the planned"):
         session(models["llama"], monitor=monitor)
     assert (monitor.reserved_bytes, started_since(before)) == (0, 0)

@@ -16,9 +16,8 @@ from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 from tests.threads import running, started_since
 
+from edgekit.engines.native.generator import StreamEngine, held_back
 from edgekit.engines.native.kernels.choice import KERNELS, choose
-from edgekit.engines.native.run.engine import StreamEngine
-from edgekit.engines.native.run.interrupts import held_back
 from edgekit.errors import (
     CancelledError,
     ContextTooLargeError,
@@ -256,7 +255,7 @@ class Stop:
 @pytest.fixture
 def _every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint is asked between all tiles, not only every few milliseconds."""
-    monkeypatch.setattr("edgekit.engines.native.encoder.share.EVERY_S", 0.0)
+    monkeypatch.setattr("edgekit.engines.native.crew.EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("_every_look")
@@ -305,7 +304,7 @@ def test_a_look_can_be_taken_every_few_milliseconds(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As often as there are tasks, when nobody spares looks."""
-    monkeypatch.setattr("edgekit.engines.native.encoder.share.EVERY_S", 0.0)
+    monkeypatch.setattr("edgekit.engines.native.crew.EVERY_S", 0.0)
     shares: list[float] = []
     with session(models["llama"], window=512) as engine:
         engine.feed(some_tokens(500), shares.append)

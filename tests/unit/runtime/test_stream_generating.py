@@ -8,9 +8,9 @@ import pytest
 from tests.stream_sessions import session, some_tokens, tiny
 
 from edgekit.engines.chat import Sampling
-from edgekit.engines.native.run.engine import StreamEngine
-from edgekit.engines.native.run.generating import generate
+from edgekit.engines.native.generator import StreamEngine
 from edgekit.engines.native.sampler import Sampler
+from edgekit.engines.native.text import generate
 from edgekit.errors import CancelledError, ContextTooLargeError, UsageError
 
 PROMPT = some_tokens(6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.engines.native.run.ring import CellSpan, Ring
+from edgekit.engines.native.cache import CellSpan, Ring
 
 
 @st.composite

@@ -16,6 +16,7 @@ from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 
 from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.types import CacheAttention, Floats
 from edgekit.units import KIB
 
 WINDOW, SINKS = 192, 4
@@ -74,9 +75,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def attend(self, *arrays: Any, cells: int, **numbers: Any) -> None:
-        self.cells += cells
-        self._real.attend(*arrays, cells=cells, **numbers)
+    def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
+        self.cells += span.cells
+        self._real.attend(span, scratch, first, last)
 
 
 def test_eight_windows_are_as_cheap_as_two(tmp_path: Path) -> None:

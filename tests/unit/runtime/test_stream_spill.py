@@ -14,12 +14,11 @@ from tests.thoroughness import costly
 from tests.threads import running, started_since
 
 from edgekit.bill.spill import Purpose
+from edgekit.engines.native import pages
+from edgekit.engines.native import pages as gate
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.run import gate, pages
-from edgekit.engines.native.run.account import SAMPLER, line_key
-from edgekit.engines.native.run.engine import StreamEngine
-from edgekit.engines.native.run.gate import DiskSpeed, measure
-from edgekit.engines.native.run.pages import PageFile
+from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
+from edgekit.engines.native.pages import DiskSpeed, PageFile, measure
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
 from edgekit.units import MIB
 

@@ -13,8 +13,8 @@ from tests.embed_vocabularies import byte_bpe, sentencepiece
 from tests.served_oracle import llamacpp_prompts, llamacpp_replies
 
 from edgekit.engines.chat import Message
-from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.run.templates import (
+from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.templates import (
     FORMATS,
     TEMPLATE_BYTES,
     ChatFormat,
@@ -24,7 +24,6 @@ from edgekit.engines.native.run.templates import (
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.engines.native.types import Limits
-from edgekit.engines.native.walk import walk
 from edgekit.errors import UsageError
 
 Chat = Sequence[tuple[str, str]]
@@ -233,7 +232,7 @@ def test_a_message_of_nobody() -> None:
 
 
 def test_every_row_has_its_marks() -> None:
-    from edgekit.engines.native.run import templates
+    from edgekit.engines.native import templates
 
     named = {name for name, *_ in templates._MARKS} | set(templates._LAST_TOKENS.values())
     assert named == set(FORMATS)

@@ -16,7 +16,7 @@ class Native(Engine):
     page = flags.PAGE
     table = flags.TABLE
     starts_for = ("run",)
-    program_module = "edgekit.engines.native.run.program"
+    program_module = "edgekit.engines.native.program"
     streams_weights = True
     cache_flags = "-ctk and -ctv"
     can_plan = False

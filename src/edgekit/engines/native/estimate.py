@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from edgekit import __version__
 from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines.native.buffers import StreamPlan, StreamSetup, matrices, plan_stream
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.planning import plan_stream
 from edgekit.engines.native.prepared import prepare
-from edgekit.engines.native.setup import StreamPlan, StreamSetup
-from edgekit.engines.native.tensors import matrices
 from edgekit.engines.native.types import ModelUse, NativeModel
 from edgekit.errors import HeaderError, HeaderLimitError, RefusedError, UnknownDtypeError
 from edgekit.formats.types import ModelHeader, Tensor, Value

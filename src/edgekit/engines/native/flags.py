@@ -25,7 +25,7 @@ from edgekit.units import format_bytes, parse_size
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.native.setup import StreamSetup
+    from edgekit.engines.native.buffers import StreamSetup
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
@@ -88,7 +88,7 @@ PAGE = Page(
 
 
 def default_setup() -> StreamSetup:
-    from edgekit.engines.native.setup import StreamSetup
+    from edgekit.engines.native.buffers import StreamSetup
 
     return StreamSetup()
 

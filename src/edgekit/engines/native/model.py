@@ -8,17 +8,16 @@ from collections.abc import Iterable, Mapping
 
 from edgekit.engines.native.families import family_of
 from edgekit.engines.native.keys import Keys
-from edgekit.engines.native.rope import read_local_rope, read_rope
 from edgekit.engines.native.types import (
     Dimensions,
     FileFacts,
     ModelUse,
     NativeFamily,
     NativeModel,
+    NativeRope,
     Need,
     TensorRule,
 )
-from edgekit.engines.native.windows import read_windows
 from edgekit.errors import WeightsError
 from edgekit.formats.types import Tensor
 from edgekit.terminal import quoted
@@ -297,3 +296,125 @@ def _list(names: list[str]) -> str:
 
 def _told(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "of a single number"
+
+
+_BASE = 10_000.0
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+# Of these llama.cpp takes its own numbers for our families, whatever the file says.
+_FIXED: Mapping[str, float] = {
+    "yarn_ext_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": _BETA_FAST,
+    "yarn_beta_slow": _BETA_SLOW,
+}
+
+
+def read_rope(keys: Keys, *, rotary: int, context_tokens: int) -> NativeRope:
+    base = _base(keys, "rope.freq_base")
+    scaling = keys.get("rope.scaling.type")
+    if scaling not in {None, "none", "linear", "yarn"}:
+        raise keys.error(
+            f"rope scaling {quoted(scaling)} is not supported by {keys.use.engine} (only "
+            "none, linear and yarn): use engine llama.cpp, or add it to "
+            "engines/native/rope.py"
+        )
+    factor = keys.number(
+        "rope.scaling.factor", otherwise=keys.number("rope.scale_linear", otherwise=0)
+    )
+    factor = 1.0 if scaling == "none" or factor == 0 else factor
+    magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)
+    if scaling != "yarn":
+        return NativeRope(
+            base=base, interpolate=1 / factor, yarn_from=None, yarn_to=0.0, magnitude=magnitude
+        )
+    _refuse_other_yarn(keys)
+    trained = keys.whole(
+        "rope.scaling.original_context_length", most=2**31, otherwise=context_tokens
+    )
+    first, last = _yarn_pairs(rotary, trained, base)
+    return NativeRope(
+        base=base,
+        interpolate=1 / factor,
+        yarn_from=first,
+        yarn_to=last,
+        magnitude=magnitude * (1 + 0.1 * math.log(max(factor, 1.0))),
+    )
+
+
+def read_local_rope(keys: Keys) -> NativeRope:
+    """Of layers with a window: nothing is interpolated. llama-model.cpp:2081-2087 @ b21e4de."""
+    if keys.get("rope.scaling.type") == "yarn":
+        raise keys.error(
+            f"yarn in sliding-window layers is not supported by {keys.use.engine}: use "
+            "engine llama.cpp, or add it to engines/native/rope.py"
+        )
+    base = _base(keys, "rope.freq_base_swa")
+    magnitude = keys.number("rope.scaling.attn_factor", otherwise=1.0)
+    return NativeRope(base=base, interpolate=1.0, yarn_from=None, yarn_to=0.0, magnitude=magnitude)
+
+
+def _base(keys: Keys, name: str) -> float:
+    base = keys.number(name, otherwise=_BASE)
+    if base <= 1:
+        raise keys.error(f"{keys.architecture}.{name} is {base}, but must be more than 1")
+    return base
+
+
+def _yarn_pairs(rotary: int, trained_tokens: int, base: float) -> tuple[float, float]:
+    def pair(turns: float) -> float:
+        """The pair that turns so often within the trained context."""
+        return rotary * math.log(trained_tokens / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    return (
+        max(0.0, math.floor(pair(_BETA_FAST))),
+        min(rotary - 1.0, math.ceil(pair(_BETA_SLOW))),
+    )
+
+
+def _refuse_other_yarn(keys: Keys) -> None:
+    for name, value in _FIXED.items():
+        told = keys.get(f"rope.scaling.{name}")
+        if told is not None and told != value:
+            raise keys.error(
+                f"{keys.architecture}.rope.scaling.{name} is {quoted(told)}, which "
+                f"llama.cpp ignores (it uses {value}) and other engines do not; "
+                f"{keys.use.engine} refuses to guess"
+            )
+
+
+WINDOW_TOKENS = 2**31  # told, and never more than the session's own
+
+
+def read_windows(keys: Keys, family: NativeFamily, layers: int) -> tuple[int | None, ...]:
+    """Of each layer; None where it sees all. Of `period` layers the last one does.
+
+    set_swa_pattern in llama-hparams.cpp:8-18 @ b21e4de: with a period of 0 none does. Families without windows ignore
+    the key, as llama.cpp does.
+    """
+    window = keys.get("attention.sliding_window")
+    if keys.use is not ModelUse.GENERATE or family.window_period is None or not window:
+        return (None,) * layers
+    tokens = keys.whole("attention.sliding_window", most=WINDOW_TOKENS)
+    period = _period(keys, family.window_period, layers)
+    return tuple(
+        tokens if period == 0 or place % period < period - 1 else None for place in range(layers)
+    )
+
+
+def _period(keys: Keys, usual: int, layers: int) -> int:
+    told = keys.get("attention.sliding_window_pattern")
+    if told is None:
+        return usual
+    if isinstance(told, tuple):  # llama.cpp passes over it: right if it says what is usual
+        if [bool(one) for one in told] != [place % usual < usual - 1 for place in range(layers)]:
+            raise keys.error(
+                "attention.sliding_window_pattern is not one full layer in every "
+                f"{usual}, which llama.cpp does not support either; {keys.use.engine} "
+                "refuses it"
+            )
+        return usual
+    if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told <= WINDOW_TOKENS:
+        raise keys.error(
+            f"attention.sliding_window_pattern is {quoted(told)}, which is not a valid period"
+        )
+    return told

@@ -7,16 +7,15 @@ from dataclasses import replace
 
 from edgekit.bill.types import Placement, Task
 from edgekit.engines.budgets import known_ram, ram_budget
+from edgekit.engines.native.buffers import StreamSetup, usual_threads
 from edgekit.engines.native.estimate import matrix_bytes, stream_model
-from edgekit.engines.native.setup import StreamSetup
-from edgekit.engines.native.threads import usual_threads
 from edgekit.engines.native.tokenizer.cost import vocabulary_bytes
 from edgekit.errors import UsageError
 from edgekit.machine.types import Budget, Machine
 from edgekit.units import KIB, MIB, format_bytes
 
 # Besides the bill: Python, numpy, tokenizers and the command itself (51 MiB measured on Linux), and for each thread its
-# stack and small arrays (encoder/plan.py measures them).
+# stack and small arrays (encoder_plan.py measures them).
 PROCESS_BYTES = 64 * MIB
 THREAD_BYTES = 256 * KIB
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from edgekit.engines.chat import Sampling
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekit.engines.chat import RECENT_TOKENS, Sampling
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.sampler_size import BEST_TOKENS
-from edgekit.errors import TextError
-
-if TYPE_CHECKING:
-    from edgekit.engines.native.choosing import Numbers, TopTokens
+from edgekit.engines.native.buffers import BEST_TOKENS, BINS, CHUNK_TOKENS, COLUMNS, chunks_of
+from edgekit.errors import TextError, WeightsError
 
 
 class Sampler:
@@ -25,8 +25,6 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, vocabulary: int) -> None:
         """Of the same seed come the same tokens, where the logits are the same."""
-        from edgekit.engines.native.choosing import Chooser, random_by
-
         self.sampling = sampling
         self._chooser = Chooser(vocabulary)
         self._random = random_by(sampling.seed)
@@ -107,3 +105,296 @@ class Sampler:
             yield
         finally:
             logits[recent] = before
+
+
+Doubles = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+Tokens = NDArray[np.int32]
+
+_LOWEST = float(np.finfo(np.float32).min)  # what is below is -inf, a token that cannot come
+_HIGHEST = np.finfo(np.float32).max
+_SMALLEST = 5e-324  # above nothing
+_DENSE_TOKENS = BEST_TOKENS // 4  # of a chunk that are put on trial at once
+_LOW_HALF = (1 << 31) - 1
+_NUMBER_BITS = (1 << 32) - 1
+# The 32 bits of a rank, first bits first: (bits before these, bits)
+_LEVELS = ((0, 11), (11, 11), (22, 10))
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """A beginning of the order: the tokens above `least`, and those equal to it up to number `last`."""
+
+    least: float
+    last: int
+
+    def or_shorter(self, other: TopTokens) -> TopTokens:
+        return min(self, other, key=lambda kept: (-kept.least, kept.last))
+
+
+class Chooser:
+    """One vector of logits at a time; not for two threads at once."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.vocabulary = vocabulary
+        self.everything = TopTokens(-math.inf, vocabulary)
+        self.recent = np.zeros(RECENT_TOKENS, np.int32)
+        self.values = np.zeros(BEST_TOKENS, np.float32)  # logits of the best, in order
+        self._best = np.zeros(2 * BEST_TOKENS, np.int64)
+        self._columns = np.zeros(COLUMNS, np.float32)
+        self._bins = np.zeros(BINS, np.float64)
+        self._weights = np.zeros(CHUNK_TOKENS, np.float64)
+        self._ranks = np.zeros(CHUNK_TOKENS, np.int64)
+        self._flags = np.zeros(CHUNK_TOKENS, np.bool_)
+        self._sums = np.zeros(chunks_of(vocabulary), np.float64)
+
+    def highest(self, logits: Floats) -> tuple[int, float]:
+        """The first of the order, and its logit. WeightsError where no token can be chosen."""
+        number = int(logits.argmax())  # the first that is not a number, where one is not
+        top = float(logits[number])
+        if not math.isfinite(top):
+            said = "all logits are -inf" if top == -math.inf else f"a logit is {top}"
+            raise WeightsError(
+                f"the model's output cannot be sampled ({said}): its weights are damaged, "
+                "or were converted to a type that cannot represent them"
+            )
+        return number, top
+
+    def penalise(self, logits: Floats, seen: int, penalty: float) -> tuple[Tokens, Floats]:
+        """Makes the first `seen` of `recent` less likely, each once; which those are, and what they were.
+
+        A logit above 0 is divided, any other multiplied: llama_sampler_penalties_apply.
+        """
+        recent = self.recent[:seen]
+        before = logits[recent]  # of one that is there twice, twice the same
+        with np.errstate(over="ignore", under="ignore"):
+            after = np.where(before > 0, before / np.float32(penalty), before * np.float32(penalty))
+        logits[recent] = np.where(before < np.inf, np.minimum(after, _HIGHEST), before)
+        return recent, before
+
+    # --- the best, in order
+
+    def best(self, logits: Floats, count: int) -> Numbers:
+        """The first `count` of the order, at most BEST_TOKENS; fewer where fewer can come.
+
+        Their logits are in `values`. Both belong to the Chooser, until it is asked again.
+        """
+        least, filled = self._bound(logits, count), 0
+        reaches: np.ufunc = np.greater_equal
+        for begin, part in self._chunks(logits):
+            flags = reaches(part, least, out=self._flags[: len(part)])
+            found = np.count_nonzero(flags)
+            step = len(part) if found <= _DENSE_TOKENS else _DENSE_TOKENS
+            for at in range(0, len(part) if found else 0, step):
+                (places,) = flags[at : at + step].nonzero()
+                if filled + len(places) > len(self._best):
+                    filled = self._order(logits, filled, count)
+                    least, reaches = float(self.values[count - 1]), np.greater  # equal: too late
+                np.add(places, begin + at, out=self._best[filled : filled + len(places)])
+                filled += len(places)
+        return self._best[: self._order(logits, filled, count)]
+
+    def _order(self, logits: Floats, filled: int, count: int) -> int:
+        """Leaves the first `count` of those in `_best`, with their `values`; how many those are."""
+        numbers = self._best[:filled]
+        values = self._weights.view(np.float32)[:filled]
+        np.take(logits, numbers, out=values, mode="clip")
+        ranks = self._ranked(values)
+        np.subtract(ranks, 1 << 31, out=ranks)  # 32 bits with a sign, for the upper half of 64
+        np.left_shift(ranks, 32, out=ranks)
+        np.bitwise_or(numbers, ranks, out=numbers)
+        if filled > count:
+            numbers.partition(count - 1)
+            numbers = numbers[:count]
+        numbers.sort()
+        np.bitwise_and(numbers, _NUMBER_BITS, out=numbers)
+        np.take(logits, numbers, out=self.values[: len(numbers)], mode="clip")
+        return len(numbers)
+
+    def _bound(self, logits: Floats, count: int) -> float:
+        """A logit that at least `count` tokens reach: as many columns have one that does."""
+        rows = len(logits) // COLUMNS
+        if not rows:
+            return _LOWEST
+        table = logits[: rows * COLUMNS].reshape(rows, COLUMNS)
+        highest = np.maximum.reduce(table, axis=0, out=self._columns)
+        highest.partition(COLUMNS - count)
+        return max(float(highest[COLUMNS - count]), _LOWEST)
+
+    def _ranked(self, logits: Floats) -> Numbers:
+        """A number of 32 bits for each: the higher the logit, the lower. Both zeros are one."""
+        bits, sign = self._weights.view(np.int32).reshape(2, -1)[:, : len(logits)]
+        np.add(logits, np.float32(0), out=bits.view(np.float32))
+        np.right_shift(bits, 31, out=sign)  # -1 where it is negative, else 0
+        np.invert(sign, out=sign)
+        np.bitwise_and(sign, _LOW_HALF, out=sign)
+        np.bitwise_xor(bits, sign, out=bits)
+        ranks = self._ranks[: len(logits)]
+        np.copyto(ranks, bits.view(np.uint32))
+        return ranks
+
+    def listed_weighing(self, numbers: Numbers, share: float, top: float) -> Numbers:
+        """The fewest of the best that have this share of the weight of all of them."""
+        weights = self.weights_of(self.values[: len(numbers)], top)
+        weights.cumsum(out=weights)
+        return numbers[: 1 + int(weights.searchsorted(share * float(weights[-1])))]
+
+    def listed_above(self, numbers: Numbers, least: float) -> Numbers:
+        """Those of the best that reach `least`."""
+        flags = self._flags[: len(numbers)]
+        np.greater_equal(self.values[: len(numbers)], least, out=flags)
+        return numbers[: np.count_nonzero(flags)]
+
+    def draw_listed(self, numbers: Numbers, top: float, temperature: float, share: float) -> int:
+        """The one of the best at which the weights of those before it reach `share` of all."""
+        weights = self.weights_of(self.values[: len(numbers)], top, temperature)
+        weights.cumsum(out=weights)
+        return int(numbers[reached(weights, share * float(weights[-1]))])
+
+    # --- weights
+
+    def weights_of(self, values: Floats, top: float, temperature: float = 1.0) -> Doubles:
+        """The highest weighs 1."""
+        weights = self._weights[: len(values)]
+        np.copyto(weights, values)
+        np.subtract(weights, top, out=weights)
+        with np.errstate(over="ignore", under="ignore"):
+            if temperature != 1:
+                np.divide(weights, temperature, out=weights)
+            np.exp(weights, out=weights)
+        return weights
+
+    def weight(
+        self, logits: Floats, kept: TopTokens, top: float, temperature: float = 1.0
+    ) -> float:
+        """Of all that is kept. The sums of the chunks are remembered."""
+        for number, (begin, part) in enumerate(self._chunks(logits)):
+            weights = self._kept_weights(begin, part, kept, top, temperature)
+            self._sums[number] = np.add.reduce(weights)
+        return float(np.add.reduce(self._sums))
+
+    def draw(
+        self, logits: Floats, kept: TopTokens, top: float, temperature: float, share: float
+    ) -> int:
+        """The token at which the weights of those before it, by number, reach `share` of all."""
+        rest = share * self.weight(logits, kept, top, temperature)
+        for number, (begin, part) in enumerate(self._chunks(logits)):
+            here = float(self._sums[number])
+            if rest < here:
+                weights = self._kept_weights(begin, part, kept, top, temperature)
+                return begin + reached(np.cumsum(weights, out=weights), rest)
+            rest -= here
+        return self.draw(logits, kept, top, temperature, 0.0)  # what was left is a rounding error
+
+    def shares(
+        self, logits: Floats, kept: TopTokens, top: float, temperature: float
+    ) -> dict[int, float]:
+        """Of the weight of all that is kept, in order. It allocates."""
+        total = self.weight(logits, kept, top, temperature)
+        found = np.zeros(len(logits), np.float64)
+        for begin, part in self._chunks(logits):
+            weights = self._kept_weights(begin, part, kept, top, temperature)
+            np.divide(weights, total, out=found[begin : begin + len(part)])
+        (numbers,) = found.nonzero()
+        numbers = numbers[np.lexsort((numbers, -logits[numbers]))]
+        return dict(zip(numbers.tolist(), found[numbers].tolist(), strict=True))
+
+    def _kept_weights(
+        self, begin: int, part: Floats, kept: TopTokens, top: float, temperature: float
+    ) -> Doubles:
+        weights = self.weights_of(part, top, temperature)
+        if kept.least == -math.inf:
+            return weights
+        flags = self._flags[: len(part)]
+        late = min(max(kept.last + 1 - begin, 0), len(part))
+        np.greater_equal(part[:late], kept.least, out=flags[:late])
+        np.greater(part[late:], kept.least, out=flags[late:])
+        ones = self._ranks.view(np.float64)[: len(part)]
+        np.copyto(ones, flags)
+        return np.multiply(weights, ones, out=weights)
+
+    # --- beginnings of the order that are too long to be listed
+
+    def up_to(self, logits: Floats, number: int) -> TopTokens:
+        """All to this token, which is the last."""
+        return TopTokens(float(logits[number]), number)
+
+    def above(self, least: float) -> TopTokens:
+        """All that reach this logit."""
+        return TopTokens(least, self.vocabulary)
+
+    def first(self, logits: Floats, count: int) -> TopTokens:
+        """The first `count` of the order."""
+        return self._beginning(logits, None, float(count))
+
+    def first_weighing(self, logits: Floats, target: float, top: float) -> TopTokens:
+        """The shortest beginning that weighs `target`."""
+        numbers = self.best(logits, min(BEST_TOKENS, len(logits)))
+        weights = self.weights_of(self.values[: len(numbers)], top)
+        weights.cumsum(out=weights)
+        if weights[-1] < target:
+            return self._beginning(logits, top, target)
+        return self.up_to(logits, int(numbers[weights.searchsorted(target)]))
+
+    def _beginning(self, logits: Floats, top: float | None, target: float) -> TopTokens:
+        """Finds the rank at which the weights reach the target, 11 bits of it at a time."""
+        rank, rest = 0, target
+        for before, bits in _LEVELS:
+            self._fill_bins(logits, top, rank, before, bits)
+            sums = np.cumsum(self._bins, out=self._bins)
+            found = min(int(sums.searchsorted(rest)), reached(sums, float(sums[-1])))
+            rest -= float(sums[found - 1]) if found else 0.0
+            rank = rank << bits | found
+        least = _logit_of(rank)
+        each = 1.0 if top is None else max(math.exp(least - top), _SMALLEST)
+        return TopTokens(least, self._nth_equal(logits, least, math.ceil(rest / each)))
+
+    def _fill_bins(
+        self, logits: Floats, top: float | None, rank: int, before: int, bits: int
+    ) -> None:
+        """The weights of all tokens whose ranks begin with `rank`, by their next bits."""
+        self._bins.fill(0.0)
+        begin, end = rank << 32 - before, rank + 1 << 32 - before
+        for _, part in self._chunks(logits):
+            ranks, those = self._ranked(part), part
+            if before:
+                wanted = np.greater_equal(ranks, begin, out=self._flags[: len(part)])
+                wanted &= ranks < end
+                ranks, those = ranks[wanted], part[wanted]
+            np.right_shift(ranks, 32 - before - bits, out=ranks)
+            np.bitwise_and(ranks, (1 << bits) - 1, out=ranks)
+            weights = None if top is None else self.weights_of(those, top)
+            places = ranks.astype(np.intp, copy=False)
+            np.add(self._bins, np.bincount(places, weights, BINS), out=self._bins)
+
+    def _nth_equal(self, logits: Floats, value: float, count: int) -> int:
+        """The number of the count-th token with this logit; of the last one, where there are fewer."""
+        last = 0
+        for begin, part in self._chunks(logits):
+            flags = np.equal(part, value, out=self._flags[: len(part)])
+            if here := int(np.count_nonzero(flags)):
+                (places,) = flags.nonzero()
+                last = begin + int(places[min(max(count, 1), here) - 1])
+                count -= here
+                if count <= 0:
+                    break
+        return last
+
+    def _chunks(self, logits: Floats) -> Iterator[tuple[int, Floats]]:
+        for begin in range(0, len(logits), CHUNK_TOKENS):
+            yield begin, logits[begin : begin + CHUNK_TOKENS]
+
+
+def random_by(seed: int | None) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def reached(sums: Doubles, target: float) -> int:
+    """The place of the first sum above the target; else of the last weight that added to it."""
+    place = int(sums.searchsorted(target, side="right"))
+    return place if place < len(sums) else int(sums.searchsorted(sums[-1]))
+
+
+def _logit_of(rank: int) -> float:
+    bits = rank ^ _LOW_HALF if rank <= _LOW_HALF else rank
+    return float(np.array(bits, np.uint32).view(np.float32))

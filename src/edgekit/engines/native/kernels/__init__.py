@@ -1,1 +1,1 @@
-"""The arithmetic of the embedder: a small C extension, or numpy behind the same calls."""
+"""The arithmetic of the built-in engine: a small C extension, or numpy behind the same calls."""

@@ -1,4 +1,4 @@
-"""The arithmetic of the embedder: a small C extension, or numpy behind the same calls."""
+"""Which kernels compute: those in C where they are installed, else numpy."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@ from edgekit.engines.native.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.engines.native.kernels.types import (
     BlockError,
     Bytes,
+    CacheAttention,
     CacheKind,
     Floats,
     GateKind,
-    Starts,
+    TextAttention,
 )
 from edgekit.errors import UnknownDtypeError
 from edgekit.formats.dtype import TensorType
@@ -48,26 +49,11 @@ class NativeKernels:
     def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
         return _native.attention_floats(longest_tokens, head_dim)
 
-    def attention(
-        self,
-        q: Floats,
-        k: Floats,
-        v: Floats,
-        out: Floats,
-        starts: Starts,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        causal: bool,
-        slopes: Floats | None,
-        scratch: Floats,
-        first: int,
-        last: int,
-    ) -> None:
+    def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
+        t = texts
         _native.attention(
-            q, k, v, out, starts, heads, kv_heads, head_dim, scale, causal, slopes, scratch, first, last
+            t.q, t.k, t.v, t.out, t.starts, t.heads, t.kv_heads, t.head_dim, t.scale, t.causal, t.slopes,
+            scratch, first, last,
         )  # fmt: skip
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
@@ -79,31 +65,12 @@ class NativeKernels:
         del rows
         return _native.attend_floats(head_dim)
 
-    def attend(
-        self,
-        q: Floats,
-        k: Bytes,
-        v: Bytes,
-        out: Floats,
-        state: Floats,
-        *,
-        k_kind: CacheKind,
-        v_kind: CacheKind,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        cells: int,
-        first_position: int,
-        query_position: int,
-        reach: int | None,
-        scratch: Floats,
-        first: int,
-        last: int,
-    ) -> None:
+    def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
+        s = span
         _native.attend(
-            q, k, v, out, state, CACHE_KINDS[k_kind], CACHE_KINDS[v_kind], heads, kv_heads, head_dim,
-            scale, cells, first_position, query_position, reach, scratch, first, last,
+            s.q, s.k, s.v, s.out, s.state, CACHE_KINDS[s.k_kind], CACHE_KINDS[s.v_kind], s.heads,
+            s.kv_heads, s.head_dim, s.scale, s.cells, s.first_position, s.query_position, s.reach,
+            scratch, first, last,
         )  # fmt: skip
 
     def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
@@ -119,9 +86,6 @@ class NativeKernels:
 
     def gelu(self, x: Floats) -> None:
         _native.activate(x, None, ACTIVATIONS["gelu"])
-
-    def gelu_tanh(self, x: Floats) -> None:
-        _native.activate(x, None, ACTIVATIONS["gelu_tanh"])
 
     def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:
         _native.activate(gate, up, ACTIVATIONS[kind])

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 import numpy as np
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.engines.native.kernels.numpy_blocks import HALF_BITS, HALF_TO_FLOAT, NOT_A_HALF
-from edgekit.engines.native.kernels.numpy_elements import parts
-from edgekit.engines.native.kernels.types import BlockError, Bytes, CacheKind, Floats
-from edgekit.engines.native.kernels.workspace import U8, Workspace, first_of
-from edgekit.engines.native.scratch import MOST_CELLS, QUERY_ROWS, ROW_FLOATS, UNPACKED_FLOATS
+from edgekit.engines.native.buffers import MOST_CELLS, QUERY_ROWS, ROW_FLOATS, UNPACKED_FLOATS
+from edgekit.engines.native.kernels.numpy_blocks import (
+    HALF_BITS,
+    HALF_TO_FLOAT,
+    NOT_A_HALF,
+    U8,
+    Workspace,
+    first_of,
+    parts,
+)
+from edgekit.engines.native.kernels.types import (
+    BlockError,
+    Bytes,
+    CacheAttention,
+    CacheKind,
+    Floats,
+)
 
 LARGEST_HALF = 65504.0
 LARGEST_CODE = 127.0
@@ -138,30 +150,6 @@ UNPACK: Mapping[CacheKind, Unpack] = {
 # ---- a span
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSpan:
-    """Cells of all key heads, and the queries that look at them."""
-
-    q: Floats
-    k: U8  # [cells, kv_heads, bytes of a head]
-    v: U8
-    out: Floats
-    state: Floats
-    k_kind: CacheKind
-    v_kind: CacheKind
-    group: int  # query heads for each key head
-    head_dim: int
-    scale: float
-    ahead: int  # query 0 stands so many positions after cell 0
-    reach: int | None
-
-    def seen(self, query: int, cells: range) -> range:
-        """Which of some cells a query sees; it may be none."""
-        after = self.ahead + query + 1
-        start = cells.start if self.reach is None else max(cells.start, after - self.reach)
-        return range(start, min(after, cells.stop))
-
-
 @dataclass(frozen=True, slots=True)
 class QueryRows:
     """Queries, what they gather and their states; all [rows, ...]."""
@@ -182,13 +170,26 @@ def attend_floats(head_dim: int) -> int:
     return 2 * cells * head_dim + QUERY_ROWS * (cells + head_dim + ROW_FLOATS)
 
 
-def attend(span: CacheSpan, heads: range, scratch: Floats, work: Workspace) -> None:
-    step, count = cells_at_a_time(span.head_dim), len(span.k)
+def attend(span: CacheAttention, heads: range, scratch: Floats, work: Workspace) -> None:
+    """Some cells at a time; queries that see the same part of these are computed together."""
+    step, rows = cells_at_a_time(span.head_dim), span.cells * span.kv_heads
+    k_bytes, v_bytes = (row_bytes(kind, span.head_dim) for kind in (span.k_kind, span.v_kind))
+    all_k = as_rows(span.k, rows, k_bytes).reshape(span.cells, span.kv_heads, k_bytes)
+    all_v = as_rows(span.v, rows, v_bytes).reshape(span.cells, span.kv_heads, v_bytes)
     with np.errstate(all="ignore"):  # what is not a number comes out as not a number
-        for head in heads:
-            for first in range(0, count, step):
-                cells = range(first, min(first + step, count))
-                _attend_block(span, head, cells, scratch, work)
+        for head, first in product(heads, range(0, span.cells, step)):
+            cells = range(first, min(first + step, span.cells))
+            views = [(seen, queries) for seen, queries in _views(span, cells) if seen]
+            if not views:
+                continue
+            size, block = len(cells) * span.head_dim, slice(cells.start, cells.stop)
+            k, v = scratch[: 2 * size].reshape(2, len(cells), span.head_dim)
+            UNPACK[span.k_kind](all_k[block, head], k, work)
+            UNPACK[span.v_kind](all_v[block, head], v, work)
+            for seen, queries in views:
+                these = slice(seen.start - first, seen.stop - first)
+                for rows_of in _rows(span, head, queries):
+                    _attend_rows(rows_of, k[these], v[these], span.scale, scratch[2 * size :])
 
 
 def settle(out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
@@ -199,39 +200,24 @@ def settle(out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
             np.copyto(row, 0, where=sums == 0)
 
 
-def _attend_block(
-    span: CacheSpan, head: int, cells: range, scratch: Floats, work: Workspace
-) -> None:
-    """Queries that see the same of these cells go together."""
-    seen_by = [(seen, queries) for seen, queries in _same(span, cells) if seen]
-    if not seen_by:
-        return
-    size, block = len(cells) * span.head_dim, slice(cells.start, cells.stop)
-    k = _unpacked(span.k_kind, span.k[block, head], scratch[:size], work)
-    v = _unpacked(span.v_kind, span.v[block, head], scratch[size : 2 * size], work)
-    for seen, queries in seen_by:
-        these = slice(seen.start - cells.start, seen.stop - cells.start)
-        for rows in _rows(span, head, queries):
-            _attend_rows(rows, k[these], v[these], span.scale, scratch[2 * size :])
+def _views(span: CacheAttention, cells: range) -> Iterator[tuple[range, range]]:
+    """The cells that are seen, and the consecutive queries that see exactly these."""
 
+    def seen_by(query: int) -> range:
+        after = span.query_position - span.first_position + query + 1
+        start = cells.start if span.reach is None else max(cells.start, after - span.reach)
+        return range(start, min(after, cells.stop))
 
-def _same(span: CacheSpan, cells: range) -> Iterator[tuple[range, range]]:
-    """What is seen, and the queries that see it."""
-    for seen, group in groupby(range(len(span.q)), lambda query: span.seen(query, cells)):
+    for seen, group in groupby(range(len(span.q)), seen_by):
         queries = tuple(group)
         yield seen, range(queries[0], queries[-1] + 1)
 
 
-def _unpacked(kind: CacheKind, packed: U8, into: Floats, work: Workspace) -> Floats:
-    cells = into.reshape(len(packed), -1)
-    UNPACK[kind](packed, cells, work)
-    return cells
-
-
-def _rows(span: CacheSpan, head: int, queries: range) -> Iterator[QueryRows]:
+def _rows(span: CacheAttention, head: int, queries: range) -> Iterator[QueryRows]:
     """Some queries of a head, or some heads of a query: whichever are more, so that calls are few."""
-    own = range(head * span.group, (head + 1) * span.group)
-    if len(queries) >= span.group:
+    group = span.heads // span.kv_heads
+    own = range(head * group, (head + 1) * group)
+    if len(queries) >= group:
         for one in own:
             for first in range(queries.start, queries.stop, QUERY_ROWS):
                 yield _rows_at(span, slice(first, min(first + QUERY_ROWS, queries.stop)), one, 1)
@@ -242,7 +228,7 @@ def _rows(span: CacheSpan, head: int, queries: range) -> Iterator[QueryRows]:
                 yield _rows_at(span, slice(query, query + 1), one, count)
 
 
-def _rows_at(span: CacheSpan, queries: slice, head: int, heads: int) -> QueryRows:
+def _rows_at(span: CacheAttention, queries: slice, head: int, heads: int) -> QueryRows:
     columns = slice(head * span.head_dim, (head + heads) * span.head_dim)
     state = span.state[queries, head : head + heads].reshape(-1, 2)
     return QueryRows(

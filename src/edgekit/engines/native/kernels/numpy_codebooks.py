@@ -18,9 +18,18 @@ from edgekit.engines.native.kernels.codebooks import (
     read_codebooks,
     sign_bits,
 )
-from edgekit.engines.native.kernels.numpy_blocks import BIT, UNEVEN, look_up
+from edgekit.engines.native.kernels.numpy_blocks import (
+    BIT,
+    U8,
+    U16,
+    U32,
+    UNEVEN,
+    Places,
+    Workspace,
+    first_of,
+    look_up,
+)
 from edgekit.engines.native.kernels.types import Floats
-from edgekit.engines.native.kernels.workspace import U8, U16, U32, Places, Workspace, first_of
 
 NIBBLES = np.array((0, 4), np.uint8)
 TWO_BITS = np.array((0, 2, 4, 6), np.uint8)

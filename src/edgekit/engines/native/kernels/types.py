@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -22,6 +23,55 @@ class BlockError(Exception):
     def __init__(self, block: int) -> None:
         self.block = block  # counted from the start of the bytes that were given
         super().__init__(f"block {block:,} has a scale or a value that is not a finite number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAttention:
+    """Softmax attention of each text's tokens to each other.
+
+    Text i has the rows starts[i]..starts[i + 1]. `slopes` is ALiBi's: -slope * |i - j| is added to
+    the scores of a head. `out` may be `q`.
+    """
+
+    q: Floats
+    k: Floats
+    v: Floats
+    out: Floats
+    starts: Starts
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    causal: bool
+    slopes: Floats | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheAttention:
+    """Queries over a span of a cache's cells.
+
+    Cell i is at first_position + i, query t at query_position + t. A query sees the cells up to its
+    own position, and of those the last `reach`. Spans may come in any order. Before the first one
+    `out` [T, heads * head_dim] is 0 and `state` [T, heads, 2] (the largest score and the sum of
+    exponentials) is (-inf, 0); after the last one `settle` divides. A cell that is not a number
+    makes the queries that see it not a number either.
+    """
+
+    q: Floats
+    k: Bytes
+    v: Bytes
+    out: Floats
+    state: Floats
+    k_kind: CacheKind
+    v_kind: CacheKind
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    cells: int
+    first_position: int
+    query_position: int
+    reach: int | None
 
 
 class Kernels(Protocol):
@@ -52,29 +102,8 @@ class Kernels(Protocol):
         """Floats of scratch that `attention` needs where the longest text has so many tokens."""
         ...
 
-    def attention(
-        self,
-        q: Floats,
-        k: Floats,
-        v: Floats,
-        out: Floats,
-        starts: Starts,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        causal: bool,
-        slopes: Floats | None,
-        scratch: Floats,
-        first: int,
-        last: int,
-    ) -> None:
-        """Softmax attention inside each text, for the tasks first..last (excluded).
-
-        Text i has the rows starts[i]..starts[i + 1]. A task is text * heads + head. `slopes` is
-        ALiBi's: -slope * |i - j| is added to the scores of a head. `out` may be `q`.
-        """
+    def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
+        """The tasks first..last (excluded). A task is text * heads + head."""
         ...
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
@@ -88,36 +117,8 @@ class Kernels(Protocol):
         """Floats of scratch that `attend` needs for so many queries, however many cells they see."""
         ...
 
-    def attend(
-        self,
-        q: Floats,
-        k: Bytes,
-        v: Bytes,
-        out: Floats,
-        state: Floats,
-        *,
-        k_kind: CacheKind,
-        v_kind: CacheKind,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        cells: int,
-        first_position: int,
-        query_position: int,
-        reach: int | None,
-        scratch: Floats,
-        first: int,
-        last: int,
-    ) -> None:
-        """Add what queries see in a span of cells, for the key heads first..last (excluded).
-
-        Cell i stands at first_position + i, query t at query_position + t. A query sees what is not
-        after it, and of that the last `reach` positions. Spans may come in any order. Before the
-        first, `out` [T, heads * head_dim] is 0 and `state` [T, heads, 2], the largest score and the
-        sum of shares, is (-inf, 0); after the last, `settle` divides. A cell that is not a number
-        makes those queries that see it not a number either.
-        """
+    def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
+        """Add what the queries see in this span, for the key heads first..last (excluded)."""
         ...
 
     def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
@@ -136,10 +137,6 @@ class Kernels(Protocol):
 
     def gelu(self, x: Floats) -> None:
         """In place: x * (1 + erf(x / sqrt 2)) / 2."""
-        ...
-
-    def gelu_tanh(self, x: Floats) -> None:
-        """The tanh approximation of gelu, in place."""
         ...
 
     def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.native.tokenizer.cost import TokenizerCost, tokenizer_cost_bytes
-from edgekit.engines.native.tokenizer.families import Method
+from edgekit.engines.native.tokenizer.cost import (
+    SPLITS_PER_TOKEN,
+    Method,
+    TokenizerCost,
+    tokenizer_cost_bytes,
+)
+from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer
 from edgekit.engines.native.tokenizer.text import TextTokenizer, cut_by
-from edgekit.engines.native.tokenizer.types import Vocabulary
-from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.tokenizer.vocabulary import (
+    SPACE,
+    Strings,
+    TokenKind,
+    Vocabulary,
+    read_vocabulary,
+)
+from edgekit.errors import EdgekitError, HeaderLimitError, SourceError
+from edgekit.sources.local import open_file, read_small
+from edgekit.terminal import quoted
+
+if TYPE_CHECKING:
+    import tokenizers
+
 
 __all__ = [
     "TextTokenizer",
@@ -27,7 +50,6 @@ def build_tokenizer(vocabulary: Vocabulary, *, cache: Path | None = None) -> Tex
     `cache` is a folder in which the form that `tokenizers` reads may stay for the next time; what
     is broken there is written anew. HeaderError where tokens and merges contradict each other.
     """
-    from edgekit.engines.native.tokenizer.models import make_bpe, make_wordpiece
     from edgekit.engines.native.tokenizer.unigram import Unigram
 
     method = vocabulary.family.method
@@ -44,3 +66,288 @@ def _hand_back_freed() -> None:
         import ctypes
 
         ctypes.CDLL(None).malloc_trim(0)
+
+
+CACHED_WORDS = 1_024  # of BPE: at most 256 letters each, 32 bytes a letter
+_WORD_CHARACTERS = 100  # of WordPiece: longer words are unknown, as in every BERT's training
+# Stands in a BPE for letters that have no token, and is left out of the answer; left out before the
+# merges, as `tokenizers` would, it brings together what was apart. No word has a space in it.
+_TOKENLESS = " "
+_BREAKS = (b"\n", b"\r", b"#version")  # what a file of merges cannot hold in a line
+
+
+def make_wordpiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """GGUF writes "▁word" and "piece" for BERT's "word" and "##piece"."""
+    import tokenizers
+    from tokenizers import models, normalizers, pre_tokenizers
+
+    assert vocabulary.unknown is not None  # noqa: S101 - a vocabulary of this family has it
+    names = {
+        _wordpiece(token, vocabulary.kinds[number], number): number
+        for number, token in enumerate(vocabulary.tokens)
+    }
+    _check_names(vocabulary, len(names))
+    unknown = f" {vocabulary.unknown}"
+    names = {name: n for name, n in names.items() if n != vocabulary.unknown}
+    names[unknown] = vocabulary.unknown
+    model = models.WordPiece(names, unk_token=unknown, max_input_chars_per_word=_WORD_CHARACTERS)
+    made = tokenizers.Tokenizer(model)
+    made.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=vocabulary.strip_accents,
+        lowercase=vocabulary.lowercase,
+    )
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return made
+
+
+def _wordpiece(token: str, kind: int, number: int) -> str:
+    """Special tokens are found before: here they get a name that no word has, with a space in it."""
+    if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN):
+        return f" {number}"
+    return token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
+
+
+def make_bpe(vocabulary: Vocabulary, cache: Path | None) -> tokenizers.Tokenizer:
+    """BPE by merges, and by scores: those are turned into merges."""
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
+    pre = vocabulary.pre
+    raw = pre is None or pre.raw
+    if raw and vocabulary.family.model != "whitespace":
+        _check_bytes(vocabulary)
+    options: dict[str, Any] = {
+        "cache_capacity": CACHED_WORDS,
+        "byte_fallback": raw,
+        "unk_token": _TOKENLESS,
+        "ignore_merges": pre is not None and pre.ignore_merges,
+    }
+    try:
+        model = _model(vocabulary, cache, options)
+    except EdgekitError:
+        raise
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise vocabulary.error(
+            f"tokenizer.ggml.merges does not match its tokens: {quoted(str(error))}"
+        ) from error
+    made = tokenizers.Tokenizer(model)
+    _check_names(vocabulary, made.get_vocab_size() - 1)
+    cutters = list(_cutters(vocabulary, pre)) if pre is not None else []
+    if cutters:
+        made.pre_tokenizer = pre_tokenizers.Sequence(cutters)
+    return made
+
+
+def _cutters(vocabulary: Vocabulary, pre: PreTokenizer) -> Iterator[Any]:
+    from tokenizers import Regex, pre_tokenizers
+
+    for pattern in pre.patterns:
+        yield pre_tokenizers.Split(Regex(pattern), "isolated")
+    if not pre.raw:
+        yield pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if vocabulary.family.model == "whitespace":
+        yield pre_tokenizers.WhitespaceSplit()
+
+
+def _model(vocabulary: Vocabulary, cache: Path | None, options: dict[str, Any]) -> Any:
+    from tokenizers import models
+
+    named = vocabulary.tokens if vocabulary.merges is None else vocabulary.merges
+    if any(mark in named.all_bytes for mark in _BREAKS):
+        tokens = {token: number for number, token in enumerate(_all_named(vocabulary.tokens))}
+        return models.BPE(tokens, list(_shared(tokens, _merges(vocabulary))), **options)
+    try:
+        with tempfile.TemporaryDirectory(prefix="edgekit-") as temporary:
+            folder = _write_files(vocabulary, cache, Path(temporary))
+            return models.BPE.from_file(
+                str(folder / VOCABULARY_FILE), str(folder / MERGES_FILE), **options
+            )
+    except OSError as error:
+        raise SourceError(
+            "cannot write the temporary files (a few MB) needed to build a tokenizer: "
+            f"{error}. Set TMPDIR to another folder"
+        ) from error
+
+
+def _write_files(vocabulary: Vocabulary, cache: Path | None, temporary: Path) -> Path:
+    folder = cache_folder(vocabulary, cache) or temporary
+    if folder != temporary and is_complete(folder):
+        return folder
+    return write_files(
+        folder, temporary, lambda: _vocabulary_json(vocabulary), lambda: _lines(vocabulary)
+    )
+
+
+def _named(tokens: Strings) -> Iterator[str]:
+    """An empty token has a name all the same: llama-vocab.cpp:2461."""
+    for number, token in enumerate(tokens):
+        yield token or f"[EMPTY_{number}]"
+
+
+def _all_named(tokens: Strings) -> Iterator[str]:
+    """With the one that is not in the file, behind the last."""
+    yield from _named(tokens)
+    yield _TOKENLESS
+
+
+def _vocabulary_json(vocabulary: Vocabulary) -> Iterator[str]:
+    quote = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for each
+    yield "{"
+    for number, token in enumerate(_all_named(vocabulary.tokens)):
+        yield f"{',' if number else ''}{quote(token)}:{number}"
+    yield "}"
+
+
+def _lines(vocabulary: Vocabulary) -> Iterator[str]:
+    for left, right in _merges(vocabulary):
+        yield f"{left} {right}\n"
+
+
+def _merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    if vocabulary.merges is None:
+        yield from merges_by_score(vocabulary)
+        return
+    for index, merge in enumerate(vocabulary.merges):
+        between = merge.find(" ", 1)  # the first letter may itself be a space
+        if not 0 < between < len(merge) - 1:
+            raise vocabulary.error(
+                f"tokenizer.ggml.merges[{index}] is {quoted(merge)}, not two tokens"
+            )
+        yield merge[:between], merge[between + 1 :]
+
+
+def _shared(tokens: dict[str, int], merges: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The same, with the texts of the tokens themselves: 10 MB less for 150,000 merges."""
+    same = {token: token for token in tokens}
+    for left, right in merges:
+        yield same.get(left, left), same.get(right, right)
+
+
+def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    """Every way to make a token of two others, the token of the highest score first."""
+    scores = vocabulary.scores
+    assert scores is not None  # noqa: S101 - a vocabulary of this family has them
+    numbers = {token: number for number, token in enumerate(_named(vocabulary.tokens))}
+    _check_names(vocabulary, len(numbers))
+    made, limit = 0, SPLITS_PER_TOKEN * len(numbers)
+    find = numbers.get
+    for token in sorted(numbers, key=lambda token: -scores[numbers[token]]):
+        pairs = [
+            (left, right, at)
+            for at in range(1, len(token))
+            if (left := find(token[:at])) is not None and (right := find(token[at:])) is not None
+        ]
+        made += len(pairs)
+        if made > limit:
+            raise HeaderLimitError(
+                "ways to build a token from two others",
+                value=made,
+                limit=limit,
+                file=vocabulary.file,
+            )
+        for _, _, at in sorted(pairs):
+            yield token[:at], token[at:]
+
+
+def _check_names(vocabulary: Vocabulary, names: int) -> None:
+    if names == len(vocabulary.tokens):
+        return
+    seen: dict[str, int] = {}
+    for number, token in enumerate(vocabulary.tokens):
+        if token in seen:
+            raise vocabulary.error(
+                f"tokenizer.ggml.tokens: {seen[token]:,} and {number:,} are both {quoted(token)}"
+            )
+        seen[token] = number
+    raise vocabulary.error("tokenizer.ggml.tokens has the same token twice, in two spellings")
+
+
+def _check_bytes(vocabulary: Vocabulary) -> None:
+    """Letters without a token are cut into bytes: each of them needs one."""
+    wanted = {f"<0x{byte:02X}>" for byte in range(256)}
+    wanted.difference_update(vocabulary.tokens)
+    if wanted:
+        raise vocabulary.error(
+            f"tokenizer.ggml.tokens is missing {len(wanted)} of the 256 bytes, starting "
+            f"with {min(wanted)}: characters without a token could not be encoded"
+        )
+
+
+VOCABULARY_FILE, MERGES_FILE, DIGESTS_FILE = "vocab.json", "merges.txt", "digests.json"
+Parts = Callable[[], Iterable[str]]
+_FORM = (
+    b"edgekit tokenizer 1"  # a new form of the files, or another way to make merges: a new number
+)
+_CHUNK_BYTES = 1 << 16
+_DIGESTS_BYTES = 1024  # two names and two digests have some 120
+
+
+def cache_folder(vocabulary: Vocabulary, cache: Path | None) -> Path | None:
+    """Named after the tokens and all that the two files are made of."""
+    if cache is None:
+        return None
+    import hashlib  # only where there is a cache: 3 MiB with OpenSSL
+
+    digest = hashlib.blake2b(_FORM, digest_size=16)
+    for part in (vocabulary.tokens, vocabulary.merges):
+        if part is not None:
+            digest.update(f"{len(part)} {len(part.all_bytes)}".encode())
+            digest.update(part.ends)
+            digest.update(part.all_bytes)
+    if vocabulary.scores is not None:
+        digest.update(vocabulary.scores)
+    return cache / digest.hexdigest()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether both files are there and as they were written."""
+    try:
+        stated = json.loads(read_small(folder / DIGESTS_FILE, limit=_DIGESTS_BYTES) or b"")
+        return bool(
+            stated == {name: _digest(folder / name) for name in (VOCABULARY_FILE, MERGES_FILE)}
+        )
+    except (OSError, EdgekitError, ValueError, RecursionError):
+        return False
+
+
+def write_files(folder: Path, temporary: Path, vocabulary: Parts, merges: Parts) -> Path:
+    """Writes both files; where they are. That is `temporary` if the folder cannot be written."""
+    if folder != temporary:
+        with contextlib.suppress(OSError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            beside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
+            try:
+                _write_into(beside, vocabulary, merges)
+                _put(beside, folder)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+            return folder
+    return _write_into(temporary, vocabulary, merges)
+
+
+def _write_into(folder: Path, vocabulary: Parts, merges: Parts) -> Path:
+    for name, parts in ((VOCABULARY_FILE, vocabulary), (MERGES_FILE, merges)):
+        with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(parts())
+    digests = {name: _digest(folder / name) for name in (VOCABULARY_FILE, MERGES_FILE)}
+    (folder / DIGESTS_FILE).write_text(json.dumps(digests), encoding="utf-8")
+    return folder
+
+
+def _put(beside: Path, folder: Path) -> None:
+    """One after another, the digests last: a reader in between finds them not to agree."""
+    folder.mkdir(exist_ok=True)
+    for name in (VOCABULARY_FILE, MERGES_FILE, DIGESTS_FILE):
+        os.replace(beside / name, folder / name)  # noqa: PTH105 - the one that is atomic everywhere
+
+
+def _digest(path: Path) -> str:
+    import hashlib
+
+    digest = hashlib.blake2b(digest_size=16)
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

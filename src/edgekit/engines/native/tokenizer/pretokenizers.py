@@ -16,11 +16,30 @@ which takes time with the square of its length.
 
 from __future__ import annotations
 
-from edgekit.engines.native.tokenizer.types import PreTokenizer
+from dataclasses import dataclass
+
 from edgekit.errors import UnknownTokenizerError
 from edgekit.terminal import quoted
 
 TABLE = "engines/native/tokenizer/pretokenizers.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreTokenizer:
+    """How a BPE vocabulary's texts are cut into words, before any merge.
+
+    Each pattern cuts what the one before has left. The patterns are Oniguruma's.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # a word that is a token is that token
+    add_bos: bool = False
+    has_bos: bool = True
+    raw: bool = False  # merges are over letters with `▁` for spaces, not over bytes
+    newline_runs: bool = False  # a run of line ends that is a token is that token
+    lists_letters: bool = False  # some letters are words with their spaces, others are what is left
+    ends_words: bool = True  # a letter or digit before a space always ends a word
+
 
 _SHORT = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"  # I'm, don't, they'll
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from edgekit.engines.native.tokenizer.families import Method
-from edgekit.engines.native.tokenizer.specials import Specials
-from edgekit.engines.native.tokenizer.types import SPACE, Vocabulary
-from edgekit.engines.native.tokenizer.windows import cut_places, windows
+from edgekit.engines.native.tokenizer.cost import Method
+from edgekit.engines.native.tokenizer.vocabulary import (
+    SPACE,
+    SPECIAL_KINDS,
+    STRETCH_CHARACTERS,
+    WINDOW_CHARACTERS,
+    TokenKind,
+    Vocabulary,
+)
 from edgekit.errors import TextError
 
 if TYPE_CHECKING:
     import tokenizers
+
 
 Cut = Callable[[str, bool], list[int]]
 """A piece of text, and whether it is the first of its stretch -> tokens."""
@@ -158,3 +164,158 @@ def _lowered(character: str) -> str:
     """One character for one, as llama.cpp has it."""
     small = character.lower()
     return small if len(small) == 1 else character
+
+
+_START = 3  # letters by which a special token is looked for
+_SPACES = " \t\n\v\f\r"  # C's isspace
+
+
+class Specials:
+    """The special tokens of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        kinds, tokens = vocabulary.kinds, vocabulary.tokens
+        special = {n: tokens[n] for n, kind in enumerate(kinds) if kind in SPECIAL_KINDS}
+        user = {n: text for n, text in special.items() if kinds[n] == TokenKind.USER_DEFINED}
+        self._all = _Finder({text: n for n, text in special.items() if text})
+        self._user = _Finder({text: n for n, text in user.items() if text})
+        self._strip_left = vocabulary.strip_left
+        self._strip_right = vocabulary.strip_right
+
+    def split(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
+        """Stretches of text, never empty, and the special tokens between them.
+
+        Without `parse_special` only those of the user's: control tokens are letters then.
+        """
+        finder = self._all if parse_special else self._user
+        at = 0
+        for begin, end, number in finder.find(text):
+            before = text[at:begin]
+            if number in self._strip_left:
+                before = before.rstrip(_SPACES)
+            if before:
+                yield before
+            yield number
+            at = end
+            if number in self._strip_right:
+                at = _skip_spaces(text, at)
+        if at < len(text):
+            yield text[at:] if at else text
+
+
+def _skip_spaces(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACES:
+        at += 1
+    return at
+
+
+class _Finder:
+    """Finds the leftmost and there the longest, one after another.
+
+    A pattern of 6,000 words is slow to compile and large. Their first three letters are few, and so
+    are their lengths: the pattern finds the places, a dict says what stands there.
+    """
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._numbers = numbers
+        lengths: dict[str, set[int]] = {}
+        for text in numbers:
+            lengths.setdefault(text[:_START], set()).add(len(text))
+        for start, found in lengths.items():  # and those that are its beginning
+            found.update(size for size in range(1, len(start)) if start[:size] in numbers)
+        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        self._pattern = re.compile(_pattern_of(self._lengths)) if numbers else None
+
+    def find(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Where it begins, where it ends, which it is."""
+        if self._pattern is None:
+            return
+        at = 0
+        while match := self._pattern.search(text, at):
+            begin = match.start()
+            at = begin + 1
+            for length in self._lengths[match[0]]:
+                number = self._numbers.get(text[begin : begin + length])
+                if number is not None:
+                    at = begin + length
+                    yield begin, at, number
+                    break
+
+
+def _pattern_of(starts: Mapping[str, object]) -> str:
+    """Each two letters with all their third ones; the shorter come last."""
+    thirds: dict[str, str] = {}
+    for start in starts:
+        thirds[start[:2]] = thirds.get(start[:2], "") + start[2:]
+    longest = [f"{re.escape(two)}[{re.escape(third)}]" for two, third in thirds.items() if third]
+    shorter = sorted((start for start in starts if len(start) < _START), key=len, reverse=True)
+    return "|".join(longest + [re.escape(start) for start in shorter])
+
+
+# Han and kana, and the marks that end a part of a sentence with them.
+_EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff0c"
+_SURE = f"0-9A-Za-z{_EAST}"  # of these every table of letters knows what they are
+_MARKS = rf"\n,.!?{_EAST_MARKS}"
+# Before a space that follows a letter or digit, before a line end or a mark that follows a sure one.
+# No pattern of pretokenizers.py goes over such a place (but, over spaces, those with
+# ends_words=False), looks back over it, or ends otherwise when the text ends there.
+_BEFORE_MARK = rf"(?<=[{_SURE}])(?=[{_MARKS}])"
+_AFTER_PHRASE = re.compile(_BEFORE_MARK)
+_AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|{_BEFORE_MARK}")
+# The same for a pattern that lists its letters: between two that it does not list, a space is nothing.
+_AFTER_LISTED = re.compile(rf"(?<=[{_SURE}\u00c0-\u00d6\u00d8-\u00f6\u0410-\u044f])(?=[ \t\n])")
+# Where BERT's words end whatever stands around: its marks and Han letters are words of their own.
+_BERT = re.compile(rf"(?=[ \t\n!-/:-@\[-`{{-~\u4e00-\u9fff{_EAST_MARKS}])")
+# Where only the tokens decide: before these, if no token has them behind a letter or digit. With a
+# space as the tokens have it; without the comma that sentencepiece writes as another.
+_MAYBE = f"{SPACE}\n\u3001\u3002"
+_ACROSS = re.compile(rf"(?<=[^\W_])[{_MAYBE}]")
+
+
+def cut_places(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Where texts of this vocabulary may be parted. None: nowhere."""
+    method, pre = vocabulary.family.method, vocabulary.pre
+    if method is Method.WORDPIECE:
+        return _BERT
+    if pre is not None and not pre.raw:
+        if not pre.ends_words:
+            return _AFTER_PHRASE
+        return _AFTER_LISTED if pre.lists_letters else _AFTER_WORD
+    crossed = {mark for token in vocabulary.tokens for mark in _ACROSS.findall(token)}
+    free = "".join(mark for mark in _MAYBE if mark not in crossed).replace(SPACE, " ")
+    return re.compile(rf"(?<=[^\W_])(?=[{free}])") if free else None
+
+
+def windows(
+    text: str,
+    places: re.Pattern[str] | None,
+    *,
+    truncate: bool,
+    window_characters: int = WINDOW_CHARACTERS,
+) -> Iterator[str]:
+    """The pieces in order. TextError for a stretch that is too long and has no such place.
+
+    With `truncate` such a stretch is the last piece, without its end.
+    """
+    at = 0
+    while len(text) - at > window_characters:
+        end = _next_place(text, places, at + window_characters, at + STRETCH_CHARACTERS)
+        if end is None:
+            if not truncate:
+                raise TextError(
+                    f"has {STRETCH_CHARACTERS:,} characters without a place where the "
+                    "tokenizer could split them (no spaces between words?): use truncate "
+                    "to cut it"
+                )
+            yield text[at : at + STRETCH_CHARACTERS]
+            return
+        yield text[at:end]
+        at = end
+    if at < len(text):
+        yield text[at:] if at else text
+
+
+def _next_place(text: str, places: re.Pattern[str] | None, at: int, end: int) -> int | None:
+    if places is not None and (match := places.search(text, at, min(end + 1, len(text)))):
+        return match.start()
+    return len(text) if len(text) <= end else None

@@ -1,32 +1,249 @@
-"""The `tokenizer.ggml.*` keys and arrays of a file -> its vocabulary, checked.
-
-What a silent file means, and which tokens are special whatever the file says of them, is as in
-llama_vocab::impl::load, src/llama-vocab.cpp @ b21e4de.
-"""
+"""Nouns of the tokenizer: what a file says about its vocabulary, held as densely as the file holds it."""
 
 from __future__ import annotations
 
+import enum
 import math
+import struct
+import sys
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from edgekit.engines.native.tokenizer import limits
-from edgekit.engines.native.tokenizer.arrays import Taker, read_numbers, read_strings, walk_strings
-from edgekit.engines.native.tokenizer.families import Method, TokenizerFamily, family_of
-from edgekit.engines.native.tokenizer.pretokenizers import pre_tokenizer_of
-from edgekit.engines.native.tokenizer.types import (
-    PreTokenizer,
-    Strings,
-    TokenKind,
-    TokenPlaces,
-    Vocabulary,
-)
+from edgekit.engines.native.file import ArrayPlace, WeightFile
+from edgekit.engines.native.tokenizer.cost import Method, TokenizerFamily, family_of
+from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer_of
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
 from edgekit.terminal import quoted
+from edgekit.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.file import WeightFile
-    from edgekit.engines.native.walk import ArrayPlace, Walked
+    from edgekit.engines.native.file import Walked
+
+
+SPACE = "▁"  # what sentencepiece writes for a space
+
+
+class TokenKind(enum.IntEnum):
+    """What a token is for; the number is GGUF's token_type."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Strings:
+    """Many short texts in one piece of memory: 150,000 tokens in 2 MB, as objects they were 10."""
+
+    __slots__ = ("_bytes", "_ends", "_file", "_what")
+
+    def __init__(self, what: str, *, file: str) -> None:
+        self._what = what
+        self._file = file
+        self._bytes = bytearray()
+        self._ends = array("I")
+
+    def append(self, text: bytes | memoryview) -> None:
+        self._bytes += text
+        self._ends.append(len(self._bytes))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:
+        begin = self._ends[index - 1] if index else 0
+        return self._text(index, begin, self._ends[index])
+
+    def __iter__(self) -> Iterator[str]:
+        begin, raw = 0, self._bytes
+        for index, end in enumerate(self._ends):
+            try:  # as _text does, without a call for each
+                text = raw[begin:end].decode()
+            except UnicodeDecodeError:
+                text = self._text(index, begin, end)
+            yield text
+            begin = end
+
+    def _text(self, index: int, begin: int, end: int) -> str:
+        raw = self._bytes[begin:end]
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise HeaderError(
+                f"{self._what}[{index}] is {quoted(bytes(raw))}, which is not valid UTF-8",
+                file=self._file,
+            ) from error
+
+    @property
+    def all_bytes(self) -> bytearray:
+        """One after another, without anything between."""
+        return self._bytes
+
+    @property
+    def ends(self) -> array[int]:
+        return self._ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The tokens of one file and how they are used. Everything in it has been checked."""
+
+    file: str
+    family: TokenizerFamily
+    pre: PreTokenizer | None  # of BPE only
+    tokens: Strings = field(repr=False)
+    kinds: bytes = field(repr=False)  # one TokenKind for each token
+    scores: array[float] | None = field(repr=False)  # of SPM and Unigram
+    merges: Strings | None = field(repr=False)  # of BPE
+    charsmap: bytes = field(repr=False)  # of Unigram: what is written how, sentencepiece's own form
+    before: tuple[int, ...]  # tokens that are put before every text
+    after: tuple[int, ...]
+    unknown: int | None
+    space_prefix: bool
+    merge_spaces: bool
+    lowercase: bool
+    strip_accents: bool
+    strip_left: frozenset[int]  # special tokens that swallow the spaces before them
+    strip_right: frozenset[int]
+
+    def error(self, what: str) -> HeaderError:
+        return HeaderError(what, file=self.file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPlaces:
+    """Where the text of each token lies in its file, and what the token is for: 5 bytes for each."""
+
+    file: str
+    family: TokenizerFamily
+    pre: PreTokenizer | None  # of BPE only
+    offset: int  # of the first
+    ends: array[int] = field(repr=False)  # of the texts, as if nothing were between them
+    kinds: bytes = field(repr=False)  # one TokenKind for each token
+    named: Mapping[str, int] = field(repr=False)  # tokens whose text alone means something
+    stops: frozenset[int]  # tokens that end an answer
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Offset and length of a text, without the 8 bytes before it that tell the length."""
+        begin = self.ends[number - 1] if number else 0
+        return self.offset + 8 * (number + 1) + begin, self.ends[number] - begin
+
+
+MOST_TOKENS = 1_048_576  # XLM-V has 901,629, Gemma 262,144
+MOST_MERGES = 1_572_864  # Gemma 4 has 514,906
+MOST_TOKEN_BYTES = 4 * KIB  # 1,024 in gpt-neox and Command-R: 512 spaces, two bytes each
+MOST_STRINGS_BYTES = 64 * MIB  # all tokens, or all merges: 5.6 MB in Gemma 4
+MOST_CHARSMAP_BYTES = 4 * MIB  # 237,539 in XLM-R's
+UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
+MOST_SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
+
+STRETCH_CHARACTERS = 8 * KIB  # of a text without a place where it may be parted: see windows.py
+WINDOW_CHARACTERS = (
+    4 * KIB
+)  # of a text that are cut into tokens at once, where there are such places
+
+
+WINDOW_BYTES = 32 * KIB
+_LENGTH = struct.Struct("<Q")
+_CODES = {"float32": "f", "int32": "i", "int8": "b", "uint8": "B"}
+
+
+class Taker(Protocol):
+    """Takes one entry after another; what it keeps of them is its own matter."""
+
+    def append(self, text: memoryview, /) -> None: ...
+
+    def __len__(self) -> int: ...
+
+
+def read_strings(
+    file: WeightFile, place: ArrayPlace, what: str, *, entry_bytes: int, total_bytes: int
+) -> Strings:
+    """All entries. HeaderLimitError for one longer than `entry_bytes`, or for more than `total_bytes`."""
+    strings = Strings(what, file=file.name)
+    walk_strings(file, place, what, strings, entry_bytes=entry_bytes, total_bytes=total_bytes)
+    return strings
+
+
+def walk_strings(
+    file: WeightFile,
+    place: ArrayPlace,
+    what: str,
+    strings: Taker,
+    *,
+    entry_bytes: int,
+    total_bytes: int,
+) -> None:
+    """The same, handed over one by one."""
+    if place.element != "string":
+        raise HeaderError(f"{what} holds {place.element}, not strings", file=file.name)
+    _check_limit(file, f"{what}: length in bytes", place.end - place.offset, total_bytes)
+    buffer = bytearray(WINDOW_BYTES)
+    start = place.offset
+    while len(strings) < place.count:
+        window = memoryview(buffer)[: min(WINDOW_BYTES, place.end - start)]
+        file.read_into(start, window, what=what)
+        read, longer = _take_strings(window, strings, place.count, entry_bytes)
+        if longer:
+            _check_limit(file, f"{what}[{len(strings)}]: length in bytes", longer, entry_bytes)
+        if not read:
+            raise HeaderError(f"{what} continues beyond its end", file=file.name, offset=start)
+        start += read
+
+
+def _take_strings(
+    window: memoryview, strings: Taker, count: int, entry_bytes: int
+) -> tuple[int, int]:
+    """Adds the strings that lie whole in the window: their bytes, and the length of one too long."""
+    unpack, append, length = _LENGTH.unpack_from, strings.append, len(window)
+    at = 0
+    for _ in range(len(strings), count):
+        if at + 8 > length:
+            break
+        (size,) = unpack(window, at)
+        if size > entry_bytes:
+            return at, size
+        end = at + 8 + size
+        if end > length:
+            break
+        append(window[at + 8 : end])
+        at = end
+    return at, 0
+
+
+def read_numbers(
+    file: WeightFile, place: ArrayPlace, what: str, *, elements: tuple[str, ...], count: int
+) -> array[int] | array[float]:
+    """The first `count` numbers; HeaderError where there are fewer, or of another type."""
+    if place.element not in elements:
+        raise HeaderError(
+            f"{what} holds {place.element}, not {' or '.join(elements)}", file=file.name
+        )
+    if place.count < count:
+        raise HeaderError(
+            f"{what} has {place.count:,} entries, but there are {count:,} tokens", file=file.name
+        )
+    code = _CODES[place.element]
+    numbers: array[int] | array[float] = array(code)
+    numbers.frombytes(bytes(count * numbers.itemsize))
+    file.read_into(place.offset, memoryview(numbers).cast("B"), what=what)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def _check_limit(file: WeightFile, what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise HeaderLimitError(what, value=value, limit=limit, file=file.name)
+
 
 _KEY = "tokenizer.ggml."
 SPECIAL_KINDS = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
@@ -237,7 +454,7 @@ def _read_tokens(file: WeightFile, keys: _Keys) -> tuple[Strings, dict[str, int]
 
 def _walk_tokens(file: WeightFile, keys: _Keys, tokens: Taker) -> ArrayPlace:
     place = keys.needed("tokens")
-    keys.check_limit("tokens", place.count, limits.TOKENS)
+    keys.check_limit("tokens", place.count, MOST_TOKENS)
     if not place.count:
         raise keys.error(f"has no vocabulary: {_KEY}tokens is empty")
     walk_strings(
@@ -245,8 +462,8 @@ def _walk_tokens(file: WeightFile, keys: _Keys, tokens: Taker) -> ArrayPlace:
         place,
         _KEY + "tokens",
         tokens,
-        entry_bytes=limits.TOKEN_BYTES,
-        total_bytes=limits.STRINGS_BYTES,
+        entry_bytes=MOST_TOKEN_BYTES,
+        total_bytes=MOST_STRINGS_BYTES,
     )
     return place
 
@@ -269,7 +486,7 @@ def _read_kinds(file: WeightFile, keys: _Keys, count: int, named: dict[str, int]
             kinds[number] = TokenKind.USER_DEFINED
     _except_two(kinds, named)
     special = sum(kinds.count(kind) for kind in SPECIAL_KINDS)
-    keys.check_limit("token_type (special tokens)", special, limits.SPECIAL_TOKENS)
+    keys.check_limit("token_type (special tokens)", special, MOST_SPECIAL_TOKENS)
     return kinds
 
 
@@ -294,13 +511,13 @@ def _read_scores(file: WeightFile, keys: _Keys, count: int) -> array[float]:
 
 def _read_merges(file: WeightFile, keys: _Keys) -> Strings:
     place = keys.needed("merges")
-    keys.check_limit("merges", place.count, limits.MERGES)
+    keys.check_limit("merges", place.count, MOST_MERGES)
     return read_strings(
         file,
         place,
         _KEY + "merges",
-        entry_bytes=2 * limits.TOKEN_BYTES + 1,
-        total_bytes=limits.STRINGS_BYTES,
+        entry_bytes=2 * MOST_TOKEN_BYTES + 1,
+        total_bytes=MOST_STRINGS_BYTES,
     )
 
 
@@ -308,7 +525,7 @@ def _read_charsmap(file: WeightFile, keys: _Keys) -> bytes:
     place = keys.place("precompiled_charsmap")
     if place is None:
         return b""
-    keys.check_limit("precompiled_charsmap", place.count, limits.CHARSMAP_BYTES)
+    keys.check_limit("precompiled_charsmap", place.count, MOST_CHARSMAP_BYTES)
     return read_numbers(
         file,
         place,

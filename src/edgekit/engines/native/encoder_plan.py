@@ -7,28 +7,41 @@ every pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekit.basis import Basis
+from edgekit.engines.native.buffers import (
+    arena_floats,
+    check_threads,
+    matrices,
+    row_bytes,
+    side_floats,
+    usual_threads,
+    vectors,
+)
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.pooling import choose_pooling
-from edgekit.engines.native.tensors import arena_floats, matrices, row_bytes, side_floats, vectors
-from edgekit.engines.native.threads import check_threads, usual_threads
 from edgekit.engines.native.types import Limits, NativeModel, Pooling
-from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
+from edgekit.errors import (
+    HeaderError,
+    HeaderLimitError,
+    MemoryPressureError,
+    UnknownArchitectureError,
+    UsageError,
+)
 from edgekit.formats.dtype import by_name
-from edgekit.formats.types import Tensor
+from edgekit.formats.types import Tensor, Value
 from edgekit.machine.monitor import BREAKER_PERCENT, usable_bytes
-from edgekit.terminal import unquoted
+from edgekit.terminal import quoted, unquoted
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
+    from edgekit.engines.native.file import Walked
     from edgekit.engines.native.kernels.types import Kernels
-    from edgekit.engines.native.walk import Walked
+
 
 FLOAT_BYTES = 4
 BATCH_TOKENS = 512  # of short texts in one pass: unpacking a weight costs as much as 7 tokens
@@ -453,3 +466,34 @@ def _check_types(model: NativeModel, kernels: Kernels, file: str) -> None:
             kernels.dequantize(kind, b"", nothing)
         except HeaderError as error:
             raise type(error)(f"tensor {unquoted(name)}: {error.what}", file=file) from error
+
+
+# --- pooling
+
+_NONE, _RANK = 0, 4  # llama.h: enum llama_pooling_type
+_CHOICES = (
+    "pooling= (--pooling) mean, cls or last (most BERT models want mean or cls, decoders last)"
+)
+
+
+def choose_pooling(keys: Mapping[str, Value], architecture: str, wish: Pooling | None) -> Pooling:
+    """What was chosen, else what the file says. UsageError where neither says anything: a guess
+    would give vectors that look right. UnknownArchitectureError for a reranker, HeaderError for
+    a pooling that there is not.
+    """
+    key = f"{architecture}.pooling_type"
+    told = keys.get(key)
+    if told == _RANK and type(told) is int:
+        raise UnknownArchitectureError(
+            f"this is a reranker ({key} is {_RANK}): it scores pairs of texts and does "
+            "not produce embeddings"
+        )
+    if wish is not None:
+        return wish
+    if told is None or (type(told) is int and told == _NONE):
+        said = "does not state a pooling" if told is None else f"says no pooling ({key} is {_NONE})"
+        raise UsageError(f"the file {said}: set {_CHOICES}, as the model card says")
+    for pooling in Pooling:
+        if type(told) is int and told == pooling.value:
+            return pooling
+    raise HeaderError(f"{key} is {quoted(told)}, which is not a known pooling: set {_CHOICES}")

@@ -23,9 +23,9 @@ from edgekit.terminal import quoted
 from edgekit.units import KIB
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.file import WeightFile
+    from edgekit.engines.native.file import Walked, WeightFile
     from edgekit.engines.native.tokenizer.text import TextTokenizer
-    from edgekit.engines.native.walk import Walked
+
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 TEMPLATE_BYTES = 64 * KIB  # the longest of those that llama.cpp has for tests is gpt-oss's, 16,738

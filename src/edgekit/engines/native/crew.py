@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Checkpoint
 from edgekit.errors import MemoryPressureError
 
 WAIT_S = 0.02  # how long the caller waits for the others before it looks up
@@ -143,3 +150,88 @@ def _taken() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()  # noqa: SIM115,RUF100 - released by whoever rings
     return lock
+
+
+EVERY_S = 0.005  # a look at the clock is cheap, a look at the memory is not
+
+
+class WorkShare:
+    """Counts work in any unit, of which a call has `total`."""
+
+    def __init__(self, checkpoint: Checkpoint, total: int) -> None:
+        self._checkpoint = checkpoint
+        self._total = max(1, total)
+        self._done = 0
+        self._told_at = 0.0
+        self._round = 0
+        self._tasks = 1
+
+    def begin(self, work: int, tasks: int) -> None:
+        """A round of so many tasks that will do so much work."""
+        self._done += self._round
+        self._round, self._tasks = work, max(1, tasks)
+
+    def pause(self, tasks_left: int) -> None:
+        """Between tasks: calls the checkpoint when it is time, and lets through what that raises."""
+        now = time.monotonic()
+        if now - self._told_at >= EVERY_S:
+            here = self._round * (self._tasks - tasks_left) / self._tasks
+            self._checkpoint(min(1.0, (self._done + here) / self._total))
+            self._told_at = time.monotonic()
+
+    def finish(self) -> None:
+        self._checkpoint(1.0)
+
+
+# Where numpy's wheels have their OpenBLAS: Linux and Windows, macOS on Intel.
+_PLACES = ("../numpy.libs/*openblas*", ".dylibs/*openblas*")
+
+
+class _Blas(NamedTuple):
+    get: Any
+    set: Any
+
+
+class _Holds:
+    """How many passes hold it back, and what it was before the first."""
+
+    lock = threading.Lock()
+    count = 0
+    threads = 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """While in it, numpy multiplies in the thread that calls it. Nothing happens where its BLAS is another."""
+    blas = _find()
+    if blas is None:
+        yield
+        return
+    with _Holds.lock:
+        if not _Holds.count:
+            _Holds.threads = blas.get()
+            blas.set(1)
+        _Holds.count += 1
+    try:
+        yield
+    finally:
+        with _Holds.lock:
+            _Holds.count -= 1
+            if not _Holds.count:
+                blas.set(_Holds.threads)
+
+
+@functools.cache
+def _find() -> _Blas | None:
+    folder = Path(np.__file__).parent
+    for place in _PLACES:
+        for path in sorted(folder.glob(place)):
+            try:
+                library = ctypes.CDLL(str(path))  # numpy has loaded it already
+                return _Blas(
+                    library.scipy_openblas_get_num_threads64_,
+                    library.scipy_openblas_set_num_threads64_,
+                )
+            except (OSError, AttributeError):  # another build, with other names
+                continue
+    return None

@@ -15,7 +15,8 @@ from edgekit.machine.monitor import Monitor
 
 if TYPE_CHECKING:
     from edgekit.bill.verdict import Verdict
-    from edgekit.engines.native.run.text import FileText
+    from edgekit.engines.native.text import FileText
+
 
 # For each byte of a prompt: at most one token, as two Python objects, and its text.
 TOKENIZING_BYTES = 48
@@ -38,7 +39,7 @@ class NativeProgram:
         try:
             import tokenizers  # noqa: F401 - here the message can say what to install
 
-            from edgekit.engines.native.run.text import open_text
+            from edgekit.engines.native.text import open_text
         except ModuleNotFoundError as error:
             if error.name not in {"numpy", "tokenizers"}:
                 raise
@@ -72,7 +73,7 @@ class NativeStarter:
     text: FileText
 
     def tokens_in(self, prompt: Prompt) -> int:
-        from edgekit.engines.native.run.talking import prompt_tokens
+        from edgekit.engines.native.text import prompt_tokens
 
         size = prompt.size_bytes * TOKENIZING_BYTES
         self.held.enter_context(self.monitor.try_allocate(size, "the prompt, cut into tokens,"))
@@ -80,8 +81,8 @@ class NativeStarter:
 
     @contextmanager
     def start(self, given: EngineStart) -> Iterator[Up]:
-        from edgekit.engines.native.run.engine import open_stream
-        from edgekit.engines.native.run.talking import StreamTalker
+        from edgekit.engines.native.generator import open_stream
+        from edgekit.engines.native.text import StreamTalker
 
         given.recheck()
         with open_stream(

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.encoder.blas import one_thread
-from edgekit.engines.native.encoder.crew import Crew
-from edgekit.engines.native.encoder.layers import make_network
-from edgekit.engines.native.encoder.passing import make_worker
-from edgekit.engines.native.encoder.share import WorkShare
-from edgekit.engines.native.encoder.weights import EncoderWeights
-from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.buffers import StreamSetup, matrices, plan_stream
+from edgekit.engines.native.crew import Crew, WorkShare, one_thread
+from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
 from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.layers import make_network
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.planning import plan_stream
-from edgekit.engines.native.run.account import CACHES, allocated_bytes, line_key
-from edgekit.engines.native.run.forward import StreamPass, make_stream_buffers
-from edgekit.engines.native.run.gate import check_gate
-from edgekit.engines.native.run.interrupts import Interrupts, held_back
-from edgekit.engines.native.run.pages import PageFile, make_caches
-from edgekit.engines.native.setup import StreamSetup
-from edgekit.engines.native.tensors import matrices
+from edgekit.engines.native.pages import PagedCache, PageFile, check_gate, make_caches
 from edgekit.engines.native.types import Checkpoint, Limits, ModelUse
-from edgekit.engines.native.walk import walk
+from edgekit.engines.native.weights import EncoderWeights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import LARGEST, format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.bill.types import Load
+    from edgekit.bill.types import Load, MemoryLine
+    from edgekit.engines.native.buffers import StreamPlan
+    from edgekit.engines.native.cache import LayerCache
+    from edgekit.engines.native.crew import CrewMember
+    from edgekit.engines.native.forward import StreamBuffers
     from edgekit.engines.native.kernels.types import Kernels
-    from edgekit.engines.native.setup import StreamPlan
+
 
 _ANY_SIZE = Limits(file_bytes=LARGEST)
 
@@ -295,3 +291,110 @@ def _is_whole(token: object) -> bool:
 
 def _go_on(_share: float) -> None:
     """Nobody wants to be asked."""
+
+
+SAMPLER = "sampler"  # the line that is not the engine's to allocate: runtime/sampling does
+CACHES = ("cache", "page read back")
+
+
+def line_key(line: MemoryLine) -> str:
+    """The array that a line pays for: the words before its arithmetic, and its layer."""
+    return _key(line.because.partition(":")[0], line.layer)
+
+
+def _key(name: str, layer: int | None) -> str:
+    return name if layer is None else f"{name}, layer {layer}"
+
+
+def allocated_bytes(
+    *,
+    workers: Sequence[CrewMember],
+    weights: EncoderWeights,
+    buffers: StreamBuffers,
+    caches: Sequence[LayerCache],
+) -> Mapping[str, int]:
+    """What numpy says of each array, under the key of its line."""
+    common = buffers.common
+    sink_query = buffers.sink_query
+    found = {
+        "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
+        **_kept(weights),
+        **{_key("cache", layer): cache.size_bytes for layer, cache in enumerate(caches)},
+        "page read back": max(
+            (cache.cold_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
+        ),
+        "logits": buffers.logits.nbytes,
+        "tokens": common.x.nbytes,
+        "chunk": common.chunk.nbytes,
+        "queries": common.query.nbytes,
+        "queries of sinks": 0 if sink_query is None else sink_query.nbytes,
+        "attention": buffers.mixed.nbytes + buffers.state.nbytes,
+        "keys and values, then feed-forward": common.arena.nbytes,
+        "staging": buffers.keys.nbytes + buffers.values.nbytes,
+        "rotary": sum(turning.size_bytes for turning in buffers.turnings),
+        "tiles": sum(
+            worker.packed.nbytes + worker.scratch.nbytes + worker.side.nbytes for worker in workers
+        ),
+    }
+    return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
+
+
+def _kept(weights: EncoderWeights) -> dict[str, int]:
+    """Of each layer, and of what is outside of them."""
+    found: dict[str, int] = {}
+    for name, rows in weights.rows.items():
+        if rows.kept is not None:
+            place = int(name.split(".")[1]) if name.startswith("blk.") else None
+            key = _key("weights kept", place)
+            found[key] = found.get(key, 0) + rows.kept.nbytes
+    return found
+
+
+_HELD = ("SIGINT", "SIGTERM")
+Handler = Callable[[int, FrameType | None], object]
+
+
+class Interrupts:
+    """Signals that have come, and what their own handlers would have done at once."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Handler] = {}
+        self._came: list[int] = []
+
+    def come(self, number: int, frame: FrameType | None) -> None:
+        """A handler. The second of a kind is not held: whoever presses twice has waited long enough."""
+        if number in self._came:
+            self._call(number, frame)
+        self._came.append(number)
+
+    def check(self) -> None:
+        """Does what was held back; mostly that is to raise KeyboardInterrupt."""
+        while self._came:
+            self._call(self._came.pop(0), None)
+
+    def _call(self, number: int, frame: FrameType | None) -> None:
+        self.handlers[number](number, frame)
+
+
+@contextmanager
+def held_back() -> Iterator[Interrupts]:
+    """While in it, signals that Python handles wait for `check`, and at the latest for the end.
+
+    In other threads than the first, which get no signals, it does nothing.
+    """
+    held = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    try:
+        for name in _HELD:
+            number = getattr(signal, name)
+            handler = signal.getsignal(number)
+            if callable(handler):
+                held.handlers[number] = handler
+                signal.signal(number, held.come)
+        yield held
+    finally:
+        for number, handler in held.handlers.items():
+            signal.signal(number, handler)
+        held.check()

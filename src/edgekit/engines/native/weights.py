@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.encoder.crew import CrewMember
-from edgekit.engines.native.encoder.plan import F32
+from edgekit.engines.native.buffers import matrices, row_bytes, vectors
+from edgekit.engines.native.crew import CrewMember
+from edgekit.engines.native.encoder_plan import F32
 from edgekit.engines.native.kernels.types import BlockError
-from edgekit.engines.native.tensors import matrices, row_bytes, vectors
 from edgekit.engines.native.types import NativeModel
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType
@@ -22,6 +22,7 @@ from edgekit.formats.types import Tensor
 if TYPE_CHECKING:
     from edgekit.engines.native.file import WeightFile
     from edgekit.engines.native.kernels.types import Kernels
+
 
 Packed = NDArray[np.uint8]
 

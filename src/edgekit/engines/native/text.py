@@ -1,0 +1,285 @@
+"""A GGUF file -> what turns texts into its tokens and tokens into text, and the chat format it was taught."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.engines.chat import Prompt, Sampling, Written
+from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.sampler import Sampler
+from edgekit.engines.native.templates import ChatFormat, chat_format
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.cost import Method
+from edgekit.engines.native.tokenizer.text import TextTokenizer
+from edgekit.engines.native.tokenizer.vocabulary import (
+    SPACE,
+    TokenKind,
+    TokenPlaces,
+    read_places,
+    read_vocabulary,
+)
+from edgekit.engines.native.types import Limits
+from edgekit.errors import ContextTooLargeError, HeaderError, TextError, UsageError
+from edgekit.terminal import quoted
+
+if TYPE_CHECKING:
+    from edgekit.engines.native.file import Walked
+    from edgekit.engines.native.generator import StreamEngine
+    from edgekit.engines.native.types import Checkpoint
+
+
+ANY_FILE = replace(Limits(), file_bytes=2**62)  # weights are streamed: their size is no danger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileText:
+    tokenizer: TextTokenizer
+    pieces: TextPieces
+    chat: ChatFormat | None  # None: it was taught none that is known here
+
+
+@contextmanager
+def open_text(path: Path | str) -> Iterator[FileText]:
+    """UnknownTokenizerError where its vocabulary is of a kind that is not known here."""
+    with closing(WeightFile(Path(path), ANY_FILE)) as file:
+        walked = walk(file, wanted=lambda _: False)
+        yield FileText(
+            tokenizer=build_tokenizer(read_vocabulary(file, walked)),
+            pieces=TextPieces(file, walked),
+            chat=chat_format(file, walked),
+        )
+
+
+def generate(
+    engine: StreamEngine,
+    tokens: Sequence[int],
+    sampler: Sampler,
+    *,
+    max_tokens: int | None,
+    stop: frozenset[int],
+    checkpoint: Checkpoint | None = None,
+) -> Iterator[int]:
+    """New tokens behind the prompt, up to one of `stop`, which is not given, or `max_tokens`.
+
+    Without `max_tokens` a window that does not roll ends it when it is full. ContextTooLargeError, before anything is
+    computed, when the prompt does not fit, or what was asked for behind it. Who stops listening ends the work; the
+    last token was not read by the engine then, nor is it after `max_tokens`.
+    """
+    if max_tokens is not None and max_tokens < 1:
+        raise UsageError(f"the number of new tokens must be at least 1 (got {max_tokens})")
+    _check_room(engine, len(tokens), max_tokens)
+    return _tokens(engine, tokens, sampler, max_tokens=max_tokens, stop=stop, checkpoint=checkpoint)
+
+
+def _tokens(
+    engine: StreamEngine,
+    tokens: Sequence[int],
+    sampler: Sampler,
+    *,
+    max_tokens: int | None,
+    stop: frozenset[int],
+    checkpoint: Checkpoint | None,
+) -> Iterator[int]:
+    logits = engine.feed(tokens, checkpoint)
+    for token in tokens:
+        sampler.accept(token)
+    made = 0
+    while True:
+        token = sampler.sample(logits)
+        sampler.accept(token)
+        if token in stop:
+            return
+        yield token
+        made += 1
+        if made == max_tokens or engine.room_tokens == 0:
+            return
+        logits = engine.feed((token,), checkpoint)
+
+
+def _check_room(engine: StreamEngine, prompt: int, max_tokens: int | None) -> None:
+    """The last new token is not read, so it needs no place."""
+    room, wanted = engine.room_tokens, prompt + (max_tokens or 1) - 1
+    if room is None or wanted <= room:
+        return
+    window, before = engine.plan.context_tokens, engine.position
+    taken = f" ({before:,} are in use)" if before else ""
+    new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
+    raise ContextTooLargeError(
+        f"a prompt of {prompt:,} tokens{new} does not fit in the context of "
+        f"{window:,}{taken}: use a context of {before + wanted:,} or more, or a rolling "
+        "window"
+    )
+
+
+_BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
+
+
+class TextPieces:
+    """The texts of a file's tokens stay in the file, which must stay open. One answer at a time."""
+
+    def __init__(self, file: WeightFile, walked: Walked) -> None:
+        """UnknownTokenizerError where a table lacks the row; HeaderError where the file lies."""
+        self._file = file
+        self._places = read_places(file, walked)
+        self._letters = _byte_letters() if _has_byte_letters(self._places) else None
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._places.stops
+
+    def push(self, token: int) -> str:
+        """The letters that are whole now; none for a token that is not shown. TextError for no token."""
+        return self._decoder.decode(self.piece(token))
+
+    def flush(self) -> str:
+        """What is left of a letter that was never finished, shown as such; ready for the next answer."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token: empty for control tokens and for those that stand for nothing."""
+        if not 0 <= token < len(self._places):
+            raise TextError(f"token {token:,} does not exist: there are {len(self._places):,}")
+        kind = self._places.kinds[token]
+        if kind not in (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.BYTE):
+            return b""
+        raw = self._file.read(*self._places.place(token))
+        if kind == TokenKind.NORMAL:
+            return self._normal(token, raw)
+        return raw if kind == TokenKind.USER_DEFINED else self._byte(token, raw)
+
+    def _normal(self, token: int, raw: bytes) -> bytes:
+        if self._letters is None:
+            return raw.replace(SPACE.encode(), b" ")
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise self._error(token, raw, "which is not valid UTF-8") from error
+        # A letter that stands for no byte is itself.
+        return b"".join(self._letters.get(letter) or letter.encode() for letter in text)
+
+    def _byte(self, token: int, raw: bytes) -> bytes:
+        if not (told := _BYTE.fullmatch(raw)):
+            raise self._error(token, raw, "which is not a byte like <0x0A>")
+        return bytes((int(told[1], 16),))
+
+    def _error(self, token: int, raw: bytes, what: str) -> HeaderError:
+        return HeaderError(
+            f"tokenizer.ggml.tokens[{token}] is {quoted(raw)}, {what}", file=self._places.file
+        )
+
+
+def _has_byte_letters(places: TokenPlaces) -> bool:
+    raw = places.pre is not None and places.pre.raw
+    return places.family.method is Method.BPE and not raw
+
+
+def _byte_letters() -> dict[str, bytes]:
+    """GPT-2's letters for the 256 bytes: what prints is itself, the others are those from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = sorted(set(range(0x100)) - set(shown))
+    letters = dict(zip(map(chr, shown), shown, strict=True))
+    letters |= {chr(0x100 + index): byte for index, byte in enumerate(hidden)}
+    return {letter: bytes((byte,)) for letter, byte in letters.items()}
+
+
+# --- a conversation
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamTalker:
+    """What was read before is not read again, as long as the next prompt begins with it."""
+
+    engine: StreamEngine
+    text: FileText
+    _read: list[int] = field(default_factory=list)
+
+    @property
+    def window_tokens(self) -> int:
+        return self.engine.plan.context_tokens
+
+    @property
+    def reads_beyond(self) -> bool:
+        """Whether a prompt that is longer than the window may simply be read."""
+        return self.engine.plan.rolling
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        tokens = prompt_tokens(self.text, prompt)
+        if not tokens:
+            raise TextError("the prompt has no tokens")
+        return tokens
+
+    def write(
+        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
+    ) -> Iterator[str]:
+        sampler = Sampler(sampling, self.engine.vocabulary)
+        rest = self._not_read(tokens)
+        for token in tokens[: len(tokens) - len(rest)]:  # what was read before counts as said, too
+            sampler.accept(token)
+        self.text.pieces.flush()  # half a letter of an answer that was broken off
+        into.prompt_tokens = len(tokens)
+        begun_s = first_s = time.monotonic()
+        try:
+            for token in generate(
+                self.engine, rest, sampler, max_tokens=max_tokens, stop=self.text.pieces.ends
+            ):
+                if not into.new_tokens:
+                    first_s = time.monotonic()
+                into.new_tokens += 1
+                self._read.append(token)
+                yield self.text.pieces.push(token)
+            reached = max_tokens is not None and into.new_tokens >= max_tokens
+            into.finish = "length" if reached or self._is_full else "stop"
+            yield self.text.pieces.flush()
+        finally:
+            into.timings = _timings(into, len(rest), begun_s, first_s)
+
+    @property
+    def _is_full(self) -> bool:
+        return not self.engine.plan.rolling and self.engine.position >= self.window_tokens
+
+    def _not_read(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Which part of it is still to be read: all of it after a reset, unless it goes on where the last one ended."""
+        known = len(self._read)
+        fed = self.engine.position
+        goes_on = 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read
+        if goes_on and not self.engine.needs_reset:
+            rest = tokens[fed:]
+        else:
+            self.engine.reset()
+            rest = tokens
+        self._read = list(tokens)
+        return rest
+
+
+def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
+    """As the model was taught: with its chat format, or plain."""
+    if prompt.is_plain:
+        return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
+    if text.chat is None:
+        raise UsageError(
+            "the built-in engine does not know this model's chat format: use --raw to "
+            "continue the text as it is, or --engine llama.cpp, which uses the model's "
+            "own template"
+        )
+    return text.chat.tokens(text.tokenizer, prompt.messages)
+
+
+def _timings(into: Written, read_tokens: int, begun_s: float, first_s: float) -> dict[str, float]:
+    found = {}
+    if first_s > begun_s:
+        found["prompt_per_second"] = read_tokens / (first_s - begun_s)
+    rest_s = time.monotonic() - first_s
+    if into.new_tokens > 1 and rest_s > 0:
+        found["predicted_per_second"] = (into.new_tokens - 1) / rest_s
+    return found
