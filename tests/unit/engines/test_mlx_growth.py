@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.engines.mlx.growth import (
+from edgekit.engines.mlx.caches import (
     MlxSession,
     chunked_length,
     full_length,

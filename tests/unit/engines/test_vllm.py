@@ -15,11 +15,11 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import F16, cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.vllm import estimate as vllm
-from edgekit.engines.vllm.cache_dtypes import BY_NAME
+from edgekit.engines.vllm.caches import BY_NAME
 from edgekit.engines.vllm.flags import read_row, values
 from edgekit.engines.vllm.models import VllmModel, vllm_model
 from edgekit.engines.vllm.module_names import Named
-from edgekit.engines.vllm.stages import stages
+from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import Gpu, VllmSetup
 from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.dtype import by_safetensors

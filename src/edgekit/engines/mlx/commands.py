@@ -18,26 +18,28 @@ from edgekit.engines.commands import (
     Command,
     LmStudioSetting,
     Startup,
+    as_file,
     lm_studio_texts,
     repository_word,
 )
 from edgekit.engines.flags import flag_words
-from edgekit.engines.mlx.convert import convert_words, converted_name
 from edgekit.engines.mlx.estimate import NOT_QUANTISED
 from edgekit.engines.mlx.flags import FLAGS
-from edgekit.engines.mlx.quant_names import read_quantize
+from edgekit.engines.mlx.quantization import read_quantize
 from edgekit.engines.mlx.types import (
     DEFAULT_PREFILL_STEP,
     FOUR_BIT,
     PLAIN,
     MlxSetup,
     Packing,
+    PackingMode,
     Quantize,
 )
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:
     from edgekit.model.open import Opened
+
 
 PROGRAM = "mlx"
 # The cache quantisations that LM Studio has.
@@ -191,3 +193,28 @@ def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quan
 def _published_estimate(packed: Quantize | None, opened: Opened) -> str | None:
     own = opened.files is not None and not opened.files.origin.is_remote
     return None if packed is None or own else _published(opened.label, packed)
+
+
+def converted_name(label: str, packed: Quantize) -> str:
+    """The folder that mlx_lm.convert is told to write."""
+    return as_file(f"{label.rsplit('/', maxsplit=1)[-1].partition(':')[0]}-{_told(packed)}")
+
+
+def _told(packed: Quantize) -> str:
+    if packed.recipe is not None:
+        return packed.recipe.value
+    mode = packed.packing.mode
+    return f"{packed.packing.bits}bit" if mode is PackingMode.AFFINE else mode.value
+
+
+def convert_words(repository: str, packed: Quantize, label: str) -> list[str]:
+    """The command that packs the weights of a repository so."""
+    words = ["mlx_lm.convert", "--hf-path", repository, "-q"]
+    packing = packed.packing
+    if packed.recipe is not None:
+        words += ["--quant-predicate", packed.recipe.value]
+    elif packing.mode is not PackingMode.AFFINE:
+        words += ["--q-mode", packing.mode.value]
+    else:
+        words += ["--q-bits", str(packing.bits), "--q-group-size", str(packing.group_size)]
+    return [*words, "--mlx-path", converted_name(label, packed)]

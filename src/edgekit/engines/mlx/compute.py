@@ -16,9 +16,7 @@ from functools import lru_cache
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.mlx.cache_lines import Prices
-from edgekit.engines.mlx.caches import Growth, Holding, Slot
-from edgekit.engines.mlx.growth import MlxSession
+from edgekit.engines.mlx.caches import Growth, Holding, MlxSession, Prices, Slot
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import (
     Attention,

@@ -8,16 +8,12 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.engines.mlx.cache_lines import Prices, cache_lines
-from edgekit.engines.mlx.caches import Holding, holdings
+from edgekit.engines.mlx.caches import Holding, Prices, cache_lines, check, holdings, read_session
 from edgekit.engines.mlx.compute import compute_lines, read_work, runtime_lines
-from edgekit.engines.mlx.dtype import item_bytes
-from edgekit.engines.mlx.kv_bits import check
 from edgekit.engines.mlx.models import mlx_model
 from edgekit.engines.mlx.prepared import KnownModel, prepare
-from edgekit.engines.mlx.session import read_session
 from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, AsStored, MlxSetup, Quantize
-from edgekit.engines.mlx.weights import quantization_of, weight_lines
+from edgekit.engines.mlx.weights import item_bytes, quantization_of, weight_lines
 from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import LatentAttention, Model

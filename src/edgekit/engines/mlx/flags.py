@@ -27,13 +27,13 @@ TITLE = "MLX"
 
 
 def _quantize_field(named: str | Quantize | AsStored) -> Quantize | AsStored | None:
-    from edgekit.engines.mlx.quant_names import read_quantize
+    from edgekit.engines.mlx.quantization import read_quantize
 
     return (read_quantize(named) if named else None) if isinstance(named, str) else named
 
 
 def _quantize_value(wanted: Quantize | AsStored) -> str:
-    from edgekit.engines.mlx.quant_names import quantize_name
+    from edgekit.engines.mlx.quantization import quantize_name
 
     return quantize_name(wanted)
 
@@ -79,13 +79,13 @@ def default_setup() -> MlxSetup:
 
 def read_quant(name: str) -> str | None:
     """The quantisation of `--quant NAME` as --quantize has it; None where MLX has no such."""
-    from edgekit.engines.mlx.quant_names import quantize_word
+    from edgekit.engines.mlx.quantization import quantize_word
 
     return quantize_word(name)
 
 
 def quant_names() -> tuple[str, ...]:
-    from edgekit.engines.mlx.quant_names import NAMES
+    from edgekit.engines.mlx.quantization import NAMES
 
     return NAMES
 
@@ -110,7 +110,7 @@ def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[L
 
 
 def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
-    from edgekit.engines.mlx.quant_names import read_quantize
+    from edgekit.engines.mlx.quantization import read_quantize
 
     named = options.get("quantization") or options.get("quant")
     bits, group = (

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.mlx.dtype import item_bytes
-from edgekit.engines.mlx.held import held_tensors, is_tied
-from edgekit.engines.mlx.models import mlx_model
-from edgekit.engines.mlx.packing import packing_words
+from edgekit.engines.mlx.models import Head, MlxModel, mlx_model
 from edgekit.engines.mlx.prepared import prepare
-from edgekit.engines.mlx.quantizer import Quantizer, check
-from edgekit.engines.mlx.stated import stated_overrides, stated_quantize
-from edgekit.engines.mlx.stored import converted_bytes, loaded_bytes
-from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, PLAIN, AsStored, Quantize
-from edgekit.errors import UnknownArchitectureError
-from edgekit.formats.quantization import read_quantization
-from edgekit.formats.types import Quantization
+from edgekit.engines.mlx.quantization import (
+    packed_bytes,
+    packing_words,
+    stated_overrides,
+    stated_quantize,
+)
+from edgekit.engines.mlx.types import (
+    AS_STORED,
+    FOUR_BIT,
+    PLAIN,
+    AsStored,
+    BitsRecipe,
+    Packing,
+    Quantize,
+)
+from edgekit.errors import RefusedError, UnknownArchitectureError
+from edgekit.formats.quantization import is_companion, read_quantization
+from edgekit.formats.types import ModelHeader, Quantization, Tensor
 from edgekit.machine.types import DEVICE
-from edgekit.model.types import Model
+from edgekit.model.hyperparameters import text_section
+from edgekit.model.roles import Role, block_of, roles_of
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensors import expected_tensors
+from edgekit.model.types import (
+    LatentAttention,
+    Layer,
+    Model,
+    ModelGeometry,
+    Recurrent,
+    SharedCache,
+)
 from edgekit.units import format_bytes
 
 # Matrices follow from config.json exactly for most models; small vectors of some families do not.
@@ -148,3 +169,216 @@ def _lines(
         )
         for layer, size in ordered
     )
+
+
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
+
+
+def item_bytes(header: ModelHeader) -> int:
+    """Bytes of the type that caches and unquantised weights have.
+
+    The type of most unquantised tensors, else the one config.json states, else 2 bytes.
+    """
+    if header.tensors:
+        plain = Counter(t.type.name for t in header.tensors if t.type.name in _FLOATS)
+        if plain:
+            return _FLOATS[plain.most_common(1)[0][0]]
+    inner = (header.config.get(name) for name in _SECTIONS)
+    for section in (header.config, *(part for part in inner if isinstance(part, Mapping))):
+        for key in ("torch_dtype", "dtype"):
+            value = section.get(key)
+            if isinstance(value, str) and value.removeprefix("torch.") in _BYTES:
+                return _BYTES[value.removeprefix("torch.")]
+    return 2
+
+
+_KEYS_AND_VALUES = frozenset({TensorRole.KEY, TensorRole.VALUE})
+
+
+def held_tensors(
+    geometry: ModelGeometry, config: Mapping[str, Any], file: MlxModel
+) -> tuple[ExpectedTensor, ...]:
+    """Without towers and prediction blocks: mlx-lm drops both. May raise UnknownArchitectureError."""
+    tied = is_tied(config, file)
+    layers = {layer.index: layer for layer in geometry.layers}
+    expected = expected_tensors(replace(geometry, tied_embeddings=tied), config)
+    return tuple(
+        part
+        for tensor in expected
+        for part in _parts(tensor, layers.get(-1 if tensor.layer is None else tensor.layer), file)
+    )
+
+
+def is_tied(config: Mapping[str, Any], file: MlxModel) -> bool:
+    if file.head in {Head.TIED, Head.OWN}:
+        return file.head is Head.TIED
+    for section in (text_section(config), config):
+        for word in ("tie_word_embeddings", "share_input_output_layers"):
+            if isinstance(section.get(word), bool):
+                return bool(section[word])
+    return file.head is Head.TIED_BY_DEFAULT
+
+
+def _parts(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> Iterator[ExpectedTensor]:
+    mixer = None if layer is None else layer.mixer
+    role = tensor.role
+    if role is TensorRole.HEAD and file.raw_head:
+        yield replace(tensor, kind=TensorKind.RAW)
+    elif role is TensorRole.ROUTER and tensor.kind is not TensorKind.BIAS:
+        yield replace(tensor, kind=TensorKind.RAW if file.raw_router else TensorKind.LINEAR)
+    elif role is TensorRole.LATENT_UP and file.split_latent and isinstance(mixer, LatentAttention):
+        yield from _absorbed(tensor, mixer)
+    elif role is TensorRole.STATE_IN and file.split_state and isinstance(mixer, Recurrent):
+        out, into = tensor.shape
+        yield replace(tensor, shape=(out - mixer.inner, into))
+        yield replace(tensor, shape=(mixer.inner, into), role=TensorRole.VALUE)
+    elif not _is_borrowed(tensor, layer, file):
+        yield tensor
+
+
+def _absorbed(tensor: ExpectedTensor, kind: LatentAttention) -> Iterator[ExpectedTensor]:
+    """embed_q and unembed_out, a small matrix for each head."""
+    rank = tensor.shape[-1]
+    yield replace(tensor, shape=(kind.heads, rank, kind.key_dim - kind.rope_dim))
+    yield replace(tensor, shape=(kind.heads, kind.value_dim, rank))
+
+
+def _is_borrowed(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> bool:
+    """Keys and values of a layer that reads another's."""
+    shares = layer is not None and isinstance(layer.mixer, SharedCache)
+    return shares and not file.shared_kv and tensor.role in _KEYS_AND_VALUES
+
+
+_DROPPED = frozenset({Role.TOWER, Role.MTP})
+_FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+_UNFOLDED_BYTES = 2  # sanitize makes bf16 of fp8
+_PACKED = frozenset(
+    {Role.EMBEDDING, Role.OUTPUT, Role.ATTENTION, Role.FEED_FORWARD, Role.EXPERTS, Role.RECURRENT}
+)
+
+
+def loaded_bytes(
+    tensors: Iterable[Tensor], quantization: Quantization | None, *, layers: int, tied: bool
+) -> tuple[dict[int | None, int], int]:
+    """Bytes by layer (None: outside them), and bytes of the files that are left out."""
+    listed = tuple(tensors)
+    method = "" if quantization is None else quantization.method
+    named = {tensor.name: tensor for tensor in listed}
+    sizes: dict[int | None, int] = defaultdict(int)
+    for tensor, _ in _used(listed, layers=layers, tied=tied):
+        sizes[block_of(tensor.name)] += _loaded_size(tensor, method, named)
+    used = sum(tensor.size_bytes for tensor, _ in _used(listed, layers=layers, tied=tied))
+    return dict(sizes), sum(tensor.size_bytes for tensor in listed) - used
+
+
+def converted_bytes(
+    tensors: Iterable[Tensor], packing: Packing, item_bytes: int, *, layers: int, tied: bool
+) -> dict[int | None, int]:
+    """By names and shapes alone: every matrix packed, every vector and convolution plain."""
+    sizes: dict[int | None, int] = defaultdict(int)
+    for tensor, role in _used(tuple(tensors), layers=layers, tied=tied):
+        is_matrix = len(tensor.shape) > 1 and role in _PACKED and "conv" not in tensor.name
+        if is_matrix and tensor.shape[-1] % packing.group_size == 0:
+            sizes[block_of(tensor.name)] += packed_bytes(tensor.elements, packing, item_bytes)
+        else:
+            sizes[block_of(tensor.name)] += tensor.elements * item_bytes
+    return dict(sizes)
+
+
+def _used(listed: tuple[Tensor, ...], *, layers: int, tied: bool) -> Iterator[tuple[Tensor, Role]]:
+    """What sanitize leaves: no towers, no prediction blocks, no second copy of a tied head."""
+    for tensor, role in zip(listed, roles_of(listed, layers=layers), strict=True):
+        second = tied and role is Role.OUTPUT
+        if role not in _DROPPED and not second and "inv_freq" not in tensor.name:
+            yield tensor, role
+
+
+def _loaded_size(tensor: Tensor, method: str, named: Mapping[str, Tensor]) -> int:
+    if method == "fp8":
+        if tensor.type.name in _FP8:
+            return tensor.elements * _UNFOLDED_BYTES
+        return 0 if is_companion(tensor.name, named) else tensor.size_bytes
+    if method in {"awq", "gptq"} and tensor.name.endswith(".qzeros"):
+        scales = named.get(tensor.name.removesuffix(".qzeros") + ".scales")
+        return tensor.size_bytes if scales is None else scales.size_bytes  # they become biases
+    if method == "compressed-tensors" and tensor.name.endswith(".weight_scale"):
+        return 2 * tensor.size_bytes  # a bias for every scale
+    return tensor.size_bytes
+
+
+_MATRICES = frozenset({TensorKind.LINEAR, TensorKind.EMBEDDING, TensorKind.EXPERT})
+_EIGHT_BIT = Packing(bits=8, group_size=64)
+_RECIPE_BITS = {  # convert.py:24: low, high
+    BitsRecipe.MIXED_2_6: (2, 6),
+    BitsRecipe.MIXED_3_4: (3, 4),
+    BitsRecipe.MIXED_3_6: (3, 6),
+    BitsRecipe.MIXED_4_6: (4, 6),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantizer:
+    """Decides for one model how each of its matrices is stored."""
+
+    file: MlxModel
+    layers: int
+    item_bytes: int
+    quantize: Quantize | None  # None: nothing is packed
+    overrides: Mapping[tuple[int | None, TensorRole], Packing | None] = field(default_factory=dict)
+    stated: bool = False  # config.json names every exception: the model file's own rules are in it
+
+    def size_bytes(self, tensor: ExpectedTensor) -> int:
+        if tensor.kind not in _MATRICES:
+            return tensor.elements * self._vector_bytes(tensor)
+        if self._is_ternary(tensor):
+            return tensor.elements // 4 + self.item_bytes  # four to a byte, and one scale
+        packing = self.packing(tensor)
+        if packing is None:
+            return tensor.elements * self.item_bytes
+        return packed_bytes(tensor.elements, packing, self.item_bytes)
+
+    def packing(self, tensor: ExpectedTensor) -> Packing | None:
+        """None: the matrix stays as it is. One whose rows the group does not divide always does."""
+        asked = self.quantize
+        if asked is None or self._is_ternary(tensor):
+            return None
+        if asked.experts is not None and tensor.kind is TensorKind.EXPERT:
+            return asked.experts
+        if (tensor.layer, tensor.role) in self.overrides:
+            return self.overrides[tensor.layer, tensor.role]
+        if not asked.rest or tensor.shape[-1] % asked.packing.group_size:
+            return None
+        if self.stated:
+            return asked.packing
+        if asked.recipe is not None:
+            return self._mixed(tensor, asked.recipe, asked.packing)
+        if tensor.role in self.file.plain:
+            return None
+        return _EIGHT_BIT if tensor.role in self.file.eight_bit else asked.packing
+
+    def _mixed(self, tensor: ExpectedTensor, recipe: BitsRecipe, packing: Packing) -> Packing:
+        low, high = _RECIPE_BITS[recipe]
+        wanted = tensor.role is TensorRole.HEAD or (
+            tensor.role in self.file.values | self.file.downs and self._more_bits(tensor.layer)
+        )
+        return replace(packing, bits=high if wanted else low)
+
+    def _more_bits(self, layer: int | None) -> bool:
+        """The first and the last eighth of the layers, and every third in between."""
+        index, eighth = layer or 0, self.layers // 8
+        return index < eighth or index >= 7 * self.layers // 8 or (index - eighth) % 3 == 2
+
+    def _is_ternary(self, tensor: ExpectedTensor) -> bool:
+        return self.file.ternary and tensor.kind is TensorKind.LINEAR and tensor.layer is not None
+
+    def _vector_bytes(self, tensor: ExpectedTensor) -> int:
+        vector = len(tensor.shape) == 1
+        return 4 if vector and tensor.role in self.file.f32 else self.item_bytes
+
+
+def check(quantize: Quantize | None, file: MlxModel) -> None:
+    """Raises RefusedError where a recipe does not know the model's names."""
+    if quantize is not None and quantize.recipe is not None and not file.downs:
+        raise RefusedError("mlx-lm: Model does not have expected keys for mixed quant.")

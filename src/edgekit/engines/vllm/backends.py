@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edgekit.engines.vllm.cache_dtypes import BY_NAME
+from edgekit.engines.vllm.caches import BY_NAME
 from edgekit.errors import RefusedError
 
 DEFAULT_BLOCK = 16  # config/cache.py DEFAULT_BLOCK_SIZE

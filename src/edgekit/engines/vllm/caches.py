@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from edgekit.engines.vllm.cache_dtypes import BY_NAME, PACKED_LATENT_BYTES
 from edgekit.engines.vllm.models import vllm_model
-from edgekit.engines.vllm.states import state_blocks, state_bytes
-from edgekit.engines.vllm.types import CacheSpec, Keeps, Members
-from edgekit.errors import RefusedError
+from edgekit.engines.vllm.types import DTYPE_BYTES, CacheSpec, Keeps, Members
+from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (
     Attention,
+    Cell,
     HybridLayer,
     LatentAttention,
     LayerKind,
@@ -152,3 +152,177 @@ def per_rank(heads: int, ranks: int) -> int:
     if max(heads, ranks) % min(heads, ranks):
         raise RefusedError(f"{heads} KV heads cannot be divided among {ranks} ranks")
     return max(1, heads // ranks)
+
+
+SCALE_BYTES = 4  # an f32 beside each key and each value
+PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}  # mla_attention.py get_kv_cache_spec
+
+
+def _plain(element_bytes: int) -> Callable[[int, int], int]:
+    return lambda key, value: (key + value) * element_bytes
+
+
+def _scaled(key: int, value: int) -> int:
+    return key + value + 2 * SCALE_BYTES  # triton_attn.py customize_spec
+
+
+def _scaled_halves(key: int, value: int) -> int:
+    return key // 2 + value // 2 + 2 * SCALE_BYTES
+
+
+def _turbo(key_bits: int, value_bits: int) -> Callable[[int, int], int]:
+    """turboquant/config.py slot_size_aligned: fp8 keys bare, others with a norm; values with scale and zero."""
+
+    def size(key: int, _value: int) -> int:
+        keys = key if key_bits == 8 else -(-key * key_bits // 8) + 2
+        slot = keys + -(-key * value_bits // 8) + 4
+        return slot + slot % 2
+
+    return size
+
+
+def _nvfp4(key: int, value: int) -> int:
+    return sum(width // 2 + width // 16 for width in (key, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheDtype:
+    name: str
+    head_bytes: Callable[[int, int], int]  # widths of a key and a value -> bytes of both
+    quantized: bool = True
+
+    @property
+    def packs_boundaries(self) -> bool:
+        """The first and last layers of a model without recurrences stay as they are."""
+        return self.name.startswith("turboquant_")
+
+
+def _row(name: str, head_bytes: Callable[[int, int], int], *, quantized: bool = True) -> CacheDtype:
+    return CacheDtype(name=name, head_bytes=head_bytes, quantized=quantized)
+
+
+TABLE: tuple[CacheDtype, ...] = (
+    *(_row(name, _plain(size), quantized=False) for name, size in DTYPE_BYTES.items()),
+    _row("fp8", _plain(1)),
+    _row("fp8_e4m3", _plain(1)),
+    _row("fp8_e5m2", _plain(1)),
+    _row("fp8_inc", _plain(1)),
+    _row("fp8_ds_mla", _plain(1)),
+    _row("nvfp4_ds_mla", _plain(1)),
+    _row("turboquant_k8v4", _turbo(8, 4)),
+    _row("turboquant_4bit_nc", _turbo(4, 4)),
+    _row("turboquant_k3v4_nc", _turbo(3, 4)),
+    _row("turboquant_3bit_nc", _turbo(3, 3)),
+    _row("ultraquant_4bit", _plain(1)),
+    _row("int4_per_token_head", _scaled_halves),
+    _row("int8_per_token_head", _scaled),
+    _row("fp8_per_token_head", _scaled),
+    _row("nvfp4", _nvfp4),
+    _row("nvfp4_4over6", _nvfp4),
+)
+BY_NAME: Mapping[str, CacheDtype] = {row.name: row for row in TABLE}
+NAMES = ("auto", *(row.name for row in TABLE if row.name != "float32"))
+
+
+def check_name(name: str) -> None:
+    if name not in NAMES:
+        raise UsageError(f"unknown cache dtype {name[:40]!r}; choose one of {', '.join(NAMES)}")
+
+
+def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:
+    """What "auto" means for a checkpoint: "auto" itself, or the scheme it was calibrated for.
+
+    torch_utils.py get_kv_cache_quant_algo_string (ModelOpt), attention.py Attention.__init__ (compressed-tensors).
+    """
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return "auto"
+    method = str(quantization.get("quant_method") or "")
+    if method.startswith("modelopt"):
+        return _modelopt(quantization)
+    stated = isinstance(quantization.get("kv_cache_scheme"), Mapping)
+    if method == "compressed-tensors" and stated and not latent:
+        return "fp8"
+    return "auto"
+
+
+def _modelopt(quantization: Mapping[str, Any]) -> str:
+    nested = quantization.get("quantization")
+    inner = nested if isinstance(nested, Mapping) else quantization
+    places = (
+        (part, key)
+        for key in ("kv_cache_scheme", "kv_cache_quant_algo")
+        for part in (inner, quantization)
+    )
+    stated = next((part[key] for part, key in places if part.get(key)), None)
+    if isinstance(stated, Mapping):
+        stated = _scheme(stated)
+    known = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
+    return known.get(str(stated).lower(), "auto")
+
+
+def _scheme(scheme: Mapping[str, Any]) -> str:
+    if scheme.get("type") != "float":
+        return ""
+    if scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
+        return "fp8"
+    return "nvfp4" if scheme.get("num_bits") == 4 else ""
+
+
+Shape = Callable[
+    [Recurrent, int], tuple[int, int]
+]  # elements of the convolution's tail, of the state
+
+
+def state_bytes(kind: Recurrent, ranks: int, conv_dtype: str, state_dtype: str) -> int:
+    shape = _SHAPES.get(kind.cell)
+    if shape is None:
+        raise RefusedError(f"vLLM 0.32 has no model with {kind.cell.value} layers")
+    conv, state = shape(kind, ranks)
+    return conv * DTYPE_BYTES[conv_dtype] + state * DTYPE_BYTES[state_dtype]
+
+
+def state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
+    """Blocks of one request: its state; a second to copy on write; a third that a Mamba-2 prefill leaves behind."""
+    if not prefix_caching:
+        return 1
+    return 3 if kind.cell is Cell.MAMBA2 else 2  # MambaSpec.max_memory_usage_bytes, mamba_mixer2.py
+
+
+def _share(size: int, ranks: int, what: str) -> int:
+    if size % ranks:
+        raise RefusedError(f"{what} of {size} is not divisible by tensor parallel size {ranks}")
+    return size // ranks
+
+
+def _mamba(kind: Recurrent, ranks: int) -> tuple[int, int]:
+    inner = _share(kind.inner, ranks, "an inner width")
+    return (kind.conv_kernel - 1) * inner, inner * kind.state_size
+
+
+def _mamba2(kind: Recurrent, ranks: int) -> tuple[int, int]:
+    # Groups are copied until every rank has one.
+    groups = kind.groups if kind.groups % ranks == 0 else ranks
+    channels = _share(kind.inner + 2 * groups * kind.state_size, ranks, "a convolution")
+    _share(kind.heads, ranks, "a count of state heads")
+    return (kind.conv_kernel - 1) * channels, kind.state_elements // ranks
+
+
+def _delta(kind: Recurrent, ranks: int) -> tuple[int, int]:
+    taps = kind.conv_kernel - 1
+    channels = _share(kind.conv_elements // max(taps, 1), ranks, "a convolution")
+    _share(kind.heads, ranks, "a count of state heads")
+    return taps * channels, kind.state_elements // ranks
+
+
+def _short_conv(kind: Recurrent, ranks: int) -> tuple[int, int]:
+    return (kind.conv_kernel - 1) * _share(kind.inner, ranks, "a convolution"), 0
+
+
+_SHAPES: Mapping[Cell, Shape] = {
+    Cell.MAMBA: _mamba,
+    Cell.MAMBA2: _mamba2,
+    Cell.GATED_DELTA: _delta,
+    Cell.KIMI_DELTA: _delta,
+    Cell.SHORT_CONV: _short_conv,
+}

@@ -13,9 +13,9 @@ from edgekit.engines.vllm.models import check_has
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
 from edgekit.engines.vllm.overhead import available_bytes, held_lines
 from edgekit.engines.vllm.prepared import HeldKey, prepare
-from edgekit.engines.vllm.stages import stages
+from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, BlockPool, ResolvedVllm, VllmSetup
-from edgekit.engines.vllm.weight_lines import fullest_stage, weight_lines
+from edgekit.engines.vllm.weights import fullest_stage, weight_lines
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Model
 from edgekit.units import format_bytes

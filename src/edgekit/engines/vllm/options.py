@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.bill.types import Load
-from edgekit.engines.vllm import cache_dtypes
-from edgekit.engines.vllm.alignment import settle_blocks
+from edgekit.engines.vllm import caches as cache_dtypes
 from edgekit.engines.vllm.backends import AttentionBackend, AttentionNeeds, choose
+from edgekit.engines.vllm.blocks import bytes_per_block, group_members, of_stage, settle_blocks
 from edgekit.engines.vllm.caches import Storage, attention_of, boundary_layers, cache_members
-from edgekit.engines.vllm.grouping import bytes_per_block, group_members, of_stage
 from edgekit.engines.vllm.models import section_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
-from edgekit.engines.vllm.stages import stages
+from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, ResolvedVllm, VllmSetup
 from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (

@@ -8,8 +8,8 @@ from edgekit.model.types import Cached, CachedBy
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine
+    from edgekit.engines.vllm.expected import VllmWeights
     from edgekit.engines.vllm.types import ResolvedVllm, VllmSetup
-    from edgekit.engines.vllm.weights import VllmWeights
     from edgekit.model.types import Model
 
 

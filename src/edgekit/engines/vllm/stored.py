@@ -13,10 +13,7 @@ from fractions import Fraction
 
 from edgekit.basis import Basis
 from edgekit.engines.vllm.caches import attention_of
-from edgekit.engines.vllm.models import vllm_model
-from edgekit.engines.vllm.sharding import Cut, padded
-from edgekit.engines.vllm.types import DTYPE_BYTES
-from edgekit.engines.vllm.weights import (
+from edgekit.engines.vllm.expected import (
     EXPERT_ROLES,
     F32_BYTES,
     Cast,
@@ -26,6 +23,9 @@ from edgekit.engines.vllm.weights import (
     recurrent_of,
     router_in_f32,
 )
+from edgekit.engines.vllm.models import vllm_model
+from edgekit.engines.vllm.sharding import Cut, padded
+from edgekit.engines.vllm.types import DTYPE_BYTES
 from edgekit.formats.types import Tensor
 from edgekit.model.roles import Role, block_of, roles_of
 from edgekit.model.types import Cell, Layer, Model

@@ -1,0 +1,261 @@
+"""What a packed matrix takes, what config.json says is packed, and the names of quantisations (MLX 0.32.4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from edgekit.engines.mlx.types import (
+    AS_STORED,
+    PLAIN,
+    AsStored,
+    BitsRecipe,
+    Packing,
+    PackingMode,
+    Quantize,
+)
+from edgekit.errors import HeaderError, RefusedError, UsageError
+from edgekit.formats.types import Quantization
+from edgekit.model.tensor_recipes import TensorRole
+from edgekit.model.tensor_recipes import TensorRole as R
+from edgekit.terminal import unquoted
+
+# utils.py:1038, defaults_for_mode: group size and bits of a mode that is named alone.
+DEFAULTS = {
+    PackingMode.AFFINE: (64, 4),
+    PackingMode.MXFP4: (32, 4),
+    PackingMode.NVFP4: (16, 4),
+    PackingMode.MXFP8: (32, 8),
+}
+WEIGHT_BITS = (1, 2, 3, 4, 5, 6, 8)
+GROUP_SIZES = {
+    PackingMode.AFFINE: (32, 64, 128),
+    PackingMode.MXFP4: (32,),
+    PackingMode.NVFP4: (16,),
+    PackingMode.MXFP8: (32,),
+}
+
+
+def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
+    """Bits and what each group holds beside them: affine a scale and a bias, the others one byte."""
+    beside = 2 * item_bytes if packing.mode is PackingMode.AFFINE else 1
+    return elements * packing.bits // 8 + elements // packing.group_size * beside
+
+
+def packing_words(packing: Packing) -> str:
+    if packing.mode is PackingMode.AFFINE:
+        return f"{packing.bits} bits, group {packing.group_size}"
+    return str(packing.mode.value)
+
+
+# fmt: off
+_TABLE: tuple[tuple[str, tuple[R, ...]], ...] = (
+    (r"shared_?(experts?|mlp)\.gate_proj$", (R.SHARED_GATE,)),
+    (r"shared_?(experts?|mlp)\.up_proj$", (R.SHARED_UP,)),
+    (r"shared_?(experts?|mlp)\.down_proj$", (R.SHARED_DOWN,)),
+    (r"(switch_mlp|switch_glu|experts)\.gate_proj$", (R.EXPERT_GATE,)),
+    (r"(switch_mlp|switch_glu|experts)\.(up_proj|fc1)$", (R.EXPERT_UP,)),
+    (r"(switch_mlp|switch_glu|experts)\.(down_proj|fc2)$", (R.EXPERT_DOWN,)),
+    (r"shared_expert_gate$", (R.SHARED_SWITCH,)),
+    (r"(mlp|moe|feed_forward)\.gate(\.gate|\.proj|\.gate_proj)?$|\brouter(\.\w+)?$|classifier$", (R.ROUTER,)),
+    (r"embed_tokens_per_layer$", (R.LAYER_EMBEDDING,)),
+    (r"embed_tokens$|word_embeddings$|tok_embeddings$|\bwte$|\bembeddings$|embed_in$", (R.EMBEDDING,)),
+    (r"lm_head$|embed_out$|^output$", (R.HEAD,)),
+    (r"linear_attn\.in_proj_qkvz$", (R.STATE_IN, R.STATE_GATE)),
+    (r"linear_attn\.in_proj_(qkv|q|k|v)$|(mamba|mixer|conv)\.in_proj$", (R.STATE_IN,)),
+    (r"linear_attn\.in_proj_z$", (R.STATE_GATE,)),
+    (r"linear_attn\.in_proj_(ba|a|b)$", (R.STATE_BETA,)),
+    (r"(linear_attn|mamba|mixer|conv)\.out_proj$", (R.STATE_OUT,)),
+    (r"x_proj$", (R.STATE_X,)),
+    (r"dt_proj$", (R.STATE_DT,)),
+    (r"q_a_proj$", (R.QUERY_DOWN,)),
+    (r"q_b_proj$", (R.QUERY_UP,)),
+    (r"kv_a_proj_with_mqa$", (R.LATENT_DOWN,)),
+    (r"kv_b_proj$|embed_q$|unembed_out$", (R.LATENT_UP,)),
+    (r"qkv_proj$|query_key_value$|\bWqkv$|c_attn$", (R.QUERY, R.KEY, R.VALUE)),
+    (r"q_proj$", (R.QUERY,)),
+    (r"k_proj$", (R.KEY,)),
+    (r"v_proj$", (R.VALUE,)),
+    (r"o_proj$|attn\.(out_proj|dense)$", (R.OUTPUT,)),
+    (r"gate_up_proj$", (R.GATE, R.UP)),
+    (r"gate_proj$|\bw1$", (R.GATE,)),
+    (r"up_proj$|\bw3$|c_fc$|fc1$", (R.UP,)),
+    (r"down_proj$|\bw2$|c_proj$|fc2$", (R.DOWN,)),
+)
+# fmt: on
+_RULES = tuple((re.compile(pattern), roles) for pattern, roles in _TABLE)
+_LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d{1,6})\b")
+
+
+def module_of(path: str) -> tuple[int | None, tuple[R, ...]]:
+    """The layer and the roles of the module at that path; no roles for a path that is not known."""
+    found = _LAYER.search(path)
+    tail = path[found.end() :] if found is not None else path
+    return (int(found[1]) if found is not None else None), _roles(tail)
+
+
+@lru_cache(maxsize=1024)
+def _roles(tail: str) -> tuple[R, ...]:
+    return next((roles for rule, roles in _RULES if rule.search(tail)), ())
+
+
+Overrides = Mapping[tuple[int | None, TensorRole], Packing | None]
+
+_MODES = {mode.value: mode for mode in PackingMode}
+# Files whose sanitize takes fp8 blocks apart (weight_scale_inv).
+_TAKES_FP8 = frozenset(
+    {
+        "deepseek_v3",
+        "deepseek_v32",
+        "mimo_v2_flash",
+        "minimax",
+        "minimax_m3_vl",
+        "ministral3",
+        "mistral4",
+    }
+)
+_CONTAINERS = {  # utils.py:309, formats of compressed-tensors
+    "nvfp4-pack-quantized": Packing(bits=4, group_size=16, mode=PackingMode.NVFP4),
+    "mxfp4-pack-quantized": Packing(bits=4, group_size=32, mode=PackingMode.MXFP4),
+    "pack-quantized": Packing(bits=4, group_size=32),
+}
+MXFP4 = Packing(bits=4, group_size=32, mode=PackingMode.MXFP4)
+_MXFP8 = Packing(bits=8, group_size=32, mode=PackingMode.MXFP8)
+
+
+def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | None:
+    """None: plain numbers (or fp8, which becomes them). Raises RefusedError for what mlx-lm does not load."""
+    if quantization is None:
+        return None
+    if quantization.mlx:
+        return Quantize(packing=_read(quantization))
+    method, layout = quantization.method, quantization.format
+    if method == "mxfp4":  # gpt-oss: its experts
+        return Quantize(experts=MXFP4, rest=False)
+    if method in {"awq", "gptq"}:
+        return Quantize(packing=Packing(bits=4, group_size=quantization.group_size or 128))
+    if method == "mxfp8":
+        return Quantize(packing=_MXFP8)
+    if method == "modelopt" and layout == "NVFP4":
+        return Quantize(packing=_CONTAINERS["nvfp4-pack-quantized"])
+    if method == "compressed-tensors" and layout in _CONTAINERS:
+        return Quantize(packing=_CONTAINERS[layout])
+    if method == "bitnet" or (method == "fp8" and name in _TAKES_FP8):
+        return None
+    told = f"{method} ({layout})" if layout else method
+    raise RefusedError(f"mlx-lm: {name} does not load weights quantised with {unquoted(told)}")
+
+
+def stated_overrides(quantization: Quantization | None) -> Overrides:
+    """Modules with a setting of their own."""
+    found: dict[tuple[int | None, TensorRole], Packing | None] = {}
+    if quantization is not None and quantization.mlx:
+        for path, setting in quantization.overrides:
+            layer, roles = module_of(path)
+            packing = _own(setting, quantization)
+            found.update({(layer, role): packing for role in roles})
+    return found
+
+
+def _own(setting: object, quantization: Quantization) -> Packing | None:
+    """False: not packed; True: like the rest; or a setting."""
+    if not isinstance(setting, Mapping):
+        return _read(quantization) if setting else None
+    return _packing(setting.get("mode", "affine"), setting.get("bits"), setting.get("group_size"))
+
+
+def _read(quantization: Quantization) -> Packing:
+    return _packing(quantization.method, quantization.bits, quantization.group_size)
+
+
+def _packing(mode: object, bits: object, group_size: object) -> Packing:
+    kind = _MODES.get(mode) if isinstance(mode, str) else None
+    if kind is None:
+        raise HeaderError(f"config.json: MLX has no quantisation mode {str(mode)[:40]!r}")
+    usual_group, usual_bits = DEFAULTS[kind]
+    group_size = usual_group if group_size is None else group_size
+    bits = usual_bits if bits is None else bits
+    if not isinstance(bits, (int, float)) or bits not in WEIGHT_BITS:
+        raise HeaderError(f"config.json: MLX does not support {str(bits)[:20]}-bit weights")
+    if not isinstance(group_size, int) or group_size not in GROUP_SIZES[kind]:
+        raise HeaderError(f"config.json: MLX does not support groups of {str(group_size)[:20]}")
+    return Packing(bits=int(bits), group_size=group_size, mode=kind)
+
+
+_PLAIN = frozenset({"bf16", "fp16", "f16", "none"})
+_STORED = frozenset({"as stored", "as_stored", "stored"})
+_RECIPES = {recipe.value: recipe for recipe in BitsRecipe}
+_AFFINE = re.compile(r"q(\d)(?:_g(\d{1,4}))?")  # q4_g64
+_PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gpt-oss on the hub
+_BITS = re.compile(r"(?:q|int)?([2-8])[-_ ]?(?:bits?)?", re.IGNORECASE)
+NAMES = ("8bit", "6bit", "5bit", "4bit", "3bit", "2bit", "mxfp4", "nvfp4", "mxfp8", "bf16")
+_NATIVE = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
+
+
+def read_quantize(
+    named: str, *, bits: int | None = None, group_size: int | None = None
+) -> Quantize | AsStored:
+    """q4_g64, mxfp4, mixed_3_6, MXFP4-Q8_g64, bf16 -> what mlx_lm.convert would be told."""
+    name = named.lower()
+    if name in _STORED:
+        return AS_STORED
+    if name in _PLAIN:
+        return PLAIN
+    if name in _NATIVE:
+        return Quantize(experts=MXFP4, rest=False)
+    if found := _PACKED_EXPERTS.fullmatch(name):
+        return Quantize(packing=_affine(found[1], found[2]), experts=MXFP4)
+    if found := _AFFINE.fullmatch(name):
+        return Quantize(packing=_affine(found[1], found[2] or group_size))
+    if name in _RECIPES:
+        packing = replace(_affine("4", group_size), bits=4)
+        return Quantize(packing=packing, recipe=_RECIPES[name])
+    if name in _MODES:
+        return Quantize(packing=_mode(_MODES[name], bits, group_size))
+    known = ", ".join(["bf16", "q4_g64", *_MODES, *_RECIPES])
+    raise UsageError(f"unknown quantisation {named[:40]!r}; choose one of {known}")
+
+
+def _affine(bits: str | int, group_size: str | int | None) -> Packing:
+    return _mode(PackingMode.AFFINE, int(bits), None if group_size is None else int(group_size))
+
+
+def _mode(mode: PackingMode, bits: int | None, group_size: int | None) -> Packing:
+    usual_group, usual_bits = DEFAULTS[mode]
+    group, wide = group_size or usual_group, bits or usual_bits
+    widths = WEIGHT_BITS if mode is PackingMode.AFFINE else (usual_bits,)
+    if group not in GROUP_SIZES[mode] or wide not in widths:
+        raise UsageError(
+            f"MLX does not support {wide} bits in groups of {group} with mode {mode.value}"
+        )
+    return Packing(bits=wide, group_size=group, mode=mode)
+
+
+def quantize_name(wanted: Quantize | AsStored) -> str:
+    """And back: the shortest name that `read_quantize` reads as this."""
+    if isinstance(wanted, AsStored):
+        return "stored"
+    packing = wanted.packing
+    if not wanted.rest:
+        return "bf16" if wanted.experts is None else "mxfp4_experts"
+    if wanted.recipe is not None:
+        return str(wanted.recipe.value)
+    if packing.mode is not PackingMode.AFFINE:
+        return str(packing.mode.value)
+    group = (
+        "" if packing.group_size == DEFAULTS[PackingMode.AFFINE][0] else f"_g{packing.group_size}"
+    )
+    return f"{'' if wanted.experts is None else 'mxfp4-'}q{packing.bits}{group}"
+
+
+def quantize_word(name: str) -> str | None:
+    """The quantisation of `--quant NAME` as --quantize has it: 4bit -> q4. None where MLX has no such."""
+    bits = _BITS.fullmatch(name)
+    own = f"q{bits[1]}" if bits else name
+    try:
+        read_quantize(own)
+    except UsageError:
+        return None
+    return own

@@ -1,0 +1,238 @@
+"""The tensors a model has -> bytes of its parameters on one rank of vLLM, when only its config is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from edgekit.basis import Basis
+from edgekit.engines.vllm.caches import attention_of
+from edgekit.engines.vllm.models import vllm_model
+from edgekit.engines.vllm.schemes import Scheme, SchemePlan
+from edgekit.engines.vllm.sharding import on_rank
+from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu
+from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
+from edgekit.model.tensors import expected_tensors
+from edgekit.model.types import (
+    Cell,
+    HybridLayer,
+    LatentAttention,
+    Layer,
+    LayerKind,
+    Model,
+    Recurrent,
+)
+
+F32_BYTES = 4
+# Linear layers that vLLM makes without a quantisation, whatever the checkpoint says.
+_NEVER = frozenset(
+    {
+        TensorRole.EMBEDDING,
+        TensorRole.HEAD,
+        TensorRole.SHARED_SWITCH,
+        TensorRole.INDEX_KEY,
+        TensorRole.INDEX_WEIGHTS,
+    }
+)
+# Second and third of matrices that vLLM fuses: what stands beside the fused one is counted with the first.
+_FOLLOW = frozenset({TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_GATE})
+_FOLLOW_GATE = frozenset({TensorRole.UP, TensorRole.SHARED_UP})
+EXPERT_ROLES = frozenset({TensorRole.EXPERT_GATE, TensorRole.EXPERT_UP, TensorRole.EXPERT_DOWN})
+# So many matrices of a checkpoint make up the one that stands here.
+_PARTS: Mapping[tuple[TensorRole, Cell], int] = {
+    (TensorRole.STATE_IN, Cell.MAMBA): 2,
+    (TensorRole.STATE_IN, Cell.MAMBA2): 5,
+    (TensorRole.STATE_IN, Cell.GATED_DELTA): 3,
+    (TensorRole.STATE_IN, Cell.SHORT_CONV): 3,
+    (TensorRole.STATE_BETA, Cell.GATED_DELTA): 2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """How weights are kept on one rank."""
+
+    dtype: str
+    ranks: int
+    gpu: Gpu
+    plan: SchemePlan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmWeights:
+    """Bytes by layer; None stands for what lies outside the layers: before them, and after them."""
+
+    before_bytes: int
+    layer_bytes: tuple[int, ...]
+    after_bytes: int
+    basis: Basis
+    tied: bool = False  # the last stage has the embedding too: it is its head
+
+    def of_stage(self, stage: range, layers: int) -> int:
+        inside = sum(self.layer_bytes[stage.start : stage.stop])
+        last = stage.stop == layers
+        before = stage.start == 0 or (last and self.tied)
+        return inside + before * self.before_bytes + last * self.after_bytes
+
+
+def expected_weights(model: Model, cast: Cast) -> VllmWeights:
+    """Raises UnknownArchitectureError where the tensors do not follow from the config."""
+    geometry = model.geometry
+    sizes = [0] * len(geometry.layers)
+    outside = [0, 0]
+    seen_layer = False
+    for tensor in expected_tensors(geometry, model.header.config):
+        size = _tensor_bytes(model, tensor, cast)
+        if tensor.layer is None:
+            outside[seen_layer] += size
+        else:
+            seen_layer = True
+            sizes[tensor.layer] += size
+    if cast.plan is not None:
+        for layer in geometry.layers:
+            sizes[layer.index] += beside_attention(layer.mixer, cast)
+    return VllmWeights(
+        before_bytes=outside[0],
+        layer_bytes=tuple(sizes),
+        after_bytes=outside[1],
+        basis=cast.plan.basis if cast.plan else Basis.EXACT,
+        tied=geometry.tied_embeddings is True,
+    )
+
+
+def expected_bytes(
+    model: Model, cast: Cast, roles: frozenset[TensorRole]
+) -> Iterator[tuple[int, int]]:
+    """(layer, bytes) of the tensors with these roles."""
+    for tensor in expected_tensors(model.geometry, model.header.config):
+        if tensor.layer is not None and tensor.role in roles:
+            yield tensor.layer, _tensor_bytes(model, tensor, cast)
+
+
+def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
+    name = model.geometry.architecture
+    if (
+        tensor.role is TensorRole.HEAD
+        and tensor.kind is TensorKind.BIAS
+        and vllm_model(name).head_without_bias
+    ):
+        return 0
+    layer = None if tensor.layer is None else model.geometry.layers[tensor.layer]
+    shape = _local_shape(tensor, layer, cast)
+    scheme = _scheme(name, tensor, cast.plan)
+    if scheme is not None:
+        return _quantized_bytes(tensor, shape, layer, cast, scheme)
+    return math.prod(shape) * tensor.count * _element_bytes(name, tensor, cast)
+
+
+def _local_shape(tensor: ExpectedTensor, layer: Layer | None, cast: Cast) -> tuple[int, ...]:
+    kind = None if layer is None else attention_of(layer.mixer)
+    kv_heads = getattr(kind, "kv_heads", 0)
+    return on_rank(tensor, cast.ranks, kv_heads=kv_heads, state=recurrent_of(layer))
+
+
+def recurrent_of(layer: Layer | None) -> Recurrent | None:
+    match layer and layer.mixer:
+        case Recurrent() as found:
+            return found
+        case HybridLayer() as both:
+            return both.recurrent
+        case _:
+            return None
+
+
+def _element_bytes(name: str, tensor: ExpectedTensor, cast: Cast) -> int:
+    """Most are in the model's dtype; a few are kept in f32."""
+    plain = DTYPE_BYTES[cast.dtype]
+    match tensor.role, tensor.kind:
+        case TensorRole.STATE_A, _:
+            return F32_BYTES
+        case TensorRole.ROUTER, TensorKind.BIAS:
+            return plain if vllm_model(name).router_bias_as_model else F32_BYTES
+        case TensorRole.ROUTER, _ if router_in_f32(name, cast.gpu):
+            return F32_BYTES
+        case TensorRole.INDEX_KEY, TensorKind.NORM | TensorKind.BIAS:
+            return F32_BYTES
+        case _:
+            return plain
+
+
+def router_in_f32(name: str, gpu: Gpu) -> bool:
+    kernel = gpu.capability == (9, 0) or gpu.major == 10  # gate_linear.py GateLinear
+    known = vllm_model(name)
+    return known.router_f32 or (known.router_f32_without_kernel and not kernel)
+
+
+def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Scheme | None:
+    """None: a plain tensor."""
+    scheme = None if plan is None else plan.scheme_for(tensor.role, tensor.layer)
+    if scheme is None:
+        return None
+    if tensor.role in EXPERT_ROLES:
+        padded_bias = tensor.kind is TensorKind.BIAS and scheme.method == "mxfp4"
+        return scheme if tensor.kind is TensorKind.EXPERT or padded_bias else None
+    if scheme.experts_only or tensor.role in _NEVER or len(tensor.shape) != 2:
+        return None
+    if tensor.role is TensorRole.ROUTER:
+        return scheme if vllm_model(name).quantized_router else None
+    return scheme if tensor.kind is TensorKind.LINEAR else None
+
+
+def _quantized_bytes(
+    tensor: ExpectedTensor, shape: tuple[int, ...], layer: Layer | None, cast: Cast, scheme: Scheme
+) -> int:
+    dtype_bytes = DTYPE_BYTES[cast.dtype]
+    if scheme.method == "mxfp4":
+        shape = _mxfp4_shape(tensor, shape, cast.gpu)
+    if len(shape) == 1:
+        return shape[0] * dtype_bytes * tensor.count
+    size = scheme.matrix_bytes(shape[0], shape[1], dtype_bytes)
+    return tensor.count * (size + _beside(tensor, layer, scheme, dtype_bytes, shape[0]))
+
+
+def _beside(
+    tensor: ExpectedTensor, layer: Layer | None, scheme: Scheme, dtype_bytes: int, out: int
+) -> int:
+    role = tensor.role
+    state = recurrent_of(layer)
+    parts = _PARTS.get((role, state.cell), 1) if state is not None else 1
+    if role in EXPERT_ROLES:
+        size = scheme.part_bytes
+        size += scheme.input_bytes if role is not TensorRole.EXPERT_UP else 0
+        size += scheme.expert_bytes if role is TensorRole.EXPERT_DOWN else 0
+        return size + (out * dtype_bytes if scheme.expert_biases else 0)
+    size = parts * (scheme.part_bytes + scheme.input_bytes)
+    return size + (scheme.linear_bytes if _leads(role, layer) else 0)
+
+
+def _leads(role: TensorRole, layer: Layer | None) -> bool:
+    if role in _FOLLOW:
+        return False
+    if role in _FOLLOW_GATE and layer is not None:
+        half = layer.experts if role is TensorRole.SHARED_UP else layer.dense
+        return half is not None and not half.gated
+    if role is TensorRole.LATENT_DOWN and layer is not None:
+        return isinstance(layer.mixer, LatentAttention) and not layer.mixer.query_rank
+    return True
+
+
+def _mxfp4_shape(tensor: ExpectedTensor, shape: tuple[int, ...], gpu: Gpu) -> tuple[int, ...]:
+    """oracle/mxfp4.py: Marlin pads experts to 128 and the hidden width to 256, Triton experts to 64."""
+    marlin = gpu.major not in {9, 10}
+    width, hidden = (128, 256) if marlin else (64, 1)
+    first = hidden if tensor.role is TensorRole.EXPERT_DOWN else width
+    second = width if tensor.role is TensorRole.EXPERT_DOWN else hidden
+    return tuple(
+        -(-size // unit) * unit for size, unit in zip(shape, (first, second), strict=False)
+    )
+
+
+def beside_attention(kind: LayerKind, cast: Cast) -> int:
+    found = attention_of(kind)
+    if cast.plan is None or found is None:
+        return 0
+    scheme = cast.plan.main
+    if isinstance(found, LatentAttention):
+        return scheme.latent_numbers * DTYPE_BYTES[cast.dtype]
+    return scheme.attention_bytes + scheme.attention_numbers * DTYPE_BYTES[cast.dtype]
