@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.types import Job, Price
     from edgekit.catalog.types import ModelPurpose
     from edgekit.machine.types import Machine
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
 
@@ -54,7 +54,7 @@ _TEXTS = (
 _SWITCHES = ("prefer_accurate_kv", "all_sizes")
 
 Values = Mapping[str, Any]  # of the flags of one engine, parsed, by their keys
-Pricing = Callable[["Opened", str, Values, "Reach"], "Price"]
+Pricing = Callable[["OpenModel", str, Values, "Reach"], "Price"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from edgekit.engines.llamacpp.quantize.mixing import facts_of_header, laid_tenso
 from edgekit.engines.llamacpp.quantize.table import MixFacts
 from edgekit.engines.llamacpp.quantize.what_if import at_mix
 from edgekit.errors import RefusedError
-from edgekit.formats.types import LaidTensor, ModelHeader
+from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.model import read_geometry
 
 
@@ -25,7 +25,7 @@ def header_at(model: str, quant: str = "F16") -> ModelHeader:
 
 
 @cache
-def plain_tensors(model: str) -> tuple[tuple[LaidTensor, ...], MixFacts]:
+def plain_tensors(model: str) -> tuple[tuple[GgufTensor, ...], MixFacts]:
     header = header_at(model)
     return laid_tensors(header), facts_of_header(header)
 

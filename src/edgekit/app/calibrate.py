@@ -48,7 +48,7 @@ from edgekit.machine.types import (
     Machine,
     Pace,
 )
-from edgekit.model.open import Opened, open_model
+from edgekit.model.open import OpenModel, open_model
 from edgekit.sources.download import find_weights
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB, format_bytes
@@ -147,7 +147,7 @@ def _as_measured(request: CalibrateRequest, host: HostMeasured) -> CalibrateRequ
     return replace(request, machine=replace(request.machine, host=memory))
 
 
-def _open(reference: str | os.PathLike[str], reach: Reach) -> Opened:
+def _open(reference: str | os.PathLike[str], reach: Reach) -> OpenModel:
     """Open a local file; nothing is downloaded just to be measured."""
     found = find_weights(reference, reach=replace(reach, network=False), several=True)
     return replace(open_model(found.path), label=found.label)

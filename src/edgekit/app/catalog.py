@@ -20,7 +20,7 @@ from edgekit.formats.mixes import mix_by_file_type
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.inspect import active_elements
-from edgekit.model.open import Opened, open_model
+from edgekit.model.open import OpenModel, open_model
 from edgekit.model.tensor_recipes import ExpectedTensor
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
@@ -51,7 +51,7 @@ def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
     return changes
 
 
-def entry_of(opened: Opened, reference: str, *, name: str | None = None) -> Entry:
+def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> Entry:
     """What `catalog add` keeps. EdgekitError where the model cannot be described."""
     model = opened.model
     named = name or id_of(opened.label)

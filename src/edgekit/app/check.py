@@ -31,7 +31,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.types import Depth
-from edgekit.model.open import Opened, open_model
+from edgekit.model.open import OpenModel, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.commands import main_command, main_notes, start_commands
 from edgekit.plan.verdict import is_decided, judge, result_of
@@ -137,7 +137,7 @@ def _assumed(
 ) -> Check:
     """Of a name alone. There is no command, because there is no file to start."""
     bill = choice.bill(engine)
-    known = Opened(label=choice.assumed.name, model=choice.stand_in)
+    known = OpenModel(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(known, engine, request, session)
     one = engine_named(engine)
     unused = [flag for flag in one.flags if flag.key in one.companions & values.keys()]
@@ -160,7 +160,7 @@ def _assumed(
 
 
 def check_opened(
-    opened: Opened,
+    opened: OpenModel,
     engine: str,
     request: Request,
     session: Session,
@@ -199,7 +199,7 @@ def verdict(
 
     def judged(engine: str) -> Verdict:
         if named.assumed is not None:
-            known = Opened(label=named.name, model=named.assumed.stand_in)
+            known = OpenModel(label=named.name, model=named.assumed.stand_in)
             task, _ = task_of(known, engine, request, session, quant=named.quant)
             return judge(replace(task, bill=named.assumed.bill(engine)))
         opened = named.opened(engine)
@@ -217,18 +217,18 @@ def verdict(
 
 
 def _judged(
-    opened: Opened,
+    opened: OpenModel,
     engine: str,
     request: Request,
     session: Session,
     *,
     named: ResolvedModel | None,
     loads_only: bool = False,
-) -> tuple[Opened, Task, dict[str, Any], Verdict]:
+) -> tuple[OpenModel, Task, dict[str, Any], Verdict]:
     """The file that was chosen, what was asked of it with which flags, and the verdict."""
     embeds, quant = (False, None) if named is None else (named.embeds, named.quant)
 
-    def ask(opened: Opened) -> Task:
+    def ask(opened: OpenModel) -> Task:
         task, _ = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
         is_billed = task.bill is not None and "mix" not in task.start.settled
         if named is None or (is_billed and opened.files is not None):
@@ -244,8 +244,8 @@ def _judged(
 
 
 def _in_two_steps(
-    opened: Opened, ask: Callable[[Opened], Task], reach: Reach, *, loads_only: bool = False
-) -> tuple[Opened, Task, Verdict]:
+    opened: OpenModel, ask: Callable[[OpenModel], Task], reach: Reach, *, loads_only: bool = False
+) -> tuple[OpenModel, Task, Verdict]:
     """The verdict, from the first range of a remote file where that decides it, else from its whole header.
 
     Where another file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load`
@@ -271,7 +271,7 @@ def _in_two_steps(
 
 
 def _answer_of(
-    opened: Opened,
+    opened: OpenModel,
     task: Task,
     result: Verdict,
     values: Values,

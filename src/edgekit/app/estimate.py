@@ -16,7 +16,7 @@ from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
-from edgekit.model.open import Opened
+from edgekit.model.open import OpenModel
 from edgekit.model.types import ModelGeometry
 from edgekit.request import ALL, Request, Session, Values
 from edgekit.sources.types import ModelFiles
@@ -101,7 +101,7 @@ def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:
 
 
 def bill_of(
-    opened: Opened,
+    opened: OpenModel,
     engine: Engine,
     values: Values,
     asked: tuple[Load, Any],
@@ -141,7 +141,7 @@ def model_notes(
 
 
 def _notes(
-    opened: Opened,
+    opened: OpenModel,
     engine: Engine,
     asked: tuple[Load, Any],
     values: Values,

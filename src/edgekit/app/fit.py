@@ -18,7 +18,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
 from edgekit.engines.flags import CONTEXT, flag_words, given_values
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
-from edgekit.model.open import Opened
+from edgekit.model.open import OpenModel
 from edgekit.plan.choice import NOTHING, Candidate
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
@@ -34,7 +34,7 @@ POINTS = 16
 class _Load:
     """One load that is settled: its weights, and where they are."""
 
-    opened: Opened = field(repr=False)
+    opened: OpenModel = field(repr=False)
     variant: Variant
     fitting: Fitting = field(repr=False)
 
@@ -119,7 +119,7 @@ def _reference(named: ResolvedModel) -> str:
     return named.name
 
 
-def _settled(named: ResolvedModel, opened: Opened, task: Task) -> _Load:
+def _settled(named: ResolvedModel, opened: OpenModel, task: Task) -> _Load:
     """The file as it is. Where it does not fit, another repository of the model that does, as in a check."""
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
     first = _load(opened, as_named(opened.model, opened.mix or stored)[0], task)
@@ -130,7 +130,7 @@ def _settled(named: ResolvedModel, opened: Opened, task: Task) -> _Load:
     return next((one for one in loads if one.fitting.fits(first.weighed.context_tokens)), first)
 
 
-def _load(opened: Opened, variant: Variant, task: Task) -> _Load:
+def _load(opened: OpenModel, variant: Variant, task: Task) -> _Load:
     asked = replace(task, model=variant.model)
     return _Load(
         opened=replace(opened, model=variant.model),

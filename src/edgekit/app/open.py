@@ -28,7 +28,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.types import Depth
-from edgekit.model.open import Opened, open_model
+from edgekit.model.open import OpenModel, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import AUTO, Session
 from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedModel(Resolved[Opened]):
+class ResolvedModel(Resolved[OpenModel]):
     """A model whose header was read, or one that the catalog knows, before an engine is chosen.
 
     Or neither: then `assumed` is what its name says, and `missing` why there is no more.
@@ -78,7 +78,7 @@ class ResolvedModel(Resolved[Opened]):
             return engine
         return next((one for one in engine_names() if takes(one, quant)), engine)
 
-    def opened(self, engine: str) -> Opened:
+    def opened(self, engine: str) -> OpenModel:
         """Raises RefusedError where the entry has nothing that the engine loads."""
         if self.found is None and self.entry is not None:
             from edgekit.engines.entries import open_entry
@@ -88,7 +88,7 @@ class ResolvedModel(Resolved[Opened]):
             raise self.missing or UsageError(f"{self.name}: neither opened nor in the catalog")
         return self.found
 
-    def as_file(self, engine: str) -> Opened:
+    def as_file(self, engine: str) -> OpenModel:
         """As the file that people run: a model of the catalog at the quantisation that was named, else its usual one.
 
         A model known by its config alone is converted in the bill, which says so.
@@ -102,7 +102,7 @@ class ResolvedModel(Resolved[Opened]):
             return replace(model, mix=quant)
         return replace(model, model=maker.at_quant(model.model, quant), mix=quant)
 
-    def variants(self, model: Opened, engine: str, start: Start) -> tuple[Variant, ...]:
+    def variants(self, model: OpenModel, engine: str, start: Start) -> tuple[Variant, ...]:
         """The weights to choose from: the files of a repository if none was named, else what can be made of it."""
         files, chosen = model.files, engine_named(engine)
         if getattr(start.setup, chosen.quant_key, None) is not None:
@@ -150,7 +150,7 @@ def open_named(
     session = session or Session(reach=Reach())
     reach, confirm = session.reach, session.confirm
 
-    def read(source: str) -> Opened:
+    def read(source: str) -> OpenModel:
         return open_model(source, depth=depth, reach=reach, confirm=confirm)
 
     try:
@@ -291,7 +291,9 @@ def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict
     return found if result_of(found).can_load else None
 
 
-def choose_file(opened: Opened, question: Task, reach: Reach | None) -> tuple[Opened, Task, Choice]:
+def choose_file(
+    opened: OpenModel, question: Task, reach: Reach | None
+) -> tuple[OpenModel, Task, Choice]:
     """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
 
     Such a file may be larger or smaller than its name says: the choice is made again with what was read, until it is

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.program import EngineProgram, Starter, Up
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
     from edgekit.sources.download import Download
 
 
@@ -99,7 +99,7 @@ class Judged:
     """A verdict, and the setup the engine is started with if it holds."""
 
     request: Request
-    opened: Opened = field(repr=False)
+    opened: OpenModel = field(repr=False)
     check: Check
     setup: Any
     session: Session = field(repr=False)
@@ -120,7 +120,7 @@ class Judged:
             raise DoesNotFitError(now.check)
 
 
-def judge(request: Request, opened: Opened, job: Job | None, session: Session) -> Judged:
+def judge(request: Request, opened: OpenModel, job: Job | None, session: Session) -> Judged:
     """The verdict. Nothing is refused yet."""
     (engine,) = request.engines
     check = check_opened(opened, engine, _now(request, job), session)
@@ -173,7 +173,7 @@ def fetch(
     return judged, weights
 
 
-def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str, ...], Opened]:
+def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str, ...], OpenModel]:
     """Only its header; of a catalog name whose weights are not on this machine, the repositories that have them and
     what the catalog knows: nothing is fetched yet.
     """
@@ -191,7 +191,7 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
     return published, opened
 
 
-def _stored(name: str, reach: Reach) -> Opened | None:
+def _stored(name: str, reach: Reach) -> OpenModel | None:
     """A file of that name that another program has on this machine: Ollama, LM Studio, the hub's cache."""
     from edgekit.model.open import open_model
 
@@ -201,7 +201,7 @@ def _stored(name: str, reach: Reach) -> Opened | None:
         return None
 
 
-def _runnable(named: ResolvedModel) -> Opened:
+def _runnable(named: ResolvedModel) -> OpenModel:
     found = named.found
     if found is None or found.files is None:
         raise UsageError(f"{named.name} has no weights to run: give a GGUF file or repository")
@@ -247,7 +247,7 @@ def _weights(
     )
 
 
-def _projector_next_to(opened: Opened) -> str:
+def _projector_next_to(opened: OpenModel) -> str:
     files = opened.files
     if files is None:
         raise UsageError(NO_PROJECTOR_SIZE)
@@ -384,7 +384,7 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
 
 def open_published(
     entry: Entry, quant: str | None, request: Request
-) -> tuple[tuple[str, ...], Opened]:
+) -> tuple[tuple[str, ...], OpenModel]:
     """The repositories that have the model, and the model as it would be downloaded. Nothing is fetched yet.
 
     Without a quantisation it is chosen for this machine. UsageError where no repository is known.

@@ -16,7 +16,7 @@ from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
-from edgekit.model.open import Opened
+from edgekit.model.open import OpenModel
 from edgekit.model.types import Model
 from edgekit.plan.choice import for_users
 from edgekit.request import Request, Session, Values, in_order
@@ -25,7 +25,7 @@ from edgekit.sources.types import Container, ModelFiles, Reach
 
 
 def task_of(
-    opened: Opened,
+    opened: OpenModel,
     engine: str,
     request: Request,
     session: Session,
@@ -134,7 +134,7 @@ def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
 BESIDE_THE_MODEL = "auto"  # the projector: the one next to the model
 
 
-def price_loads(opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
+def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:
     """What any load costs, with the files that are loaded next to the model, opened here.
 
     Raises EdgekitError for a file that cannot be had or is something else.
@@ -161,7 +161,7 @@ NO_PROJECTOR_SIZE = (
 )
 
 
-def _projector(name: str, opened: Opened, reach: Reach) -> ModelHeader:
+def _projector(name: str, opened: OpenModel, reach: Reach) -> ModelHeader:
     if name != BESIDE_THE_MODEL:
         return read_header(locate(name, reach=reach))
     if opened.files is None:

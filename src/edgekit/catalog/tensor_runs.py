@@ -13,7 +13,7 @@ from edgekit.catalog.records import RUN
 from edgekit.errors import HeaderError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name
-from edgekit.formats.types import LaidTensor, Tensor
+from edgekit.formats.types import GgufTensor, Tensor
 from edgekit.model.hyperparameters import MAX_LAYERS
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")
@@ -22,7 +22,7 @@ _HERE = "blk.*."
 Blocks = tuple[tuple[int, int], ...]  # first and last of each stretch
 
 
-def runs_of(tensors: Iterable[Tensor | LaidTensor]) -> tuple[str, ...]:
+def runs_of(tensors: Iterable[Tensor | GgufTensor]) -> tuple[str, ...]:
     """Those outside the blocks first, then as they first occur. HeaderError for a name that cannot be written so."""
     found: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for tensor in tensors:
@@ -73,7 +73,7 @@ def _tensors(run: str, file: str) -> Iterator[Tensor]:
         raise HeaderError(f"{run!r:.80} is not a valid line of tensors", file=file)
     name, lengths, type_, *ranges = run.split(" ")
     shape = tuple(map(int, lengths.split("x")))
-    laid = LaidTensor(name=name, shape=shape, type=by_name(type_))
+    laid = GgufTensor(name=name, shape=shape, type=by_name(type_))
     size = laid.size_bytes
     names = _names(name, _read_ranges(ranges[0], file)) if ranges else (name,)
     for one in names:

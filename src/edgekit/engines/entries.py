@@ -12,7 +12,7 @@ from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.formats.types import ModelHeader
 from edgekit.model import read_geometry
-from edgekit.model.open import Opened, open_config
+from edgekit.model.open import OpenModel, open_config
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
@@ -20,7 +20,7 @@ KEPT = 32  # some 1 MB each
 
 
 @lru_cache(maxsize=KEPT)
-def open_entry(entry: Entry, engine: str) -> Opened:
+def open_entry(entry: Entry, engine: str) -> OpenModel:
     """As a GGUF for engines that load one if the entry has its keys, else from its config; its label is the entry's id.
 
     The last few are kept, with what engines worked out for them. Raises UsageError for an unknown engine, RefusedError
@@ -28,7 +28,7 @@ def open_entry(entry: Entry, engine: str) -> Opened:
     """
     wanted = engine_named(engine)
     if entry.keys and wanted.loads_gguf:
-        return Opened(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
+        return OpenModel(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
     if not entry.config:
         raise RefusedError(
             f"the catalog has only the GGUF header of {entry.id}, which {wanted.name} cannot "

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.machine.types import Machine, Pace
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles
 
@@ -161,7 +161,7 @@ class CalibrateOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateRequest:
     machine: Machine
-    opened: Opened | None  # None: the engine generates a test model
+    opened: OpenModel | None  # None: the engine generates a test model
     options: CalibrateOptions
     tell: Callable[[str], None] = field(repr=False)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from edgekit.engines.program import EngineProgram
     from edgekit.formats.types import ModelHeader
     from edgekit.machine.types import Budget, Device, Machine, Pool
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
     from edgekit.model.types import Model
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -399,7 +399,7 @@ class Engine:
         return as_named(model)
 
     @rule("choices")
-    def file_variants(self, opened: Opened, /) -> tuple[Variant, ...]:
+    def file_variants(self, opened: OpenModel, /) -> tuple[Variant, ...]:
         """The GGUF files of the hub repository that the opened file is in, the most accurate first."""
         return self.variants(opened.model)
 
@@ -506,14 +506,19 @@ class Engine:
 
     @rule("commands")
     def estimate_words(
-        self, _values: Mapping[str, Any], _estimate: MemoryEstimate, _opened: Opened, /
+        self, _values: Mapping[str, Any], _estimate: MemoryEstimate, _opened: OpenModel, /
     ) -> list[str]:
         """The command of an estimate. None: no program runs the engine."""
         return []
 
     @rule("commands")
     def estimate_notes(
-        self, _values: Mapping[str, Any], _setup: Any, _estimate: MemoryEstimate, _opened: Opened, /
+        self,
+        _values: Mapping[str, Any],
+        _setup: Any,
+        _estimate: MemoryEstimate,
+        _opened: OpenModel,
+        /,
     ) -> Iterable[str]:
         """What to know before running it."""
         return []

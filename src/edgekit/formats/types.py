@@ -93,7 +93,7 @@ class ModelHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaidTensor:
+class GgufTensor:
     """A tensor by its name in a GGUF, with the type it has there."""
 
     name: str

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenModel:
     """A model and where it was found."""
 
     label: str
@@ -36,7 +36,7 @@ class Opened:
     repository: str = ""  # on the hub, where it is known by that alone
     mix: str = ""  # what it is taken at, where it was chosen for it
     # Reads the tensor directories too; None where they were read, or there are none.
-    whole: Callable[[], Opened] | None = field(default=None, repr=False, compare=False)
+    whole: Callable[[], OpenModel] | None = field(default=None, repr=False, compare=False)
 
 
 def open_model(
@@ -45,7 +45,7 @@ def open_model(
     depth: Depth = Depth.TENSORS,
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
-) -> Opened:
+) -> OpenModel:
     """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
 
     A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. A header that was read and
@@ -77,7 +77,7 @@ def open_model(
         return found
 
     @cache
-    def whole() -> Opened:
+    def whole() -> OpenModel:
         """From the start if the server does not go on."""
         try:
             return _opened(files, read_header(files))
@@ -89,11 +89,11 @@ def open_model(
     return replace(found, whole=whole)
 
 
-def _opened(files: ModelFiles, header: ModelHeader) -> Opened:
-    return Opened(label=files.label, model=_model(header), files=files)
+def _opened(files: ModelFiles, header: ModelHeader) -> OpenModel:
+    return OpenModel(label=files.label, model=_model(header), files=files)
 
 
-def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Opened:
+def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> OpenModel:
     """A config.json that is at hand already."""
     from edgekit.formats.quantization import read_quantization
 
@@ -103,7 +103,7 @@ def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> Ope
         config=config,
         quantization=read_quantization(config),
     )
-    return Opened(label=label, model=_model(header))
+    return OpenModel(label=label, model=_model(header))
 
 
 def _model(header: ModelHeader) -> Model:

@@ -12,7 +12,7 @@ from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.gpu_limit import raised_limit
 
 if TYPE_CHECKING:
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
     from edgekit.plan.plan import Plan
     from edgekit.sources.types import ModelFiles
 
@@ -97,7 +97,7 @@ def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
 
 
 def start_commands(
-    opened: Opened,
+    opened: OpenModel,
     result: Verdict,
     values: Mapping[str, Any],
     *,

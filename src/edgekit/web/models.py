@@ -17,7 +17,7 @@ from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import CancelledError, DeadlineError
-from edgekit.model.open import Opened
+from edgekit.model.open import OpenModel
 from edgekit.request import Session, Values
 from edgekit.sources.types import Origin, Reach
 from edgekit.web.places import Places
@@ -55,18 +55,18 @@ Stamps = tuple[tuple[str, Stamp], ...]
 class KeptNamed(ResolvedModel):
     """A model by its name that remembers what was made of it for each engine."""
 
-    by_engine: dict[str, Opened] = field(default_factory=dict, repr=False, compare=False)
+    by_engine: dict[str, OpenModel] = field(default_factory=dict, repr=False, compare=False)
     beside: dict[Beside, tuple[float, Price]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
-    def as_file(self, engine: str) -> Opened:
+    def as_file(self, engine: str) -> OpenModel:
         found = self.by_engine.get(engine)
         if found is None:
             found = self.by_engine[engine] = ResolvedModel.as_file(self, engine)
         return found
 
-    def pricing(self, opened: Opened, engine: str, values: Values, reach: Reach) -> Price:
+    def pricing(self, opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:
         """As `price_loads`; files next to the model are not read again for every step of a slider."""
         keys = {flag.key for flag in engine_named(engine).flags if flag.group in _BESIDE}
         key = (engine, *((key, values[key]) for key in sorted(keys & values.keys())))

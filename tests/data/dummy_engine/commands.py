@@ -11,7 +11,7 @@ from tests.data.dummy_engine.flags import FLAGS
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
-from edgekit.model.open import Opened
+from edgekit.model.open import OpenModel
 
 
 def commands(startup: Startup) -> Iterator[Command]:
@@ -20,7 +20,7 @@ def commands(startup: Startup) -> Iterator[Command]:
 
 
 def estimate_words(
-    values: Mapping[str, Any], _estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], _estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
     return _words(opened.label, values)
 

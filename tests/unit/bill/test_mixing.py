@@ -19,19 +19,19 @@ from edgekit.engines.llamacpp.quantize.what_if import at_mix
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.dtype import by_name
 from edgekit.formats.mixes import MIXES
-from edgekit.formats.types import LaidTensor
+from edgekit.formats.types import GgufTensor
 from edgekit.model import read_geometry
 
 LAYERS = 16
 LLAMA = MixFacts(architecture="llama", layers=LAYERS, group=4)
 
 
-def laid(name: str, *shape: int, type_: str = "F16") -> LaidTensor:
-    return LaidTensor(name=name, shape=shape or (256, 512), type=by_name(type_))
+def laid(name: str, *shape: int, type_: str = "F16") -> GgufTensor:
+    return GgufTensor(name=name, shape=shape or (256, 512), type=by_name(type_))
 
 
 def types(
-    mix: str, *tensors: LaidTensor, imatrix: bool | None = None, **facts: Any
+    mix: str, *tensors: GgufTensor, imatrix: bool | None = None, **facts: Any
 ) -> dict[str, str]:
     model = MixFacts(**{"architecture": "llama", "layers": LAYERS, "group": 4, **facts})
     mixed = mix_tensors(tensors, mix, model, imatrix=imatrix)

@@ -25,7 +25,7 @@ from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import today, told_text, watched
 from edgekit.machine.types import Device, Machine, Pace
-from edgekit.model.open import Opened, open_model
+from edgekit.model.open import OpenModel, open_model
 from edgekit.units import format_bytes
 
 CONTEXT_TOKENS = 1024
@@ -42,7 +42,7 @@ def measure(way: VerifyMethod, request: CalibrateRequest) -> EngineRun:
 
 
 @contextmanager
-def _made_up(request: CalibrateRequest) -> Iterator[Opened]:
+def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
     """Deleted afterwards, whatever happens."""
     shape: Shape = request.options.shape or Shape()
     size = file_bytes(shape)
@@ -61,7 +61,7 @@ def _made_up(request: CalibrateRequest) -> Iterator[Opened]:
         yield replace(open_model(path), label=LABEL)
 
 
-def _run(request: CalibrateRequest, way: VerifyMethod, opened: Opened) -> EngineRun:
+def _run(request: CalibrateRequest, way: VerifyMethod, opened: OpenModel) -> EngineRun:
     """On the cards that are here if the engine finds them, else on the CPU."""
     cards = devices(request.machine)
     if not cards:
@@ -74,7 +74,7 @@ def _run(request: CalibrateRequest, way: VerifyMethod, opened: Opened) -> Engine
 
 
 def _on(
-    request: CalibrateRequest, way: VerifyMethod, opened: Opened, cards: tuple[Device, ...]
+    request: CalibrateRequest, way: VerifyMethod, opened: OpenModel, cards: tuple[Device, ...]
 ) -> EngineRun:
     if opened.files is None:
         raise UsageError(f"{opened.label} has no files to load")
@@ -114,18 +114,18 @@ def _notes(found: Verification, busy: str) -> Iterator[str]:
         )
 
 
-def _setup(cards: tuple[Device, ...], opened: Opened) -> LlamaCppSetup:
+def _setup(cards: tuple[Device, ...], opened: OpenModel) -> LlamaCppSetup:
     backend = Backend(backend_name(cards[0])) if cards else Backend.CPU
     embeds = opened.model.geometry.causal is False
     return LlamaCppSetup(mode=LlamaMode.SERVER, backend=backend, embeddings=embeds)
 
 
-def _load(opened: Opened) -> Load:
+def _load(opened: OpenModel) -> Load:
     native = opened.model.geometry.native_context
     return Load(context_tokens=min(native or CONTEXT_TOKENS, CONTEXT_TOKENS))
 
 
-def _pacing(opened: Opened, load: Load, seconds: float) -> Pacing | None:
+def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:
     """None for a model that answers nothing, or whose window is too short to time anything."""
     geometry = opened.model.geometry
     room = (load.context_tokens or 0) - 2 * NEW_TOKENS
@@ -139,7 +139,9 @@ def _pacing(opened: Opened, load: Load, seconds: float) -> Pacing | None:
     )
 
 
-def _pace(machine: Machine, opened: Opened, load: Load, setup: LlamaCppSetup, paced: Paced) -> Pace:
+def _pace(
+    machine: Machine, opened: OpenModel, load: Load, setup: LlamaCppSetup, paced: Paced
+) -> Pace:
     """What was measured, next to the middle of what was expected at the same length."""
     model = opened.model
     bill = estimate(model, load, setup)

@@ -29,7 +29,7 @@ from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.quantize.table import BY_NAME
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
-from edgekit.model.open import Opened
+from edgekit.model.open import OpenModel
 from edgekit.model.types import Model
 from edgekit.sources.filenames import SHORT_MIXES
 
@@ -96,7 +96,7 @@ def at_mixes(
     return small or tuple(quantised)
 
 
-def file_variants(opened: Opened) -> tuple[Variant, ...]:
+def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
     """gpt-oss was released in MXFP4: no other file of it is better."""
     model, files = opened.model, opened.files
     if files is None:

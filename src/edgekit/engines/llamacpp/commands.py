@@ -44,7 +44,7 @@ from edgekit.model.types import Model, embeds_in_one_batch
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
 
 PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices", "servers")
 LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weights")
@@ -118,7 +118,7 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
 
 
 def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
     """The command of an estimate."""
     _, setup = read_setup(values)
@@ -131,7 +131,7 @@ def estimate_words(
 
 
 def estimate_notes(
-    values: Mapping[str, Any], setup: LlamaCppSetup, estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], setup: LlamaCppSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> Iterator[str]:
     """What to know before running the command of an estimate."""
     if note := estimate_source(values, opened).note:

@@ -20,7 +20,7 @@ from edgekit.sources.types import Container, Origin
 
 if TYPE_CHECKING:
     from edgekit.engines.commands import Startup
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
     from edgekit.sources.types import ModelFiles
 
 PLACEHOLDER_FILE = "MODEL.gguf"
@@ -53,7 +53,7 @@ def has_own_file(startup: Startup) -> bool:
     return bool(startup.variant.reference) or stored
 
 
-def estimate_source(values: Mapping[str, Any], opened: Opened) -> GgufSource:
+def estimate_source(values: Mapping[str, Any], opened: OpenModel) -> GgufSource:
     """The same for an estimate: at the quantisation it is for."""
     files = opened.files
     is_stored = files is not None and files.container is Container.GGUF

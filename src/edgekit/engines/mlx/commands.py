@@ -38,7 +38,7 @@ from edgekit.engines.mlx.types import (
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
 
 
 PROGRAM = "mlx"
@@ -157,7 +157,7 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
     """The command of an estimate."""
     new = dict(estimate.facts)["new_tokens"]
@@ -170,7 +170,7 @@ def estimate_words(
 
 
 def estimate_notes(
-    values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
     """What to run first, where the weights are billed otherwise than they are stored."""
     packed = _billed_packing(values, estimate)
@@ -190,7 +190,7 @@ def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quan
     return packed if isinstance(packed, Quantize) and packed != PLAIN else None
 
 
-def _published_estimate(packed: Quantize | None, opened: Opened) -> str | None:
+def _published_estimate(packed: Quantize | None, opened: OpenModel) -> str | None:
     own = opened.files is not None and not opened.files.origin.is_remote
     return None if packed is None or own else _published(opened.label, packed)
 

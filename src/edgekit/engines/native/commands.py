@@ -14,7 +14,7 @@ from edgekit.engines.protocol import Offload
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
 
 OWN_CACHE = "f16"  # needs no flag
 
@@ -31,7 +31,7 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
     """The command of an estimate."""
     context = values.get("context") or dict(estimate.facts)["window"]

@@ -21,7 +21,7 @@ from edgekit.machine.devices import find_device
 from edgekit.machine.types import Device, Vendor
 
 if TYPE_CHECKING:
-    from edgekit.model.open import Opened
+    from edgekit.model.open import OpenModel
 
 PROGRAM = "vllm"
 RAY_PORT = 6379  # Ray's own
@@ -136,7 +136,7 @@ def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
 
 
 def estimate_words(
-    values: Mapping[str, Any], estimate: MemoryEstimate, opened: Opened
+    values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
     """The command of an estimate. The length is always given: vLLM would take the model's own, or what fits."""
     length = dict(estimate.facts)["max_model_len"]

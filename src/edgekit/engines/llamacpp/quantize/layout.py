@@ -13,7 +13,7 @@ from typing import Any
 
 from edgekit.engines.llamacpp.architectures import conversion, known_architecture
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.types import LaidTensor
+from edgekit.formats.types import GgufTensor
 from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
 from edgekit.model.tensor_recipes import (
     ExpectedTensor,
@@ -197,12 +197,12 @@ _TABLES_BY_ROPE = {"llama3": 1, "longrope": 2, "proportional": 1, "su": 2}
 
 def gguf_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
-) -> tuple[LaidTensor, ...]:
+) -> tuple[GgufTensor, ...]:
     """What the converter would write at F16, blocks that predict further tokens included."""
     return tuple(
         one
         if block is None
-        else LaidTensor(name=f"blk.{block}.{one.name}", shape=one.shape, type=one.type)
+        else GgufTensor(name=f"blk.{block}.{one.name}", shape=one.shape, type=one.type)
         for block, tensors in _blocks(geometry, config)
         for one in tensors
     )
@@ -215,14 +215,14 @@ def gguf_tensor_count(geometry: ModelGeometry, config: Mapping[str, Any] | None 
 
 def _blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None
-) -> Iterator[tuple[int | None, Sequence[LaidTensor]]]:
+) -> Iterator[tuple[int | None, Sequence[GgufTensor]]]:
     """The tensors of each block, None for those outside; layers that are alike are laid out once."""
     recipe = tensor_recipe(geometry.architecture)
     section = text_section(config or {})
     name = geometry.architecture
     yield None, _laid(outer_tensors(geometry, config), None, name, recipe)
     yield None, tuple(_rope_tables(geometry, section))
-    known: dict[object, Sequence[LaidTensor]] = {}
+    known: dict[object, Sequence[GgufTensor]] = {}
     for layer in geometry.layers[: len(geometry.layers) // geometry.loops]:
         hashed = recipe.streams is Streams.HYPER and chooses_by_token(section, layer.index)
         key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
@@ -237,7 +237,7 @@ def _blocks(
 
 def _prediction_blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: TensorRecipe
-) -> Iterator[tuple[int, Sequence[LaidTensor]]]:
+) -> Iterator[tuple[int, Sequence[GgufTensor]]]:
     """All alike."""
     one = prediction_tensors(replace(geometry, mtp_layers=1), config)
     tensors = _laid(one, geometry.layers[-1].mixer, geometry.architecture, recipe)
@@ -245,21 +245,21 @@ def _prediction_blocks(
         yield block, tensors
 
 
-def _hash_table(layer: Layer, geometry: ModelGeometry) -> LaidTensor:
+def _hash_table(layer: Layer, geometry: ModelGeometry) -> GgufTensor:
     """DeepSeek-V4: which experts a token has in the first layers."""
     used = layer.experts.used if layer.experts is not None else 0
     shape = (geometry.vocabulary or 0, used)
-    return LaidTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
+    return GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
 
 
-def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[LaidTensor]:
+def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[GgufTensor]:
     """Factors by which frequencies are stretched: one table for Llama 3's way, two for long rope."""
     kind = "" if geometry.rope is None else geometry.rope.type
     count = section.get(ROPE_TABLES)
     if not isinstance(count, int):
         count = _TABLES_BY_ROPE.get(kind, 0)
     for name in _ROPE_TABLES.get(count, ()):
-        yield LaidTensor(
+        yield GgufTensor(
             name=f"{name}.weight", shape=(rotary_dim(geometry, section) // 2,), type=_F32
         )
 
@@ -285,16 +285,16 @@ def _laid(
     kind: LayerKind | None,
     architecture: str,
     recipe: TensorRecipe,
-) -> Sequence[LaidTensor]:
+) -> Sequence[GgufTensor]:
     """The tensors of a layer of that kind, or with None those outside the layers."""
     named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
-    laid: list[LaidTensor] = []
+    laid: list[GgufTensor] = []
     for tensor in tensors:
         name = _renamed(named.name(tensor), recipe.gguf_names)
         if not name:
             continue
         laid += [
-            LaidTensor(name=part, shape=shape, type=_type(tensor, part, shape))
+            GgufTensor(name=part, shape=shape, type=_type(tensor, part, shape))
             for part, shape in _shaped(tensor, name, kind, architecture)
         ]
     for parts, whole in _FUSED:
@@ -442,9 +442,9 @@ def _type(tensor: ExpectedTensor, name: str, shape: tuple[int, ...]) -> TensorTy
     return _F16 if tensor.kind in _AS_MATRIX and len(shape) > 1 and not whole else _F32
 
 
-def _fused(tensors: Sequence[LaidTensor], parts: Sequence[str], whole: str) -> list[LaidTensor]:
+def _fused(tensors: Sequence[GgufTensor], parts: Sequence[str], whole: str) -> list[GgufTensor]:
     """Their rows in one matrix, their biases in one vector."""
-    fused: list[LaidTensor] = []
+    fused: list[GgufTensor] = []
     for ending in (".weight", ".bias"):
         names = {part + ending for part in parts}
         own = [one for one in tensors if one.name in names]
@@ -453,7 +453,7 @@ def _fused(tensors: Sequence[LaidTensor], parts: Sequence[str], whole: str) -> l
             axis = 0 if len(first.shape) < 3 else 1  # experts come first
             rows = sum(one.shape[axis] for one in own)
             shape = (*first.shape[:axis], rows, *first.shape[axis + 1 :])
-            fused.append(LaidTensor(name=whole + ending, shape=shape, type=first.type))
+            fused.append(GgufTensor(name=whole + ending, shape=shape, type=first.type))
             tensors = [one for one in tensors if one.name not in names]
     return [*tensors, *fused]
 

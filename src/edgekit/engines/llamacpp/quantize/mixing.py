@@ -22,7 +22,7 @@ from edgekit.engines.llamacpp.quantize.table import (
 )
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.formats.types import LaidTensor, ModelHeader
+from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.model.types import (
     Attention,
     LatentAttention,
@@ -35,8 +35,8 @@ from edgekit.terminal import unquoted
 
 
 def mix_tensors(
-    tensors: Iterable[LaidTensor], mix: str, model: MixFacts, *, imatrix: bool | None = None
-) -> tuple[LaidTensor, ...]:
+    tensors: Iterable[GgufTensor], mix: str, model: MixFacts, *, imatrix: bool | None = None
+) -> tuple[GgufTensor, ...]:
     """The same tensors at that mix. `imatrix`: made with an importance matrix; None: where it must be."""
     return mix_met(in_order(tensors), mix, model, imatrix=imatrix)
 
@@ -44,13 +44,13 @@ def mix_tensors(
 class Met(NamedTuple):
     """A tensor as llama-quantize meets it, whatever the mix."""
 
-    tensor: LaidTensor
+    tensor: GgufTensor
     block: int
     kind: TensorCategory
     is_quantised: bool
 
 
-def in_order(tensors: Iterable[LaidTensor]) -> tuple[Met, ...]:
+def in_order(tensors: Iterable[GgufTensor]) -> tuple[Met, ...]:
     """Block by block. What a tensor is depends on its shape and on its name behind the block: worked out once."""
     known: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
     met = []
@@ -65,7 +65,7 @@ def in_order(tensors: Iterable[LaidTensor]) -> tuple[Met, ...]:
 
 def mix_met(
     met: Sequence[Met], mix: str, model: MixFacts, *, imatrix: bool | None = None
-) -> tuple[LaidTensor, ...]:
+) -> tuple[GgufTensor, ...]:
     """`mix_tensors` of tensors that are in order."""
     row = mix_row(mix)
     used = row.needs_imatrix if imatrix is None else imatrix
@@ -114,12 +114,12 @@ def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
     )
 
 
-def laid_tensors(header: ModelHeader) -> tuple[LaidTensor, ...]:
+def laid_tensors(header: ModelHeader) -> tuple[GgufTensor, ...]:
     """The directory of a GGUF. UsageError when it was not read, or is none."""
     if header.tensors is None or not header.keys:
         raise UsageError(f"{header.name}: needs a GGUF file with its whole header")
     return tuple(
-        LaidTensor(name=tensor.name, shape=tensor.shape or (1,), type=tensor.type)
+        GgufTensor(name=tensor.name, shape=tensor.shape or (1,), type=tensor.type)
         for tensor in header.tensors
     )
 
@@ -132,11 +132,11 @@ class _Chooser:
         self.met = dict.fromkeys(TensorCategory, 0)
         self.base = by_name(row.base)
 
-    def mixed(self, met: Met) -> LaidTensor:
+    def mixed(self, met: Met) -> GgufTensor:
         if not met.is_quantised:
             return met.tensor
         chosen = self.base if self.base.block_elements == 1 else self._chosen(met)
-        return LaidTensor(name=met.tensor.name, shape=met.tensor.shape, type=chosen)
+        return GgufTensor(name=met.tensor.name, shape=met.tensor.shape, type=chosen)
 
     def _chosen(self, met: Met) -> TensorType:
         tensor, kind = met.tensor, met.kind
@@ -150,7 +150,7 @@ class _Chooser:
             name = self._in_layer(met)
         return _fitting(name, tensor)
 
-    def _output(self, tensor: LaidTensor) -> str:
+    def _output(self, tensor: GgufTensor) -> str:
         uneven = tensor.shape[-1] % self.base.block_elements
         return "Q8_0" if uneven or self.model.architecture == "falcon" else self.row.output
 
@@ -217,7 +217,7 @@ def _block(name: str) -> tuple[int, str]:
     return (int(found[1]), name[found.end() - 1 :]) if found else (-1, name)
 
 
-def _is_quantised(tensor: LaidTensor) -> bool:
+def _is_quantised(tensor: GgufTensor) -> bool:
     name = tensor.name
     return (
         len(_dimensions(tensor)) > 1
@@ -227,7 +227,7 @@ def _is_quantised(tensor: LaidTensor) -> bool:
     )
 
 
-def _dimensions(tensor: LaidTensor) -> tuple[int, ...]:
+def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
     """Without the outermost ones of length 1, as ggml counts them."""
     shape = tensor.shape
     while len(shape) > 1 and shape[0] == 1:
@@ -235,7 +235,7 @@ def _dimensions(tensor: LaidTensor) -> tuple[int, ...]:
     return shape
 
 
-def _fitting(name: str, tensor: LaidTensor) -> TensorType:
+def _fitting(name: str, tensor: GgufTensor) -> TensorType:
     """The type itself, or what stands in for it when its blocks do not divide a row."""
     wanted, row = by_name(name), tensor.shape[-1]
     if row % wanted.block_elements == 0:

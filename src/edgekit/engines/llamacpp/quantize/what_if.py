@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.quantize.mixing import (
     mix_row,
 )
 from edgekit.engines.llamacpp.quantize.table import MixFacts
-from edgekit.formats.types import LaidTensor, ModelHeader
+from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.model.hyperparameters import config_words
 from edgekit.model.tensor_recipes import switches, tensor_recipe
 from edgekit.model.types import ModelGeometry
@@ -31,7 +31,7 @@ WITHIN = 0.005  # of a config alone: rope tables, and tensors a converter adds o
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedModel:
     mix: str
-    tensors: tuple[LaidTensor, ...] = field(repr=False)
+    tensors: tuple[GgufTensor, ...] = field(repr=False)
     basis: Basis
     because: str = ""
 
@@ -79,7 +79,7 @@ def lay(header: ModelHeader, geometry: ModelGeometry) -> Laid:
 
 def _counted(
     geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
-) -> tuple[LaidTensor, ...]:
+) -> tuple[GgufTensor, ...]:
     """Keys do not state every switch, nor tables of rope factors: the number of tensors in the file tells them.
 
     Where no two switches make up for the difference, the tensors are those that most files of the family have.
