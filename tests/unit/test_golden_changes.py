@@ -35,7 +35,7 @@ def respelled(flags: tuple[Any, ...]) -> tuple[Any, ...]:
 
 PLANTED = {
     "one byte more for llama.cpp": Planted(
-        target="edgekit.engines.llamacpp.runtime.CUDA_CONTEXT_BYTES",
+        target="edgekit.engines.llamacpp.estimate.CUDA_CONTEXT_BYTES",
         change=lambda count: count + 1,
         question='edgekit check llama-3.1-8b --device "RTX 4060" --ram 32G -c 8k --json',
     ),
@@ -105,7 +105,7 @@ PLANTED = {
         question="model_preflight(model_id='qwen3-8b', ram='16G')",
     ),
     "a sentence in a bill that is recorded as a hash": Planted(
-        target="edgekit.engines.llamacpp.runtime._line",
+        target="edgekit.engines.llamacpp.estimate._line",
         change=lambda before: (
             lambda pool, size, because, within: before(pool, size, f"{because}.", within)
         ),

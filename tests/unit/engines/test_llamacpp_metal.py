@@ -16,8 +16,8 @@ from tests.recorded import engine_models
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.mapping import PAGE_BYTES, buffer_bytes
 from edgekit.engines.llamacpp.types import Backend, DeviceSlot, LlamaCppSetup
+from edgekit.engines.llamacpp.weights import PAGE_BYTES, buffer_bytes
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.machine.types import DEVICE, HOST, Pool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engines.llamacpp.patterns import searcher
+from edgekit.engines.llamacpp.overrides import searcher
 from edgekit.errors import UsageError
 
 NAME = "blk.12.ffn_up_exps.weight"

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.context import head_sizes, pad
-from edgekit.engines.llamacpp.heads import HeadSizes
 from edgekit.engines.llamacpp.placement import device_bytes
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
-from edgekit.engines.llamacpp.types import CELL_PADDING, Context
+from edgekit.engines.llamacpp.types import CELL_PADDING, Context, HeadSizes, TensorPlacement
 from edgekit.engines.llamacpp.versions import OLDEST
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import Attention, LatentAttention, LayerKind, Model, Span, State, Stream

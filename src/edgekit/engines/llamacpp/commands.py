@@ -13,7 +13,6 @@ from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Drafter, MemoryEstimate, Placement
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
-from edgekit.engines.llamacpp import ollama
 from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes
 from edgekit.engines.llamacpp.flags import (
     REPEATED,
@@ -24,7 +23,7 @@ from edgekit.engines.llamacpp.flags import (
 )
 from edgekit.engines.llamacpp.flags import placement as values_of_placement
 from edgekit.engines.llamacpp.flags import setup as read_setup
-from edgekit.engines.llamacpp.lm_studio import lm_studio_commands
+from edgekit.engines.llamacpp.front_ends import lm_studio_commands, ollama_commands
 from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import (
     NO_PROJECTOR,
@@ -55,7 +54,7 @@ def commands(startup: Startup) -> Iterator[Command]:
     cards = _card_notes(startup)
     yield from _own(startup, cards)
     if not _is_by_hand(startup.placement):
-        yield from ollama.ready(startup, cards)
+        yield from ollama_commands(startup, cards)
         yield from lm_studio_commands(startup)
 
 

@@ -13,8 +13,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import DRAFT_MAX, default_setup
 from edgekit.engines.llamacpp.placement import PlacedTensor, place
-from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts, TensorPlacement
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader

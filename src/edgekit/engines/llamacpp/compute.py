@@ -1,22 +1,34 @@
 """A resolved context -> the lines of the compute buffers (one for each pool a node of the graph runs in), of the output
-buffer and of a context shift.
+buffer, of a context shift and of multi-token prediction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from edgekit.basis import Basis
+from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.llamacpp.caches import shares_of
+from edgekit.engines.llamacpp.caches import layer_cache_bytes, shares_of
+from edgekit.engines.llamacpp.context import head_sizes
 from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
+from edgekit.engines.llamacpp.placement import HEAD, placed_tensors
 from edgekit.engines.llamacpp.schedule.target import pools, spread
-from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
-from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup
+from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, TensorPlacement
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, is_newer
+from edgekit.errors import RefusedError
 from edgekit.machine.types import HOST, Pool
-from edgekit.model.types import Model
+from edgekit.model.types import (
+    HybridLayer,
+    LatentAttention,
+    Layer,
+    Model,
+    ModelGeometry,
+    Recurrent,
+    attention_of,
+)
 
 
 class _Known(NamedTuple):
@@ -70,6 +82,16 @@ _BOUND = _Known(
     BOUND_WITHIN,
     "upper bound: everything alive at once in the largest step of a layer",
 )
+FLOAT_BYTES = 4
+ALWAYS_EMBEDS = frozenset({"t5"})  # llama-context.cpp: output_reserve
+MOST_STREAMS = 64  # DeepSeek-V4 has 4
+ASSUMED_VOCABULARY = 262_144  # Gemma's, about the largest there is
+SHIFT_COPIES = 2
+SHIFT_WITHIN = 1.0  # an upper bound: nothing at all of it is taken before the window rolls
+INPUT_COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, over several devices
+SMALL_INPUTS = 2**20  # rotations of quantised caches, indices of states
+PREDICTION = "prediction"
+PREDICTION_WITHIN = 1.0
 
 
 def compute_lines(
@@ -82,8 +104,6 @@ def compute_lines(
         sizes = (*sizes[:1] * (placement.ranks - 1), *sizes)
         known = _known(placement, setup)
     except NoGraphError as error:
-        from edgekit.engines.llamacpp.closed import bound_bytes, pool_bounds
-
         on_host = (bound_bytes(model, context),)
         sizes = pool_bounds(model, context, placement, setup) if setup.has_device else on_host
         known = _BOUND._replace(because=f"{_BOUND.because} ({error})")
@@ -115,14 +135,6 @@ def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:
     )
 
 
-# -- the output buffer, in which logits and embeddings are handed over
-
-FLOAT_BYTES = 4
-ALWAYS_EMBEDS = frozenset({"t5"})  # llama-context.cpp: output_reserve
-MOST_STREAMS = 64  # DeepSeek-V4 has 4
-ASSUMED_VOCABULARY = 262_144  # Gemma's, about the largest there is
-
-
 def output_line(model: Model, context: Context) -> MemoryLine:
     known = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if known is None else known
@@ -144,16 +156,6 @@ def _streams(model: Model) -> int:
     return count if isinstance(count, int) and 0 < count <= MOST_STREAMS else 1
 
 
-# -- a window that rolls: what turning its keys takes beyond the compute buffer
-#
-# llama-kv-cache.cpp @ b21e4de, build_graph_shift: layer by layer the keys of all cells are turned, in their place. Keys
-# that are quantised are unpacked for it, twice where they were multiplied by a rotation before they were stored. The
-# allocator has not seen this graph when it reserves: the buffer grows with the first shift, and stays so.
-
-SHIFT_COPIES = 2
-SHIFT_WITHIN = 1.0  # an upper bound: nothing at all of it is taken before the window rolls
-
-
 def shift_lines(
     model: Model,
     context: Context,
@@ -161,7 +163,12 @@ def shift_lines(
     setup: LlamaCppSetup,
     compute: Sequence[MemoryLine],
 ) -> Iterator[MemoryLine]:
-    """Nothing unless the window rolls and its keys are quantised."""
+    """What a rolling window takes beyond the compute buffer; nothing unless its keys are quantised.
+
+    llama-kv-cache.cpp @ b21e4de, build_graph_shift: layer by layer the keys of all cells are turned in place.
+    Quantised keys are unpacked for it, twice where they were multiplied by a rotation before they were stored. The
+    allocator has not seen this graph when it reserves: the buffer grows with the first shift, and stays that large.
+    """
     if not setup.ctx_shift or not context.type_k.is_quantized:
         return
     cells = context.cells * context.streams
@@ -189,3 +196,205 @@ def _widest(model: Model, placement: TensorPlacement) -> dict[Pool, int]:
         for _, pool in shares_of(layer.mixer, layer.index, placement):
             found[pool] = max(found.get(pool, 0), *widths, 0)
     return found
+
+
+def prediction_lines(
+    model: Model,
+    context: Context,
+    placement: TensorPlacement,
+    setup: LlamaCppSetup,
+    compute: Sequence[MemoryLine],
+) -> Iterator[MemoryLine]:
+    """The second context that drafts with the model's own prediction blocks (server-context.cpp, common.cpp @ 0c1e570).
+
+    It has a cache for those blocks alone, an output and a compute buffer. Nothing unless it is requested. Raises
+    RefusedError for a model without such blocks.
+    """
+    if not setup.load_mtp:
+        return
+    count, layers = model.geometry.mtp_layers, len(model.geometry.layers)
+    if not count:
+        raise RefusedError("llama.cpp: this model has no layers for multi-token prediction (MTP)")
+    # speculative.cpp @ b21e4de: its cache has the types of a drafter, f16 unless it is told otherwise.
+    context = replace(context, type_k=F16, type_v=F16)
+    attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
+    for block in range(layers, layers + count):
+        shares = shares_of(attending.mixer, block, placement) if attending is not None else ()
+        for mixer, pool in shares:
+            yield MemoryLine(
+                component=Component.KV_CACHE,
+                size_bytes=layer_cache_bytes(model, mixer, context, pool),
+                pool=pool,
+                layer=block,
+                basis=Basis.MODELLED,
+                because="a cache like that of the last layer with attention",
+                within=PREDICTION_WITHIN,
+                part=PREDICTION,
+            )
+    yield replace(
+        output_line(model, context), part=PREDICTION, basis=Basis.MODELLED, within=PREDICTION_WITHIN
+    )
+    because = "one layer and the output head: never more than the main graph"
+    for line in compute:
+        yield replace(
+            line, part=PREDICTION, basis=Basis.MODELLED, within=PREDICTION_WITHIN, because=because
+        )
+
+
+def bound_bytes(model: Model, context: Context) -> int:
+    """An upper bound of the compute buffer, for models whose graph is not known node by node.
+
+    What is alive at once in the widest step of a layer, counted in floats per token, and what is alive all along: the
+    mask, the inputs, the rows of logits. Never below on the recorded rows of CPUs and of CUDA
+    (tests/truth/test_closed.py); sparse families, for which it would be too low, have graphs.
+    """
+    geometry = model.geometry
+    tokens, hidden = context.n_tokens, geometry.hidden
+    always = _mask_bytes(geometry, context) + _index_bytes(model, context)
+    widest = max((_layer_floats(layer, geometry, context) for layer in geometry.layers), default=0)
+    aside = geometry.per_layer_embedding * len(geometry.layers) + (
+        8 * hidden if geometry.per_layer_embedding else 0
+    )  # Gemma 3n keeps four streams of the hidden state and a slice for every layer
+    body = always + FLOAT_BYTES * tokens * (widest + 5 * hidden + aside)
+    has_head = geometry.causal or not geometry.pooling
+    vocabulary = (geometry.vocabulary or ASSUMED_VOCABULARY) if has_head else 0
+    logits = FLOAT_BYTES * (context.n_outputs * (vocabulary + 2 * hidden) + 2 * tokens * hidden)
+    return max(body, always + logits) * 5 // 4  # blocks do not fit each other exactly
+
+
+def pool_bounds(
+    model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
+) -> tuple[int, ...]:
+    """Of each device and, last, of the host: above what the engine reserves there.
+
+    The graph is charged where it runs. With every block on devices the host holds no more than the inputs. What a
+    device works on without holding it is copied there: the matrices of a block on the host, and caches of two.
+    """
+    devices = len(setup.devices)
+    graph, inputs = bound_bytes(model, context), _inputs_bytes(model, context)
+    caches = {
+        layer.index: layer_cache_bytes(model, layer.mixer, context, HOST)
+        for layer in model.geometry.layers
+    }
+    brought = _host_weights_bytes(model, placement, setup) + 2 * max(
+        (size for il, size in caches.items() if placement.cache_pool(il) is HOST), default=0
+    )
+    several = (INPUT_COPIES - 1) * inputs if devices > 1 else 0
+    on_device = graph + _widened_bytes(model.geometry, context) + brought + several
+    together = placement.together
+    if not together:
+        on_device += _scores_bytes(model.geometry, context)  # once here, once for a copy
+    on_host = (inputs if together else max(graph, inputs)) + several
+    heads = head_sizes(model)
+    if context.flash_attn and not heads.flashes:  # attention runs on the host, with what it reads
+        on_host += graph + max(caches.values(), default=0)
+    return (*(on_device,) * devices, on_host)
+
+
+def _scores_bytes(geometry: ModelGeometry, context: Context) -> int:
+    """Without flash attention: what every head makes of every cell."""
+    if context.flash_attn:
+        return 0
+    heads = (found.heads for layer in geometry.layers if (found := attention_of(layer.mixer)))
+    cells = max(context.cells, context.swa_cells)
+    return FLOAT_BYTES * context.n_tokens * max(heads, default=0) * cells
+
+
+def _inputs_bytes(model: Model, context: Context) -> int:
+    """Tokens, positions, masks, and the rows that are looked up in tables on the host."""
+    geometry = model.geometry
+    always = _mask_bytes(geometry, context) + _index_bytes(model, context)
+    aside = geometry.per_layer_embedding * len(geometry.layers)
+    looked_up = FLOAT_BYTES * context.n_tokens * (2 * geometry.hidden + 2 * aside)
+    return (always + looked_up) * 5 // 4 + SMALL_INPUTS
+
+
+def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
+    """A quantised cache is read at 16 bits: keys and values of one layer."""
+    if not (context.type_k.is_quantized or context.type_v.is_quantized):
+        return 0
+    widest = max(
+        (sum(stream.elements for stream in layer.mixer.streams) for layer in geometry.layers),
+        default=0,
+    )
+    return 2 * widest * context.cells * context.streams
+
+
+def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
+    """The three largest matrices on the host that one block works with."""
+    blocks: dict[int | None, list[int]] = {}
+    for placed in placed_tensors(model, placement, setup):
+        outside = placed.block is None and placed.tensor.name != HEAD
+        if placed.pool is HOST and not outside:
+            blocks.setdefault(placed.block, []).append(placed.size_bytes)
+    return max((sum(sorted(sizes)[-3:]) for sizes in blocks.values()), default=0)
+
+
+def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:
+    if not any(attention_of(layer.mixer) for layer in geometry.layers):
+        return 0
+    cached = any(layer.mixer.streams for layer in geometry.layers)
+    cells = context.cells + context.swa_cells if cached else context.n_tokens
+    cell_bytes = 2 if context.flash_attn else FLOAT_BYTES
+    if context.flash_attn and context.rules < Rules.F16_MASK:
+        cell_bytes += FLOAT_BYTES  # an f32 mask, and its copy in f16
+    return context.n_tokens * cells * cell_bytes
+
+
+def _index_bytes(model: Model, context: Context) -> int:
+    """Where rows go in the cache; without flash attention V is scattered number by number."""
+    if context.flash_attn:
+        return 64 * context.n_tokens
+    heads = head_sizes(model)
+    scattered = 8 * context.n_tokens * heads.widest_value * (2 if context.swa_cells else 1)
+    return scattered + _latent_copy_bytes(model.geometry, context)
+
+
+def _latent_copy_bytes(geometry: ModelGeometry, context: Context) -> int:
+    """Without flash attention the latent of all cells is laid out once more, as V."""
+    widths = (
+        layer.mixer.latent_dim
+        for layer in geometry.layers
+        if isinstance(layer.mixer, LatentAttention) and layer.mixer.absorbed
+    )
+    return FLOAT_BYTES * context.cells * context.streams * max(widths, default=0)
+
+
+def _layer_floats(layer: Layer, geometry: ModelGeometry, context: Context) -> int:
+    """Numbers alive per token in the widest step of a layer."""
+    mixing = _attention_floats(layer, context) + _recurrent_floats(layer, context)
+    return max(mixing, _forward_floats(layer, geometry))
+
+
+def _attention_floats(layer: Layer, context: Context) -> int:
+    attention = attention_of(layer.mixer)
+    if attention is None:
+        return 0
+    heads = attention.heads
+    widths = 3 * heads * attention.key_dim + 2 * heads * attention.value_dim
+    if isinstance(attention, LatentAttention):
+        widths += heads * (4 * attention.latent_dim + 2 * attention.rope_dim)
+    if context.flash_attn:
+        return widths
+    seen = max(context.cells, context.swa_cells) if layer.mixer.streams else context.n_tokens
+    return widths + heads * seen
+
+
+def _recurrent_floats(layer: Layer, context: Context) -> int:
+    mixer = layer.mixer.recurrent if isinstance(layer.mixer, HybridLayer) else layer.mixer
+    if not isinstance(mixer, Recurrent):
+        return 0
+    taps = max(1, mixer.conv_kernel - 1)
+    convolved = max(mixer.inner + 2 * mixer.groups * mixer.state_size, mixer.conv_elements // taps)
+    states = 2 * (mixer.conv_elements + mixer.state_elements) * context.n_seq_max
+    return 5 * convolved + 6 * mixer.inner + 2 * mixer.rank + -(-states // context.n_tokens)
+
+
+def _forward_floats(layer: Layer, geometry: ModelGeometry) -> int:
+    floats = 3 * layer.dense.width if layer.dense else 0
+    if layer.experts:
+        one = layer.experts
+        within = one.latent or geometry.hidden
+        floats += one.used * (3 * one.width + within) + 3 * one.shared_width + 4 * one.count
+    attention = attention_of(layer.mixer)
+    return floats + (attention.heads * attention.value_dim if attention else 0)

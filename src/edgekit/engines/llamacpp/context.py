@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.heads import HeadSizes
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import (
     CELL_PADDING,
@@ -16,6 +15,7 @@ from edgekit.engines.llamacpp.types import (
     SERVER_SLOTS,
     Backend,
     Context,
+    HeadSizes,
     LlamaCppSetup,
     LlamaMode,
     SplitMode,

@@ -61,14 +61,14 @@ def _layers(text: str) -> str | int:
 
 
 def _overrides(text: str) -> tuple[str, ...]:
-    from edgekit.engines.llamacpp.devices import read_overrides
+    from edgekit.engines.llamacpp.overrides import read_overrides
 
     read_overrides(text)
     return tuple(text.split(","))
 
 
 def _servers(text: str) -> tuple[str, ...]:
-    from edgekit.engines.llamacpp.devices import read_servers
+    from edgekit.engines.llamacpp.overrides import read_servers
 
     read_servers(text)
     return tuple(text.split(","))
@@ -146,7 +146,7 @@ def _cache_field(name: str) -> CacheType:
 def _override_field(entries: tuple[str, ...]) -> tuple[Override, ...]:
     if not entries:
         return ()
-    from edgekit.engines.llamacpp.devices import read_overrides
+    from edgekit.engines.llamacpp.overrides import read_overrides
 
     return read_overrides(",".join(entries))
 
@@ -497,7 +497,7 @@ def this_cpu() -> Cpu:
 def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
     if not values.get("rpc"):
         return ()
-    from edgekit.engines.llamacpp.devices import read_servers
+    from edgekit.engines.llamacpp.overrides import read_servers
 
     return read_servers(",".join(values["rpc"]))
 

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.tensor_placement import TensorGroup, TensorPlacement
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, Override, SplitMode
+from edgekit.engines.llamacpp.types import (
+    Backend,
+    LlamaCppSetup,
+    Override,
+    SplitMode,
+    TensorGroup,
+    TensorPlacement,
+)
 from edgekit.errors import UsageError
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
@@ -200,7 +206,7 @@ def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
 def _searchers(patterns: list[str]) -> list[Callable[[str], bool]]:
     if not patterns:
         return []
-    from edgekit.engines.llamacpp.patterns import searcher
+    from edgekit.engines.llamacpp.overrides import searcher
 
     return [searcher(one) for one in patterns]
 

@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from edgekit.engines.llamacpp.graph.llama.build import GraphFacts
     from edgekit.engines.llamacpp.graph.program import GraphPlan, Structure
     from edgekit.engines.llamacpp.graph.stretches import KeptLayers
-    from edgekit.engines.llamacpp.heads import HeadSizes
     from edgekit.engines.llamacpp.quantize.what_if import Laid
-    from edgekit.engines.llamacpp.tensor_placement import TensorGroup, TensorPlacement
     from edgekit.engines.llamacpp.types import (
         Backend,
         Cpu,
         DeviceSlot,
+        HeadSizes,
         LlamaCppSetup,
         Override,
         SplitMode,
+        TensorGroup,
+        TensorPlacement,
     )
     from edgekit.formats.types import Tensor
     from edgekit.machine.types import Pool

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
 from edgekit.errors import UsageError
+from edgekit.machine.types import HOST, Pool, PoolKind
+from edgekit.model.types import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    ModelGeometry,
+    Span,
+    attention_of,
+)
+
+if TYPE_CHECKING:
+    from edgekit.engines.llamacpp.slices import Slicer
 
 
 class LlamaMode(enum.Enum):
@@ -187,3 +200,129 @@ DEFAULT_BATCH = 2048  # common.h @ 0c1e570: n_batch, n_ubatch
 DEFAULT_UBATCH = 512
 SERVER_SLOTS = 4  # server.cpp:156 @ 0c1e570: n_parallel auto
 CELL_PADDING = 256
+
+
+# Heads that CUDA has a flash attention kernel for: fattn.cu @ 0c1e570
+SAME_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
+WIDER_KEYS = {192: 128, 320: 256, 576: 512}  # key size -> the value size there is a kernel for
+GQA_MULTIPLE = {192: 8, 320: 32}
+NEEDS_GQA = frozenset({192, 320, 512, 576})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """What the options are checked against."""
+
+    key_dims: frozenset[int]
+    value_dims: frozenset[int]
+    latent: bool  # V is a part of K: both must have one type
+    apart: bool  # sequences have caches of their own, asked for or not (DeepSeek-V4)
+    window: int  # tokens a sliding layer sees, 0 without any
+    widest_value: int  # numbers of one token's V in the widest layer
+    flashes: bool  # CUDA has a flash attention kernel for all of them
+
+    @classmethod
+    def of(cls, geometry: ModelGeometry) -> HeadSizes:
+        attentions = [found for layer in geometry.layers if (found := attention_of(layer.mixer))]
+        mixers = [layer.mixer for layer in geometry.layers]
+        compressed = [one for one in mixers if isinstance(one, CompressedAttention)]
+        latent = any(isinstance(one, LatentAttention) and one.absorbed for one in attentions)
+        windows = [one.span_tokens for one in attentions if one.span is not Span.ALL]
+        windows += [one.window_tokens for one in compressed]
+        return cls(
+            key_dims=frozenset(_cached_key_dim(one) for one in attentions),
+            value_dims=frozenset() if latent else frozenset(one.value_dim for one in attentions),
+            latent=latent or bool(compressed),
+            apart=bool(compressed),
+            window=max(windows, default=0),
+            widest_value=max((_value_width(one) for one in attentions), default=0),
+            flashes=all(_has_kernel(one) for one in attentions),
+        )
+
+
+def _cached_key_dim(attention: Attention | LatentAttention) -> int:
+    if isinstance(attention, LatentAttention) and attention.absorbed:
+        return attention.latent_dim + attention.rope_dim
+    return attention.key_dim
+
+
+def _has_kernel(attention: Attention | LatentAttention) -> bool:
+    if isinstance(attention, LatentAttention):
+        if attention.absorbed:
+            keys, values = _cached_key_dim(attention), attention.latent_dim
+            return has_flash_kernel(keys, values, attention.heads)
+        return has_flash_kernel(attention.key_dim, attention.value_dim, 1)
+    ratio = attention.heads // max(1, attention.kv_heads)
+    return has_flash_kernel(attention.key_dim, attention.value_dim, ratio)
+
+
+def _value_width(attention: Attention | LatentAttention) -> int:
+    heads = attention.heads if isinstance(attention, LatentAttention) else attention.kv_heads
+    return heads * attention.value_dim
+
+
+def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
+    """Whether CUDA has one for heads of these sizes, `ratio` of them for each KV head."""
+    if keys in WIDER_KEYS:
+        fits = values == WIDER_KEYS[keys] and ratio % GQA_MULTIPLE.get(keys, 1) == 0
+    else:
+        fits = keys in SAME_HEADS and values == keys
+    return fits and (keys not in NEEDS_GQA or ratio >= 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorPlacement:
+    """Where each block is. The output counts as the block after the last."""
+
+    blocks: tuple[Pool, ...]  # every round of every block, those of multi-token prediction included
+    own_blocks: int  # how many of them have weights: rounds after the first use the same
+    output: Pool
+    offload_kqv: bool = True
+    host_expert_blocks: int = 0  # how many of the first blocks have their experts on the host
+    host_scans: bool = False  # ssm_a stays on the host: the device has no kernel for its scan
+    moved: Mapping[str, Pool] = field(default_factory=dict)  # single tensors, by their names: -ot
+    overridden: bool = False  # -ot was given, whether it moves anything or not
+    slicer: Slicer | None = None  # -sm tensor: what is on device 0 is shared by all of them
+    rows: Slicer | None = None  # -sm row: matrices on devices are shared by all of them
+    pipelined: bool = True  # -sm layer: devices may work on several micro-batches in turn
+
+    def cache_pool(self, block: int) -> Pool:
+        return self.blocks[block] if self.offload_kqv else HOST
+
+    @property
+    def ranks(self) -> int:
+        """Devices that hold a slice each of what is on device 0."""
+        return 1 if self.slicer is None else self.slicer.devices
+
+    @property
+    def together(self) -> bool:
+        """Everything is on devices: nothing but the token embedding was left on the host, or moved."""
+        whole = self.output is not HOST and HOST not in self.blocks
+        moved = self.overridden or self.host_expert_blocks
+        return whole and self.offload_kqv and not moved
+
+    @property
+    def used(self) -> frozenset[Pool]:
+        """Devices that hold a block, the output or a tensor that was moved there."""
+        found = {*self.blocks, self.output, *self.moved.values()}
+        shared = self.slicer or self.rows
+        if shared and any(pool.kind is PoolKind.DEVICE for pool in found):
+            found |= {Pool(PoolKind.DEVICE, i) for i in range(shared.devices)}
+        return frozenset(pool for pool in found if pool.kind is PoolKind.DEVICE)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Those that hold weights of blocks."""
+        return tuple(dict.fromkeys(self.blocks[: self.own_blocks]))
+
+
+@dataclass(slots=True)
+class TensorGroup:
+    """Tensors stored together, whatever the placement."""
+
+    name: str  # of one of them
+    block: int | None
+    is_idle: bool
+    count: int = 0
+    host_bytes: int = 0
+    device_bytes: int = 0

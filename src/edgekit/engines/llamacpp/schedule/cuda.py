@@ -8,9 +8,9 @@ from edgekit.engines.llamacpp.graph.dims import Size, value
 from edgekit.engines.llamacpp.graph.llama.feed_forward import PRECISE
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.graph.trace import Buffer
-from edgekit.engines.llamacpp.heads import has_flash_kernel
 from edgekit.engines.llamacpp.placement import SCAN_STATES
 from edgekit.engines.llamacpp.schedule.types import strided_bytes
+from edgekit.engines.llamacpp.types import has_flash_kernel
 
 ALIGNMENT = 128
 ROW_PADDING = 512

@@ -25,8 +25,7 @@ from edgekit.engines.llamacpp.schedule.assign import assign
 from edgekit.engines.llamacpp.schedule.fusion import Uses, optimized
 from edgekit.engines.llamacpp.schedule.split import split
 from edgekit.engines.llamacpp.schedule.types import COPIES, ScheduledBackend, ScheduledMachine
-from edgekit.engines.llamacpp.tensor_placement import TensorPlacement
-from edgekit.engines.llamacpp.types import Context, DeviceSlot
+from edgekit.engines.llamacpp.types import Context, DeviceSlot, TensorPlacement
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.machine.types import HOST, Pool, PoolKind
 

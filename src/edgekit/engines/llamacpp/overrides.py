@@ -1,7 +1,4 @@
-"""Patterns of -ot: the ECMAScript grammar of std::regex, searched in a tensor's name in bounded time.
-
-A node of a pattern takes all positions where it may begin to all where it may end, so that nothing is tried twice.
-"""
+"""-ot and --rpc as they are written -> overrides and devices. Patterns follow the ECMAScript grammar of std::regex."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from collections.abc import Callable
 from functools import lru_cache, partial, reduce
 from operator import or_
 
+from edgekit.engines.llamacpp.types import DeviceSlot, Override
 from edgekit.errors import UsageError
+from edgekit.units import parse_size
 
 LONGEST_PATTERN = 1000  # characters
 DEEPEST_PATTERN = 50  # groups inside each other
 MOST_TIMES = 1000  # as in x{1000}: names are shorter than that
 MOST_REPEATS = 12  # *, +, ?, {n} in one pattern: people write three
 LONGEST_NAME = 64  # ggml.h: GGML_MAX_NAME; longer names are not loaded
-
 Node = Callable[[str, int], int]  # a name, positions as the bits of a number -> positions
-
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_.|()]|\\\.|\[[0-9]-[0-9]\])*")
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
 _SETS = {"d": frozenset(string.digits), "w": _WORD, "s": frozenset(string.whitespace)}
@@ -35,11 +32,57 @@ _POSIX = {
     "upper": string.ascii_uppercase,
     "xdigit": string.hexdigits,
 }
+MOST_OVERRIDES = 256  # people write one, or one for each layer
+MOST_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
+MOST_PORTS = 65_536
+
+
+def read_overrides(text: str) -> tuple[Override, ...]:
+    """PATTERN=BUFFER, ...: whether there is such a buffer is seen when it is billed. Raises UsageError."""
+    entries = text.split(",")
+    if len(entries) > MOST_OVERRIDES:
+        raise UsageError(f"{len(entries)} overrides are more than {MOST_OVERRIDES}")
+    found: list[Override] = []
+    for entry in entries:
+        pattern, _, buffer = entry.partition("=")
+        if not (pattern and buffer):
+            raise UsageError(
+                f"{entry[:60]!r} is not PATTERN=BUFFER, such as exps=CPU "
+                "(a comma separates two of them, so a pattern cannot contain one)"
+            )
+        searcher(pattern)
+        found.append(Override(pattern=pattern, buffer=buffer))
+    return tuple(found)
+
+
+def read_servers(text: str) -> tuple[DeviceSlot, ...]:
+    """HOST:PORT=FREE, ...: devices, named as llama.cpp does. FREE of several: 24G+24G. Raises UsageError."""
+    found: list[DeviceSlot] = []
+    for entry in text.split(","):
+        endpoint, _, memory = entry.partition("=")
+        host, _, port = endpoint.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port[:6]) < MOST_PORTS):
+            raise UsageError(f"{entry[:60]!r} is not a server such as 192.168.1.5:50052=24G")
+        if not memory:
+            raise UsageError(
+                f"the free memory of {endpoint[:60]} is not known: add it, as in {endpoint[:60]}=24G "
+                "(for a server with two devices =24G+24G)"
+            )
+        found += (
+            DeviceSlot(free_bytes=parse_size(one), rpc=f"RPC{i}[{endpoint}]")
+            for i, one in enumerate(memory.split("+"))
+        )
+    if len(found) > MOST_DEVICES:
+        raise UsageError(f"{len(found)} devices are more than {MOST_DEVICES}")
+    return tuple(found)
 
 
 @lru_cache(maxsize=256)
 def searcher(pattern: str) -> Callable[[str], bool]:
-    """Whether the pattern is found anywhere in a name. Raises UsageError for what std::regex would not take."""
+    """Whether the pattern is found anywhere in a name, in bounded time. Raises UsageError for what std::regex refuses.
+
+    A node of a pattern takes all positions where it may begin to all where it may end, so that nothing is tried twice.
+    """
     if len(pattern) > LONGEST_PATTERN:
         raise UsageError(f"a pattern may have {LONGEST_PATTERN} characters, not {len(pattern)}")
     node = _Parser(pattern).whole()
