@@ -218,7 +218,7 @@ def answers(question: Question) -> dict[str, Answer]:
 
 def _folder(home: str, name: str) -> str:
     """A folder as it is downloaded, without its weights."""
-    from edgekit.catalog import find_entry
+    from edgekit.catalog.names import find_entry
 
     folder = Path(home, name)
     folder.mkdir()

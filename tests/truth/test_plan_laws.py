@@ -16,7 +16,8 @@ from tests.thoroughness import LONG, sampled
 from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.bill.types import Load, Task, Variant
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry

@@ -17,7 +17,8 @@ from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.app.recommend import recommended
 from edgekit.bill.verdict import Lever
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Catalog
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine

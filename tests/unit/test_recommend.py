@@ -14,7 +14,8 @@ from tests.unit.plan.tasks import is_within, rated
 from edgekit.app.answers import Recommendation
 from edgekit.app.recommend import SLOW, TOO_LARGE, complete, find_best, task_for
 from edgekit.bill.verdict import ChangeKind
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.errors import HardwareError
 from edgekit.machine.types import Machine

@@ -12,7 +12,7 @@ from tests.unit.cli.test_estimate import write_model
 
 from edgekit.app.open import automatic, open_named
 from edgekit.bill.verdict import Verdict
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.resolve import resolve
 from edgekit.cli import main
 from edgekit.engines.llamacpp.verify import binding

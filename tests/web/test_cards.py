@@ -19,7 +19,8 @@ from tests.patience import PATIENCE_S, wait_until
 from tests.web.conftest import write_recorded
 from tests.web.serving import LOCAL, ask, events, start
 
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Catalog
 from edgekit.cli import main
 from edgekit.engines import engine_named

@@ -24,7 +24,7 @@ from edgekit.app.estimate import check_one_engine
 from edgekit.app.task import task_of
 from edgekit.bill.types import Task
 from edgekit.catalog import read_catalog
-from edgekit.catalog.resolve import base_note
+from edgekit.catalog.names import base_note
 from edgekit.catalog.types import Catalog, Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry

@@ -18,8 +18,8 @@ from edgekit.app.task import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
 from edgekit.catalog import read_catalog
+from edgekit.catalog.names import entry_named
 from edgekit.catalog.repositories import Form, Repository, repositories_of
-from edgekit.catalog.resolve import entry_named
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.choices import accuracy_of

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
-from edgekit.catalog.types import ModelPurpose
+from edgekit.catalog import read_catalog
+from edgekit.catalog.repositories import model_of_original, original_repository
+from edgekit.catalog.types import Catalog, Entry, ModelPurpose
+from edgekit.errors import (
+    EdgekitError,
+    NotFoundError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    UsageError,
+)
+from edgekit.sources import hub_model_of, locate, path_of
+from edgekit.sources.filenames import MODEL_SUFFIXES, close_names
+from edgekit.sources.types import Reach
 
 # From the first of these words on, a name tells sizes and versions of one family apart.
 _VARIANT = re.compile(
@@ -157,3 +171,137 @@ def ollama_latest(name: str) -> str | None:
     plain = name.strip().lower().removesuffix(":latest")
     size = _OLLAMA_LATEST.get(plain)
     return None if size is None else f"{plain}:{size}"
+
+
+SHOWN = 6  # names in one message
+
+
+def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
+    """By id or repository, in any spelling: 'Gemma 3 27B', 'gemma3:27b', 'google/gemma-3-27b-it'.
+
+    Raises NotFoundError with the nearest ids where there is none, or where several are meant.
+    """
+    entries = (catalog or read_catalog()).entries
+    wanted = name.strip().lower()
+    published = model_of_original(wanted)
+    for entry in entries:
+        names = {entry.id.lower(), (entry.repository or "").lower()}
+        if wanted and (wanted in names or published == entry.id):
+            return entry
+    for spelt in range(3) if wanted else ():
+        loose = spellings(name)[spelt]
+        found = [entry for entry in entries if loose and loose in _spelt(entry, spelt)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            near = tuple(entry.id for entry in found[:SHOWN])
+            raise NotFoundError(
+                f"{name[:80]!r} matches several models of the catalog", candidates=near
+            )
+    raise NotFoundError(
+        f"{name[:80]!r} is not in the catalog (edgekit catalog list shows all models)",
+        candidates=near_ids(name, entries),
+    )
+
+
+def _spelt(entry: Entry, spelt: int) -> set[str]:
+    return {spellings(one)[spelt] for one in (entry.id, entry.repository) if one}
+
+
+def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """The ids that look most like the name; those that begin with it come first."""
+    ids = {spellings(entry.id)[1]: entry.id for entry in entries}
+    wanted = spellings(name)[1]
+    begin = sorted(one for one in ids if wanted and one.startswith(f"{wanted} "))
+    near = dict.fromkeys((*begin, *close_names(wanted, ids)))
+    return tuple(ids[one] for one in near)[:SHOWN]
+
+
+def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
+    """The entry that a name means and the quantisation that it states. Raises NotFoundError."""
+    try:
+        return find_entry(name, catalog), None
+    except NotFoundError:
+        plain, quant = split_quant(name)
+        if quant is None:
+            raise
+        return find_entry(plain, catalog), quant
+
+
+def entry_named(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None, str | None]:
+    """Nothing for a path, even one that does not exist, and for an address outside the hub."""
+    try:
+        is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
+        if is_file or ("://" in name and hub_model_of(name) is None):
+            return None, None
+        entry, quant = find_quantised(ollama_latest(name) or name, catalog)
+    except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
+        return None, None
+    exact = {entry.id.lower(), (entry.repository or "").lower()}
+    if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
+        return None, None  # a hub id is not the user's model of a similar name
+    return entry, quant
+
+
+def may_be_elsewhere(name: str) -> bool:
+    """Whether a name means a file of the hub or of Ollama's registry: org/name, gemma3:27b, llama3.3."""
+    return "/" in name or ":" in split_quant(name)[0] or ollama_latest(name) is not None
+
+
+def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
+    """Whether the entry answers without a look at the network.
+
+    So do its id, with or without a quantisation, and other spellings that are not found on this machine. A hub id and
+    one of Ollama's (gemma3:27b) mean a file that exists, and so does an entry of the user's: that is read if possible.
+    """
+    if entry.is_users:
+        return False
+    plain = split_quant(name)[0]
+    if entry.id.lower() in {name.strip().lower(), plain.strip().lower()}:
+        return True
+    if may_be_elsewhere(name):
+        return False
+    try:
+        locate(name, reach=Reach(network=False, within=() if absolute else None))
+    except EdgekitError:
+        return True
+    return False
+
+
+def may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
+    """Whether the catalog answers for a name that could not be read.
+
+    Not for a hub id that the hub refuses, or of which something else is here: another quantisation, for instance.
+    """
+    refused = NotFoundError | RemoteNotFoundError | RemoteAccessError
+    return not ("/" in name and isinstance(error, refused))
+
+
+def with_near(
+    error: NotFoundError | RemoteInspectError, name: str, catalog: Catalog
+) -> NotFoundError | RemoteInspectError:
+    """The same error with the catalog's nearest names, and with what of the catalog could not be read."""
+    near = near_ids(split_quant(name)[0], catalog.entries)
+    if isinstance(error, RemoteInspectError):
+        is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
+        if is_answer or not near or "://" in name:
+            return error
+        return type(error)(f"{error}. Similar names in the catalog: {', '.join(near)}")
+    if any(sign in name for sign in "/\\") or name.lower().endswith(MODEL_SUFFIXES):
+        return error
+    if name.lower().startswith("sample:"):
+        return error
+    here = tuple(one for one in error.candidates if not one.startswith("sample:"))
+    damaged = "".join(f"; part of the catalog is unreadable: {one}" for one in catalog.problems[:1])
+    message = str(error).partition(". Did you mean: ")[0]
+    return NotFoundError(f"{message}{damaged}", candidates=tuple(dict.fromkeys((*here, *near))))
+
+
+def base_note(entry: Entry, name: str = "") -> tuple[str, ...]:
+    """A warning that a base model does not answer questions."""
+    if names_instruct(name):
+        return ()
+    repository = original_repository(entry.id) or entry.repository
+    if repository is None or ModelPurpose.CHAT not in entry.kinds or not is_base(repository):
+        return ()
+    return (f"{repository} is a base model; for chat use its instruct version (same size)",)

@@ -148,7 +148,7 @@ def _whose(entry: Entry, arguments: argparse.Namespace) -> bool:
 
 
 def run_show(arguments: argparse.Namespace) -> str:
-    from edgekit.catalog import find_entry
+    from edgekit.catalog.names import find_entry
 
     entry = find_entry(arguments.id)
     if arguments.json:
@@ -206,7 +206,8 @@ def _told_added(
 
 
 def run_remove(arguments: argparse.Namespace) -> str:
-    from edgekit.catalog import find_entry, read_catalog
+    from edgekit.catalog import read_catalog
+    from edgekit.catalog.names import find_entry
     from edgekit.catalog.store import forget_entry
     from edgekit.catalog.types import Catalog
 
@@ -233,7 +234,8 @@ def run_remove(arguments: argparse.Namespace) -> str:
 def run_update(arguments: argparse.Namespace) -> tuple[str, int]:
     """What changed, of each. One that cannot be read again stays as it is."""
     from edgekit.app.catalog import update
-    from edgekit.catalog import find_entry, read_catalog
+    from edgekit.catalog import read_catalog
+    from edgekit.catalog.names import find_entry
     from edgekit.catalog.types import Catalog
 
     own = Catalog(entries=tuple(one for one in read_catalog().entries if one.is_users))

@@ -11,7 +11,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.report.catalog import entry_json
 from edgekit.report.json import json_line
 from edgekit.web import requests

@@ -17,8 +17,8 @@ from typing import Any
 
 from edgekit.app.task import BESIDE_THE_MODEL
 from edgekit.catalog import read_catalog
-from edgekit.catalog.names import ollama_latest
-from edgekit.catalog.resolve import CATALOG, find_quantised, may_be_elsewhere
+from edgekit.catalog.names import find_quantised, may_be_elsewhere, ollama_latest
+from edgekit.catalog.resolve import CATALOG
 from edgekit.catalog.store import NAME as CATALOG_FILE
 from edgekit.catalog.store import stored_entries
 from edgekit.catalog.types import Catalog, Entry

@@ -14,7 +14,7 @@ from tests.thoroughness import sampled
 from edgekit.basis import Basis
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry

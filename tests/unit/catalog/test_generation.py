@@ -14,7 +14,7 @@ from tests.thoroughness import LONG
 
 from edgekit.app.needed_config import needed_config
 from edgekit.bill.types import Load
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.records import read_record, record_of
 from edgekit.catalog.store import PATH, packaged_entries
 from edgekit.catalog.types import Entry

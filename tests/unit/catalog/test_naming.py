@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.catalog import find_entry, read_catalog
-from edgekit.catalog.names import family_of, id_of, split_quant
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import family_of, find_entry, id_of, split_quant
 from edgekit.catalog.records import is_id
 from edgekit.errors import NotFoundError
 

@@ -11,7 +11,8 @@ from tests.thoroughness import sampled
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.store import PATH, packaged_entries
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named, engine_names

@@ -7,7 +7,8 @@ from itertools import groupby
 
 import pytest
 
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.repositories import (
     PATH,
     Form,

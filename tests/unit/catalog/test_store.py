@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
-from edgekit.catalog import find_entry, read_catalog
+from edgekit.catalog import read_catalog
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.records import MAX_RECORD_CHARS
 from edgekit.catalog.store import NAME, forget_entry, packaged_entries, save_entry
 from edgekit.catalog.types import Entry

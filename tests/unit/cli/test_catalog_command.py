@@ -10,7 +10,7 @@ import pytest
 from tests.documented import documented
 from tests.header_files import ARCHITECTURE, FLOAT32, UINT32, entry, gguf, key
 
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.cli import main
 
 

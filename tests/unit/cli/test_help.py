@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.cli.parser import build_parser
 from edgekit.request import Request
 

@@ -12,7 +12,7 @@ from tests.recorded import engine_models
 from edgekit.basis import Basis
 from edgekit.bill.cache_types import TABLE, cache_type
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.as_gguf import convert

@@ -14,7 +14,7 @@ from tests.unit.plan.test_verdict import ask, of_config, recorded
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load, Start, Task
 from edgekit.bill.verdict import Change, ChangeKind, Verdict
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
 from edgekit.machine.types import HostMemory

@@ -11,7 +11,7 @@ from tests.unit.plan.tasks import LLAMA, from_config, gguf, one_file, rated
 
 from edgekit.bill.types import CACHES, Drafter, Task
 from edgekit.bill.verdict import Lever
-from edgekit.catalog import find_entry
+from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.choices import at_mixes

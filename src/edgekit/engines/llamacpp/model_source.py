@@ -154,8 +154,7 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
 
 def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
     """-md FILE or -hfd REPOSITORY. A name of the catalog becomes a repository that has it, or a placeholder."""
-    from edgekit.catalog import find_entry
-    from edgekit.catalog.names import split_quant
+    from edgekit.catalog.names import find_entry, split_quant
     from edgekit.errors import NotFoundError
 
     typed = ["-m", PLACEHOLDER_DRAFT] if is_catalog else typed_gguf_words(reference)
