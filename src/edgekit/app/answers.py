@@ -1,4 +1,4 @@
-"""What the application answers: values, which `report` renders."""
+"""The values that `app` returns and `report` renders."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateAnswer:
-    """The answer of `estimate`, and a part of those of `check` and `plan`: a bill with what is said about it."""
+    """The answer of `estimate`, and part of those of `check` and `plan`: a bill and what is shown with it."""
 
     label: str  # of the model
     reference: str  # as it was typed
-    version: str  # of the engine that the rules were checked against
-    asked: str  # the load in words, as the engine resolved it
-    command: str  # starts the engine so
-    notes: tuple[str, ...] = ()  # on the model and the load; the estimate has its own
+    version: str  # of the engine whose rules were used
+    asked: str  # the resolved load as text
+    command: str  # starts the engine with this load
+    notes: tuple[str, ...] = ()  # on the model and the load; the estimate has notes too
     estimate: MemoryEstimate = field(repr=False)
     geometry: ModelGeometry | None = field(default=None, repr=False)  # None: only a name is known
 
     @property
     def engine_title(self) -> str:
-        """'llama.cpp 0.5.0'; 'mlx-lm 0.32.2' says itself whose version it is."""
+        """'llama.cpp 0.5.0', or just 'mlx-lm 0.32.2' if the version starts with a name."""
         engine = self.estimate.engine
         return (
             self.version if self.version.startswith(engine) else f"{engine} {self.version}".strip()
@@ -45,14 +45,10 @@ class EstimateAnswer:
 class Check:
     """One model on one engine and machine."""
 
-    bill: EstimateAnswer = field(
-        repr=False
-    )  # label, reference, version, asked, command, notes, estimate
+    bill: EstimateAnswer = field(repr=False)
     result: Verdict
     changes: tuple[Change, ...] = ()
-    flags: Mapping[str, str | bool] = field(
-        default_factory=dict
-    )  # of the engine, as they are typed
+    flags: Mapping[str, str | bool] = field(default_factory=dict)  # of the engine, as typed
     ready: tuple[Command, ...] = field(default=(), repr=False)  # commands for every program
     is_remote: bool = False  # the weights are not on this machine
     is_assumed: bool = False  # from the size and quantisation in a name: no file was found
@@ -60,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unanswered:
-    """A model, or an engine for it, that could not be judged."""
+    """A model that could not be checked, or not on this engine."""
 
     reference: str
     engine: str | None
@@ -85,7 +81,7 @@ class EngineComparison(NamedTuple):
     context_tokens: int
     users: int
     answers: tuple[EngineAnswer, ...]
-    hint: str = ""  # how to get answers of the engines that have none
+    hint: str = ""  # how to get answers from the engines that have none
 
 
 class PlanAnswer(NamedTuple):
@@ -98,11 +94,11 @@ class PlanAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The best models first. Where nothing fits, the smallest there is with what would help."""
+    """The best models first. If nothing fits, `nearest` is the smallest model, with what would help."""
 
     request: Request = field(repr=False)  # with its machine and engine
     suggestions: tuple[Suggestion, ...]
-    passed_over: tuple[tuple[str, int], ...] = ()  # why, and how many
+    passed_over: tuple[tuple[str, int], ...] = ()  # (reason, number of models)
     nearest: Suggestion | None = None
     notes: tuple[str, ...] = ()  # on the models and the catalog
 
@@ -116,16 +112,18 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One load, as it was asked for, against the memory of a machine."""
+    """One load on one machine, without a search."""
 
     label: str
-    reference: str  # what the command line takes for the same model
+    reference: str  # of the same model on the command line
     engine: str
-    flags: Mapping[str, Any]  # all that settle the load, by their keys
+    flags: Mapping[str, Any]  # that determine the load, by their keys
     context_tokens: int
     native_context: int | None
     notes: tuple[str, ...]
-    result: Verdict | None = None  # None: the engine refuses the model, or cannot run there
+    result: Verdict | None = (
+        None  # None: the engine refuses the model, or cannot run on the machine
+    )
     bill: EstimateAnswer | None = field(default=None, repr=False)
     command: str = ""  # starts the engine; "" where it does not load
     estimate_command: str

@@ -8,19 +8,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from edgekit.app.needed_config import needed_config
 from edgekit.basis import Basis
 from edgekit.catalog.names import family_of, id_of, kinds_of
 from edgekit.catalog.store import save_entry
 from edgekit.catalog.tensor_runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
-from edgekit.engines import default_engine
+from edgekit.engines import default_engine, every_engine
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import mix_by_file_type
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.inspect import active_elements
-from edgekit.model.open import OpenModel, open_model
+from edgekit.model.open import OpenModel, open_config, open_model
 from edgekit.model.tensor_recipes import ExpectedTensor
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
@@ -187,3 +186,68 @@ def changes_between(old: Entry, new: Entry) -> Mapping[str, tuple[Any, Any]]:
         for field in (*told, *listed)
         if getattr(old, field) != getattr(new, field)
     }
+
+
+class _Watched(dict[str, Any]):
+    """A dict that records which of its keys are read; iterating over it reads all of them."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        super().__init__({key: _watched(one) for key, one in raw.items()})
+        self.seen: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.seen.add(str(key))
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        self.seen.update(super().keys())
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        return list(self)
+
+    def values(self) -> Any:
+        return [super(_Watched, self).__getitem__(key) for key in self]
+
+    def items(self) -> Any:
+        return [(key, super(_Watched, self).__getitem__(key)) for key in self]
+
+    def read_keys(self) -> dict[str, Any]:
+        """The keys that were read. An object that was only tested for being non-empty gets one key."""
+        seen = [key for key in dict.keys(self) if key in self.seen] or list(dict.keys(self))[:1]
+        return {key: _reduced(dict.get(self, key)) for key in seen}
+
+
+def _watched(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_watched(one) for one in value]
+    return _Watched(value) if isinstance(value, dict) else value
+
+
+def _reduced(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_reduced(one) for one in value]
+    return value.read_keys() if isinstance(value, _Watched) else value
+
+
+def needed_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a config.json that any engine reads, found by watching them estimate.
+
+    Raises EdgekitError if it is not the config of a language model.
+    """
+    watched = _Watched(config)
+    model = open_config(watched).model
+    for engine in every_engine():
+        for load, setup in engine.config_probes():
+            uncached = Model(header=model.header, geometry=model.geometry)
+            with contextlib.suppress(EdgekitError):
+                engine.estimate(uncached, load, setup)
+    return watched.read_keys()

@@ -1,4 +1,4 @@
-"""A reference -> what the model is, from its header alone."""
+"""`inspect`: what a model is, from its header alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inspect(
     depth: Depth = Depth.TENSORS,
     quant: str | None = None,
 ) -> Inspection:
-    """What a model is. One of the catalog is shown as it was released, or at the quantisation that is asked for."""
+    """What a model is. A model of the catalog is shown as released, or at the requested quantisation."""
     reach = Reach() if session is None else session.reach
 
     def read(source: str) -> Inspection:

@@ -1,4 +1,4 @@
-"""A reference -> a model that engines can be asked about. Commands, the Python API and the page open models here."""
+"""Opens models by name, for the commands, the Python API and the page alike."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ from edgekit.sources.types import Container, ModelFiles, Origin, Reach
 
 if TYPE_CHECKING:
     from edgekit.machine.types import Machine
+    from edgekit.model.inspect import Inspection
     from edgekit.plan.assumed import AssumedChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel(Resolved[OpenModel]):
-    """A model whose header was read, or one that the catalog knows, before an engine is chosen.
+    """A model whose header was read, or an entry of the catalog, before an engine is chosen.
 
-    Or neither: then `assumed` is what its name says, and `missing` why there is no more.
+    If it is neither, `assumed` is a stand-in made from the size and quantisation in its name, and `missing` is why
+    nothing was found.
     """
 
     assumed: AssumedChoice | None = None
@@ -62,13 +64,13 @@ class ResolvedModel(Resolved[OpenModel]):
 
     @property
     def first_engine(self) -> str:
-        """The one that its files are for; llama.cpp for a name without files."""
+        """The engine for its files; llama.cpp for a model of the catalog."""
         return self._quantising(
             default_engine().name if self.found is None else engine_for(self.found.model)
         )
 
     def _quantising(self, engine: str) -> str:
-        """The engine, or the first that has the quantisation where this one lacks it."""
+        """The engine, or if it does not have the quantisation, the first that does."""
         quant = self.quant
         if quant is None:
             return engine
@@ -79,7 +81,7 @@ class ResolvedModel(Resolved[OpenModel]):
         return next((one for one in engine_names() if takes(one, quant)), engine)
 
     def opened(self, engine: str) -> OpenModel:
-        """Raises RefusedError where the entry has nothing that the engine loads."""
+        """The model for this engine. Raises RefusedError if the catalog entry has nothing that the engine loads."""
         if self.found is None and self.entry is not None:
             from edgekit.engines.entries import open_entry
 
@@ -89,9 +91,9 @@ class ResolvedModel(Resolved[OpenModel]):
         return self.found
 
     def as_file(self, engine: str) -> OpenModel:
-        """As the file that people run: a model of the catalog at the quantisation that was named, else its usual one.
+        """The model as the file that people run: one of the catalog at the requested or the usual quantisation.
 
-        A model known by its config alone is converted in the bill, which says so.
+        A model that is known only by its config is converted in the bill, which says so.
         """
         model = self.opened(engine)
         if self.found is not None or not engine_named(engine).loads_gguf:
@@ -103,7 +105,7 @@ class ResolvedModel(Resolved[OpenModel]):
         return replace(model, model=maker.at_quant(model.model, quant), mix=quant)
 
     def variants(self, model: OpenModel, engine: str, start: Start) -> tuple[Variant, ...]:
-        """The weights to choose from: the files of a repository if none was named, else what can be made of it."""
+        """The weights to choose from: the files of a repository if none was named, else its possible quantisations."""
         files, chosen = model.files, engine_named(engine)
         if getattr(start.setup, chosen.quant_key, None) is not None:
             shown = chosen.quant_shown(start.setup) or self.quant or "as requested"
@@ -122,7 +124,7 @@ class ResolvedModel(Resolved[OpenModel]):
 
     @property
     def embeds(self) -> bool:
-        """Whether it is an embedding model, which the engine has to be started for."""
+        """Whether it is an embedding model: the engine needs other flags for it."""
         if self.entry is not None:
             from edgekit.catalog.types import ModelPurpose
 
@@ -131,7 +133,7 @@ class ResolvedModel(Resolved[OpenModel]):
 
 
 Model = TypeVar("Model", bound=ResolvedModel)
-Files = TypeVar("Files")
+Files = TypeVar("Files", bound="ModelFiles | Inspection")
 
 
 def open_named(
@@ -144,8 +146,8 @@ def open_named(
 ) -> ResolvedModel:
     """The model with its header read.
 
-    `quant`: the file of a repository at that quantisation; where there is none, the model as if it were quantised so.
-    `assume`: a name that is not found and states a size and a quantisation ("13B at Q5_K_M") is judged by these.
+    `quant`: the repository's file at that quantisation; if it has none, the model as if it were quantised like that.
+    `assume`: estimate a name that is not found by the size and quantisation in it ("13B at Q5_K_M").
     """
     session = session or Session(reach=Reach())
     reach, confirm = session.reach, session.confirm
@@ -161,39 +163,37 @@ def open_named(
         if assumed is None:
             raise
         note = f"estimated from its name alone: {error}"
-        return ResolvedModel(
-            name=name,
-            notes=(note,),
-            assumed=assumed,
-            missing=error,
-        )
-    model = ResolvedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+        return ResolvedModel(name=name, notes=(note,), assumed=assumed, missing=error)
+    model = _resolved_model(found)
     if quant is None:
         return model
-    other = file_at(model, quant)
+    other = file_at(model.name, model.files, quant)
     if other is not None:
         return open_named(other, session, depth=depth)
     return quantised(model, quant)
 
 
+def _resolved_model(found: Resolved[Any]) -> ResolvedModel:
+    return ResolvedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+
+
 def quantised(model: Model, quant: str) -> Model:
-    """The same model, to be quantised so. Raises UsageError where its name states another quantisation."""
+    """The same model at this quantisation. Raises UsageError if its name states another one."""
     if model.quant is not None and model.quant.upper() != quant.upper():
         raise UsageError(f"{model.name} and --quant {quant} name two quantisations: give one")
     is_stored = _stated_quant(model.files) == quant.upper()
     return replace(model, quant=None if is_stored else quant)
 
 
-def file_at(model: Resolved[Any], quant: str) -> str | None:
-    """The reference of the file that the model's repository has at this quantisation; None where it has none."""
-    files = _files_of(model)
+def file_at(name: str, files: ModelFiles | None, quant: str) -> str | None:
+    """The reference of the file at this quantisation in the repository `name`; None if there is none."""
     if files is None or files.origin not in {Origin.HUB, Origin.HUB_CACHE}:
         return None
     wanted = quant.upper()
     wanted = SHORT_MIXES.get(wanted, wanted)
     for tag in (wanted, f"UD-{wanted}"):
-        if tag in files.alternatives and ":" not in model.name.rpartition("/")[2]:
-            return f"{model.name}:{tag}"
+        if tag in files.alternatives and ":" not in name.rpartition("/")[2]:
+            return f"{name}:{tag}"
     return None
 
 
@@ -205,25 +205,21 @@ def open_as_stored(
     quant: str | None,
     verb: str,
 ) -> Files | ResolvedModel:
-    """What `read` finds under the name, for verbs that take files as they are; or a model of the catalog.
+    """The result of `read`, for commands that take files as they are; or a model of the catalog.
 
     Raises UsageError if the model has no file at this quantisation.
     """
     found = resolve(reference, read, absolute=reach.within is not None)
     if found.found is None:
-        known = ResolvedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
+        known = _resolved_model(found)
         return known if quant is None else quantised(known, quant)
-    if quant is None or _stated_quant(_files_of(found)) == quant.upper():
+    files = found.found if isinstance(found.found, ModelFiles) else found.found.files
+    if quant is None or _stated_quant(files) == quant.upper():
         return found.found
-    other = file_at(found, quant)
+    other = file_at(found.name, files, quant)
     if other is None:
         raise UsageError(f"{found.name} has no file at {quant}: {verb} files as they are")
     return read(other)
-
-
-def _files_of(model: Resolved[Any]) -> ModelFiles | None:
-    found = model.found
-    return found if isinstance(found, ModelFiles) else getattr(found, "files", None)
 
 
 def _stated_quant(files: ModelFiles | None) -> str | None:
@@ -234,7 +230,7 @@ def _stated_quant(files: ModelFiles | None) -> str | None:
 
 
 def _assumed(name: str) -> AssumedChoice | None:
-    """None for a path, an address or a name with a tag, and where size and quantisation are not both stated."""
+    """None for a path, a URL or a name with a tag, or if the name does not state both size and quantisation."""
     if any(sign in name for sign in "/\\:") or name.lower().endswith(MODEL_SUFFIXES):
         return None
     from edgekit.catalog import read_catalog
@@ -258,10 +254,10 @@ def automatic(
     ask: Callable[[str], Answer],
     result_of: Callable[[Answer], Verdict],
 ) -> tuple[Answer, str]:
-    """The answer of the engine that the files are for; where it does not fit there, or the engine cannot run it, that
-    of llama.cpp, which quantises and divides a model, with a note that says why. `ask` takes the name of an engine.
+    """The answer of the engine for these files, and a note.
 
-    Raises what `ask` raises: a mistake in the question is one for every engine.
+    If the model does not fit there, or the engine cannot run it, llama.cpp is tried, which can quantise a model and
+    split it between GPU and CPU; the note says why. `ask` takes the name of an engine; its errors are passed on.
     """
     engine = named.engine(AUTO, machine)
     other_engine = default_engine().name
@@ -281,7 +277,7 @@ def automatic(
 
 
 def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict]) -> Answer | None:
-    """llama.cpp's answer; None where it does not fit either, or llama.cpp does not take the question."""
+    """llama.cpp's answer; None if the model does not fit there either, or llama.cpp refuses the request."""
     try:
         found = ask(default_engine().name)
     except CancelledError:
@@ -294,10 +290,10 @@ def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict
 def choose_file(
     opened: OpenModel, question: Task, reach: Reach | None
 ) -> tuple[OpenModel, Task, Choice]:
-    """What SPEC A4 chooses. Where that is another file of the repository, its header is read too.
+    """The choice by SPEC A4. If that is another file of the repository, its header is read too.
 
-    Such a file may be larger or smaller than its name says: the choice is made again with what was read, until it is
-    a file whose header was read.
+    Such a file may be larger or smaller than its name suggests, so the choice is repeated with what was read, until
+    the chosen file is one whose header was read.
     """
     files = {}
     while True:

@@ -69,7 +69,7 @@ def _named(state: WebState, asked: Any, request: Request, watch: CallWatch) -> K
     quant = request.quant
     if quant is None:
         return named
-    other = file_at(named, quant)
+    other = file_at(named.name, named.files, quant)
     return quantised(named, quant) if other is None else state.models.named(other, watch)
 
 

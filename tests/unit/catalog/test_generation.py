@@ -12,7 +12,7 @@ import pytest
 from tests.recorded import DATA, TRUTH, models
 from tests.thoroughness import LONG
 
-from edgekit.app.needed_config import needed_config
+from edgekit.app.catalog import needed_config
 from edgekit.bill.types import Load
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.records import read_record, record_of
