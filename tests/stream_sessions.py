@@ -10,9 +10,9 @@ from tests.embed_models import write_model
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.buffers import StreamSetup
 from edgekit.engines.native.generator import StreamEngine, open_stream
+from edgekit.engines.native.types import Floats
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 TINY: dict[str, Any] = {

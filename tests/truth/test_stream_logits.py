@@ -18,8 +18,8 @@ from tests.stream_oracle import centred, llamacpp_logits
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps
 from tests.thoroughness import LONG, costly, sampled
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.types import Floats
 
 pytest.importorskip("xllamacpp")
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgekit.embed.passes import EmbedCall, Passes
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.encoder import scale_row
-from edgekit.engines.native.types import Encoder, Limits
+from edgekit.engines.native.types import Encoder, Floats, Limits
 from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 

@@ -27,9 +27,8 @@ from edgekit.engines.llamacpp.verify.binding import (
     parameters,
     private_server,
 )
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.file import Walked
-from edgekit.engines.native.types import Checkpoint, Pooling
+from edgekit.engines.native.types import Checkpoint, Floats, Pooling
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.crew import no_thread
-from edgekit.engines.native.types import Encoder
+from edgekit.engines.native.types import Encoder, Floats
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.types import row_bytes_for
 from edgekit.embed.strict_json import NotJsonError, broken_character, kind_of, read_object
-from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Floats
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
     from edgekit.embed.bulk.types import BulkStatus
     from edgekit.embed.plan import EmbedPlan
-    from edgekit.engines.native.arrays import Floats
+    from edgekit.engines.native.types import Floats
 
 
 _SHOWN = 6  # numbers of a vector

@@ -29,7 +29,7 @@ from edgekit.embed.bulk.types import (
     row_bytes_for,
 )
 from edgekit.embed.bulk.writers import form_of, output_format
-from edgekit.engines.native.arrays import Floats
+from edgekit.engines.native.types import Floats
 from edgekit.errors import OutputError, TextError, UsageError
 
 WIDTH = 5

@@ -19,12 +19,11 @@ from tests.straight import Straight
 from tests.thoroughness import LONG
 from tests.threads import running, started_since
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import EncoderPlan, plan_encoder
 from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.types import Encoder, Limits, Pooling
+from edgekit.engines.native.types import Encoder, Floats, Limits, Pooling
 from edgekit.errors import MemoryPressureError, SourceError, TextError, UsageError, WeightsError
 from edgekit.machine.monitor import Monitor
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.embed_models import write_model
 
-from edgekit.engines.native.families import FAMILIES
+from edgekit.engines.native.families import FAMILIES, ModelUse
 from edgekit.engines.native.file import Walked, WeightFile, walk
 from edgekit.engines.native.layers import alibi_slopes
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.types import Limits, ModelUse
+from edgekit.engines.native.types import Limits
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,
@@ -58,7 +58,7 @@ def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
     model = read_model(walked_of(tmp_path, family.architecture))
     assert model.family is family
     assert model.causal is family.causal
-    assert (model.rope is None) == (not family.position.turns)
+    assert (model.rope is None) == (not family.position.is_rotary)
     assert len(model.layers) == 3
 
 
@@ -80,7 +80,7 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
     ("key", "value", "said"),
     [
         ("block_count", None, "qwen2.block_count is missing, so this is not an embedding model"),
-        ("block_count", 0, "block_count is 0, but must be a whole number of at least 1"),
+        ("block_count", 0, "block_count is 0, but must be at least 1"),
         ("block_count", 513, "over the limit of 512"),
         ("block_count", "3", "block_count is '3'"),
         ("block_count", True, "block_count is True"),
@@ -88,14 +88,14 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
         ("embedding_length", 2**40, "over the limit"),
         ("embedding_length", 257, "not a multiple of 4 heads"),
         ("feed_forward_length", 2**31, "over the limit"),
-        ("feed_forward_length", (512, 256, 512), "must be a whole number of at least 1"),
+        ("feed_forward_length", (512, 256, 512), "is a list, but must be a single number"),
         ("attention__head_count", 5000, "over the limit"),
         (
             "attention__head_count_kv",
             3,
             "4 attention heads cannot be divided evenly among 3 key heads",
         ),
-        ("attention__head_count_kv", 0, "must be a whole number of at least 1"),
+        ("attention__head_count_kv", 0, "must be at least 1"),
         ("attention__key_length", 2**20, "over the limit"),
         ("attention__value_length", 32, "keys have 64 dimensions and values 32"),
         ("attention__layer_norm_rms_epsilon", None, "is missing"),

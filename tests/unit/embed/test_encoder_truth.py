@@ -11,12 +11,11 @@ from tests.embed_models import write_model
 from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import sampled
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import plan_encoder
 from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.types import Limits, Pooling
+from edgekit.engines.native.types import Floats, Limits, Pooling
 from edgekit.machine.monitor import Monitor
 
 pytest.importorskip("xllamacpp")

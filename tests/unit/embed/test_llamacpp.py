@@ -16,9 +16,8 @@ from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import LONG, costly, sampled
 
 from edgekit.embed.llamacpp import ChildSettings, LlamaCppEncoder, needed_bytes
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.file import Walked, WeightFile, walk
-from edgekit.engines.native.types import Limits, Pooling
+from edgekit.engines.native.types import Floats, Limits, Pooling
 from edgekit.errors import CancelledError, EngineError, HeaderError, MemoryPressureError
 from edgekit.machine.monitor import Monitor
 

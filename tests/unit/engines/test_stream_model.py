@@ -14,8 +14,7 @@ from edgekit.bill.types import Load
 from edgekit.engines import engine_name, engine_named
 from edgekit.engines.native.buffers import StreamSetup, matrices, vectors
 from edgekit.engines.native.estimate import estimate, stream_model
-from edgekit.engines.native.families import FAMILIES, families_for
-from edgekit.engines.native.types import Activation, ModelUse
+from edgekit.engines.native.families import FAMILIES, Activation, ModelUse, families_for
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -136,7 +135,7 @@ def test_a_base_for_the_layers_with_a_window() -> None:
         ({"logit_scale": 0.5}, "logit_scale"),
         ({"attention__sliding_window_pattern": 2.5}, "not a valid period"),
         ({"attention__sliding_window_pattern": -1}, "not a valid period"),
-        ({"attention__sliding_window": -3}, "must be a whole number of at least 1"),
+        ({"attention__sliding_window": -3}, "must be at least 1"),
         ({"rope__freq_base_swa": 0.5}, "must be more than 1"),
         ({"rope__scaling__type": "yarn"}, "yarn in sliding-window layers"),
         ({"attention__causal": False}, "both directions"),

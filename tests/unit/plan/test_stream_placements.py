@@ -65,8 +65,7 @@ def test_a_host_that_is_not_known() -> None:
 
 LOADED = """
 from pathlib import Path
-import edgekit.cli, edgekit.app.check, edgekit.cli.run_requests, edgekit.engines.native.generator
-import edgekit.cli, edgekit.app.check, edgekit.cli.launch, edgekit.runtime.stream.engine
+import edgekit.cli, edgekit.app.check, edgekit.cli.launch, edgekit.engines.native.generator
 import numpy, tokenizers, psutil
 from edgekit.engines.native.kernels.choice import choose
 choose()

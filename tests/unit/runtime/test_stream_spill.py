@@ -16,9 +16,9 @@ from tests.threads import running, started_since
 from edgekit.bill.spill import Purpose
 from edgekit.engines.native import pages
 from edgekit.engines.native import pages as gate
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
 from edgekit.engines.native.pages import DiskSpeed, PageFile, measure
+from edgekit.engines.native.types import Floats
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
 from edgekit.units import MIB
 

@@ -30,7 +30,7 @@ from edgekit.errors import (
 )
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.arrays import Floats
+    from edgekit.engines.native.types import Floats
 
 Embedded = Iterator[tuple[Batch, "Floats"]]
 Stage = Callable[[ResumeMark], Embedded]

@@ -20,7 +20,7 @@ from edgekit.embed.bulk.types import BadRow, Batch, ResumeMark, VectorForm
 from edgekit.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.arrays import Floats
+    from edgekit.engines.native.types import Floats
 
 _ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
 MARK_EVERY_S = 1.0  # what a kill may cost; a mark takes some milliseconds on a disk

@@ -21,7 +21,7 @@ from edgekit.terminal import one_line
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.engines.native.arrays import Floats
+    from edgekit.engines.native.types import Floats
 
 READ_ROWS = 64  # held at a time, or fewer: no value is larger than the page it is in, or the page of the dictionary
 PAGES_IN_ROW = 3  # so many times the limit of a row may a page have: 1 MB is usual

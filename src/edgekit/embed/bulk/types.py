@@ -11,7 +11,7 @@ from edgekit.units import KIB, MB, format_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from edgekit.engines.native.arrays import Floats
+    from edgekit.engines.native.types import Floats
 
 Id = str | int
 

@@ -11,7 +11,7 @@ from edgekit.embed.bulk.types import InputRow, VectorForm
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.arrays import Floats
+    from edgekit.engines.native.types import Floats
 
 NPY_HEAD_BYTES = 128  # numpy aligns its own to 64; room for 20 digits of rows
 _NPY_MAGIC = (

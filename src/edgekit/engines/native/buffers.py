@@ -10,7 +10,8 @@ from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.spill import PAGE_TOKENS, SPILL_FROM_TOKENS
 from edgekit.bill.types import Component, Load, MemoryLine
 from edgekit.engines.chat import RECENT_TOKENS
-from edgekit.engines.native.types import ModelUse, NativeModel
+from edgekit.engines.native.families import ModelUse
+from edgekit.engines.native.model import NativeModel
 from edgekit.errors import KvSpillUnsupportedError, RefusedError, UnknownDtypeError, UsageError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.arrays import Floats
-from edgekit.engines.native.types import Checkpoint
+from edgekit.engines.native.types import Checkpoint, Floats
 from edgekit.errors import MemoryPressureError
 
 WAIT_S = 0.02  # how long the caller waits for the others before it looks up

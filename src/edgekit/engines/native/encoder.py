@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.crew import Crew, CrewMember, Task, WorkShare, one_thread
 from edgekit.engines.native.encoder_plan import EncoderPlan
 from edgekit.engines.native.forward import Buffers, Pass, Tokens, make_buffers, make_worker
@@ -22,7 +21,7 @@ from edgekit.engines.native.layers import (
     make_network,
     make_tables,
 )
-from edgekit.engines.native.types import Checkpoint, Pooling
+from edgekit.engines.native.types import Checkpoint, Floats, Pooling
 from edgekit.engines.native.weights import EncoderWeights
 from edgekit.errors import (
     TextError,

@@ -23,8 +23,8 @@ from edgekit.engines.native.buffers import (
     usual_threads,
     vectors,
 )
-from edgekit.engines.native.model import read_model
-from edgekit.engines.native.types import Limits, NativeModel, Pooling
+from edgekit.engines.native.model import NativeModel, read_model
+from edgekit.engines.native.types import Limits, Pooling
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,

@@ -9,9 +9,9 @@ from edgekit import __version__
 from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.native.buffers import StreamPlan, StreamSetup, matrices, plan_stream
-from edgekit.engines.native.model import read_model
+from edgekit.engines.native.families import ModelUse
+from edgekit.engines.native.model import NativeModel, read_model
 from edgekit.engines.native.prepared import prepare
-from edgekit.engines.native.types import ModelUse, NativeModel
 from edgekit.errors import HeaderError, HeaderLimitError, RefusedError, UnknownDtypeError
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.model.types import Model

@@ -1,124 +1,123 @@
-"""The families of models that the built-in engine runs: one row each.
+"""The families of models that the built-in engine runs: one row each in FAMILIES, their tensors in tensors.tsv.
 
-Which tensors a family has, which of them it may lack, and what its graph does with them:
-src/models/{bert,nomic-bert,jina-bert-v2,qwen2,qwen3,llama,gemma3}.cpp and llama-model.cpp
-(create_tensor_qkv, llama_model_rope_type), llama.cpp @ b21e4de. Two things are ours: GELU is the
-exact one that these models were trained with (ggml has its tanh form, in half precision), and a
-tensor that no row names is refused where ggml would load and not use it.
+What a family's graph does with its tensors is in src/models/{bert,nomic-bert,jina-bert-v2,qwen2,qwen3,llama,
+gemma3}.cpp and llama-model.cpp (create_tensor_qkv, llama_model_rope_type), llama.cpp @ b21e4de. Two things differ:
+GELU is the exact one that these models were trained with (ggml has the tanh form, in half precision), and a tensor
+without a row is refused, where ggml would load it and not use it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import enum
+from dataclasses import dataclass, replace
+from pkgutil import get_data  # importlib.resources takes 5 ms to import
 
-from edgekit.engines.native.types import (
-    Activation,
-    ModelUse,
-    NativeFamily,
-    NativeNorm,
-    Need,
-    Position,
-    TensorRule,
-)
 from edgekit.errors import UnknownArchitectureError
 from edgekit.terminal import quoted
 
+TABLE = "engines/native/families.py"
 
-def _rules(need: Need, **shapes: tuple[str, ...]) -> tuple[TensorRule, ...]:
-    """attn_q__weight=("query", "width") -> a rule for attn_q.weight."""
-    return tuple(
-        TensorRule(name=name.replace("__", "."), shape=shape, need=need)
-        for name, shape in shapes.items()
+
+class ModelUse(enum.Enum):
+    """What a model is run for; the value describes such a model."""
+
+    EMBED = "an embedding model"
+    GENERATE = "a model that generates text"
+
+    @property
+    def engine(self) -> str:
+        """What runs it, for messages."""
+        return "the built-in encoder" if self is ModelUse.EMBED else "the built-in engine"
+
+
+class Position(enum.Enum):
+    """How a layer learns the position of a token."""
+
+    LEARNED = "learned"  # a row for each position, added to the token's
+    ROPE_NEOX = "rope, halves"  # value i is rotated with value i + half
+    ROPE_NORM = "rope, pairs"  # values 2i and 2i + 1 are rotated together
+    ALIBI = "alibi"  # scores fall with the distance
+
+    @property
+    def is_rotary(self) -> bool:
+        return self in {Position.ROPE_NEOX, Position.ROPE_NORM}
+
+
+class NativeNorm(enum.Enum):
+    """The value is the key of its epsilon, after the architecture's name."""
+
+    LAYER = "attention.layer_norm_epsilon"
+    RMS = "attention.layer_norm_rms_epsilon"
+
+
+class Activation(enum.Enum):
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
+
+
+class Need(enum.Enum):
+    """Whether a model must have a tensor."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+    UNUSED = "unused"  # it may be in the file; what the model is run for does not need it
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """A row of tensors.tsv."""
+
+    name: str  # without "blk.N."
+    shape: tuple[str, ...]  # outermost first, in the words of model.py; () for any
+    need: Need
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeFamily:
+    """How the architectures' graphs differ; everything else is the same forward pass."""
+
+    architecture: str
+    position: Position
+    norm: NativeNorm
+    norm_first: bool  # before attention and feed-forward (decoders), or after their sums (BERT)
+    activation: Activation
+    causal: bool  # unless the file says otherwise: {architecture}.attention.causal
+    outside: tuple[TensorRule, ...]  # tensors outside the layers
+    layer: tuple[TensorRule, ...]  # tensors of each layer
+    uses: frozenset[ModelUse] = frozenset({ModelUse.EMBED})
+    window_period: int | None = None  # one layer in `window_period` sees the whole context
+    scales_tokens: bool = False  # a token's row is multiplied by the root of the width
+    shared_scale_layers: int | None = (
+        None  # a model of this depth scales scores by width / heads instead of the head size
     )
 
+    def outside_for(self, use: ModelUse) -> tuple[TensorRule, ...]:
+        """The tensors outside the layers; embedding does not use those of the next token."""
+        if use is ModelUse.GENERATE:
+            return (*self.outside, *_GROUPS["head"])
+        return (*self.outside, *(replace(rule, need=Need.UNUSED) for rule in _GROUPS["head"]))
 
-_SCORES = _rules(  # for a ranking: neither for vectors nor for tokens
-    Need.UNUSED,
-    cls__weight=(),
-    cls__bias=(),
-    cls__output__weight=(),
-    cls__output__bias=(),
-)
-_HEAD = _rules(  # for tokens; where it is missing, the embedding serves
-    Need.MAY, output__weight=("vocabulary", "width"), output__bias=("vocabulary",)
-)
-_QKV = _rules(
-    Need.MAY,  # either the three or the one: see tensors.py
-    attn_q__weight=("query", "width"),
-    attn_k__weight=("key", "width"),
-    attn_v__weight=("key", "width"),
-    attn_qkv__weight=("qkv", "width"),
-    attn_q__bias=("query",),
-    attn_k__bias=("key",),
-    attn_v__bias=("key",),
-    attn_qkv__bias=("qkv",),
-)
-_ATTENTION_OUT = _rules(Need.YES, attn_output__weight=("width", "query"))
-_ATTENTION_OUT_BIAS = _rules(Need.MAY, attn_output__bias=("width",))
-_UP_DOWN = _rules(Need.YES, ffn_up__weight=("inner", "width"), ffn_down__weight=("width", "inner"))
-_UP_DOWN_BIAS = _rules(Need.MAY, ffn_up__bias=("inner",), ffn_down__bias=("width",))
-_GATE = _rules(Need.YES, ffn_gate__weight=("inner", "width"))
 
-# --- norm after the sum: BERT and its children
-_BERT_OUTSIDE = (
-    *_rules(
-        Need.YES,
-        token_embd__weight=("vocabulary", "width"),
-        token_embd_norm__weight=("width",),
-        token_embd_norm__bias=("width",),
-    ),
-    *_SCORES,
-)
-_TOKEN_TYPES = _rules(Need.MAY, token_types__weight=("types", "width"))
-_BERT_LAYER = (
-    *_QKV,
-    *_ATTENTION_OUT,
-    *_ATTENTION_OUT_BIAS,
-    *_rules(
-        Need.YES,
-        attn_output_norm__weight=("width",),
-        attn_output_norm__bias=("width",),
-        layer_output_norm__weight=("width",),
-        layer_output_norm__bias=("width",),
-    ),
-)
-_JINA_MAY = _rules(
-    Need.MAY,
-    attn_q_norm__weight=("query",),
-    attn_q_norm__bias=("query",),
-    attn_k_norm__weight=("key",),
-    attn_k_norm__bias=("key",),
-    attn_norm_2__weight=("width",),
-    attn_norm_2__bias=("width",),
-    ffn_gate__weight=("inner", "width"),
-    ffn_up__bias=("up",),
-)
+def _read_groups() -> dict[str, tuple[TensorRule, ...]]:
+    groups: dict[str, tuple[TensorRule, ...]] = {}
+    for line in (get_data("edgekit.engines.native", "tensors.tsv") or b"").decode().splitlines():
+        if not line.startswith("#"):
+            group, need, name, *shape = line.split("\t")
+            rule = TensorRule(name, tuple(shape[0].split()) if shape else (), Need(need))
+            groups[group] = (*groups.get(group, ()), rule)
+    return groups
 
-# --- norm before: decoders
-_DECODER_OUTSIDE = (
-    *_rules(Need.YES, token_embd__weight=("vocabulary", "width"), output_norm__weight=("width",)),
-    *_SCORES,
-)
-_DECODER_LAYER = (
-    *_rules(Need.YES, attn_norm__weight=("width",), ffn_norm__weight=("width",)),
-    *_QKV,
-    *_ATTENTION_OUT,
-    *_GATE,
-    *_UP_DOWN,
-)
-_HEAD_NORMS = _rules(Need.YES, attn_q_norm__weight=("head",), attn_k_norm__weight=("head",))
-_POST_NORMS = _rules(  # of what attention and feed-forward add
-    Need.YES, post_attention_norm__weight=("width",), post_ffw_norm__weight=("width",)
-)
+
+_GROUPS = _read_groups()
+
+
+def _tensors(groups: str) -> tuple[TensorRule, ...]:
+    return tuple(rule for group in groups.split() for rule in _GROUPS[group])
 
 
 def _bert(
-    architecture: str,
-    position: Position,
-    activation: Activation,
-    *,
-    outside: tuple[TensorRule, ...],
-    layer: tuple[TensorRule, ...],
+    architecture: str, position: Position, activation: Activation, *, outside: str, layer: str
 ) -> NativeFamily:
     return NativeFamily(
         architecture=architecture,
@@ -127,18 +126,13 @@ def _bert(
         norm_first=False,
         activation=activation,
         causal=False,
-        outside=(*_BERT_OUTSIDE, *outside),
-        layer=(*_BERT_LAYER, *layer),
-        head=_HEAD,
+        outside=_tensors(f"bert_outside scores {outside}"),
+        layer=_tensors(f"qkv attention_out attention_out_bias bert_norms {layer}"),
     )
 
 
 def _decoder(
-    architecture: str,
-    position: Position,
-    *,
-    outside: tuple[TensorRule, ...] = (),
-    layer: tuple[TensorRule, ...] = (),
+    architecture: str, position: Position, *, outside: str = "", layer: str = ""
 ) -> NativeFamily:
     return NativeFamily(
         architecture=architecture,
@@ -147,68 +141,29 @@ def _decoder(
         norm_first=True,
         activation=Activation.SILU,
         causal=True,
-        outside=(*_DECODER_OUTSIDE, *outside),
-        layer=(*_DECODER_LAYER, *layer),
-        head=_HEAD,
+        outside=_tensors(f"decoder_outside scores {outside}"),
+        layer=_tensors(f"decoder_norms qkv attention_out gate up_down {layer}"),
         uses=frozenset({ModelUse.EMBED, ModelUse.GENERATE}),
     )
 
 
+# Llama's row is Mistral's too: its files say llama.
 FAMILIES: tuple[NativeFamily, ...] = (
-    _bert(
-        "bert",
-        Position.LEARNED,
-        Activation.GELU,
-        outside=(*_TOKEN_TYPES, *_rules(Need.YES, position_embd__weight=("context", "width"))),
-        layer=(*_UP_DOWN, *_UP_DOWN_BIAS),
-    ),
-    _bert(
-        "nomic-bert",
-        Position.ROPE_NEOX,
-        Activation.SILU,
-        outside=_TOKEN_TYPES,
-        layer=(*_UP_DOWN, *_GATE),
-    ),
-    _bert(
-        "jina-bert-v2",
-        Position.ALIBI,
-        Activation.GELU,
-        outside=_rules(Need.YES, token_types__weight=("types", "width")),
-        layer=(
-            *_JINA_MAY,
-            *_rules(
-                Need.YES,
-                ffn_up__weight=("up", "width"),
-                ffn_down__weight=("width", "inner"),
-                ffn_down__bias=("width",),
-            ),
-        ),
-    ),
+    _bert("bert", Position.LEARNED, Activation.GELU, outside="token_types positions", layer="up_down up_down_bias"),
+    _bert("nomic-bert", Position.ROPE_NEOX, Activation.SILU, outside="token_types", layer="up_down gate"),
+    _bert("jina-bert-v2", Position.ALIBI, Activation.GELU, outside="jina_token_types", layer="jina"),
     _decoder("qwen2", Position.ROPE_NEOX),
-    _decoder(
-        "qwen3",
-        Position.ROPE_NEOX,
-        layer=_HEAD_NORMS,
-    ),
-    _decoder(
-        "llama",  # and Mistral: its files say llama
-        Position.ROPE_NORM,
-        outside=_rules(Need.MAY, rope_freqs__weight=("pairs",)),
-        layer=(
-            *_ATTENTION_OUT_BIAS,
-            *_UP_DOWN_BIAS,
-            *_rules(Need.MAY, ffn_gate__bias=("inner",)),
-        ),
-    ),
+    _decoder("qwen3", Position.ROPE_NEOX, layer="head_norms"),
+    _decoder("llama", Position.ROPE_NORM, outside="rope_factors", layer="attention_out_bias up_down_bias gate_bias"),
     replace(
-        _decoder("gemma3", Position.ROPE_NEOX, layer=(*_HEAD_NORMS, *_POST_NORMS)),
+        _decoder("gemma3", Position.ROPE_NEOX, layer="head_norms post_norms"),
         activation=Activation.GELU_TANH,
         uses=frozenset({ModelUse.GENERATE}),
         window_period=6,
         scales_tokens=True,
         shared_scale_layers=62,  # the 27B
     ),
-)
+)  # fmt: skip
 
 
 def families_for(use: ModelUse) -> tuple[str, ...]:
@@ -217,12 +172,12 @@ def families_for(use: ModelUse) -> tuple[str, ...]:
 
 
 def family_of(architecture: object, use: ModelUse = ModelUse.EMBED) -> NativeFamily:
+    """Raises UnknownArchitectureError."""
     for family in FAMILIES:
         if family.architecture == architecture and use in family.uses:
             return family
     raise UnknownArchitectureError(
         f"architecture {quoted(architecture)} is not supported by {use.engine}, which "
         f"{('knows' if use is ModelUse.EMBED else 'generates with')} "
-        f"{', '.join(families_for(use))}: use engine llama.cpp, or add a row to "
-        "engines/native/families.py"
+        f"{', '.join(families_for(use))}: use engine llama.cpp, or add a row to {TABLE}"
     )

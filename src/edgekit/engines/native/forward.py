@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.buffers import arena_floats
 from edgekit.engines.native.cache import CacheRun, LayerCache, Packed
 from edgekit.engines.native.crew import Crew, CrewMember, Step, Task, WorkShare
+from edgekit.engines.native.families import Position
 from edgekit.engines.native.kernels.types import BlockError, CacheAttention, CacheKind, Kernels
 from edgekit.engines.native.layers import (
     EncoderLayer,
@@ -32,13 +32,14 @@ from edgekit.engines.native.layers import (
     fill_tables,
     token_tasks,
 )
-from edgekit.engines.native.types import NativeModel, Position
+from edgekit.engines.native.model import NativeModel
+from edgekit.engines.native.types import Floats
 from edgekit.errors import WeightsError
 
 if TYPE_CHECKING:
     from edgekit.bill.cache_types import CacheType
     from edgekit.engines.native.buffers import StreamPlan
-    from edgekit.engines.native.types import NativeRope
+    from edgekit.engines.native.model import NativeRope
 
 
 Tokens = NDArray[np.int64]

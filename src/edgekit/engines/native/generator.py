@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.buffers import StreamSetup, matrices, plan_stream
 from edgekit.engines.native.crew import Crew, WorkShare, one_thread
+from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.layers import make_network
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.pages import PagedCache, PageFile, check_gate, make_caches
-from edgekit.engines.native.types import Checkpoint, Limits, ModelUse
+from edgekit.engines.native.types import Checkpoint, Floats, Limits
 from edgekit.engines.native.weights import EncoderWeights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor

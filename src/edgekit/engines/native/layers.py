@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.crew import CrewMember, Step, Task
+from edgekit.engines.native.families import Activation, NativeNorm, Position
 from edgekit.engines.native.kernels.types import BlockError, Kernels, TextAttention
-from edgekit.engines.native.types import Activation, NativeModel, NativeNorm, NativeRope, Position
+from edgekit.engines.native.model import NativeModel, NativeRope
+from edgekit.engines.native.types import Floats
 from edgekit.engines.native.weights import EncoderWeights, TensorRows
 
 

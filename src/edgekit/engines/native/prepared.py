@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edgekit.model.types import Cached
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.types import NativeModel
+    from edgekit.engines.native.model import NativeModel
     from edgekit.model.types import Model
 
 

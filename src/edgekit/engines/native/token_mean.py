@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.file import Walked, WeightFile
 from edgekit.engines.native.kernels.types import BlockError, Kernels
-from edgekit.engines.native.types import Checkpoint
+from edgekit.engines.native.types import Checkpoint, Floats
 from edgekit.errors import HeaderLimitError, TextError, UnknownDtypeError, WeightsError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor

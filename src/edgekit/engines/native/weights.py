@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.arrays import Floats
 from edgekit.engines.native.buffers import matrices, row_bytes, vectors
 from edgekit.engines.native.crew import CrewMember
 from edgekit.engines.native.encoder_plan import F32
 from edgekit.engines.native.kernels.types import BlockError
-from edgekit.engines.native.types import NativeModel
+from edgekit.engines.native.model import NativeModel
+from edgekit.engines.native.types import Floats
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor
