@@ -21,7 +21,7 @@ PLAIN = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "i
          "conv_kernel": 4, "state_size": 8, "sliding_window": 16}  # fmt: skip
 CONFIGS = (*RECORDED, *({**PLAIN, "model_type": name} for name in sorted(names(gguf=False))))
 KEYS = tuple({m["model"]: m["hyper_parameters"] for m in models()}.values())
-SPELLINGS = sorted(
+CONFIG_KEYS = sorted(
     {s.split(".")[0] for key in SPELLINGS.values() for s in key.config}
     | {"model_type", "text_config"}
 )
@@ -70,7 +70,7 @@ def check_laws(geometry: ModelGeometry) -> None:
 
 
 @settings(max_examples=600 if LONG else 60, deadline=None)
-@given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(SPELLINGS), values, max_size=5))
+@given(st.sampled_from(CONFIGS), st.dictionaries(st.sampled_from(CONFIG_KEYS), values, max_size=5))
 def test_mutated_configs(config: dict[str, Any], changes: dict[str, Any]) -> None:
     check(config_header(config | changes))
 

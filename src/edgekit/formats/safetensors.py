@@ -222,10 +222,10 @@ def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
     if source.read(LENGTH_BYTES, 1) != b"{":
         raise stream.error("a safetensors header must start with '{'")
     tensors: dict[str, Tensor] = {}
-    written_by = None
+    file_format = None
     for name in stream.pairs():
         if name == METADATA:
-            written_by = _read_format(stream)
+            file_format = _read_format(stream)
         else:
             _check_name(stream, name, tensors)
             entry = stream.value(f"tensor {quoted(name)}", limits.ENTRY_BYTES)
@@ -237,7 +237,7 @@ def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
     return ModelHeader(
         name=source.name,
         container=Container.SAFETENSORS,
-        mlx=written_by == "mlx",
+        mlx=file_format == "mlx",
         tensors=ordered,
         tensor_count=len(ordered),
         file_bytes=source.size_bytes,
@@ -273,15 +273,15 @@ def _read_format(stream: JsonStream) -> str | None:
     if stream.peek() == "n":
         stream.value(METADATA, 4)  # null
         return None
-    written_by, entries, length = None, 0, 0
+    file_format, entries, length = None, 0, 0
     for key in stream.pairs():
         text = stream.string(f"{METADATA} {quoted(key)}", limits.METADATA_BYTES)
         entries, length = entries + 1, length + len(key) + len(text)
         stream.check_limit(f"entries of {METADATA}", entries, limits.METADATA_ENTRIES)
         stream.check_limit(f"length of {METADATA}", length, limits.METADATA_BYTES)
         if key == "format":
-            written_by = text[: limits.KEPT_ENTRY_BYTES]
-    return written_by
+            file_format = text[: limits.KEPT_ENTRY_BYTES]
+    return file_format
 
 
 def _check_name(stream: JsonStream, name: str, tensors: dict[str, Tensor]) -> None:
