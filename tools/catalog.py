@@ -35,7 +35,7 @@ from edgekit.catalog.tensor_runs import runs_of
 from edgekit.catalog.types import Entry, ModelPurpose, Source
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
-from edgekit.engines.llamacpp.quantize.what_if import at_mix
+from edgekit.engines.llamacpp.conversion import source_model
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.native.buffers import StreamSetup
@@ -441,7 +441,7 @@ def header_entry(name: str, rows: list[dict[str, Any]], headers: Path) -> Entry:
     facts = facts_of(model, name, found=found, also=tuple(row["quant"] for row in rows))
     if not best["confirmed_by_public_config"]:
         facts["sources"] = {field: _weaker(source) for field, source in facts["sources"].items()}
-    facts["tensors"] = runs_of(at_mix(model.header, model.geometry, "F16").tensors)
+    facts["tensors"] = runs_of(source_model(model.header, model.geometry).at_mix("F16").tensors)
     entry = Entry(id=name, **facts)
     for row in rows:
         size = entry.size(row["quant"])

@@ -19,7 +19,7 @@ from edgekit.app.plan import plan_model, task_to_plan
 from edgekit.basis import Basis
 from edgekit.bill.verdict import Lever, Status
 from edgekit.cli import main
-from edgekit.engines.llamacpp.as_gguf import convert
+from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.verify.hollow import HollowFile, generated_files
 from edgekit.errors import RemoteInspectError

@@ -10,9 +10,14 @@ import pytest
 from tests.recorded import config_header, model_header, models, rows
 from tests.thoroughness import LONG, sampled
 
-from edgekit.engines.llamacpp.quantize.mixing import facts_of_header, laid_tensors, mix_tensors
-from edgekit.engines.llamacpp.quantize.table import MixFacts
-from edgekit.engines.llamacpp.quantize.what_if import at_mix
+from edgekit.engines.llamacpp.conversion import source_model
+from edgekit.engines.llamacpp.quantization import (
+    MixFacts,
+    facts_of_header,
+    in_order,
+    laid_tensors,
+    quantize,
+)
 from edgekit.errors import RefusedError
 from edgekit.formats.types import GgufTensor, ModelHeader
 from edgekit.model import read_geometry
@@ -42,9 +47,9 @@ def test_every_tensor_gets_the_type_that_llama_cpp_gives_it() -> None:
         laid, facts = plain_tensors(row["model"])
         if "refused" in row:
             with pytest.raises(RefusedError, match="no fallback for"):
-                mix_tensors(laid, row["mix"], facts, imatrix=False)
+                quantize(in_order(laid), row["mix"], facts, imatrix=False)
             continue
-        mixed = mix_tensors(laid, row["mix"], facts, imatrix=False)
+        mixed = quantize(in_order(laid), row["mix"], facts, imatrix=False)
         assert sum(tensor.size_bytes for tensor in mixed) == row["bytes"], row
         assert Counter(tensor.type.name for tensor in mixed) == row["types"], row
         checked += 1
@@ -64,7 +69,7 @@ def quantised_files() -> list[Any]:
 def test_a_file_at_f16_tells_the_size_of_its_quantised_twin(index: int) -> None:
     model, made = models()[index], model_header(index)
     plain = header_at(model["model"])
-    mixed = at_mix(plain, read_geometry(plain), model["quant"])
+    mixed = source_model(plain, read_geometry(plain)).at_mix(model["quant"])
     assert mixed.tensor_bytes == sum(tensor.size_bytes for tensor in made.tensors or ())
     types = {tensor.name: tensor.type.name for tensor in made.tensors or ()}
     assert {tensor.name: tensor.type.name for tensor in mixed.tensors} == types
@@ -85,7 +90,7 @@ def config_twins() -> list[Any]:
 def test_a_config_alone_tells_the_size_of_a_gguf(index: int, config: dict[str, Any]) -> None:
     """To the byte, tables of rope factors included."""
     header = config_header(config)
-    mixed = at_mix(header, read_geometry(header), models()[index]["quant"])
+    mixed = source_model(header, read_geometry(header)).at_mix(models()[index]["quant"])
     made = model_header(index).tensors or ()
     laid = {tensor.name: (tensor.shape, tensor.type.name) for tensor in mixed.tensors}
     assert laid == {tensor.name: (tensor.shape, tensor.type.name) for tensor in made}

@@ -19,22 +19,16 @@ section is from.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
-from pkgutil import get_data  # importlib.resources takes 5 ms to import
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from edgekit.errors import EdgekitError
+from edgekit.formats.records import Made, Reader, Record, damaged, load_records, read_fields
 from edgekit.model import arrangements, feedforward, mixers
 from edgekit.model.arrangements import Arrangement, LayerType
 from edgekit.model.feedforward import PairRule, WidthRule
 from edgekit.model.mixers import AttentionBuilder, RecurrentBuilder
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 FILE = "architectures.json"
 INHERITED = (
@@ -42,10 +36,6 @@ INHERITED = (
 )  # fmt: skip
 # Every config.json states these: a default counts only where the config is a section of a larger one.
 STATED = frozenset({"layers", "hidden", "heads", "feed_forward", "vocabulary", "context"})
-
-Record = Mapping[str, Any]
-Read = Callable[[Any], object]
-Made = TypeVar("Made", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +174,7 @@ def _arrangement(stated: Mapping[str, Any]) -> Arrangement:
     return arrangements.by_kv_heads(rule) if by_kv_heads else rule
 
 
-RULES: Mapping[str, Read] = {
+RULES: Mapping[str, Reader] = {
     "Arrangement": _arrangement,
     "AttentionBuilder": ATTENTION.__getitem__,
     "RecurrentBuilder | None": RECURRENCE.__getitem__,
@@ -198,11 +188,7 @@ RULES: Mapping[str, Read] = {
 
 @cache
 def records() -> tuple[Record, ...]:
-    try:
-        read = json.loads(get_data("edgekit.model", FILE) or b"")
-        return tuple(map(MappingProxyType, read["records"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(f"{FILE} cannot be read ({error})") from error
+    return load_records("edgekit.model", FILE)
 
 
 @cache
@@ -237,28 +223,7 @@ def whole_record(name: str, *, gguf: bool) -> Record:
 
 
 def read_section(
-    made: type[Made], section: Mapping[str, Any], readers: Mapping[str, Read], *, where: str
+    made: type[Made], section: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str
 ) -> Made:
-    """A dataclass from a record's section: JSON becomes what the fields' annotations ask for."""
-    types = {one.name: str(one.type) for one in fields(made)}
-    try:
-        return made(**{key: _value(types[key], value, readers) for key, value in section.items()})
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise damaged(f"{FILE}, {where}: {what}") from error
-
-
-def _value(annotation: str, value: object, readers: Mapping[str, Read]) -> object:
-    if (read := readers.get(annotation)) is not None:
-        return read(value)
-    wanted = _PLAIN.get(annotation)
-    if wanted is not None and type(value) is not wanted:
-        raise TypeError(f"{value!r:.40} where a {annotation} belongs")
-    return tuple(value) if isinstance(value, list) else value
-
-
-_PLAIN = {"bool": bool, "int": int, "str": str}
-
-
-def damaged(what: str) -> EdgekitError:
-    return EdgekitError(f"this installation of edgekit is damaged: {what}; install it again")
+    """A section of the record with that name, as a dataclass."""
+    return read_fields(made, section, readers, where=f"{FILE}, {where}")

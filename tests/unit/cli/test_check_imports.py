@@ -13,7 +13,7 @@ PROGRAM = "import sys; from edgekit.cli import main; main(sys.argv[1:]); print(*
 NOT_NEEDED = {
     "edgekit.catalog.types",  # the name is a path
     "edgekit.cli.plan_command",
-    "edgekit.engines.llamacpp.as_gguf",  # nothing is converted
+    "edgekit.engines.llamacpp.conversion",  # nothing is converted
     "edgekit.engines.mlx.estimate",
     "edgekit.engines.vllm.estimate",
     "edgekit.formats.safetensors",

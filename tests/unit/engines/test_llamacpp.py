@@ -15,8 +15,8 @@ from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLi
 from edgekit.catalog.names import find_entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.as_gguf import convert
 from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.placement import device_bytes, place, placed_sums, placed_tensors
 from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules

@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.architectures import (
     Conversion,
     LlamaCppArchitecture,
     architecture_names,
-    conversion,
+    conversion_of,
     known_architecture,
 )
 from edgekit.engines.llamacpp.flags import default_setup, read_row
@@ -272,7 +272,7 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     for name in known:
         known_architecture(name)
     for model_type in converted:
-        assert conversion(model_type).to
+        assert conversion_of(model_type).to
     used = {key for section in known.values() for key in section}
     assert used == {one.name for one in fields(LlamaCppArchitecture)}
     used = {key for section in converted.values() for key in section}
@@ -280,4 +280,4 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     # A model_type becomes an architecture that llama.cpp has, and that becomes itself.
     targets = {section["to"] for section in converted.values() if "to" in section}
     assert targets <= architecture_names()
-    assert {conversion(name).to for name in architecture_names()} <= architecture_names()
+    assert {conversion_of(name).to for name in architecture_names()} <= architecture_names()

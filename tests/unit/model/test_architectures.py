@@ -13,8 +13,9 @@ import gguf
 import pytest
 from tools.architectures import PARTS, laid_out
 
-import edgekit.model.architectures as module
 from edgekit.errors import EdgekitError
+from edgekit.formats import records as reading
+from edgekit.model import architectures as module
 from edgekit.model.architectures import (
     ADJUSTMENTS,
     ARRANGEMENTS,
@@ -113,7 +114,7 @@ def test_the_file_is_laid_out_by_the_tool() -> None:
 
 @pytest.mark.parametrize("text", [b"", b'{"records": [', b"{}"])
 def test_a_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
-    monkeypatch.setattr(module, "get_data", lambda *_: text)
+    monkeypatch.setattr(reading, "get_data", lambda *_: text)
     with pytest.raises(
         EdgekitError, match=r"installation .* damaged: architectures.json .* install it again"
     ):
@@ -127,7 +128,7 @@ def test_a_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes
         ({"arrange": {"rule": "windows", "perod": 4}}, "perod"),
         ({"arrange": {"rule": "wndows"}}, "wndows"),
         ({"gatd": False}, "gatd"),
-        ({"sublayers": "two"}, "'two' where a int belongs"),
+        ({"sublayers": "two"}, "'two' is not of type int"),
     ],
 )
 def test_a_damaged_record_is_reported(section: dict[str, Any], what: str) -> None:

@@ -11,8 +11,7 @@ from tests.unit.plan.tasks import LLAMA, gguf, of_config
 from edgekit.engines import engine_named
 from edgekit.engines.choices import accuracy_of, as_named, stored_accuracy
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.engines.llamacpp.mixes import USUAL_MIXES
-from edgekit.engines.llamacpp.quantize.table import BY_NAME
+from edgekit.engines.llamacpp.quantization import USUAL_MIXES, mix_rows
 from edgekit.engines.mlx.choices import at_bits
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
@@ -50,7 +49,7 @@ def test_a_repository_of_nothing_known_offers_nothing() -> None:
     assert at_mixes(gguf(LLAMA), ("IQ9_Z",)) == ()
 
 
-@given(st.lists(st.sampled_from(sorted(BY_NAME)), max_size=12))
+@given(st.lists(st.sampled_from(sorted(mix_rows())), max_size=12))
 def test_more_bits_never_come_later(mixes: list[str]) -> None:
     found = at_mixes(gguf(LLAMA), mixes)
     assert [one.accuracy for one in found] == sorted((one.accuracy for one in found), reverse=True)

@@ -50,7 +50,7 @@ def known_architecture(name: str) -> LlamaCppArchitecture:
 
 
 @lru_cache(maxsize=256)
-def conversion(model_type: str) -> Conversion:
+def conversion_of(model_type: str) -> Conversion:
     section = section_by_name("conversion", ("config",)).get(model_type, {})
     own = next(iter(section_by_name("gguf", ("config",)).get(model_type, ())), model_type)
     return read_section(Conversion, {"to": own, **section}, {}, where=model_type)

@@ -22,11 +22,10 @@ from edgekit.engines.choices import (
     stored_quant,
 )
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.as_gguf import convert, mixed_model
+from edgekit.engines.llamacpp.conversion import convert, mixed_model
 from edgekit.engines.llamacpp.estimate import converted
-from edgekit.engines.llamacpp.mixes import USUAL_MIXES, default_mix
 from edgekit.engines.llamacpp.placements import placements
-from edgekit.engines.llamacpp.quantize.table import BY_NAME
+from edgekit.engines.llamacpp.quantization import USUAL_MIXES, default_mix, mix_rows
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
 from edgekit.model.open import OpenModel
@@ -77,7 +76,7 @@ def at_mixes(
 ) -> tuple[Variant, ...]:
     """As if the model were quantised so. With a repository the files are there to be downloaded."""
     known = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
-    found = {name: tag for name, tag in known if name in BY_NAME}
+    found = {name: tag for name, tag in known if name in mix_rows()}
     quantised = sorted(
         (
             Variant(

@@ -24,7 +24,6 @@ from edgekit.engines.llamacpp.flags import (
 from edgekit.engines.llamacpp.flags import placement as values_of_placement
 from edgekit.engines.llamacpp.flags import setup as read_setup
 from edgekit.engines.llamacpp.front_ends import lm_studio_commands, ollama_commands
-from edgekit.engines.llamacpp.mixes import DEFAULT_MIX
 from edgekit.engines.llamacpp.model_source import (
     NO_PROJECTOR,
     PLACEHOLDER_DRAFT,
@@ -36,6 +35,7 @@ from edgekit.engines.llamacpp.model_source import (
 )
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.placements import backend_name, devices, pinned
+from edgekit.engines.llamacpp.quantization import DEFAULT_MIX
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
 from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST, Device, Vendor

@@ -1,15 +1,57 @@
-"""A GGUF that a model would be converted to, and how well its sizes are known."""
+"""Values of a conversion: what llama-quantize reads, what it makes, and how well the sizes of that GGUF are known."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine, known_as, no_better_than
-from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel
+from edgekit.engines.llamacpp.quantization import MixFacts, SourceTensor, mix_row, quantize
 from edgekit.engines.llamacpp.types import Backend
+from edgekit.formats.types import GgufTensor
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.model.types import Model
+
+WITHIN = 0.005  # of a config alone: rope tables, and tensors a converter adds or drops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedModel:
+    mix: str
+    tensors: tuple[GgufTensor, ...] = field(repr=False)
+    basis: Basis
+    because: str = ""
+
+    @property
+    def within(self) -> float | None:
+        """How far off it may be, as a share."""
+        return WITHIN if self.basis is Basis.MODELLED else None
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return self.tensor_bytes * 8 / max(sum(tensor.elements for tensor in self.tensors), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceModel:
+    """What llama-quantize reads, whatever the mix."""
+
+    tensors: tuple[SourceTensor, ...] = field(repr=False)
+    facts: MixFacts
+    basis: Basis
+    because: str  # with a placeholder for the name of the mix
+
+    def at_mix(self, mix: str, *, imatrix: bool | None = None) -> MixedModel:
+        """UsageError for an unknown mix, RefusedError where llama-quantize gives up."""
+        name = mix_row(mix).name
+        mixed = quantize(self.tensors, name, self.facts, imatrix=imatrix)
+        because = self.because.format(name)
+        return MixedModel(mix=name, tensors=mixed, basis=self.basis, because=because)
+
 
 # Equal on all 43 recorded models that were compared; other families may have keys that gguf_keys.py does not write.
 COMPUTE_WITHIN = 0.05

@@ -29,9 +29,9 @@ from edgekit.engines.llamacpp.compute import (
 )
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.flags import FLAGS
-from edgekit.engines.llamacpp.mixes import default_mix
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prepared import prepare
+from edgekit.engines.llamacpp.quantization import default_mix
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.types import (
     Backend,
@@ -116,7 +116,7 @@ def converted(model: Model, mix: str | None) -> Converted | None:
     is_gguf = model.header.container is Container.GGUF
     if mix is None and is_gguf and model.header.tensors is not None:
         return None
-    from edgekit.engines.llamacpp.as_gguf import convert, likely_mix
+    from edgekit.engines.llamacpp.conversion import convert, likely_mix
 
     if mix is None and is_gguf:
         mix = prepare(model).likely_mix.get(lambda: likely_mix(model))

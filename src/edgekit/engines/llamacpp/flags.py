@@ -472,18 +472,18 @@ def read_quant(name: str) -> str | None:
     """The quantisation of `--quant NAME` as llama-quantize calls it: q4_k -> Q4_K_M."""
     import re
 
-    from edgekit.engines.llamacpp.quantize.table import BY_NAME
+    from edgekit.engines.llamacpp.quantization import mix_rows
     from edgekit.sources.filenames import SHORT_MIXES
 
     upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
     mix = SHORT_MIXES.get(upper, upper)
-    return mix if mix in BY_NAME else None
+    return mix if mix in mix_rows() else None
 
 
 def quant_names() -> tuple[str, ...]:
-    from edgekit.engines.llamacpp.quantize.table import BY_NAME
+    from edgekit.engines.llamacpp.quantization import mix_rows
 
-    return tuple(BY_NAME)
+    return tuple(mix_rows())
 
 
 def this_cpu() -> Cpu:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from edgekit.engines.llamacpp.architectures import conversion, known_architecture
-from edgekit.engines.llamacpp.quantize.layout import rotary_dim
+from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
+from edgekit.engines.llamacpp.gguf_tensors import rotary_dim
 from edgekit.formats.types import Value
 from edgekit.model.hyperparameters import dig, text_section
 from edgekit.model.tensor_recipes import tensor_recipe
@@ -77,7 +77,7 @@ def gguf_architecture(geometry: ModelGeometry) -> str:
     name = geometry.architecture
     if name == "nemotron_h" and any(layer.experts for layer in geometry.layers):
         return "nemotron_h_moe"
-    return conversion(name).to
+    return conversion_of(name).to
 
 
 def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from edgekit.engines.commands import (
     plain_name,
     repository_word,
 )
-from edgekit.engines.llamacpp.mixes import DEFAULT_MIX, default_mix
+from edgekit.engines.llamacpp.quantization import DEFAULT_MIX, default_mix
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
 

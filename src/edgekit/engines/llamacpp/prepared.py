@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from edgekit.bill.types import MemoryLine
-    from edgekit.engines.llamacpp.converted import Converted
+    from edgekit.engines.llamacpp.converted import Converted, SourceModel
     from edgekit.engines.llamacpp.graph.llama.build import GraphFacts
     from edgekit.engines.llamacpp.graph.program import GraphPlan, Structure
     from edgekit.engines.llamacpp.graph.stretches import KeptLayers
-    from edgekit.engines.llamacpp.quantize.what_if import Laid
     from edgekit.engines.llamacpp.types import (
         Backend,
         Cpu,
@@ -50,7 +49,7 @@ class LlamaCppPrepared:
         # the GGUF that a model would be converted to, by the name of its mix
         self.likely_mix: Cached[str] = Cached()
         self.conversions: CachedBy[str, Converted] = CachedBy()
-        self.laid_tensors: Cached[Laid] = Cached()
+        self.source_model: Cached[SourceModel] = Cached()
         self.apart_and_tied: Cached[tuple[Model, Model]] = Cached()
         self.likely_heads: CachedBy[str, Model] = CachedBy()
 

@@ -153,7 +153,7 @@ class LlamaCppVerifier:
     timeout_s: float | None
 
     def generated(self, model: Model, label: str, mix: str | None) -> ModelFiles:
-        from edgekit.engines.llamacpp.as_gguf import convert
+        from edgekit.engines.llamacpp.conversion import convert
         from edgekit.engines.llamacpp.verify.hollow import generated_files
 
         made = model if mix is None else convert(model, mix).model

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from tests.recorded import config_header, gguf_header
 
 from edgekit.basis import Basis
-from edgekit.engines.llamacpp.quantize.mixing import (
+from edgekit.engines.llamacpp.conversion import source_model
+from edgekit.engines.llamacpp.quantization import (
+    CONDITIONS,
+    MixFacts,
+    MixRow,
     facts_of_header,
+    in_order,
     laid_tensors,
     mix_row,
-    mix_tensors,
+    mix_rows,
+    quantize,
 )
-from edgekit.engines.llamacpp.quantize.table import BY_NAME, MixFacts
-from edgekit.engines.llamacpp.quantize.what_if import at_mix
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.dtype import by_name
-from edgekit.formats.mixes import MIXES
+from edgekit.formats.mixes import all_mixes, mix_records
 from edgekit.formats.types import GgufTensor
 from edgekit.model import read_geometry
 
@@ -34,7 +39,7 @@ def types(
     mix: str, *tensors: GgufTensor, imatrix: bool | None = None, **facts: Any
 ) -> dict[str, str]:
     model = MixFacts(**{"architecture": "llama", "layers": LAYERS, "group": 4, **facts})
-    mixed = mix_tensors(tensors, mix, model, imatrix=imatrix)
+    mixed = quantize(in_order(tensors), mix, model, imatrix=imatrix)
     return {tensor.name: tensor.type.name for tensor in mixed}
 
 
@@ -141,7 +146,7 @@ def test_an_importance_matrix_changes_some_mixes() -> None:
 
 
 def test_sizes_are_rows_of_blocks() -> None:
-    (mixed,) = mix_tensors([laid("blk.5.attn_q.weight", 3, 512)], "Q4_K_M", LLAMA)
+    (mixed,) = quantize(in_order([laid("blk.5.attn_q.weight", 3, 512)]), "Q4_K_M", LLAMA)
     assert mixed.size_bytes == 3 * 2 * 144
 
 
@@ -154,7 +159,9 @@ def test_unknown_mixes_are_told_with_those_there_are() -> None:
 
 
 def test_every_named_mix_has_rules() -> None:
-    assert {mix.name for mix in MIXES} - BY_NAME.keys() == {"NVFP4"}  # only converters make it
+    assert {mix.name for mix in all_mixes()} - mix_rows().keys() == {
+        "NVFP4"
+    }  # only converters make it
 
 
 def test_a_directory_that_was_not_read_is_no_directory() -> None:
@@ -173,8 +180,23 @@ def test_from_a_config_alone_it_is_modelled() -> None:
         "tie_word_embeddings": True,
     }
     header = config_header(config)
-    mixed = at_mix(header, read_geometry(header), "Q8_0")
+    mixed = source_model(header, read_geometry(header)).at_mix("Q8_0")
     matrices = 1000 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 512)
     assert mixed.tensor_bytes == matrices * 34 // 32 + 5 * 256 * 4
     assert (mixed.basis, mixed.within) == (Basis.MODELLED, 0.005)
     assert "llama" in mixed.because
+
+
+def test_every_condition_and_every_field_is_used_by_a_record() -> None:
+    sections = [record["llamacpp"] for record in mix_records() if "llamacpp" in record]
+    used = {key for section in sections for key in section}
+    assert used == {one.name for one in fields(MixRow)} - {"name"}
+    cases = [
+        case
+        for section in sections
+        for one in section.values()
+        if isinstance(one, list)
+        for case in one
+    ]
+    assert {name for *names, _ in cases for name in names} == CONDITIONS.keys()
+    assert {by_name(type_).name for *_, type_ in cases if type_}

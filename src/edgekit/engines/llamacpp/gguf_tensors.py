@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from edgekit.engines.llamacpp.architectures import conversion, known_architecture
+from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import GgufTensor
 from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
@@ -230,7 +230,7 @@ def _blocks(
             own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
             known[key] = (*own, _hash_table(layer, geometry)) if hashed else own
         yield layer.index, known[key]
-    left_out = conversion(name).drops_prediction or known_architecture(name).dense_prediction
+    left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:
         yield from _prediction_blocks(geometry, config, recipe)
 

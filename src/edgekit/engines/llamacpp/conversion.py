@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
-from edgekit.engines.llamacpp.architectures import conversion, known_architecture
-from edgekit.engines.llamacpp.converted import Converted
+from edgekit.basis import Basis
+from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
+from edgekit.engines.llamacpp.converted import WITHIN, Converted, MixedModel, SourceModel
 from edgekit.engines.llamacpp.gguf_keys import gguf_architecture, gguf_keys
-from edgekit.engines.llamacpp.mixes import USUAL_MIXES
+from edgekit.engines.llamacpp.gguf_tensors import ROPE_TABLES, gguf_tensor_count, gguf_tensors
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.quantize.what_if import WITHIN, MixedModel, laid_at_mix, lay
+from edgekit.engines.llamacpp.quantization import (
+    USUAL_MIXES,
+    facts_of_geometry,
+    facts_of_header,
+    in_order,
+    laid_tensors,
+)
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.mixes import mix_by_file_type
-from edgekit.formats.types import Tensor
+from edgekit.formats.types import GgufTensor, ModelHeader, Tensor
+from edgekit.model.hyperparameters import config_words
+from edgekit.model.tensor_recipes import switches, tensor_recipe
 from edgekit.model.types import (
     Attention,
     HybridLayer,
@@ -55,9 +66,9 @@ def _tensor_bytes(model: Model, mix: str) -> int:
 
 
 def mixed_model(model: Model, mix: str) -> MixedModel:
-    """`at_mix` of a model whose tensors are laid out once, for all its mixes."""
-    laid = prepare(model).laid_tensors.get(lambda: lay(model.header, model.geometry))
-    return laid_at_mix(laid, mix)
+    """The model at that mix. Its tensors are laid out once, for all mixes."""
+    source = prepare(model).source_model.get(lambda: source_model(model.header, model.geometry))
+    return source.at_mix(mix)
 
 
 def _is_gguf(model: Model) -> bool:
@@ -67,7 +78,7 @@ def _is_gguf(model: Model) -> bool:
 def convert(model: Model, mix: str) -> Converted:
     """Raises RefusedError for a model_type that llama.cpp's converter does not have."""
     name = model.geometry.architecture
-    if not _is_gguf(model) and conversion(name).unsupported:
+    if not _is_gguf(model) and conversion_of(name).unsupported:
         raise RefusedError(
             f"llama.cpp's converter does not support {name}, so there is no GGUF of it to run"
         )
@@ -124,14 +135,14 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     """What llama.cpp's loader makes of the layers that a config.json describes."""
     name = geometry.architecture
     changes: dict[str, Any] = {}
-    if not conversion(name).keeps_windows:
+    if not conversion_of(name).keeps_windows:
         changes["span"], changes["span_tokens"] = Span.ALL, 0
     if known_architecture(name).full_heads:
         changes["absorbed"] = False
     layers = tuple(
         replace(layer, mixer=_changed(layer.mixer, changes)) for layer in geometry.layers
     )
-    blocks = 0 if conversion(name).drops_prediction else geometry.mtp_layers
+    blocks = 0 if conversion_of(name).drops_prediction else geometry.mtp_layers
     return replace(
         geometry, layers=layers, mtp_layers=blocks, architecture=gguf_architecture(geometry)
     )
@@ -151,3 +162,46 @@ def _changed(kind: LayerKind, changes: dict[str, Any]) -> LayerKind:
 
 def _attention(kind: Attention, changes: dict[str, Any]) -> Attention:
     return replace(kind, **{name: value for name, value in changes.items() if name != "absorbed"})
+
+
+def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
+    """From the directory of a GGUF where there is one, else from the tensors its geometry implies.
+
+    UnknownArchitectureError for a family without a list of tensors.
+    """
+    if header.keys and header.tensors:
+        laid = laid_tensors(header)
+        return SourceModel(
+            tensors=in_order(laid),
+            facts=facts_of_header(header),
+            basis=Basis.EXACT,
+            because=f"{len(laid):,} tensors, with the types that llama-quantize assigns",
+        )
+    laid = _counted(geometry, config_words(header), header.tensor_count if header.keys else None)
+    facts = facts_of_geometry(geometry, conversion_of(geometry.architecture).to)
+    named = geometry.architecture.replace("{", "{{").replace("}", "}}")
+    because = (
+        f"{len(laid):,} tensors of a {named} model, with the types that llama-quantize assigns"
+    )
+    return SourceModel(tensors=in_order(laid), facts=facts, basis=Basis.MODELLED, because=because)
+
+
+def _counted(
+    geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
+) -> tuple[GgufTensor, ...]:
+    """Keys do not state every switch, nor tables of rope factors: the number of tensors in the file tells them.
+
+    Where no two switches make up for the difference, the tensors are those that most files of the family have.
+    """
+    first = gguf_tensors(geometry, words)
+    if count is None or len(first) == count:
+        return first
+    usual = switches(tensor_recipe(geometry.architecture))
+    bare = replace(geometry, mtp_layers=0)  # a file may leave out the blocks of prediction
+    for one in dict.fromkeys((geometry, bare)):
+        for turned in (few for size in range(3) for few in combinations(usual, size)):
+            section = {**words, **{word: not words.get(word, usual[word]) for word in turned}}
+            left = count - gguf_tensor_count(one, section)
+            if left in {0, 1, 2}:
+                return gguf_tensors(one, {**section, ROPE_TABLES: left})
+    return first

@@ -1,0 +1,440 @@
+"""llama-quantize: the tensors of a GGUF and the name of a mix -> the type that each would have.
+
+Its own choice (src/llama-quant.cpp @ 0c1e570), without running it. The mixes are the "llamacpp" sections of
+formats/mixes.json: for every category of tensors a list of cases, of which the first that holds counts, and the mix's
+own type where none does. A case is the names of its conditions, then a type; "" keeps the mix's own.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
+from edgekit.errors import RefusedError, UsageError
+from edgekit.formats.dtype import TensorType, by_name
+from edgekit.formats.mixes import mix_records
+from edgekit.formats.records import read_fields
+from edgekit.formats.types import GgufTensor, ModelHeader
+from edgekit.model.types import (
+    Attention,
+    LatentAttention,
+    Model,
+    ModelGeometry,
+    NoCache,
+    SharedCache,
+)
+from edgekit.sources.filenames import SHORT_MIXES
+from edgekit.terminal import unquoted
+
+DEFAULT_MIX = "Q4_K_M"
+# Those that people publish, the largest first.
+USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
+
+
+def default_mix(model: Model) -> str:
+    """What a model is converted to if no mix is asked for: Q4_K_M, or the form it was released in."""
+    return known_architecture(model.geometry.architecture).default_mix or DEFAULT_MIX
+
+
+# -- mixes --------------------------------------------------------------------------------------
+
+
+class TensorCategory(enum.Enum):
+    """llama.cpp's categories of tensors. Fused queries, keys and values, and MLA's kv_b, count as values."""
+
+    OUTPUT = "output"
+    EMBEDDING = "token embedding"
+    VALUE = "values"
+    KEY = "keys"
+    QUERY = "queries"
+    ATTENTION_OUT = "attention output"
+    UP = "up"
+    GATE = "gate"
+    DOWN = "down"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixFacts:
+    """What the rules ask about a model."""
+
+    architecture: str  # as GGUF names it
+    layers: int  # prediction blocks counted in
+    experts: int = 0
+    group: int = 1  # heads that share a KV head in layer 0; 0: it has none
+    seventy: bool = False  # llama.cpp takes it for the 70B
+    tied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlace:
+    """Where a tensor is among those of its category."""
+
+    index: int
+    of: int
+    model: MixFacts
+    imatrix: bool = False  # made with an importance matrix
+
+
+def _has_more_bits(place: TensorPlace) -> bool:
+    """The first and the last eighth, and every third between."""
+    start = place.of // 8
+    return place.index < start or place.index >= 7 * place.of // 8 or (place.index - start) % 3 == 2
+
+
+CONDITIONS: Mapping[str, Callable[[TensorPlace], bool]] = {
+    "falcon": lambda place: place.model.architecture == "falcon",
+    "grouped": lambda place: place.model.group >= 4,
+    "grouped_or_routed": lambda place: place.model.group >= 4 or place.model.experts >= 4,
+    # Mixtral: its attention is so small next to the experts that more bits cost nothing.
+    "eight_experts": lambda place: place.model.experts == 8,
+    "imatrix": lambda place: place.imatrix,
+    "no_imatrix": lambda place: not place.imatrix,
+    "more_bits": _has_more_bits,
+    "fewer_bits": lambda place: not _has_more_bits(place),
+    "middle": lambda place: place.of // 8 <= place.index < 7 * place.of // 8,
+    "first_two": lambda place: place.index < 2,
+    "first_four": lambda place: place.index < 4,
+    "first_eighth": lambda place: place.index < place.of // 8,
+    "first_sixteenth": lambda place: place.index < place.of // 16,
+}
+
+
+class Case(NamedTuple):
+    conditions: tuple[Callable[[TensorPlace], bool], ...]
+    type: str  # empty: the mix's own
+
+    def holds(self, place: TensorPlace) -> bool:
+        return all(condition(place) for condition in self.conditions)
+
+
+Cases = tuple[Case, ...]
+
+
+def _cases(stated: Sequence[Sequence[str]]) -> Cases:
+    return tuple(Case(tuple(CONDITIONS[name] for name in names), type_) for *names, type_ in stated)
+
+
+_EIGHT_BIT_KEYS = _cases([["eight_experts", "Q8_0"]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixRow:
+    name: str
+    base: str  # the type of what no case raises or lowers
+    output: str = "Q6_K"
+    embedding: str = ""
+    value: Cases = ()
+    key: Cases = _EIGHT_BIT_KEYS
+    query: Cases = ()
+    out: Cases = ()
+    down: Cases = ()
+    gate_up: Cases = ()
+    down_by_count: bool = False  # counts down matrices as they come, not by their layer
+    needs_imatrix: bool = False  # llama-quantize refuses to make it without one
+    raises_values: bool = True  # more bits for values of Mixtral and of the 70B
+
+    def cases(self, kind: TensorCategory) -> Cases:
+        match kind:
+            case TensorCategory.VALUE:
+                return self.value
+            case TensorCategory.KEY:
+                return self.key
+            case TensorCategory.QUERY:
+                return self.query
+            case TensorCategory.ATTENTION_OUT:
+                return self.out
+            case TensorCategory.DOWN:
+                return self.down
+            case TensorCategory.GATE | TensorCategory.UP:
+                return self.gate_up
+            case _:
+                return ()
+
+
+@cache
+def mix_rows() -> Mapping[str, MixRow]:
+    """Those that llama-quantize makes, by name."""
+    made = {}
+    for record in mix_records():
+        if "llamacpp" in record:
+            name = record["name"]
+            fields = {"name": name, "base": name, **record["llamacpp"]}
+            made[name] = read_fields(MixRow, fields, {"Cases": _cases}, where=f"mixes.json, {name}")
+    return made
+
+
+def mix_row(mix: str) -> MixRow:
+    """The row of that name, or of its short form (Q4_K is Q4_K_M)."""
+    name = mix.upper()
+    row = mix_rows().get(SHORT_MIXES.get(name, name))
+    if row is None:
+        known = ", ".join(mix_rows())
+        raise UsageError(f"unknown quantisation {mix[:40]!r}; choose one of {known}")
+    return row
+
+
+# Where a row's length is no multiple of the block: the type that stands in (tensor_type_fallback).
+STAND_INS = {
+    **dict.fromkeys(
+        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+    ),
+    **dict.fromkeys(("Q2_0", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+
+# fmt: off
+_TIME_MIX = ("first", "w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2", "decay_w1", "decay_w2",
+             "lerp_fused")
+# fmt: on
+# Parts of names whose tensors stay as they are (tensor_allows_quantization).
+KEPT_PARTS = (
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "ffn_gate_tid2eid.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    *(f"time_mix_{part}.weight" for part in _TIME_MIX),
+    "attn_rel_b.weight",
+    ".position_embd",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+)
+KEPT_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
+
+
+# -- choosing -----------------------------------------------------------------------------------
+
+
+class SourceTensor(NamedTuple):
+    """A tensor that llama-quantize reads, and what it takes it for, whatever the mix."""
+
+    tensor: GgufTensor
+    block: int
+    kind: TensorCategory
+    is_quantised: bool
+
+
+def in_order(tensors: Iterable[GgufTensor]) -> tuple[SourceTensor, ...]:
+    """Block by block, as llama-quantize reads them."""
+    known: dict[
+        tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]
+    ] = {}  # by what they depend on
+    found = []
+    for one in tensors:
+        block = _BLOCK.match(one.name)
+        own_name = one.name[block.end() - 1 :] if block else one.name
+        what = known.get((own_name, one.shape))
+        if what is None:
+            what = known[own_name, one.shape] = kind_of(one.name), _is_quantised(one)
+        found.append(SourceTensor(one, int(block[1]) if block else -1, *what))
+    return tuple(sorted(found, key=lambda one: (one.block, one.tensor.name)))
+
+
+def quantize(
+    tensors: Sequence[SourceTensor], mix: str, model: MixFacts, *, imatrix: bool | None = None
+) -> tuple[GgufTensor, ...]:
+    """The same tensors at that mix. `imatrix`: made with an importance matrix; None: only where it must be."""
+    row = mix_row(mix)
+    used = row.needs_imatrix if imatrix is None else imatrix
+    values = sum(one.kind is TensorCategory.VALUE for one in tensors)
+    chooser = _Chooser(row, model, imatrix=used, values=values)
+    return tuple(chooser.mixed(one) for one in tensors)
+
+
+class _Chooser:
+    """Counts tensors as llama-quantize reads them: later ones may get fewer bits."""
+
+    def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
+        self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
+        self.counts = dict.fromkeys(TensorCategory, 0)
+        self.base = by_name(row.base)
+
+    def mixed(self, one: SourceTensor) -> GgufTensor:
+        if not one.is_quantised:
+            return one.tensor
+        chosen = self.base if self.base.block_elements == 1 else self._chosen(one)
+        return GgufTensor(name=one.tensor.name, shape=one.tensor.shape, type=chosen)
+
+    def _chosen(self, one: SourceTensor) -> TensorType:
+        tensor, kind = one.tensor, one.kind
+        if kind is TensorCategory.OUTPUT or (kind is TensorCategory.EMBEDDING and self.model.tied):
+            uneven = tensor.shape[-1] % self.base.block_elements
+            falcon = self.model.architecture == "falcon"
+            name = "Q8_0" if uneven or falcon else self.row.output
+        elif self.row.name == "MXFP4_MOE":
+            name = "MXFP4" if len(_dimensions(tensor)) > 2 else "Q8_0"
+        elif kind is TensorCategory.EMBEDDING:
+            name = self.row.embedding or self.row.base
+        else:
+            name = self._in_layer(one)
+        return _fitting(name, tensor)
+
+    def _in_layer(self, one: SourceTensor) -> str:
+        kind, chosen = one.kind, self.row.base
+        if cases := self.row.cases(kind):
+            place = self._place(one)
+            chosen = next((case.type for case in cases if case.holds(place)), "") or chosen
+        self.counts[kind] += 1
+        if kind is TensorCategory.VALUE and self.row.raises_values:
+            if self.model.experts == 8:
+                return "Q8_0"
+            if self.model.seventy and chosen in {"Q3_K", "Q4_K"}:
+                return "Q5_K"
+        return chosen
+
+    def _place(self, one: SourceTensor) -> TensorPlace:
+        kind = one.kind
+        of = self.values if kind is TensorCategory.VALUE else self.model.layers
+        by_layer = self.model.experts > 1 and kind in {
+            TensorCategory.DOWN,
+            TensorCategory.GATE,
+            TensorCategory.UP,
+        }
+        index = self.counts[kind]
+        if by_layer and not (kind is TensorCategory.DOWN and self.row.down_by_count):
+            index = one.block
+        return TensorPlace(index=index, of=of, model=self.model, imatrix=self.imatrix)
+
+
+def kind_of(name: str) -> TensorCategory:
+    return next(
+        (kind for part, kind in _PARTS if part in name), _NAMES.get(name, TensorCategory.OTHER)
+    )
+
+
+_NAMES = {
+    "output.weight": TensorCategory.OUTPUT,
+    "token_embd.weight": TensorCategory.EMBEDDING,
+    "per_layer_token_embd.weight": TensorCategory.EMBEDDING,
+}
+_PARTS = (
+    ("attn_qkv.weight", TensorCategory.VALUE),
+    ("attn_kv_b.weight", TensorCategory.VALUE),
+    ("attn_v.weight", TensorCategory.VALUE),
+    ("attn_k.weight", TensorCategory.KEY),
+    ("attn_q.weight", TensorCategory.QUERY),
+    ("attn_output.weight", TensorCategory.ATTENTION_OUT),
+    ("ffn_up", TensorCategory.UP),
+    ("ffn_gate", TensorCategory.GATE),
+    ("ffn_down", TensorCategory.DOWN),
+)
+_KEPT = re.compile("|".join(map(re.escape, KEPT_PARTS)))
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+
+
+def _is_quantised(tensor: GgufTensor) -> bool:
+    name = tensor.name
+    return (
+        len(_dimensions(tensor)) > 1
+        and name.endswith("weight")
+        and name not in KEPT_NAMES
+        and _KEPT.search(name) is None
+    )
+
+
+def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
+    """Without the outermost ones of length 1, as ggml counts them."""
+    shape = tensor.shape
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _fitting(name: str, tensor: GgufTensor) -> TensorType:
+    """The type itself, or what stands in for it when its blocks do not divide a row."""
+    wanted, row = by_name(name), tensor.shape[-1]
+    if row % wanted.block_elements == 0:
+        return wanted
+    if name not in STAND_INS and wanted.block_elements > 32:
+        raise RefusedError(
+            f"llama-quantize has no fallback for {name} in {unquoted(tensor.name)}: rows "
+            f"of {row:,} are not a multiple of {wanted.block_elements}"
+        )
+    stand_in = by_name(STAND_INS.get(name, name))
+    return by_name("F16") if row % stand_in.block_elements else stand_in
+
+
+def _is_seventy(architecture: str, layers: int, *, alone: bool) -> bool:
+    seventy = 0 < layers == known_architecture(architecture).layers_of_70b
+    return seventy and not (architecture == "llama" and alone)
+
+
+def _first(header: ModelHeader, key: str) -> int | None:
+    """A number, or that of layer 0."""
+    value = header.keys.get(key)
+    if isinstance(value, tuple):
+        value = value[0] if value else None
+    return value if isinstance(value, int) else None
+
+
+def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
+    """Heads and KV heads of layer 0 as a GGUF states them: one for MLA, none for a recurrence that has a list."""
+    for layer in geometry.layers[
+        : 1 if conversion_of(geometry.architecture).lists_kv_heads else None
+    ]:
+        kind = layer.mixer
+        if isinstance(kind, (SharedCache, NoCache)):
+            kind = kind.attention or kind
+        if isinstance(kind, LatentAttention):
+            return kind.heads, 1 if kind.absorbed else kind.heads
+        if isinstance(kind, Attention):
+            return kind.heads, kind.kv_heads
+    return 0, 0
+
+
+# -- models -------------------------------------------------------------------------------------
+
+
+def facts_of_header(header: ModelHeader) -> MixFacts:
+    """From the keys of a GGUF, as the loader would read them."""
+    architecture = str(header.keys.get("general.architecture", ""))
+    heads = _first(header, f"{architecture}.attention.head_count") or 0
+    kv_heads = _first(header, f"{architecture}.attention.head_count_kv")
+    layers = _first(header, f"{architecture}.block_count") or 0
+    shared = heads if kv_heads is None else kv_heads
+    return MixFacts(
+        architecture=architecture,
+        layers=layers,
+        experts=_first(header, f"{architecture}.expert_count") or 0,
+        group=heads // shared if shared else 0,
+        seventy=_is_seventy(architecture, layers, alone=heads == shared),
+        tied=all(tensor.name != "output.weight" for tensor in header.tensors or ()),
+    )
+
+
+def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
+    """The same before there is a GGUF; `architecture` is the name it would have."""
+    heads, kv_heads = _group_of(geometry)
+    layers = len(geometry.layers) // geometry.loops
+    return MixFacts(
+        architecture=architecture,
+        layers=layers,
+        experts=max((x.experts.count for x in geometry.layers if x.experts), default=0),
+        group=heads // kv_heads if kv_heads else 0,
+        seventy=_is_seventy(architecture, layers, alone=heads == kv_heads),
+        tied=bool(geometry.tied_embeddings),
+    )
+
+
+def laid_tensors(header: ModelHeader) -> tuple[GgufTensor, ...]:
+    """The directory of a GGUF. UsageError when it was not read, or is none."""
+    if header.tensors is None or not header.keys:
+        raise UsageError(f"{header.name}: needs a GGUF file with its whole header")
+    return tuple(
+        GgufTensor(name=tensor.name, shape=tensor.shape or (1,), type=tensor.type)
+        for tensor in header.tensors
+    )

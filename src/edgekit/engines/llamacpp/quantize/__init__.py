@@ -1,1 +1,0 @@
-"""llama.cpp's quantiser: which type every tensor of a GGUF has at a given mix."""

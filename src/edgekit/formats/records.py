@@ -1,0 +1,54 @@
+"""Records of a JSON file in the package -> dataclasses, with a clear message where the file is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pkgutil import get_data  # importlib.resources takes 5 ms to import
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edgekit.errors import EdgekitError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = Mapping[str, Any]
+Reader = Callable[[Any], object]
+Made = TypeVar("Made", bound="DataclassInstance")
+
+_PLAIN = {"bool": bool, "int": int, "str": str}
+
+
+def load_records(package: str, file: str) -> tuple[Record, ...]:
+    try:
+        read = json.loads(get_data(package, file) or b"")
+        return tuple(map(MappingProxyType, read["records"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(f"{file} cannot be read ({error})") from error
+
+
+def read_fields(
+    made: type[Made], values: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str
+) -> Made:
+    """JSON becomes what the fields' annotations ask for: by their reader, or as it is where the type is right."""
+    types = {one.name: str(one.type) for one in fields(made)}
+    try:
+        return made(**{key: _value(types[key], value, readers) for key, value in values.items()})
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise damaged(f"{where}: {what}") from error
+
+
+def _value(annotation: str, value: object, readers: Mapping[str, Reader]) -> object:
+    if (read := readers.get(annotation)) is not None:
+        return read(value)
+    wanted = _PLAIN.get(annotation)
+    if wanted is not None and type(value) is not wanted:
+        raise TypeError(f"{value!r:.40} is not of type {annotation}")
+    return tuple(value) if isinstance(value, list) else value
+
+
+def damaged(what: str) -> EdgekitError:
+    return EdgekitError(f"this installation of edgekit is damaged: {what}; install it again")
