@@ -22,7 +22,7 @@ from edgekit.engines.choices import (
     stored_quant,
 )
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.conversion import convert, mixed_model
+from edgekit.engines.llamacpp.converted import MixedModel
 from edgekit.engines.llamacpp.estimate import converted
 from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.quantization import USUAL_MIXES, default_mix, mix_rows
@@ -112,14 +112,22 @@ def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
 
 
 def at_quant(model: Model, quant: str) -> Model:
+    from edgekit.engines.llamacpp.conversion import convert
+
     return convert(model, quant).model
+
+
+def _mixed_model(model: Model, mix: str) -> MixedModel:
+    from edgekit.engines.llamacpp.conversion import mixed_model  # not needed for cache types
+
+    return mixed_model(model, mix)
 
 
 def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
     """Those of `quants` that are not mixes, or not possible for these tensors, are left out."""
     for mix in (*USUAL_MIXES, default_mix(model), *quants):
         with suppress(EdgekitError):
-            mixed = mixed_model(model, mix)
+            mixed = _mixed_model(model, mix)
             yield Size(mix=mixed.mix, tensor_bytes=mixed.tensor_bytes, basis=mixed.basis)
 
 
@@ -131,7 +139,7 @@ def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, 
     now_bytes = header.tensor_bytes if header.keys else None
     for mix in USUAL_MIXES[1:]:  # F16 is not a quantisation
         try:
-            size_bytes = mixed_model(task.model, mix).tensor_bytes
+            size_bytes = _mixed_model(task.model, mix).tensor_bytes
         except EdgekitError:
             continue
         if size_bytes <= capacity_bytes and (
