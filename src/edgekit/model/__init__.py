@@ -1,10 +1,9 @@
-"""A header -> what the model is: `read_geometry` and the table it looks in."""
+"""What a model is, from its header: `read_geometry`. The rules of an architecture are in architectures.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
@@ -38,7 +37,7 @@ from edgekit.model.types import (
 __all__ = ["not_a_language_model", "read_geometry"]
 
 
-# Words that speak of memory for which a row must say the rule.
+# Hyper-parameters of layers that need a rule of their own: without a record they cannot be read.
 _HINTS = (
     "conv_kernel",
     "state_size",
@@ -47,10 +46,16 @@ _HINTS = (
     "window_latent_dim",
     "loop_window",
 )
+_POOLING = ("none", "mean", "cls", "last", "rank")  # llama.h LLAMA_POOLING_TYPE_*
+
+# Rope types that do not extend the stated context, because it is already the extended one.
+_UNSCALED = frozenset(
+    {"llama3", "su", "longrope", "mrope", "default", "none", "proportional", "gptj", "xdrope"}
+)
 
 
 def not_a_language_model(header: ModelHeader) -> str | None:
-    """A sentence saying what else the file is, None for everything that may be a language model."""
+    """What else the file is, as a phrase; None for anything that may be a language model."""
     if header.keys.get("general.type") == "adapter":
         return "a LoRA adapter: it changes a base model and does not run alone"
     if header.config.get("is_encoder_decoder") is True:
@@ -60,12 +65,15 @@ def not_a_language_model(header: ModelHeader) -> str | None:
 
 
 def read_geometry(header: ModelHeader) -> ModelGeometry:
-    """What the model is. Unknown names are read by their standard keys and marked ASSUMED."""
+    """The layers and widths of a model. Unknown architectures are read by standard keys and marked ASSUMED."""
     hyper = Hyper(header)
-    row = architecture_of(hyper.architecture, gguf=hyper.gguf)
-    known = row or STANDARD
-    hyper.defaults = known.constants if hyper.gguf else known.defaults(nested=hyper.nested)
-    mtp = _mtp_layers(hyper)
+    record = architecture_of(hyper.architecture, gguf=hyper.gguf)
+    architecture = record or STANDARD
+    hyper.defaults = (
+        architecture.constants if hyper.gguf else architecture.defaults(nested=hyper.nested)
+    )
+    # llama.cpp subtracts them from block_count whether or not the file has them (n_layer, llama-hparams.cpp @ 0c1e570).
+    mtp = hyper.number("mtp_layers") or 0
     stated = _layer_count(hyper)
     if stated + mtp > MAX_LAYERS:
         raise HeaderLimitError(
@@ -75,23 +83,28 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
             file=header.name,
         )
     count = stated - (mtp if hyper.gguf else 0)  # GGUF counts them in, configs do not
-    count *= known.sublayers
+    count *= architecture.sublayers
     if count < 1:
         raise HeaderError(
             f"{count} layers are left after {mtp} for token prediction (MTP)", file=header.name
         )
-    words = known.arrange(hyper, count)
-    vocabulary = vocabulary_of(hyper)
-    if row is None:
-        _refuse_unreadable(hyper, words)
+    types = architecture.arrange(hyper, count)
+    vocabulary = _vocabulary(hyper)
+    if record is None:
+        if LayerType.RECURRENT in types or any(hyper.raw(name) is not None for name in _HINTS):
+            raise _unknown_layers(hyper)
         if vocabulary is None and not hyper.gguf:
             raise hyper.missing("vocabulary")
-    rope = read_rope(hyper)
+    rope = _read_rope(hyper)
     trained = hyper.number("context")
     loops = hyper.number("loops") or 1
-    layers = _looped(hyper, _layers(hyper, known, words), loops)
-    encodes = known.attend is encoder or _is_embedder(hyper)
-    basis, because = _how_known(hyper, row)  # after the layers, which note the defaults they used
+    layers = _looped(hyper, _layers(hyper, architecture, types), loops)
+    causal = hyper.flag("causal")
+    if causal is None:
+        causal = architecture.attend is not encoder and not _is_embedder(hyper)
+    is_yarn = rope is not None and rope.type == "yarn"
+    pooling = hyper.number("pooling")
+    basis, because = _basis(hyper, record)  # after the layers, which record the defaults they used
     return ModelGeometry(
         architecture=hyper.architecture,
         layers=layers,
@@ -99,63 +112,83 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
         vocabulary=vocabulary,
         trained_context=trained,
         native_context=native_context(
-            trained, rope, scaled=known.context_is_scaled or (hyper.gguf and not _is_yarn(rope))
+            trained, rope, scaled=architecture.context_is_scaled or (hyper.gguf and not is_yarn)
         ),
         rope=rope,
         loops=loops,
         per_layer_embedding=hyper.number("per_layer_embedding") or 0,
         mtp_layers=mtp,
-        tied_embeddings=tied_embeddings(hyper),
-        causal=not encodes if hyper.flag("causal") is None else bool(hyper.flag("causal")),
-        pooling=pooling_of(hyper),
+        tied_embeddings=_tied_embeddings(hyper),
+        causal=causal,
+        pooling=_POOLING[pooling] if pooling is not None and pooling < len(_POOLING) else None,
         towers=towers_of(header),
         basis=basis,
         because=because,
     )
 
 
-def _layers(hyper: Hyper, row: Architecture, words: tuple[LayerType, ...]) -> tuple[Layer, ...]:
-    mixers = _share(hyper, row, _mixers(hyper, row, words))
+def _layer_count(hyper: Hyper) -> int:
+    """As stated, or the length of the file's list of layers (Nemotron 3 Ultra)."""
+    stated = hyper.number("layers")
+    if stated is not None:
+        return stated
+    is_cycle = hyper.named("layer_types") == "block_types"  # RecurrentGemma repeats it
+    listed = (None if is_cycle else hyper.items("layer_types")) or hyper.text("pattern_text")
+    if not listed or len(listed) > MAX_LAYERS:
+        raise hyper.missing("layers")
+    return len(listed)
+
+
+# -- layers
+
+
+def _layers(
+    hyper: Hyper, architecture: Architecture, types: tuple[LayerType, ...]
+) -> tuple[Layer, ...]:
+    mixers = _share(hyper, architecture, _mixers(hyper, architecture, types))
     if _is_embedder(hyper):
         mixers = tuple(NoCache(attention=m) if isinstance(m, Attention) else m for m in mixers)
     halves = feed_forwards(
         hyper,
-        words,
-        gated=row.gated or "glu" in (hyper.text("ffn_kind") or ""),
-        beside=row.dense_and_experts or bool(hyper.flag("beside_experts")),  # Grok 2
-        alternating=row.alternating,
-        width=row.width,
+        types,
+        gated=architecture.gated or "glu" in (hyper.text("ffn_kind") or ""),
+        beside=architecture.dense_and_experts or bool(hyper.flag("beside_experts")),  # Grok 2
+        alternating=architecture.alternating,
+        width=architecture.width,
     )
-    pairs = (row.adjust(hyper, pair) for pair in halves)
+    pairs = (architecture.adjust(hyper, pair) for pair in halves)
     return tuple(
         Layer(index=i, mixer=mixer, dense=dense, experts=experts)
         for i, (mixer, (dense, experts)) in enumerate(zip(mixers, pairs, strict=True))
     )
 
 
-def _mixers(hyper: Hyper, row: Architecture, words: tuple[LayerType, ...]) -> tuple[LayerKind, ...]:
-    attends = any(
-        word not in {LayerType.RECURRENT, LayerType.NONE, LayerType.EXPERTS} for word in words
-    )
-    attending = row.attend(hyper, words) if attends else (None,) * len(words)
-    needs_state = LayerType.RECURRENT in words or LayerType.BOTH in words
-    if needs_state and row.recur is None:
-        raise _no_recurrence(hyper)
-    recurrent = row.recur(hyper) if row.recur is not None and needs_state else None
+def _mixers(
+    hyper: Hyper, architecture: Architecture, types: tuple[LayerType, ...]
+) -> tuple[LayerKind, ...]:
+    without_attention = {LayerType.RECURRENT, LayerType.NONE, LayerType.EXPERTS}
+    has_attention = not without_attention.issuperset(types)
+    attending = architecture.attend(hyper, types) if has_attention else (None,) * len(types)
+    needs_state = LayerType.RECURRENT in types or LayerType.BOTH in types
+    if needs_state and architecture.recur is None:
+        raise _unknown_layers(hyper)
+    recurrent = architecture.recur(hyper) if architecture.recur and needs_state else None
     mixers: list[LayerKind] = []
-    for word, layer in zip(words, attending, strict=True):
-        if word is LayerType.RECURRENT and recurrent is not None:
+    for kind, attention in zip(types, attending, strict=True):
+        if kind is LayerType.RECURRENT and recurrent is not None:
             mixers.append(recurrent)
-        elif word is LayerType.BOTH and recurrent is not None and isinstance(layer, Attention):
-            mixers.append(HybridLayer(attention=layer, recurrent=recurrent))
-        elif word is LayerType.BOTH:
-            raise _no_recurrence(hyper)
+        elif kind is LayerType.BOTH and recurrent is not None and isinstance(attention, Attention):
+            mixers.append(HybridLayer(attention=attention, recurrent=recurrent))
+        elif kind is LayerType.BOTH:
+            raise _unknown_layers(hyper)
         else:
-            mixers.append(layer or NoCache())
+            mixers.append(attention or NoCache())
     return tuple(mixers)
 
 
-def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+def _share(
+    hyper: Hyper, architecture: Architecture, mixers: tuple[LayerKind, ...]
+) -> tuple[LayerKind, ...]:
     """Layers that read another's cache: the last ones of Gemma 3n and 4, every other one of Hunyuan."""
     factor = hyper.number("share_factor") if hyper.flag("share_caches") else None
     if factor is not None and factor > 1:
@@ -166,8 +199,8 @@ def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tu
             for i, m in enumerate(mixers)
         )
     shared = hyper.number("shared_cache_layers") or 0
-    if row.cache_owners:
-        shared = max(len(mixers) - row.cache_owners, 0)
+    if architecture.cache_owners:
+        shared = max(len(mixers) - architecture.cache_owners, 0)
     owners = len(mixers) - shared
     if owners < 1:
         raise HeaderError(
@@ -175,60 +208,41 @@ def _share(hyper: Hyper, row: Architecture, mixers: tuple[LayerKind, ...]) -> tu
             file=hyper.header.name,
         )
     source = {m.label: i for i, m in enumerate(mixers[:owners])}
-    return mixers[:owners] + tuple(_reader(mixer, source) for mixer in mixers[owners:])
+    return mixers[:owners] + tuple(
+        SharedCache(attention=m, source_layer=source[m.label])
+        if isinstance(m, Attention) and m.label in source
+        else m
+        for m in mixers[owners:]
+    )
 
 
 def _looped(hyper: Hyper, layers: tuple[Layer, ...], loops: int) -> tuple[Layer, ...]:
-    """Models that run their layers several times hold a cache for every round."""
+    """Models that run their layers several times hold a cache for every round.
+
+    IQuest's second round attends to a short window, and to the first round's cache.
+    """
     window = hyper.number("loop_window") or 0
     count = len(layers) * loops
     if count > MAX_LAYERS:
         raise HeaderLimitError(
             hyper.spelled("loops"), value=count, limit=MAX_LAYERS, file=hyper.header.name
         )
-    rounds = (replace(layers[i % len(layers)], index=i) for i in range(count))
-    return tuple(
-        _again(layer, window) if i >= len(layers) else layer for i, layer in enumerate(rounds)
-    )
+    rounds = []
+    for i in range(count):
+        layer = replace(layers[i % len(layers)], index=i)
+        if i >= len(layers) and window and isinstance(layer.mixer, Attention):
+            mixer = replace(layer.mixer, span=Span.WINDOW, span_tokens=window)
+            layer = replace(layer, mixer=mixer)
+        rounds.append(layer)
+    return tuple(rounds)
 
 
-def _again(layer: Layer, window: int) -> Layer:
-    """IQuest's second round looks at a short window, and at the first round's cache."""
-    if not window or not isinstance(layer.mixer, Attention):
-        return layer
-    return replace(layer, mixer=replace(layer.mixer, span=Span.WINDOW, span_tokens=window))
+def _is_embedder(hyper: Hyper) -> bool:
+    """A decoder with bidirectional attention, which has no cache. With a tower it still generates text."""
+    return hyper.raw("bidirectional") is True and not hyper.nested
 
 
-def _reader(mixer: LayerKind, source: Mapping[str, int]) -> LayerKind:
-    if not isinstance(mixer, Attention) or mixer.label not in source:
-        return mixer
-    return SharedCache(attention=mixer, source_layer=source[mixer.label])
-
-
-def _layer_count(hyper: Hyper) -> int:
-    """As stated, or as many as the file lists one by one (Nemotron 3 Ultra)."""
-    stated = hyper.number("layers")
-    if stated is not None:
-        return stated
-    whole = hyper.named("layer_types") != "block_types"  # RecurrentGemma's is one cycle of many
-    listed = (hyper.items("layer_types") if whole else None) or hyper.text("pattern_text")
-    if not listed or len(listed) > MAX_LAYERS:
-        raise hyper.missing("layers")
-    return len(listed)
-
-
-def _mtp_layers(hyper: Hyper) -> int:
-    """llama.cpp takes them off block_count whether or not the file has them (n_layer, llama-hparams.cpp @ 0c1e570)."""
-    return hyper.number("mtp_layers") or 0
-
-
-def _refuse_unreadable(hyper: Hyper, words: tuple[LayerType, ...]) -> None:
-    """An unknown architecture is only read when nothing in it hints at memory we would not count."""
-    if LayerType.RECURRENT in words or any(hyper.raw(word) is not None for word in _HINTS):
-        raise _no_recurrence(hyper)
-
-
-def _no_recurrence(hyper: Hyper) -> UnknownArchitectureError:
+def _unknown_layers(hyper: Hyper) -> UnknownArchitectureError:
     return UnknownArchitectureError(
         f"{hyper.header.name}: unknown architecture: {hyper.architecture!r} has a kind of "
         "layer that edgekit does not know yet; upgrade edgekit, or add a record to "
@@ -236,8 +250,9 @@ def _no_recurrence(hyper: Hyper) -> UnknownArchitectureError:
     )
 
 
-def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
-    if row is None:
+def _basis(hyper: Hyper, record: Architecture | None) -> tuple[Basis, str]:
+    """How the geometry is known, and why it is not EXACT."""
+    if record is None:
         return Basis.ASSUMED, (
             f"unknown architecture {hyper.architecture!r}: read by its standard keys (no "
             "record in model/architectures.json)"
@@ -247,7 +262,7 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
             "not checked whether the file includes the layers for token prediction "
             "(MTP): the layer count may be off by one"
         )
-    defaulted = sorted(hyper.defaulted - row.constants.keys())
+    defaulted = sorted(hyper.defaulted - record.constants.keys())
     if defaulted and not hyper.gguf:
         return Basis.MODELLED, (
             f"config.json does not state {', '.join(defaulted)}: used the library's "
@@ -256,19 +271,10 @@ def _how_known(hyper: Hyper, row: Architecture | None) -> tuple[Basis, str]:
     return Basis.EXACT, ""
 
 
-def _is_embedder(hyper: Hyper) -> bool:
-    """A decoder that was made to look both ways keeps nothing; beside a tower it still generates."""
-    return hyper.raw("bidirectional") is True and not hyper.nested
+# -- outside of the layers
 
 
-def _is_yarn(rope: Rope | None) -> bool:
-    return rope is not None and rope.type == "yarn"
-
-
-_POOLING = ("none", "mean", "cls", "last", "rank")  # llama.h LLAMA_POOLING_TYPE_*
-
-
-def vocabulary_of(hyper: Hyper) -> int | None:
+def _vocabulary(hyper: Hyper) -> int | None:
     tokens = hyper.header.arrays.get("tokenizer.ggml.tokens")
     if tokens is not None and tokens.count:
         return tokens.count
@@ -278,8 +284,8 @@ def vocabulary_of(hyper: Hyper) -> int | None:
     return embedding.shape[0] if embedding is not None and embedding.shape else None
 
 
-def tied_embeddings(hyper: Hyper) -> bool | None:
-    """As config.json states it, else by whether there is an output head, else as the family does it."""
+def _tied_embeddings(hyper: Hyper) -> bool | None:
+    """As config.json states it, else by whether there is an output head, else the architecture's default."""
     stated = hyper.header.config.get("tie_word_embeddings")
     if not isinstance(stated, bool):
         stated = hyper.raw("tied")
@@ -287,17 +293,12 @@ def tied_embeddings(hyper: Hyper) -> bool | None:
         return stated
     if hyper.header.tensors:
         return not has_output_head(hyper.header.tensors)
-    row = None if hyper.gguf else architecture_of(hyper.architecture, gguf=False)
-    return None if row is None else row.tied_by_default
-
-
-def pooling_of(hyper: Hyper) -> str | None:
-    number = hyper.number("pooling")
-    return _POOLING[number] if number is not None and number < len(_POOLING) else None
+    record = None if hyper.gguf else architecture_of(hyper.architecture, gguf=False)
+    return None if record is None else record.tied_by_default
 
 
 def towers_of(header: ModelHeader) -> tuple[Tower, ...]:
-    """Encoders of pictures and sound: parts of a config.json, or the content of an mmproj GGUF."""
+    """Encoders of images and sound: parts of a config.json, or the content of an mmproj GGUF."""
     inner = header.config.get("thinker_config")
     places = (header.config, inner) if isinstance(inner, Mapping) else (header.config,)
     found: dict[str, Tower] = {}
@@ -317,51 +318,40 @@ def towers_of(header: ModelHeader) -> tuple[Tower, ...]:
 def _tower(
     kind: str, part: Mapping[str, object], layers: tuple[str, ...], hidden: tuple[str, ...]
 ) -> Tower:
-    return Tower(kind=kind, layers=_first(part, layers), hidden=_first(part, hidden))
+    def first_size(spellings: tuple[str, ...]) -> int | None:
+        values = (part.get(spelling) for spelling in spellings)
+        return next((v for v in values if type(v) is int and 0 < v <= MAX_NUMBER), None)
+
+    return Tower(kind=kind, layers=first_size(layers), hidden=first_size(hidden))
 
 
-def _first(part: Mapping[str, object], spellings: tuple[str, ...]) -> int | None:
-    """The first that is a size: not a bool, not below one, not beyond what any width is."""
-    return next(
-        (v for s in spellings if type(v := part.get(s)) is int and 0 < v <= MAX_NUMBER), None
-    )
-
-
-# Types whose stated window already is the long one, or that stretch nothing.
-_UNSCALED = frozenset(
-    {"llama3", "su", "longrope", "mrope", "default", "none", "proportional", "gptj", "xdrope"}
-)
-
-
-def read_rope(hyper: Hyper) -> Rope | None:
+def _read_rope(hyper: Hyper) -> Rope | None:
     if hyper.gguf:
         kind, factor = hyper.text("rope_type"), hyper.ratio("rope_factor")
         original = hyper.number("rope_original")
-        # llama.cpp reads "linear" where no type is written, and no factor means none.
+        # llama.cpp takes a missing type as "linear", and a missing factor as none.
         if kind in {None, "none"} and factor in {None, 0.0, 1.0} and original is None:
             return None
         return Rope(type=kind or "linear", factor=factor, original_context=original)
     scaling = hyper.raw("rope_scaling")
+    if isinstance(scaling, Mapping) and isinstance(scaling.get("full_attention"), Mapping):
+        scaling = scaling["full_attention"]  # an entry per layer type
     if not isinstance(scaling, Mapping):
         return None
-    full = scaling.get("full_attention")  # one entry for each layer type
-    return _from_config(full if isinstance(full, Mapping) else scaling, hyper)
-
-
-def _from_config(scaling: Mapping[str, Any], hyper: Hyper) -> Rope | None:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if not isinstance(kind, str) or kind == "default":
         return None
     original = scaling.get("original_max_position_embeddings")
-    if not _whole(original):
+    if type(original) is not int or not 0 < original < 2**31:
         original = hyper.number("rope_original")
     factor = scaling.get("factor")
-    known = None if factor is None else hyper.real("the rope scaling's factor", factor)
-    return Rope(type=kind, factor=known, original_context=original)
+    if factor is not None:
+        factor = hyper.real("the rope scaling's factor", factor)
+    return Rope(type=kind, factor=factor, original_context=original)
 
 
 def native_context(trained: int | None, rope: Rope | None, *, scaled: bool) -> int | None:
-    """The window after scaling; `scaled`: the stated one counts it already."""
+    """The context length after rope scaling. `scaled`: the stated length already includes it."""
     if trained is None or scaled or rope is None or rope.type in _UNSCALED:
         return trained
     factor = rope.factor
@@ -370,7 +360,3 @@ def native_context(trained: int | None, rope: Rope | None, *, scaled: bool) -> i
     if rope.type in {"yarn", "deepseek_yarn"} and rope.original_context:
         return max(trained, int(rope.original_context * factor))
     return int(trained * factor)
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
