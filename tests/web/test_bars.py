@@ -16,8 +16,8 @@ from edgekit.engines.vllm.placements import budgets_at as vllm_budgets
 from edgekit.machine.types import DEVICE, HOST, Budget, Pool, PoolKind
 from edgekit.machine.what_if import what_if_machine
 from edgekit.models import model_preflight
+from edgekit.report.check import bars_json
 from edgekit.units import GIB
-from edgekit.web.bars import bars_json
 
 MACHINES: list[dict[str, Any]] = [
     {"device": "RTX 4090", "ram": "64G"},

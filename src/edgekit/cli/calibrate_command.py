@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from edgekit.cli.options import is_terminal, screen_width
+from edgekit.cli.options import screen
 from edgekit.cli.parser import COMMANDS
 from edgekit.errors import UsageError
 
@@ -86,7 +86,7 @@ def _measured(arguments: argparse.Namespace) -> str:
         return json_text(calibrated_json(found, _path()))
     from edgekit.report.run import calibrated_text
 
-    return calibrated_text(found, _path(), width=screen_width(), bold=is_terminal(sys.stdout))
+    return calibrated_text(found, _path(), screen())
 
 
 def _quiet(_: str) -> None:
@@ -108,7 +108,7 @@ def _told(arguments: argparse.Namespace) -> str:
     kept = CalibrationFile(path=_path(), stored=stored)
     if arguments.json:
         return _json(kept, removed=arguments.remove)
-    return removed_text(kept) if arguments.remove else list_text(kept, width=screen_width())
+    return removed_text(kept) if arguments.remove else list_text(kept, screen(colour=False))
 
 
 def _json(kept: CalibrationFile, *, removed: bool) -> str:

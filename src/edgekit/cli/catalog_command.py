@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,8 @@ from edgekit.cli.options import (
     ENVIRONMENT,
     MODEL_FORMS,
     add_reach_options,
-    is_terminal,
     reach_of,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
@@ -138,7 +136,7 @@ def run_list(arguments: argparse.Namespace) -> str:
         return json_text(catalog_json(entries, catalog))
     from edgekit.report.catalog import catalog_text
 
-    return catalog_text(entries, catalog, width=screen_width(), bold=is_terminal(sys.stdout))
+    return catalog_text(entries, catalog, screen())
 
 
 def _whose(entry: Entry, arguments: argparse.Namespace) -> bool:
@@ -158,7 +156,7 @@ def run_show(arguments: argparse.Namespace) -> str:
         return json_text(entry_json(entry, whole=True))
     from edgekit.report.catalog import entry_text
 
-    return entry_text(entry, width=screen_width(), bold=is_terminal(sys.stdout))
+    return entry_text(entry, screen())
 
 
 def run_add(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -202,7 +200,7 @@ def _told_added(
     packaged = {one.id for one in packaged_entries() if not isinstance(one, str)}
     lines = [added_text(one, new=new, shadows=one.id in packaged) for one, new in added]
     lines += [f"not added: {name}: {error}" for name, error in failed]
-    return lines_text(lines, width=screen_width()), code
+    return lines_text(lines, screen(colour=False)), code
 
 
 def run_remove(arguments: argparse.Namespace) -> str:
@@ -267,4 +265,4 @@ def _told_changes(
 
     lines = [changes_text(name, changes) for name, changes in changed]
     lines += [f"{name}: not updated: {error}" for name, error in failed]
-    return lines_text(lines or ["you have not added any models yet"], width=screen_width()), code
+    return lines_text(lines or ["you have not added any models yet"], screen(colour=False)), code

@@ -21,9 +21,8 @@ from edgekit.cli.options import (
     add_users_option,
     add_window_budget_option,
     counting,
-    is_terminal,
     reach_of,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.engines import machine_keys
@@ -35,7 +34,6 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 
     from edgekit.app.answers import Answer
     from edgekit.engines.commands import Command
-    from edgekit.report.bars import Glyphs
     from edgekit.sources.download import Download
 
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
@@ -234,7 +232,7 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
             yield from answers
 
     with suppress(NobodyReadsError):
-        for piece in table_pieces(rows(), width=screen_width(), glyphs=glyphs()):
+        for piece in table_pieces(rows(), screen()):
             if sys.stdout is not None:  # without one, the exit code is the answer
                 show(piece)
     return found
@@ -265,23 +263,10 @@ def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
     from edgekit.app.answers import Check
     from edgekit.report.check import check_text, quiet_text
 
-    width, signs = screen_width(), glyphs()
     if len(answers) > 1 or not isinstance(answers[0], Check):
         from edgekit.report.tables import check_table
 
-        return check_table(answers, width=width, glyphs=signs)
+        return check_table(answers, screen())
     if arguments.quiet:
         return quiet_text(answers[0])
-    return check_text(
-        answers[0],
-        width=width,
-        colour=is_terminal(sys.stdout),
-        glyphs=signs,
-        why=arguments.why,
-    )
-
-
-def glyphs() -> Glyphs:
-    from edgekit.report.bars import glyphs_for
-
-    return glyphs_for(getattr(sys.stdout, "encoding", None))
+    return check_text(answers[0], screen(), why=arguments.why)

@@ -18,7 +18,7 @@ from edgekit.cli.options import (
     add_users_option,
     counting,
     reach_of,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.engines import either, engine_names, machine_keys
@@ -105,7 +105,7 @@ def _engines(name: str, request: Request, arguments: argparse.Namespace) -> str:
         return json_text(compare_json(found, name))
     from edgekit.report.bill import compare_text
 
-    return compare_text(found, width=screen_width())
+    return compare_text(found, screen(colour=False))
 
 
 def _models(names: tuple[str, ...], request: Request, arguments: argparse.Namespace) -> str:
@@ -129,7 +129,6 @@ def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> 
         from edgekit.report.tables import models_json
 
         return json_text(models_json(rows))
-    from edgekit.cli.check_command import glyphs
     from edgekit.report.tables import check_table
 
-    return check_table(rows, width=screen_width(), glyphs=glyphs(), sizes=True)
+    return check_table(rows, screen(), sizes=True)

@@ -10,9 +10,8 @@ from edgekit.cli.check_command import add_download_options, confirmed
 from edgekit.cli.options import (
     ENVIRONMENT,
     add_reach_options,
-    is_terminal,
     reach_of,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.errors import TextError, UsageError
@@ -283,7 +282,7 @@ def _plan(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
         return json_text(plan_json(plan))
     from edgekit.report.embed import plan_text
 
-    return plan_text(plan, width=screen_width(), bold=is_terminal(sys.stdout))
+    return plan_text(plan, screen())
 
 
 def _reading(asked: EmbedArguments) -> Choices:
@@ -322,7 +321,7 @@ def _texts(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
         return json_text(vectors_json(plan, tokens, vectors, prefix=prefix))
     from edgekit.report.embed import vectors_text
 
-    return vectors_text(plan, asked.texts, tokens, vectors, width=screen_width())
+    return vectors_text(plan, asked.texts, tokens, vectors, screen(colour=False))
 
 
 def _counted_from_one(error: TextError) -> TextError:
@@ -343,7 +342,7 @@ def _job(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
         return json_text(done_json(done))
     from edgekit.report.embed import done_text
 
-    told = done_text(done, width=screen_width())
+    told = done_text(done, screen(colour=False))
     if arguments.output != "-":
         return told
     sys.stderr.write(told)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.options import (
@@ -14,9 +13,8 @@ from edgekit.cli.options import (
     add_reach_options,
     add_users_option,
     has_flags,
-    is_terminal,
     reach_of,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.errors import UsageError
@@ -113,7 +111,7 @@ def _render(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
 def _render_text(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
     from edgekit.report.bill import bill_text, explain_text, layers_table
 
-    parts = [bill_text(bill, bold=is_terminal(sys.stdout), width=screen_width())]
+    parts = [bill_text(bill, screen())]
     if arguments.explain:
         parts.append(explain_text(bill))
     if arguments.per_layer:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.options import (
     DEVICE_FORMS,
     add_device_options,
-    is_terminal,
     machine_of_arguments,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.errors import UsageError
@@ -62,12 +60,9 @@ def run(arguments: argparse.Namespace) -> str:
         from edgekit.report.json import json_text
 
         return json_text(hardware_json(machine))
-    from edgekit.report.bars import glyphs_for
     from edgekit.report.hardware import hardware_text
 
-    width = screen_width()
-    glyphs = glyphs_for(getattr(sys.stdout, "encoding", None))
-    return hardware_text(machine, width=width, bold=is_terminal(sys.stdout), glyphs=glyphs)
+    return hardware_text(machine, screen())
 
 
 def _devices(arguments: argparse.Namespace) -> str:
@@ -84,4 +79,4 @@ def _devices(arguments: argparse.Namespace) -> str:
         return json_text(devices_json())
     from edgekit.report.hardware import devices_text
 
-    return devices_text(width=screen_width(), bold=is_terminal(sys.stdout))
+    return devices_text(screen())

@@ -23,7 +23,13 @@ from edgekit.app.run import (
 from edgekit.bill.types import Load
 from edgekit.catalog.names import split_quant
 from edgekit.cli.input import check_unicode
-from edgekit.cli.options import DEFAULT_NEW_TOKENS, reach_of, read_host, read_plain, screen_width
+from edgekit.cli.options import (
+    DEFAULT_NEW_TOKENS,
+    reach_of,
+    read_host,
+    read_plain,
+    screen,
+)
 from edgekit.cli.output import NobodyReadsError, say, say_json, show
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
@@ -38,7 +44,6 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.plan.choice import check_users
-from edgekit.report.bars import glyphs_for
 from edgekit.report.check import check_text
 from edgekit.report.headline import headline
 from edgekit.report.json import json_text
@@ -210,12 +215,7 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
         found = check_json(error.check)
         told = json.dumps(found) + "\n" if in_one_line else json_text(found)
         return told, error.exit_code
-    told = check_text(
-        error.check,
-        width=screen_width(),
-        glyphs=glyphs_for(getattr(sys.stderr, "encoding", None)),
-    )
-    sys.stderr.write(told)
+    sys.stderr.write(check_text(error.check, screen(sys.stderr, colour=False)))
     return "", error.exit_code
 
 

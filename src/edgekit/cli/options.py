@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from argparse import _ArgumentGroup
 
     from edgekit.machine.types import Machine
+    from edgekit.report.text import Screen
     from edgekit.sources.types import Reach
 
     Options = argparse.ArgumentParser | _ArgumentGroup
@@ -95,6 +96,18 @@ def screen_width() -> int:
     import shutil
 
     return shutil.get_terminal_size((100, 24)).columns
+
+
+def screen(stream: object = None, *, colour: bool = True) -> Screen:
+    """What the stream shows, standard output by default."""
+    from edgekit.report.text import Screen, glyphs_for
+
+    shown = sys.stdout if stream is None else stream
+    return Screen(
+        width=screen_width(),
+        colour=colour and is_terminal(shown),
+        glyphs=glyphs_for(getattr(shown, "encoding", None)),
+    )
 
 
 def seconds(text: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from edgekit.cli.check_command import (
@@ -22,9 +21,8 @@ from edgekit.cli.options import (
     add_limit_options,
     add_plan_options,
     add_reach_options,
-    is_terminal,
     reach_of,
-    screen_width,
+    screen,
 )
 from edgekit.cli.parser import COMMANDS
 from edgekit.engines import every_engine, machine_keys, planned_engines
@@ -139,7 +137,7 @@ def tier_answer(plan: TierPlan, arguments: argparse.Namespace) -> tuple[str, int
     code = 0 if plan.verdict.can_load else HardwareError.exit_code
     if arguments.json:
         return json_text(tier_json(plan)), code
-    return tier_text(plan, width=screen_width(), bold=is_terminal(sys.stdout)), code
+    return tier_text(plan, screen()), code
 
 
 def _plot(plan: Plan, path: str) -> None:
@@ -159,15 +157,12 @@ def _told(
         return json_text(plan_json(plan, ready=ready, notes=notes))
     if arguments.program is not None and ready:
         return pasted(ready)
-    from edgekit.report.bars import glyphs_for
     from edgekit.report.plan import plan_text
 
     return plan_text(
         plan,
         ready=ready,
         notes=notes,
-        width=screen_width(),
-        colour=is_terminal(sys.stdout),
-        glyphs=glyphs_for(getattr(sys.stdout, "encoding", None)),
+        screen=screen(),
         why=arguments.why,
     )

@@ -14,7 +14,7 @@ from edgekit.cli.options import (
     add_limit_options,
     add_plan_options,
     is_terminal,
-    screen_width,
+    screen,
     show_progress,
 )
 from edgekit.cli.parser import COMMANDS
@@ -119,15 +119,12 @@ def _told(best: Recommendation, arguments: argparse.Namespace) -> str:
         return json_text(cards_json(best))
     import shlex
 
-    from edgekit.report.bars import glyphs_for
     from edgekit.report.cards import cards_text
 
     return cards_text(
         best,
         words=shlex.join(_same_words(arguments)),
-        width=screen_width(),
-        colour=is_terminal(sys.stdout),
-        glyphs=glyphs_for(getattr(sys.stdout, "encoding", None)),
+        screen=screen(),
         why=arguments.why,
     )
 

@@ -127,5 +127,6 @@ def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> s
 
         return json_text(verification_json(found))
     from edgekit.report.run import verification_text
+    from edgekit.report.text import Screen
 
-    return verification_text(found, asked=asked, bold=is_terminal(sys.stdout))
+    return verification_text(found, Screen(colour=is_terminal(sys.stdout)), asked=asked)

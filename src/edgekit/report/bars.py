@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import COMFORTABLE_PERCENT, Status, Usage, Verdict
-from edgekit.machine.types import HOST, Budget, Machine, PoolKind
-from edgekit.report.bill import column_of
-from edgekit.report.text import folded
+from edgekit.machine.types import HOST, Budget, Machine, Pool, PoolKind
+from edgekit.report.bill import PARTS, RAM, column_of
+from edgekit.report.text import BLOCKS, Glyphs, Screen, folded, folded_rows, joined, painted
 from edgekit.terminal import printable
 from edgekit.units import GIB, MIB, format_bytes
 
 MOST_CELLS = 64
-PARTS = ("model", "context", "compute", "other")
-RAM, UNIFIED = "RAM", "unified memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Glyphs:
-    """What an output can show."""
-
-    parts: str  # one for each of PARTS
-    free: str
-    mark: str  # where the usable memory ends
-    between: str  # the words of a title
-
-
-BLOCKS = Glyphs("█▓▒░", "·", "|", "·")
-ASCII = Glyphs("#=+~", ".", "|", "-")
-
-
-def glyphs_for(encoding: str | None) -> Glyphs:
-    """Blocks where the output can show them."""
-    try:
-        (BLOCKS.parts + BLOCKS.free).encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return ASCII
-    return BLOCKS
+UNIFIED = "unified memory"
+_MIN_BAR = 23  # columns; a shorter bar is on a line of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +65,17 @@ def memories(result: Verdict) -> tuple[Memory, ...]:
                 name=label,
                 use=decides,
                 whole_bytes=use.budget.free_bytes,
-                parts=parts_of(decides, result.estimate),
+                parts=parts_in(decides.budget.pools, result.estimate),
             )
         )
     return tuple(found)
 
 
-def parts_of(use: Usage, estimate: MemoryEstimate) -> dict[str, int]:
-    """PARTS -> bytes of the bill in this budget."""
+def parts_in(pools: Collection[Pool], estimate: MemoryEstimate) -> dict[str, int]:
+    """PARTS -> bytes of the estimate in these pools."""
     sums = dict.fromkeys(PARTS, 0)
     for line in estimate.lines:
-        if line.reserved and line.pool in use.budget.pools:
+        if line.reserved and line.pool in pools:
             sums[column_of(line)] += line.size_bytes
     return sums
 
@@ -131,17 +108,65 @@ def _filled(parts: Mapping[str, int], cells: int, glyphs: Sequence[str]) -> str:
     return "".join(glyph * size for glyph, size in zip(glyphs, sizes, strict=True))
 
 
+def bar_lines(found: Sequence[Memory], screen: Screen, *, in_parts: bool = False) -> list[str]:
+    """Name, bar and sizes of each in columns; on a narrow screen the bar is below the words."""
+    names = [printable(one.name) for one in found]
+    sizes = [sizes_words(one.required_bytes, one.usable_bytes) for one in found]
+    name_width, size_width = max(map(len, names)), max(map(len, sizes))
+    bar_width = screen.width - name_width - size_width - 4
+    is_wide = bar_width >= _MIN_BAR
+    lines: list[str] = []
+    for one, name, size in zip(found, names, sizes, strict=True):
+        drawn = bar(one, bar_width if is_wide else screen.width, screen.glyphs, in_parts=in_parts)
+        shown = painted(drawn, one.status) if screen.colour else drawn
+        if is_wide:
+            lines.append(f"{name:<{name_width}}  {shown}  {size:>{size_width}}")
+        else:
+            lines += [*folded(f"{name}: {size}", screen.width), shown]
+    return lines
+
+
+def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
+    """The bars with their parts, a legend, and where the usable memory comes from."""
+    glyphs, width, estimate = screen.glyphs, screen.width, result.estimate
+    yield from bar_lines(memories(result), screen, in_parts=True)
+    sums = parts_in({pool for use in result.uses for pool in use.budget.pools}, estimate)
+    legend = [
+        f"{glyph} {part} {format_bytes(sums[part])}"
+        for glyph, part in zip(glyphs.parts, PARTS, strict=True)
+        if sums[part]
+    ]
+    yield from joined((*legend, f"{glyphs.mark} usable"), width, "  ")
+    yield from folded_rows(_reserve_rows(result), width)
+    in_ram = estimate.in_pool(PoolKind.HOST)
+    if in_ram and result.machine.host is None:
+        unknown = "goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"
+        yield from folded(f"{format_bytes(in_ram)} {unknown}", width)
+
+
+def _reserve_rows(result: Verdict) -> Iterator[str]:
+    """What is free and what is held back; cards with the same figures in one row."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, use in zip(budget_names(result.uses), result.uses, strict=True):
+        words = reserve_words(use.budget, limit_on(use.budget, result.machine))
+        if use.covered_bytes:
+            words += f"; the first request takes {format_bytes(use.covered_bytes)} of the reserve"
+        kind = RAM if use.budget.pools == {HOST} else use.budget.name
+        found.setdefault((kind, words), []).append(name)
+    kinds = [kind for kind, _ in found]
+    for (kind, words), names in found.items():
+        memory = kind if kinds.count(kind) == 1 else ", ".join(names)
+        yield f"{memory}: {words}" if len(result.uses) > 1 else words
+
+
 def budget_names(uses: Sequence[Usage]) -> list[str]:
     """Cards of one name are told apart by their number."""
     names = [use.budget.name for use in uses]
-    return [
-        f"{name} #{_number(use)}" if names.count(name) > 1 else name
-        for name, use in zip(names, uses, strict=True)
-    ]
-
-
-def _number(use: Usage) -> int:
-    return min((p.index for p in use.budget.pools if p.kind is PoolKind.DEVICE), default=0)
+    found = []
+    for name, use in zip(names, uses, strict=True):
+        indices = [pool.index for pool in use.budget.pools if pool.kind is PoolKind.DEVICE]
+        found.append(f"{name} #{min(indices, default=0)}" if names.count(name) > 1 else name)
+    return found
 
 
 def sizes_words(part_bytes: int, whole_bytes: int) -> str:
@@ -188,79 +213,3 @@ def limit_on(budget: Budget, machine: Machine) -> str:
     """The name of what holds a process below the machine's own memory; '' where nothing does."""
     limit = machine.host.tightest if machine.host is not None and HOST in budget.pools else None
     return "" if limit is None else limit.name
-
-
-_COLOURS = {Status.PASSED: 32, Status.WARNING: 33, Status.FAILED: 31}  # green, yellow, red
-_LEAST_BESIDE = 23  # columns; a shorter bar gets a line of its own
-
-
-def painted(text: str, status: Status, weight: str = "") -> str:
-    return f"\x1b[{weight}{_COLOURS[status]}m{text}\x1b[0m"
-
-
-def bar_lines(
-    found: Sequence[Memory], width: int, glyphs: Glyphs, *, colour: bool, in_parts: bool = False
-) -> list[str]:
-    """Name, bar and sizes of each in columns; on a narrow screen the bar is below the words."""
-    names = [printable(one.name) for one in found]
-    sizes = [sizes_words(one.required_bytes, one.usable_bytes) for one in found]
-    name_width, size_width = max(map(len, names)), max(map(len, sizes))
-    room = width - name_width - size_width - 4
-    is_wide = room >= _LEAST_BESIDE
-    lines: list[str] = []
-    for one, name, size in zip(found, names, sizes, strict=True):
-        drawn = bar(one, room if is_wide else width, glyphs, in_parts=in_parts)
-        shown = painted(drawn, one.status) if colour else drawn
-        if is_wide:
-            lines.append(f"{name:<{name_width}}  {shown}  {size:>{size_width}}")
-        else:
-            lines += [*folded(f"{name}: {size}", width), shown]
-    return lines
-
-
-def memory_lines(result: Verdict, width: int, glyphs: Glyphs, *, colour: bool) -> Iterator[str]:
-    """The bars with their parts, and where the usable memory comes from. Lines of at most `width`."""
-    yield from bar_lines(memories(result), width, glyphs, colour=colour, in_parts=True)
-    yield from _legend(result, width, glyphs)
-    for sentence in (*_reserve_rows(result), *_not_judged(result)):
-        yield from folded(sentence, width)
-
-
-def _legend(result: Verdict, width: int, glyphs: Glyphs) -> Iterator[str]:
-    """What the parts weigh in all the memories together, as many to a line as fit."""
-    pools = {pool for use in result.uses for pool in use.budget.pools}
-    sums = dict.fromkeys(PARTS, 0)
-    for line in result.estimate.lines:
-        if line.reserved and line.pool in pools:
-            sums[column_of(line)] += line.size_bytes
-    drawn = zip(glyphs.parts, PARTS, strict=True)
-    words = [f"{glyph} {part} {format_bytes(sums[part])}" for glyph, part in drawn if sums[part]]
-    row = ""
-    for one in (*words, f"{glyphs.mark} usable"):
-        if row and len(row) + len(one) + 2 > width:
-            yield from folded(row, width)
-            row = ""
-        row += f"  {one}" if row else one
-    yield from folded(row, width)
-
-
-def _reserve_rows(result: Verdict) -> Iterator[str]:
-    """What is free and what is held back; cards with the same figures in one row."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for name, use in zip(budget_names(result.uses), result.uses, strict=True):
-        words = reserve_words(use.budget, limit_on(use.budget, result.machine))
-        if use.covered_bytes:
-            words += f"; the first request takes {format_bytes(use.covered_bytes)} of the reserve"
-        kind = RAM if use.budget.pools == {HOST} else use.budget.name
-        found.setdefault((kind, words), []).append(name)
-    kinds = [kind for kind, _ in found]
-    for (kind, words), names in found.items():
-        who = kind if kinds.count(kind) == 1 else ", ".join(names)
-        yield f"{who}: {words}" if len(result.uses) > 1 else words
-
-
-def _not_judged(result: Verdict) -> Iterator[str]:
-    """What is kept in RAM of unknown size."""
-    size = result.estimate.in_pool(PoolKind.HOST)
-    if size and result.machine.host is None:
-        yield f"{format_bytes(size)} goes to system RAM, whose size is unknown and was not checked (add --ram 32G)"

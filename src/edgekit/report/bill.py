@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
-from edgekit.app.answers import EngineAnswer, EngineComparison, EstimateAnswer
+from edgekit.app.answers import EngineComparison, EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
@@ -21,39 +21,98 @@ from edgekit.model.types import (
     NoCache,
     SharedCache,
 )
-from edgekit.report.json import SCHEMA
+from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import (
-    MOST_WIDTH,
-    command_rows,
-    figures,
+    MAX_WIDTH,
+    PLAIN,
+    Body,
+    Screen,
+    View,
+    command_lines,
     folded,
-    joined,
-    placed,
-    section,
-    within,
+    render,
+    table,
 )
 from edgekit.units import format_bytes
 
-# The columns people know from the engines' own logs.
-COLUMNS: tuple[tuple[str, frozenset[Component]], ...] = (
-    ("model", frozenset({Component.WEIGHTS})),
-    ("context", CACHES),
-    ("compute", frozenset({Component.COMPUTE})),
-)
 RAM = "RAM"
-_COLUMN_OF = {component: name for name, parts in COLUMNS for component in parts}
+PARTS = ("model", "context", "compute", "other")  # the columns of the engines' own logs
+_PART_OF = {Component.WEIGHTS: "model", Component.COMPUTE: "compute"} | dict.fromkeys(
+    CACHES, "context"
+)
+_KEYS = {
+    Component.WEIGHTS: "model_bytes",
+    Component.KV_CACHE: "kv_bytes",
+    Component.SLIDING_KV_CACHE: "kv_swa_bytes",
+    Component.STATE: "recurrent_bytes",
+    Component.OUTPUT: "output_bytes",
+    Component.COMPUTE: "compute_bytes",
+    Component.RUNTIME: "runtime_bytes",
+}
+
+
+def bill_text(bill: EstimateAnswer, screen: Screen = PLAIN) -> str:
+    estimate = bill.estimate
+    total, names = format_bytes(estimate.total_bytes), pool_names(estimate)
+    parts = [
+        f"{format_bytes(sum(row.values()))} {_in_pool(names[pool])}"
+        for pool, row in pool_sums(estimate).items()
+    ]
+    view = View(
+        headline=f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total,
+        title=(bill.label, bill.engine_title, estimate.backend),
+        sections=_sections(bill, names),
+    )
+    return render(view, screen)
+
+
+def _in_pool(name: str) -> str:
+    """'in RAM', 'on the GPU', 'on GPU 0'."""
+    if name == RAM:
+        return "in RAM"
+    return f"on {name}" if " " in name else f"on the {name}"
+
+
+def _sections(bill: EstimateAnswer, names: dict[Pool, str]) -> Iterator[tuple[str | None, Body]]:
+    estimate = bill.estimate
+    yield None, [bill.asked]
+    yield "", lambda _: _pool_table(estimate, names)
+    held = [line for line in estimate.lines if line.reserved and line.size_bytes]
+    yield "Other", [_line_words(one, names) for one in held if column_of(one) == "other"]
+    yield "Later", [_line_words(one, names) for one in later_lines(estimate)]
+    yield "Basis", basis_rows(estimate)
+    yield "Note", (*bill.notes, *estimate.notes)
+    yield "Run", lambda screen: command_lines(bill.command.strip(), screen.width)
+
+
+def _pool_table(estimate: MemoryEstimate, names: dict[Pool, str]) -> list[str]:
+    sums = pool_sums(estimate)
+    rows = [(names[pool], row) for pool, row in sums.items()]
+    if len(rows) > 1:
+        rows.append(("total", {part: sum(row[part] for row in sums.values()) for part in PARTS}))
+    cells = [(label, *map(_cell, (*row.values(), sum(row.values())))) for label, row in rows]
+    return table(("", *PARTS, "total"), cells)
+
+
+def _cell(size_bytes: int) -> str:
+    return format_bytes(size_bytes) if size_bytes else "-"
+
+
+def _line_words(line: MemoryLine, names: dict[Pool, str]) -> str:
+    most = "" if line.reserved else "up to "
+    what = f"{line.part} {line.component.value}" if line.part else line.component.value
+    size, pool = format_bytes(line.size_bytes), _in_pool(names[line.pool])
+    return f"{most}{size} {what} {pool}: {line.because}"
 
 
 def column_of(line: MemoryLine) -> str:
-    """model, context, compute, or other."""
-    return _COLUMN_OF.get(line.component, "other")
+    """One of PARTS."""
+    return _PART_OF.get(line.component, "other")
 
 
 def pool_sums(estimate: MemoryEstimate) -> dict[Pool, dict[str, int]]:
-    """Pool -> column -> bytes of the reserved lines; pools in their order."""
-    sums = {
-        pool: dict.fromkeys(("model", "context", "compute", "other"), 0) for pool in estimate.pools
-    }
+    """Pool -> PARTS -> bytes of the reserved lines; pools in their order."""
+    sums = {pool: dict.fromkeys(PARTS, 0) for pool in estimate.pools}
     for line in estimate.lines:
         if line.reserved and line.size_bytes:
             sums[line.pool][column_of(line)] += line.size_bytes
@@ -105,116 +164,42 @@ def basis_rows(estimate: MemoryEstimate) -> list[str]:
     return [f"{words}: {', '.join(names)}" for words, names in parts.items()]
 
 
-_COLUMNS = ("model", "context", "compute", "other", "total")
-
-
-def bill_text(bill: EstimateAnswer, *, bold: bool = False, width: int = MOST_WIDTH) -> str:
-    """The screen. `bold` marks the answer for terminals."""
-    width = within(width)
-    answer = folded(_answer(bill.estimate), width)
-    lines = [f"\x1b[1m{line}\x1b[0m" for line in answer] if bold else answer
-    lines += [*joined(_title(bill), width), *folded(bill.asked, width), ""]
-    lines += _pool_table(bill.estimate)
-    for label, rows in _sections(bill):
-        lines += section(label, rows, width)
-    lines += placed("Run", command_rows(bill.command, width), width)
+def explain_text(bill: EstimateAnswer) -> str:
+    """The arithmetic of every line, component by component; layers with the same arithmetic are grouped."""
+    estimate, names = bill.estimate, pool_names(bill.estimate)
+    lines: list[str] = []
+    for component in Component:
+        found = [one for one in estimate.lines if one.component is component and one.size_bytes]
+        if not found:
+            continue
+        total = format_bytes(sum(line.size_bytes for line in found))
+        lines.append(f"{component.value}: {total}, {known_words(found)}")
+        known_alike = len({(one.basis, one.within) for one in found}) == 1
+        for group in grouped(found):
+            one, part = group[0], f", {group[0].part}" if group[0].part else ""
+            basis = "" if known_alike else f", {known_words([one])}"
+            lines += _indented(f"{names[one.pool]}{part}: {_sum(group)}{basis}", 2)
+            lines += _indented(f"= {one.because}" if one.because else "", 4)
+            layers = [line.layer for line in group if line.layer is not None]
+            plural = "layer" if len(layers) == 1 else "layers"
+            lines += _indented(f"{plural} {ranges(layers)}" if layers else "", 4)
+        lines.append("")
+    if estimate.facts:
+        lines.append(f"what {estimate.engine} resolved:")
+        width = max(len(name) for name, _ in estimate.facts)
+        for name, value in estimate.facts:
+            first, *rest = folded(_fact(value), MAX_WIDTH - width - 4)
+            lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + more for more in rest)]
     return "\n".join(lines) + "\n"
 
 
-def _answer(estimate: MemoryEstimate) -> str:
-    total, names = format_bytes(estimate.total_bytes), pool_names(estimate)
-    parts = [
-        f"{format_bytes(sum(row.values()))} {_where(names[pool])}"
-        for pool, row in pool_sums(estimate).items()
-    ]
-    return f"{total}: {', '.join(parts)}" if len(parts) > 1 else "".join(parts) or total
-
-
-def _where(pool: str) -> str:
-    """'in RAM', 'on the GPU', 'on GPU 0'."""
-    if pool == RAM:
-        return "in RAM"
-    return f"on {pool}" if " " in pool else f"on the {pool}"
-
-
-def _title(bill: EstimateAnswer) -> tuple[str, ...]:
-    return bill.label, bill.engine_title, bill.estimate.backend
-
-
-def _pool_table(estimate: MemoryEstimate) -> list[str]:
-    sums, names = pool_sums(estimate), pool_names(estimate)
-    rows = [(names[pool], row) for pool, row in sums.items()]
-    if len(rows) > 1:
-        rows.append(
-            ("total", {name: sum(row[name] for row in sums.values()) for name in _COLUMNS[:-1]})
-        )
-    cells = [
-        (label, *(_cell(row[name]) for name in _COLUMNS[:-1]), _cell(sum(row.values())))
-        for label, row in rows
-    ]
-    return figures(("", *_COLUMNS), cells)
-
-
-def _cell(size_bytes: int) -> str:
-    return format_bytes(size_bytes) if size_bytes else "-"
-
-
-def _sections(bill: EstimateAnswer) -> Iterator[tuple[str, Iterable[str]]]:
-    estimate, names = bill.estimate, pool_names(bill.estimate)
-    yield "Other", [_told(line, names[line.pool]) for line in estimate.lines if _is_other(line)]
-    yield "Later", [_told(line, names[line.pool]) for line in later_lines(estimate)]
-    yield "Basis", basis_rows(estimate)
-    yield "Note", (*bill.notes, *estimate.notes)
-
-
-def _is_other(line: MemoryLine) -> bool:
-    return line.reserved and bool(line.size_bytes) and column_of(line) == "other"
-
-
-def _told(line: MemoryLine, pool: str) -> str:
-    most = "" if line.reserved else "up to "
-    what = f"{line.part} {line.component.value}" if line.part else line.component.value
-    return f"{most}{format_bytes(line.size_bytes)} {what} {_where(pool)}: {line.because}"
-
-
-def explain_text(bill: EstimateAnswer) -> str:
-    """Component by component; layers that cost the same for the same reason stand together."""
-    lines: list[str] = []
-    for component in Component:
-        found = [
-            one for one in bill.estimate.lines if one.component is component and one.size_bytes
-        ]
-        if found:
-            lines += _component_lines(component, found, pool_names(bill.estimate))
-    return "\n".join([*lines, *_fact_lines(bill.estimate)]) + "\n"
-
-
-def _component_lines(
-    component: Component, found: list[MemoryLine], names: dict[Pool, str]
-) -> list[str]:
-    total = format_bytes(sum(line.size_bytes for line in found))
-    lines = [f"{component.value}: {total}, {known_words(found)}"]
-    for group in grouped(found):
-        one = group[0]
-        beside = f", {one.part}" if one.part else ""
-        told = f"{names[one.pool]}{beside}: {_sum(group)}{_own_basis(one, found)}"
-        lines += _indented(told, 2) + _indented(f"= {one.because}" if one.because else "", 4)
-        lines += _indented(_layers_of(group), 4)
-    return [*lines, ""]
-
-
 def grouped(lines: Iterable[MemoryLine]) -> list[list[MemoryLine]]:
-    """Lines that differ in nothing but their layer, in the order in which they first appear."""
+    """Lines that differ only in their layer, in the order in which they first appear."""
     found: dict[tuple[object, ...], list[MemoryLine]] = {}
     for line in lines:
         key = (line.component, line.pool, line.size_bytes, line.because, line.basis, line.part)
         found.setdefault(key, []).append(line)
     return list(found.values())
-
-
-def _layers_of(group: list[MemoryLine]) -> str:
-    layers = [line.layer for line in group if line.layer is not None]
-    return f"{'layer' if len(layers) == 1 else 'layers'} {ranges(layers)}" if layers else ""
 
 
 def _sum(group: list[MemoryLine]) -> str:
@@ -224,14 +209,8 @@ def _sum(group: list[MemoryLine]) -> str:
     return f"{count} x {size:,} bytes = {size * count:,} ({format_bytes(size * count)})"
 
 
-def _own_basis(line: MemoryLine, found: list[MemoryLine]) -> str:
-    """Said only where the lines of a component are not all known alike."""
-    if len({(one.basis, one.within) for one in found}) == 1:
-        return ""
-    known = line.basis.value
-    if line.within is not None and line.basis is not Basis.EXACT:
-        known += f", within {percent(line.within)}"
-    return f", {known}"
+def _indented(text: str, indent: int) -> list[str]:
+    return [" " * indent + line for line in folded(text, MAX_WIDTH - indent)] if text else []
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -240,17 +219,6 @@ def ranges(numbers: Iterable[int]) -> str:
     runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
     ends = [[number for _, number in run] for _, run in runs]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
-
-
-def _fact_lines(estimate: MemoryEstimate) -> Iterator[str]:
-    if not estimate.facts:
-        return
-    yield f"what {estimate.engine} resolved:"
-    width = max(len(name) for name, _ in estimate.facts)
-    for name, value in estimate.facts:
-        first, *rest = folded(_fact(value), MOST_WIDTH - width - 4)
-        yield f"  {name:<{width}}  {first}"
-        yield from (" " * (width + 4) + more for more in rest)
 
 
 def _fact(value: object) -> str:
@@ -269,12 +237,8 @@ def _fact(value: object) -> str:
             return str(value)
 
 
-def _indented(text: str, indent: int) -> list[str]:
-    return [" " * indent + line for line in folded(text, MOST_WIDTH - indent)] if text else []
-
-
 def layers_table(bill: EstimateAnswer) -> str:
-    """One row a layer, and one for what belongs to none."""
+    """One row per layer, and one for what belongs to no layer."""
     rows: dict[int, list[MemoryLine]] = {}
     for line in bill.estimate.lines:
         if line.reserved and line.size_bytes:
@@ -283,126 +247,94 @@ def layers_table(bill: EstimateAnswer) -> str:
     kinds = {layer.index: layer.mixer for layer in (bill.geometry.layers if bill.geometry else ())}
     cells = []
     for index in sorted(rows, key=lambda index: (index < 0, index)):
-        kind = kinds.get(index)
-        name = kind_name(kind.label, window_of(kind)) if kind is not None else ""
-        cells.append(("outside" if index < 0 else str(index), name, *_shares(rows[index], names)))
+        lines, kind = rows[index], kinds.get(index)
+        weights = sum(one.size_bytes for one in lines if one.component is Component.WEIGHTS)
+        cache = sum(one.size_bytes for one in lines if one.component in CACHES)
+        rest = sum(one.size_bytes for one in lines) - weights - cache
+        used = {one.pool for one in lines}
+        cells.append(
+            (
+                "outside" if index < 0 else str(index),
+                "" if kind is None else kind_name(kind.label, window_of(kind)),
+                *(f"{size:,}" if size else "-" for size in (weights, cache, rest)),
+                " + ".join(name for pool, name in names.items() if pool in used),
+            )
+        )
     head = ("layer", "kind", "weights", "cache", "rest", "pool")
-    return "\n".join(figures(head, cells, words=2)) + "\n"
+    return "\n".join(table(head, cells, left=(0, 1))) + "\n"
 
 
-def _shares(lines: list[MemoryLine], names: dict[Pool, str]) -> tuple[str, ...]:
-    weights = sum(line.size_bytes for line in lines if line.component is Component.WEIGHTS)
-    cache = sum(line.size_bytes for line in lines if line.component in CACHES)
-    rest = sum(line.size_bytes for line in lines) - weights - cache
-    pools = " + ".join(
-        name for pool, name in names.items() if any(line.pool == pool for line in lines)
-    )
-    return (*(f"{size:,}" if size else "-" for size in (weights, cache, rest)), pools)
+def count_kinds(geometry: ModelGeometry) -> dict[tuple[str, int], int]:
+    """(kind, its window) -> number of layers, in the order in which they first appear."""
+    counts: dict[tuple[str, int], int] = {}
+    for layer in geometry.layers:
+        kind = (layer.mixer.label, window_of(layer.mixer))
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
-_COMPARED = ("model", "context", "compute", "other")
+def kind_name(label: str, window: int) -> str:
+    return f"{label} {window:,}" if window else label
 
 
-def compare_text(
-    found: EngineComparison,
-    *,
-    width: int = 100,
-) -> str:
+def window_of(kind: LayerKind) -> int:
+    """Number of tokens back that a layer sees; 0 if unlimited."""
+    match kind:
+        case SharedCache() | HybridLayer() | NoCache():
+            return kind.attention.span_tokens if kind.attention is not None else 0
+        case Attention() | LatentAttention():
+            return kind.span_tokens
+        case CompressedAttention():
+            return 0 if kind.ratio else kind.window_tokens
+        case _:
+            return 0
+
+
+def compare_text(found: EngineComparison, screen: Screen = PLAIN) -> str:
     """A row for each engine, then what each was asked, then those that refuse."""
-    width = within(width)
+
+    def lines(screen: Screen) -> Iterator[str]:
+        width = screen.width
+        if billed:
+            yield from table(("", *PARTS, "total", "basis"), map(_compared_row, billed))
+        for bill in billed:
+            yield ""
+            yield from folded(f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}", width)
+            for note in bill.estimate.notes:
+                yield from (f"  {line}" for line in folded(note, width - 2))
+        for answer in found.answers:
+            if answer.error is not None:
+                yield from ("", *folded(f"{answer.engine}: no estimate: {answer.error}", width))
+        if found.hint:
+            yield from ("", *folded(found.hint, width))
+
     billed = [answer.bill for answer in found.answers if answer.bill is not None]
     each = "one sequence" if found.users == 1 else f"{found.users} sequences"
-    lines = [*folded(f"{found.label}  ·  {each} of {found.context_tokens:,} tokens", width), ""]
-    if billed:
-        lines += figures(("", *_COMPARED, "total", "basis"), [_row(bill) for bill in billed])
-    for bill in billed:
-        asked = f"{bill.engine_title}, {bill.estimate.backend}: {bill.asked}"
-        lines += ["", *folded(asked, width)]
-        lines += [f"  {line}" for note in bill.estimate.notes for line in folded(note, width - 2)]
-    for answer in found.answers:
-        if answer.error is not None:
-            lines += ["", *folded(f"{answer.engine}: no estimate: {answer.error}", width)]
-    lines += ["", *folded(found.hint, width)] if found.hint else []
-    return "\n".join(lines) + "\n"
+    headline = f"{found.label}  ·  {each} of {found.context_tokens:,} tokens"
+    return render(View(headline=headline, sections=[("", lines)]), screen)
 
 
-def _row(bill: EstimateAnswer) -> tuple[str, ...]:
+def _compared_row(bill: EstimateAnswer) -> tuple[str, ...]:
     sums = pool_sums(bill.estimate).values()
-    sizes = [sum(row[name] for row in sums) for name in _COMPARED]
-    cells = [format_bytes(size) if size else "-" for size in sizes]
+    sizes = [sum(row[part] for row in sums) for part in PARTS]
     total = format_bytes(bill.estimate.total_bytes)
-    return (bill.estimate.engine, *cells, total, bill.estimate.basis.value)
+    return bill.estimate.engine, *map(_cell, sizes), total, bill.estimate.basis.value
 
 
 def compare_json(found: EngineComparison, reference: str) -> dict[str, Any]:
+    engines = {
+        answer.engine: {"error": str(answer.error), "type": type(answer.error).__name__}
+        if answer.bill is None
+        else bill_json(answer.bill)
+        for answer in found.answers
+    }
     return {
         "schema": SCHEMA,
         "model": found.label,
         "reference": reference,
-        "context_tokens": found.context_tokens,
-        "users": found.users,
-        "engines": {answer.engine: _one(answer) for answer in found.answers},
+        **fields(found, "context_tokens users"),
+        "engines": engines,
     }
-
-
-def _one(answer: EngineAnswer) -> dict[str, Any]:
-    if answer.bill is not None:
-        return bill_json(answer.bill)
-    return {"error": str(answer.error), "type": type(answer.error).__name__}
-
-
-_KEYS = {
-    Component.WEIGHTS: "model_bytes",
-    Component.KV_CACHE: "kv_bytes",
-    Component.SLIDING_KV_CACHE: "kv_swa_bytes",
-    Component.STATE: "recurrent_bytes",
-    Component.OUTPUT: "output_bytes",
-    Component.COMPUTE: "compute_bytes",
-    Component.RUNTIME: "runtime_bytes",
-}
-
-
-def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
-    """The sums of a bill: what a batch answers for a row."""
-    lines = [line for line in estimate.lines if line.reserved]
-    sums = dict.fromkeys(_KEYS.values(), 0)
-    for line in lines:
-        key = _KEYS.get(line.component)
-        if key is not None:
-            sums[key] += line.size_bytes
-    return {
-        **sums,
-        "total_bytes": estimate.total_bytes,
-        "basis": estimate.basis.value,
-        "pools": _pools(lines),
-        **engine_named(estimate.engine).answer_facts(estimate),
-    }
-
-
-def _pools(lines: list[MemoryLine]) -> dict[str, Any]:
-    """Both kinds, whether or not there is anything; each device by itself where there are several."""
-    by_pool: dict[Pool, dict[str, int]] = {}
-    for line in lines:
-        row = by_pool.setdefault(line.pool, {})
-        column = "runtime" if line.component is Component.RUNTIME else column_of(line)
-        row[column] = row.get(column, 0) + line.size_bytes
-    pools: dict[str, Any] = {
-        kind.value: _merged([row for pool, row in by_pool.items() if pool.kind is kind])
-        for kind in PoolKind
-    }
-    devices = sorted((p for p in by_pool if p.kind is PoolKind.DEVICE), key=lambda p: p.index)
-    if len(devices) > 1:
-        pools["devices"] = [_merged([by_pool[pool]]) for pool in devices]
-    return pools
-
-
-def _merged(rows: list[dict[str, int]]) -> dict[str, int]:
-    sums = {"model": 0, "context": 0, "compute": 0}
-    for row in rows:
-        for column, size_bytes in row.items():
-            if column != "other":  # output: has a key of its own
-                sums[column] = sums.get(column, 0) + size_bytes
-    return sums
 
 
 def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> dict[str, Any]:
@@ -421,28 +353,60 @@ def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> dict[str, Any]:
         "later_bytes": sum(line.size_bytes for line in later_lines(estimate)),
         "facts": dict(estimate.facts),
         "notes": [*bill.notes, *estimate.notes],
-        "lines": [_line(line) for line in estimate.lines],
+        "lines": [_line_json(line) for line in estimate.lines],
     }
     if layers:
-        answer["layer_list"] = _layers(bill)
+        answer["layer_list"] = _layers_json(bill)
     return answer
 
 
-def _line(line: MemoryLine) -> dict[str, Any]:
+def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
+    """The sums of an estimate: the answer to a row of a batch."""
+    lines = [line for line in estimate.lines if line.reserved]
+    sums = dict.fromkeys(_KEYS.values(), 0)
+    for line in lines:
+        if line.component in _KEYS:
+            sums[_KEYS[line.component]] += line.size_bytes
+    return {
+        **sums,
+        "total_bytes": estimate.total_bytes,
+        "basis": estimate.basis.value,
+        "pools": _pools_json(lines),
+        **engine_named(estimate.engine).answer_facts(estimate),
+    }
+
+
+def _pools_json(lines: list[MemoryLine]) -> dict[str, Any]:
+    """Both kinds, also if they are empty; each device by itself if there are several."""
+
+    def sums(pools: Iterable[Pool]) -> dict[str, int]:
+        found, counted = {"model": 0, "context": 0, "compute": 0}, set(pools)
+        for line in lines:
+            column = "runtime" if line.component is Component.RUNTIME else column_of(line)
+            if line.pool in counted and column != "other":  # output has a key of its own
+                found[column] = found.get(column, 0) + line.size_bytes
+        return found
+
+    used = sorted({line.pool for line in lines}, key=lambda pool: pool.index)
+    pools: dict[str, Any] = {
+        kind.value: sums(pool for pool in used if pool.kind is kind) for kind in PoolKind
+    }
+    devices = [pool for pool in used if pool.kind is PoolKind.DEVICE]
+    if len(devices) > 1:
+        pools["devices"] = [sums([pool]) for pool in devices]
+    return pools
+
+
+def _line_json(line: MemoryLine) -> dict[str, Any]:
     return {
         "component": line.component.value,
         "bytes": line.size_bytes,
         "pool": line.pool.label,
-        "layer": line.layer,
-        "basis": line.basis.value,
-        "within": line.within,
-        "reserved": line.reserved,
-        "part": line.part or None,
-        "because": line.because,
+        **fields(line, "layer basis within reserved part? because"),
     }
 
 
-def _layers(bill: EstimateAnswer) -> list[dict[str, Any]]:
+def _layers_json(bill: EstimateAnswer) -> list[dict[str, Any]]:
     """What each layer of the geometry takes."""
     rows: dict[int, dict[str, Any]] = {
         layer.index: {
@@ -459,29 +423,3 @@ def _layers(bill: EstimateAnswer) -> list[dict[str, Any]]:
         if line.pool.label not in row["pools"]:
             row["pools"].append(line.pool.label)
     return list(rows.values())
-
-
-def count_kinds(geometry: ModelGeometry) -> dict[tuple[str, int], int]:
-    """(kind, its window) -> how many layers, in the order in which they first appear."""
-    counts: dict[tuple[str, int], int] = {}
-    for layer in geometry.layers:
-        kind = (layer.mixer.label, window_of(layer.mixer))
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
-
-
-def kind_name(label: str, window: int) -> str:
-    return f"{label} {window:,}" if window else label
-
-
-def window_of(kind: LayerKind) -> int:
-    """How many tokens back a layer sees, 0 where that has no end."""
-    match kind:
-        case SharedCache() | HybridLayer() | NoCache():
-            return kind.attention.span_tokens if kind.attention is not None else 0
-        case Attention() | LatentAttention():
-            return kind.span_tokens
-        case CompressedAttention():
-            return 0 if kind.ratio else kind.window_tokens
-        case _:
-            return 0

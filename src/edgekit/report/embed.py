@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgekit.report.json import SCHEMA
-from edgekit.report.text import counted, figures, folded, within
+from edgekit.report.json import SCHEMA, fields
+from edgekit.report.text import (
+    PLAIN,
+    Body,
+    Screen,
+    View,
+    clamp_width,
+    counted,
+    folded,
+    folded_rows,
+    render,
+    table,
+)
 from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
@@ -16,26 +27,22 @@ if TYPE_CHECKING:
     from edgekit.embed.plan import EmbedPlan
     from edgekit.engines.native.types import Floats
 
-
-_SHOWN = 6  # numbers of a vector
+_SHOWN_NUMBERS = 6  # of a vector
 _BAR = 20
 
 
-def plan_text(plan: EmbedPlan, *, width: int, bold: bool = False) -> str:
-    """The verdict first, then the bill."""
-    width = within(width)
-    verdict = (
-        f"{format_bytes(plan.total_bytes)} of memory, with a budget of "
-        f"{format_bytes(plan.budget_bytes)}"
+def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
+    """The memory that it takes, line by line, and why."""
+    total, budget = format_bytes(plan.total_bytes), format_bytes(plan.budget_bytes)
+    rows = [(one.what, format_bytes(one.size_bytes), one.basis.value) for one in plan.lines]
+    sections: list[tuple[str | None, Body]] = [
+        (None, [_title(plan)]),
+        ("", lambda _: table(("", "size", "known"), rows)),
+        ("", _plan_notes(plan)),
+    ]
+    return render(
+        View(headline=f"{total} of memory, with a budget of {budget}", sections=sections), screen
     )
-    lines = [f"\x1b[1m{verdict}\x1b[0m" if bold else verdict]
-    lines += [*folded(_title(plan), width), ""]
-    lines += figures(
-        ("", "size", "known", ""),
-        ((line.what, format_bytes(line.size_bytes), line.basis.value, "") for line in plan.lines),
-    )
-    lines += ["", *(line for note in _plan_notes(plan) for line in folded(note, width))]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def _plan_notes(plan: EmbedPlan) -> Iterator[str]:
@@ -65,60 +72,48 @@ def vectors_text(
     texts: Sequence[str],
     tokens: Sequence[int],
     vectors: Floats,
-    *,
-    width: int,
+    screen: Screen = PLAIN,
 ) -> str:
-    """The beginning of each vector; of several texts also how near each is to the first."""
-    width = within(width)
+    """The start of each vector; with several texts also how similar each is to the first."""
+    width, first = clamp_width(screen.width), vectors[0]
     lines = [*folded(_title(plan), width), ""]
-    first = vectors[0]
     for place, (text, count, vector) in enumerate(zip(texts, tokens, vectors, strict=True)):
-        said = [counted(count, "token"), f"norm {_norm(vector):.4f}"]
+        plain = printable(" ".join(text.split()))
+        facts = [counted(count, "token"), f"norm {_norm(vector):.4f}"]
         if place:
-            said.append(f"cosine similarity to the first {_cosine(first, vector):.4f}")
-        lines += [_quoted(text, width), f"  {', '.join(said)}", f"  {_beginning(vector)}"]
+            product = float((first.astype("f8") * vector).sum())
+            cosine = product / ((_norm(first) * _norm(vector)) or 1.0)
+            facts.append(f"cosine similarity to the first {cosine:.4f}")
+        numbers = " ".join(f"{number:+.4f}" for number in vector[:_SHOWN_NUMBERS].tolist())
+        lines += [
+            plain if len(plain) <= width else f"{plain[: width - 3]}...",
+            f"  {', '.join(facts)}",
+            f"  {numbers}{'' if len(vector) <= _SHOWN_NUMBERS else ' ...'}",
+        ]
     lines += ["", "For all numbers use --json, or --output FILE (.npy, .jsonl, .parquet)."]
     return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str, width: int) -> str:
-    plain = printable(" ".join(text.split()))
-    return plain if len(plain) <= width else f"{plain[: width - 3]}..."
-
-
-def _beginning(vector: Floats) -> str:
-    told = " ".join(f"{number:+.4f}" for number in vector[:_SHOWN].tolist())
-    return told if len(vector) <= _SHOWN else f"{told} ..."
 
 
 def _norm(vector: Floats) -> float:
     return float((vector.astype("f8") ** 2).sum() ** 0.5)
 
 
-def _cosine(one: Floats, other: Floats) -> float:
-    product = float((one.astype("f8") * other).sum())
-    return product / ((_norm(one) * _norm(other)) or 1.0)
-
-
-def done_text(found: Finished, *, width: int) -> str:
-    """What was done, where it is, and what was left out."""
-    done, width = found.done, within(width)
-    here = done.mark.kept - done.begun.kept
+def done_text(found: Finished, screen: Screen = PLAIN) -> str:
+    """What was embedded, where it is, and what was left out."""
+    done = found.done
+    rows = done.mark.kept - done.begun.kept
     tokens = done.mark.tokens - done.begun.tokens
-    told = [
+    rate = f", {rows / done.seconds:,.1f} rows/s" if rows and done.seconds > 0 else ""
+    sentences = [
         f"{counted(done.mark.kept, 'vector')} of {counted(found.dimensions, 'dimension')} in {found.output}",
-        f"{counted(here, 'row')}, {counted(tokens, 'token')} in {_time(done.seconds)}{_rate(here, done.seconds)}",
+        f"{counted(rows, 'row')}, {counted(tokens, 'token')} in {_time(done.seconds)}{rate}",
     ]
     if done.begun.number:
-        told.append(f"continued an unfinished job after row {done.begun.number:,}")
+        sentences.append(f"continued an unfinished job after row {done.begun.number:,}")
     if done.mark.skipped:
         where = "" if found.skipped is None else f", listed in {found.skipped}"
-        told.append(f"{counted(done.mark.skipped, 'row')} could not be embedded{where}")
-    return "\n".join(line for one in told for line in folded(one, width)) + "\n"
-
-
-def _rate(rows: int, seconds: float) -> str:
-    return f", {rows / seconds:,.1f} rows/s" if rows and seconds > 0 else ""
+        sentences.append(f"{counted(done.mark.skipped, 'row')} could not be embedded{where}")
+    return "\n".join(folded_rows(sentences, clamp_width(screen.width))) + "\n"
 
 
 def progress_line(status: BulkStatus, *, width: int) -> str:
@@ -129,22 +124,13 @@ def progress_line(status: BulkStatus, *, width: int) -> str:
     if mark.skipped:
         parts.append(f"{mark.skipped:,} skipped")
     if status.share is not None:
-        parts.insert(0, _bar(status.share))
-        parts.extend(_left(status))
+        share = min(max(status.share, 0.0), 1.0)
+        full = int(share * _BAR)
+        parts.insert(0, f"[{'#' * full}{'.' * (_BAR - full)}] {share:.0%}")
+        read = status.share - (status.share_begun or 0.0)  # by this run
+        if read > 0:
+            parts.append(f"{_time(status.seconds * (1 - status.share) / read)} left")
     return "  ".join(parts)[: max(width - 1, 1)]
-
-
-def _bar(share: float) -> str:
-    share = min(max(share, 0.0), 1.0)
-    full = int(share * _BAR)
-    return f"[{'#' * full}{'.' * (_BAR - full)}] {share:.0%}"
-
-
-def _left(status: BulkStatus) -> Iterator[str]:
-    """By the share of the input that this run has read."""
-    read = (status.share or 0.0) - (status.share_begun or 0.0)
-    if read > 0:
-        yield f"{_time(status.seconds * (1 - (status.share or 0.0)) / read)} left"
 
 
 def _time(seconds: float) -> str:
@@ -157,27 +143,10 @@ def _time(seconds: float) -> str:
 def plan_json(plan: EmbedPlan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        **_model(plan),
-        "engine": plan.engine,
-        "kernels": plan.kernels,
-        "threads": plan.threads,
-        "budget_bytes": plan.budget_bytes,
-        "budget_because": plan.budget_because,
-        "total_bytes": plan.total_bytes,
-        "lines": [
-            {
-                "what": line.what,
-                "size_bytes": line.size_bytes,
-                "basis": line.basis.value,
-                "because": line.because,
-            }
-            for line in plan.lines
-        ],
-        "pass_tokens": plan.pass_tokens,
-        "text_tokens": plan.text_tokens,
-        "text_tokens_because": plan.text_tokens_because,
-        "read_bytes": plan.read_bytes,
-        "notes": list(plan.notes),
+        **_model_json(plan),
+        **fields(plan, "engine kernels threads budget_bytes budget_because total_bytes"),
+        "lines": [fields(line, "what size_bytes basis because") for line in plan.lines],
+        **fields(plan, "pass_tokens text_tokens text_tokens_because read_bytes notes"),
     }
 
 
@@ -186,7 +155,7 @@ def vectors_json(
 ) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        **_model(plan),
+        **_model_json(plan),
         "prefix": prefix,
         "vectors": [
             {"tokens": count, "vector": shortest(vector)}
@@ -218,7 +187,7 @@ def shortest(vector: Floats) -> list[float]:
     return [float(number) for number in vector.astype("U16").tolist()]
 
 
-def _model(plan: EmbedPlan) -> dict[str, Any]:
+def _model_json(plan: EmbedPlan) -> dict[str, Any]:
     return {
         "model": plan.label,
         "mode": plan.mode.value,

@@ -1,33 +1,55 @@
-"""JSON documents that any reader accepts."""
+"""The JSON renderer: fields of an answer -> a document that any reader accepts."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 SCHEMA = 1
 
 
+def fields(value: object, names: str) -> dict[str, Any]:
+    """The named attributes: `fields(device, "name vendor partition?")`.
+
+    An enum becomes its value, a tuple a list. A name that ends in `?` is null if it is empty.
+    """
+    found: dict[str, Any] = {}
+    for word in names.split():
+        name = word.removesuffix("?")
+        held = getattr(value, name)
+        if isinstance(held, Enum):
+            held = held.value
+        elif isinstance(held, tuple):
+            held = list(held)
+        found[name] = None if word.endswith("?") and not held else held
+    return found
+
+
+def error_json(error: Exception) -> dict[str, Any]:
+    return {"type": type(error).__name__, "message": str(error)}
+
+
 def json_text(value: Any) -> str:
-    """One valid document for any reader: ASCII only, and what JSON has no number for as a word."""
-    return json.dumps(_sayable(value), indent=2, allow_nan=False) + "\n"
+    """ASCII only; what JSON has no number for becomes a string."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def json_line(value: Any) -> str:
-    """The same document in one line: what has only plain numbers is written as it is."""
+    """The same document in one line."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (ValueError, TypeError):  # no number, or a mapping of another kind
-        return json.dumps(_sayable(value), allow_nan=False, separators=(",", ":"))
+    except (ValueError, TypeError):  # an infinite number, or a mapping of another kind
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 
-def _sayable(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "inf", "nan": real configs hold them
     if isinstance(value, Mapping):
-        return {key: _sayable(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_sayable(item) for item in value]
+        return [_finite(item) for item in value]
     return value

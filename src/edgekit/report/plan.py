@@ -4,132 +4,114 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekit.app.answers import EstimateAnswer
-from edgekit.bill.cache_types import CacheType
-from edgekit.bill.types import Variant
-from edgekit.bill.verdict import Decision, Lever, Tried, Verdict
+from edgekit.bill.verdict import Decision, Lever
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, SETTINGS, Command
 from edgekit.machine.types import System
 from edgekit.plan.commands import LIMIT, by_program, main_command
 from edgekit.plan.plan import Plan
 from edgekit.plan.verdict import download_bytes
-from edgekit.report.bars import BLOCKS, Glyphs, memory_lines
+from edgekit.report.bars import bar_lines, memories, memory_lines
 from edgekit.report.bill import answer_json, basis_rows, bill_json
 from edgekit.report.check import (
     MORE,
     assumed_of,
     change_json,
-    change_lines,
+    changes_section,
     download_words,
-    headline_lines,
+    result_figures,
     speed_json,
-    top_lines,
     use_json,
 )
 from edgekit.report.hardware import machine_json
 from edgekit.report.headline import embeds, headline, speed_row
-from edgekit.report.json import SCHEMA
-from edgekit.report.text import (
-    continued,
-    folded,
-    hanging,
-    joined,
-    placed,
-    row_width,
-    section,
-    within,
-)
+from edgekit.report.json import SCHEMA, fields
+from edgekit.report.text import PLAIN, Body, Screen, View, command_lines, folded, hanging, render
 from edgekit.terminal import printable
 
-if TYPE_CHECKING:
-    from edgekit.engines.commands import Command
-
-
-_BESIDE_FROM = 45  # columns of a row; with less the name of a lever comes before its words
-_ORDER = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # that is one of the changes
+_LEVER_COLUMN_FROM = 45  # columns of a row; with less, the name of a lever comes before its words
+_LEVERS = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # shown as a change
 
 
 def plan_text(
     plan: Plan,
+    screen: Screen = PLAIN,
     *,
     ready: Sequence[Command] = (),
     notes: Sequence[str] = (),
-    width: int = 100,
-    colour: bool = False,
-    glyphs: Glyphs = BLOCKS,
     why: bool = False,
 ) -> str:
-    """The screen. `why` adds every decision, what was tried, and the notes; `colour` only decorates.
+    """The screen. `why` adds every decision, what was tried, and the notes.
 
-    `ready` of one program are given in full; of several the first is, and the others are named.
+    Commands of the first program in `ready` are shown in full, the other programs by name.
     """
-    width = within(width)
-    run = run_lines(ready, plan.task.machine.system, width) if plan.fits else []
-    before = list(run_notes(ready)) if plan.fits else []
+    task, result = plan.task, plan.result
+    size = download_words(result, is_remote=task.is_remote)
+    engine, details = task.engine, tuple(result_figures(result))
     if why:
-        lines = headline_lines(plan.result, width=width, colour=colour)
-        lines += joined(_title(plan), width, glyphs.between)
-        shown = memory_lines(plan.result, row_width(width), glyphs, colour=colour)
-        lines += placed("Memory", list(shown), width)
-        lines += placed("Plan", list(_plan_lines(plan, row_width(width))), width)
-        for label, rows in _sections(plan, (*notes, *before)):
-            lines += section(label, rows, width)
-        return "\n".join([*lines, *run]) + "\n"
-    size = download_words(plan.result, is_remote=plan.task.is_remote)
-    title = (plan.task.label, plan.task.engine, *size)
-    lines = top_lines(plan.result, title, width=width, colour=colour, glyphs=glyphs)
-    assumed = assumed_of(plan.task.machine, plan.result)
-    lines += [*run, *section("Note", [*notes, *before, *assumed], width)]
-    helps = plan.to_fit or plan.changes
-    lines += change_lines(plan.result, helps, width, more=list(_draft_lines(plan)))
-    lines += section("More", [MORE], width)
-    return "\n".join(lines) + "\n"
+        machine = task.machine.name
+        engine = bill_of(plan).engine_title
+        details = (f"{task.nodes} nodes of {machine}" if task.nodes > 1 else machine,)
+    ready = ready if plan.fits else ()
+    all_notes = (*notes, *_run_notes(ready))
+    sections = _why_sections(plan, all_notes) if why else _short_sections(plan, ready, all_notes)
+    view = View(
+        headline=headline(result),
+        status=result.status,
+        title=(task.label, engine, *size, *details),
+        sections=[*sections, *(_run_sections(plan, ready) if why else ())],
+    )
+    return render(view, screen)
 
 
-def _draft_lines(plan: Plan) -> Iterator[str]:
-    decision = plan.decision(Lever.DRAFTER)
+def _short_sections(
+    plan: Plan, ready: Sequence[Command], notes: Sequence[str]
+) -> Iterator[tuple[str, Body]]:
+    yield "", lambda screen: bar_lines(memories(plan.result), screen)
+    yield from _run_sections(plan, ready)
+    yield "Note", [*notes, *assumed_of(plan.task.machine, plan.result)]
+    decision, drafter, more = plan.decision(Lever.DRAFTER), plan.drafter, []
     if decision is not None and decision.value != "none":
-        engine, drafter = engine_named(plan.task.engine), plan.drafter
-        words = "" if drafter is None else shlex.join(engine.draft_words(plan.result, drafter))
-        what = f"{words} (draft model)" if words else f"draft model {decision.value}"
-        yield f"{what}: {decision.because}"
+        engine = engine_named(plan.task.engine)
+        flags = "" if drafter is None else shlex.join(engine.draft_words(plan.result, drafter))
+        what = f"{flags} (draft model)" if flags else f"draft model {decision.value}"
+        more = [f"{what}: {decision.because}"]
+    yield changes_section(plan.result, plan.to_fit or plan.changes, more)
+    yield "More", [MORE]
 
 
-def _title(plan: Plan) -> tuple[str, ...]:
-    task = plan.task
-    machine = f"{task.nodes} nodes of {task.machine.name}" if task.nodes > 1 else task.machine.name
-    size = download_words(plan.result, is_remote=task.is_remote)
-    return task.label, bill_of(plan).engine_title, *size, machine
-
-
-def _sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _why_sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, Body]]:
     result = plan.result
-    yield "Why", list(result.reasons)
+    yield "Memory", lambda screen: memory_lines(result, screen)
+    yield "Plan", lambda screen: _decision_lines(plan, screen.width)
+    yield "Why", result.reasons
     yield "To fit", [change.told for change in plan.to_fit]
     yield "Or", [change.told for change in plan.changes]
-    yield "Later", list(engine_named(result.engine).later_rows(result)) if plan.fits else []
+    if plan.fits:
+        yield "Later", engine_named(result.engine).later_rows(result)
     yield "Basis", basis_rows(result.estimate)
     yield "Note", [*result.machine.notes, *notes, *result.estimate.notes]
 
 
-def _plan_lines(plan: Plan, width: int) -> Iterator[str]:
-    """A row for each lever, below it what else was tried."""
-    decisions = [one for lever in _ORDER if (one := plan.decision(lever)) is not None]
+def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
+    """A row for each lever, below it what else was tried; a star marks what was taken."""
+    decisions = [one for lever in _LEVERS if (one := plan.decision(lever)) is not None]
     names = [one.lever.value for one in decisions] + ["speed"]
-    column = max(map(len, names)) + 2 if width >= _BESIDE_FROM else 0
+    column = max(map(len, names)) + 2 if width >= _LEVER_COLUMN_FROM else 0
     for one in decisions:
-        yield from _row(one.lever.value, _words(one), column, width)
-        for line in _tried_rows(one.tried, width - column - 2):
-            yield f"{' ' * column}  {line}"
+        colon = ", " if ": " in one.because else ": "
+        words = f"{one.value}{colon}{one.because}" if one.because else one.value
+        yield from _named_lines(one.lever.value, words, column, width)
+        yield from (f"{' ' * column}  {line}" for line in _tried_lines(one, width - column - 2))
     if plan.fits:
         speed = speed_row(plan.speed, embeds=embeds(plan.result), is_slow=plan.is_slow)
-        yield from _row("speed", speed, column, width)
+        yield from _named_lines("speed", speed, column, width)
 
 
-def _row(name: str, text: str, column: int, width: int) -> Iterator[str]:
+def _named_lines(name: str, text: str, column: int, width: int) -> Iterator[str]:
     if not column:
         yield from hanging(f"{name} {text}", width)
         return
@@ -138,67 +120,51 @@ def _row(name: str, text: str, column: int, width: int) -> Iterator[str]:
     yield from (" " * column + line for line in more)
 
 
-def _words(decision: Decision) -> str:
-    """'value: because'; where the because has a colon of its own, a comma."""
-    if not decision.because:
-        return decision.value
-    return f"{decision.value}{', ' if ': ' in decision.because else ': '}{decision.because}"
-
-
-def _tried_rows(tried: Sequence[Tried], width: int) -> Iterator[str]:
-    """What was taken has a star."""
-    size = max((len(one.value) for one in tried), default=0)
-    for one in tried:
+def _tried_lines(decision: Decision, width: int) -> Iterator[str]:
+    size = max((len(one.value) for one in decision.tried), default=0)
+    for one in decision.tried:
         value = f"{one.value:<{size}}" if size < width // 3 else one.value
         first, *more = hanging(f"{value}  {one.told}", width - 2)
         yield f"{'*' if one.taken else ' '} {first}"
         yield from (f"  {line}" for line in more)
 
 
-def run_lines(ready: Sequence[Command], system: System, width: int) -> list[str]:
-    """What to paste, and which other programs it could be pasted into."""
+def _run_sections(plan: Plan, ready: Sequence[Command]) -> Iterator[tuple[str, Body]]:
+    """What to paste, and which other programs have a text of their own."""
     programs = by_program(ready)
-    if not programs:
-        return []
-    main, *others = programs
-    lines = placed("Run", list(_full(programs[main], system, row_width(width))), width)
-    named = [name for name in others if name != LIMIT]
-    if named:
-        words = f"--for {' | '.join(named)}: the same for another program"
-        lines += placed("Also", folded(words, row_width(width)), width)
-    return lines
+    if programs:
+        main, *others = programs
+        system = plan.task.machine.system
+        yield "Run", lambda screen: _command_lines(programs[main], system, screen.width)
+        names = [name for name in others if name != LIMIT]
+        if names:
+            yield "Also", [f"--for {' | '.join(names)}: the same for another program"]
 
 
-def run_notes(ready: Sequence[Command]) -> Iterator[str]:
-    """What is to be known before it is pasted."""
-    shown = next(iter(by_program(ready).values()), [])
-    for one in shown:
-        for note in one.notes:
-            yield f"{one.name}: {note}" if len(shown) > 1 else note
-
-
-def _full(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:
-    """Several have their names above, but for those that begin with them; of several machines, which one it is for."""
+def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:
+    """With its machine above each if there are several machines, else its name unless it begins with it."""
     for one in shown:
         if one.where:
             yield from folded(f"# {one.where}", width)
         elif len(shown) > 1 and not one.text.startswith(one.name):
             yield from folded(f"{one.name}:", width)
-        yield from _pasted(one, system, width)
+        for line in map(printable, one.text.rstrip("\n").split("\n")):
+            if one.kind == COMMAND:
+                yield from command_lines(line, width, "`" if system is System.WINDOWS else "\\")
+            elif one.kind == SETTINGS:
+                yield from hanging(line, width)
+            else:
+                yield line  # in a file every space counts
 
 
-def _pasted(one: Command, system: System, width: int) -> Iterator[str]:
-    for line in map(printable, one.text.rstrip("\n").split("\n")):
-        if one.kind == COMMAND:
-            yield from continued(line, width, "`" if system is System.WINDOWS else "\\")
-        elif one.kind == SETTINGS:
-            yield from hanging(line, width)
-        else:
-            yield line  # of a file every space counts
+def _run_notes(ready: Sequence[Command]) -> Iterator[str]:
+    shown = next(iter(by_program(ready).values()), [])
+    for one in shown:
+        yield from (f"{one.name}: {note}" if len(shown) > 1 else note for note in one.notes)
 
 
 def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:
-    """`command` starts the engine so; "" where none is known."""
+    """The estimate that the plan is based on; `command` starts the engine, "" if none is known."""
     result, sequences = plan.result, plan.load.sequences
     many = f" for {sequences} sequences" if sequences is not None and sequences > 1 else ""
     return EstimateAnswer(
@@ -215,7 +181,7 @@ def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:
 def plan_json(
     plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The whole plan, with every line of its bill."""
+    """The whole plan, with every line of its estimate."""
     result = plan.result
     shown = ready if plan.fits else ()
     return {
@@ -223,14 +189,15 @@ def plan_json(
         **plan_fields(plan),
         "machine": machine_json(plan.task.machine),
         "estimate": bill_json(bill_of(plan, main_command(shown))),
-        "commands": [_ready(one) for one in shown],
+        "commands": [fields(one, "program name kind text notes") for one in shown],
         "notes": [*result.machine.notes, *notes, *result.estimate.notes],
     }
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
-    """What a plan is, whatever it is part of; the bill in sums."""
-    result, task = plan.result, plan.task
+    """What a plan and a suggestion share; of the estimate only the sums."""
+    result, task, load = plan.result, plan.task, plan.load
+    tightest = use_json(result.tightest)
     return {
         "model": task.label,
         "headline": headline(result),
@@ -240,21 +207,26 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
             "name": task.engine,
             "version": engine_named(task.engine).version(result.way.setup),
         },
-        "variant": _variant(plan.variant),
+        "variant": fields(plan.variant, "name reference? is_good"),
         "context_tokens": plan.context_tokens,
         "context_asked": result.asked,
-        "native_context": result.native_context,
-        "max_context": result.max_context,
-        "step": result.step,
-        **_together(plan),
-        "cache": _cache(plan),
+        **fields(result, "native_context max_context step"),
+        "users": task.users,
+        "sequences": load.sequences,
+        "total_context_tokens": result.context_tokens,
+        "cache": {  # types are null if they are the engine's default
+            "name": None if plan.choice is None else plan.choice.name,
+            "type_k": None if load.cache_k is None else load.cache_k.name,
+            "type_v": None if load.cache_v is None else load.cache_v.name,
+        },
         "way": result.way.because,
         "nodes": task.nodes,
         "download_bytes": download_bytes(result) if task.is_remote else None,
-        **_numbers(result),
+        **{name: tightest[name] for name in ("required_bytes", "available_bytes", "utilization")},
+        "basis": result.estimate.basis.value,
         "budgets": [use_json(use) for use in result.uses],
-        "decisions": [_decision(one) for one in plan.decisions],
-        "drafter": _drafter(plan),
+        "decisions": [decision_json(one) for one in plan.decisions],
+        "drafter": _drafter_json(plan),
         "speed": plan_speed(plan),
         "reasons": list(result.reasons),
         "to_fit": [change_json(change) for change in plan.to_fit],
@@ -263,55 +235,13 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _together(plan: Plan) -> dict[str, Any]:
-    """All users: the context that the engine is asked for, and how many sequences."""
-    return {
-        "users": plan.task.users,
-        "sequences": plan.load.sequences,
-        "total_context_tokens": plan.result.context_tokens,
-    }
+def decision_json(decision: Decision) -> dict[str, Any]:
+    tried = [fields(one, "value told taken") for one in decision.tried]
+    return {**fields(decision, "lever value because"), "tried": tried}
 
 
-def _numbers(result: Verdict) -> dict[str, Any]:
-    tightest = use_json(result.tightest)
-    names = ("required_bytes", "available_bytes", "utilization")
-    return {name: tightest[name] for name in names} | {"basis": result.estimate.basis.value}
-
-
-def _variant(variant: Variant) -> dict[str, Any]:
-    return {
-        "name": variant.name,
-        "reference": variant.reference or None,
-        "is_good": variant.is_good,
-    }
-
-
-def _cache(plan: Plan) -> dict[str, Any]:
-    """Types of keys and values are null where they are the engine's own."""
-    return {
-        "name": None if plan.choice is None else plan.choice.name,
-        "type_k": _type(plan.load.cache_k),
-        "type_v": _type(plan.load.cache_v),
-    }
-
-
-def _type(kind: CacheType | None) -> str | None:
-    return None if kind is None else kind.name
-
-
-def _decision(decision: Decision) -> dict[str, Any]:
-    return {
-        "lever": decision.lever.value,
-        "value": decision.value,
-        "because": decision.because,
-        "tried": [
-            {"value": one.value, "told": one.told, "taken": one.taken} for one in decision.tried
-        ],
-    }
-
-
-def _drafter(plan: Plan) -> dict[str, Any] | None:
-    """A draft model that would fit as well; it is not in the bill."""
+def _drafter_json(plan: Plan) -> dict[str, Any] | None:
+    """A draft model that would fit too; it is not in the estimate."""
     drafter = plan.drafter
     if drafter is None:
         return None
@@ -325,18 +255,8 @@ def _drafter(plan: Plan) -> dict[str, Any] | None:
 
 
 def plan_speed(plan: Plan) -> dict[str, Any] | None:
-    """With the one number that plans are compared by."""
+    """With `steady`, the number that plans are compared by."""
     speed, steady = plan.speed, plan.steady_tokens_per_s
     if speed is None:
         return None
     return {**speed_json(speed), "steady": None if steady is None else round(steady, 2)}
-
-
-def _ready(one: Command) -> dict[str, Any]:
-    return {
-        "program": one.program,
-        "name": one.name,
-        "kind": one.kind,
-        "text": one.text,
-        "notes": list(one.notes),
-    }

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.app.answers import Check
 from edgekit.engines.chat import Written
-from edgekit.engines.program import ComparedRow, Resident, Up, Verification
+from edgekit.engines.program import ComparedRow, Up, Verification
 from edgekit.machine.calibration import Stored
-from edgekit.machine.types import (
-    Calibration,
-    HostMeasured,
-)
+from edgekit.machine.types import Calibration, HostMeasured
 from edgekit.report.bill import percent
 from edgekit.report.check import check_json
 from edgekit.report.hardware import (
@@ -24,24 +21,32 @@ from edgekit.report.hardware import (
     measured_rate,
 )
 from edgekit.report.headline import headline
-from edgekit.report.json import SCHEMA
-from edgekit.report.text import MOST_WIDTH, counted, figures, folded, section, within
-from edgekit.terminal import printable
+from edgekit.report.json import SCHEMA, fields
+from edgekit.report.text import (
+    PLAIN,
+    Body,
+    Screen,
+    View,
+    counted,
+    render,
+    table,
+)
 from edgekit.units import format_bytes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
     from edgekit.app.calibrate import Calibrated, Remembered
-    from edgekit.engines.program import ComparedRow, Resident, Verification
+
+_HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 
 
 def verdict_text(check: Check) -> str:
-    """What was promised, and why this context."""
+    """The prediction, and why this context."""
     result = check.result
     return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
 def comparison_text(engine: str, up: Up) -> str:
-    """The bill next to what the engine has allocated."""
+    """The prediction next to what the engine has allocated."""
     outside = [row.part for row in up.rows if not row.within]
     outcome = "as predicted"
     if outside:
@@ -50,22 +55,22 @@ def comparison_text(engine: str, up: Up) -> str:
         outcome = (
             f"within the bounds of the estimate, which follows the rules of {up.rules_version}"
         )
-    return "\n".join([f"{engine} {up.version} is up, {outcome}", *beside_lines(up.rows)])
+    return "\n".join([f"{engine} {up.version} is up, {outcome}", *compared_lines(up.rows)])
 
 
 def written_text(written: Written, *, asked: int | None) -> str:
-    """How much was read and written, and how fast."""
-    told = [_paced(written.prompt_tokens, "read", written.prefill_tokens_per_s)]
-    told.append(_paced(written.new_tokens, "written", written.decode_tokens_per_s))
+    """The numbers of tokens read and written, and how fast."""
+    parts = []
+    for tokens, verb, per_s in (
+        (written.prompt_tokens, "read", written.prefill_tokens_per_s),
+        (written.new_tokens, "written", written.decode_tokens_per_s),
+    ):
+        speed = f" at {per_s:,.1f} tokens/s" if per_s else ""
+        parts.append(f"{counted(tokens, 'token')} {verb}{speed}")
     if written.finish == "length":
-        full = asked is None or written.new_tokens < asked
-        told.append("cut: the context is full" if full else f"cut after --max-tokens {asked:,}")
-    return "; ".join(told)
-
-
-def _paced(tokens: int, verb: str, per_s: float | None) -> str:
-    what = f"{counted(tokens, 'token')} {verb}"
-    return what if not per_s else f"{what} at {per_s:,.1f} tokens/s"
+        is_full = asked is None or written.new_tokens < asked
+        parts.append("cut: the context is full" if is_full else f"cut after --max-tokens {asked:,}")
+    return "; ".join(parts)
 
 
 def answer_json(
@@ -76,11 +81,9 @@ def answer_json(
         "model": check.bill.label,
         "engine": check.result.engine,
         "text": text,
-        "finish": written.finish or None,
-        "prompt_tokens": written.prompt_tokens,
-        "new_tokens": written.new_tokens,
-        "prefill_tokens_per_s": written.prefill_tokens_per_s,
-        "decode_tokens_per_s": written.decode_tokens_per_s,
+        **fields(
+            written, "finish? prompt_tokens new_tokens prefill_tokens_per_s decode_tokens_per_s"
+        ),
         "context_tokens": check.result.context_tokens,
         "reported": [row_json(row) for row in rows],
         "plan": check_json(check),
@@ -96,7 +99,7 @@ def ready_json(
     idle_bytes: int | None,
     rows: Sequence[ComparedRow],
 ) -> dict[str, Any]:
-    """The line that says where the server is."""
+    """The line with the address of the server."""
     return {
         "event": "ready",
         "schema": SCHEMA,
@@ -126,79 +129,59 @@ def ended_json(
     }
 
 
-_HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
-
-
-def verification_text(found: Verification, *, asked: str, bold: bool = False) -> str:
-    """The screen. `asked` is what was asked for, in words; `bold` marks the verdict for terminals."""
-    verdict = printable(_verdict(found))
-    lines = [f"\x1b[1m{verdict}\x1b[0m" if bold else verdict]
-    lines += folded(_title(found), MOST_WIDTH) + folded(asked, MOST_WIDTH) + [""]
-    lines += beside_lines((*found.rows, found.total))
-    if found.resident:
-        lines += ["", *_resident_table(found.resident)]
-    lines += ["", *(line for note in _notes(found) for line in folded(note, MOST_WIDTH))]
-    return "\n".join(lines) + "\n"
-
-
-def beside_lines(rows: Iterable[ComparedRow]) -> list[str]:
-    """What was predicted beside what the engine has; parts that neither has are left out."""
-    shown = [row for row in rows if row.predicted_bytes or row.measured.high_bytes]
-    return figures(_HEAD, map(_cells, shown))
-
-
-def _verdict(found: Verification) -> str:
-    if found.within:
-        return "Within bounds: the engine allocates what was predicted"
-    outside = ", ".join(row.part for row in found.rows if not row.within)
-    return f"OUTSIDE BOUNDS: {outside}"
-
-
-def _title(found: Verification) -> str:
-    answer = found.answer
-    return (
+def verification_text(found: Verification, screen: Screen = PLAIN, *, asked: str) -> str:
+    """The verdict, then what was predicted next to what was measured. `asked` describes the load."""
+    verdict, answer = "Within bounds: the engine allocates what was predicted", found.answer
+    if not found.within:
+        outside = ", ".join(row.part for row in found.rows if not row.within)
+        verdict = f"OUTSIDE BOUNDS: {outside}"
+    title = (
         f"{found.label}  ·  predicted for llama.cpp {found.rules_version}  ·  measured "
         f"with {answer.through} {answer.version} in {answer.seconds:.1f} s"
     )
-
-
-def _cells(row: ComparedRow) -> tuple[str, ...]:
-    off = row.difference_bytes
-    return (
-        row.part,
-        format_bytes(row.predicted_bytes),
-        format_bytes(row.measured.middle_bytes),
-        f"±{format_bytes(row.measured.resolution_bytes)}",
-        f"{off:+,} B" if off else "0",
-        _signed(row.difference_share) if off else "",
-        "" if row.within else "outside",
-    )
-
-
-def _signed(share: float) -> str:
-    return f"{'-' if share < 0 else '+'}{percent(abs(share))}"
-
-
-def _resident_table(rows: tuple[Resident, ...]) -> list[str]:
-    return figures(
-        ("memory of the process", "resident", "private", "mapped files"),
+    processes = [
         (
+            row.when,
+            format_bytes(row.resident_bytes),
+            *(
+                "unknown" if size is None else format_bytes(size)
+                for size in (row.anonymous_bytes, row.file_bytes)
+            ),
+        )
+        for row in found.resident
+    ]
+    resident = table(("memory of the process", "resident", "private", "mapped files"), processes)
+    sections: list[tuple[str | None, Body]] = [
+        (None, [title, asked]),
+        ("", lambda _: compared_lines((*found.rows, found.total))),
+        ("", lambda _: resident if processes else ()),
+        ("", _verification_notes(found)),
+    ]
+    return render(View(headline=verdict, sections=sections), screen)
+
+
+def compared_lines(rows: Iterable[ComparedRow]) -> list[str]:
+    """What was predicted next to what the engine has; parts that neither has are left out."""
+    cells = []
+    for row in rows:
+        if not row.predicted_bytes and not row.measured.high_bytes:
+            continue
+        off, share = row.difference_bytes, row.difference_share
+        cells.append(
             (
-                row.when,
-                format_bytes(row.resident_bytes),
-                _known(row.anonymous_bytes),
-                _known(row.file_bytes),
+                row.part,
+                format_bytes(row.predicted_bytes),
+                format_bytes(row.measured.middle_bytes),
+                f"±{format_bytes(row.measured.resolution_bytes)}",
+                f"{off:+,} B" if off else "0",
+                f"{'-' if share < 0 else '+'}{percent(abs(share))}" if off else "",
+                "" if row.within else "outside",
             )
-            for row in rows
-        ),
-    )
+        )
+    return table(_HEAD, cells)
 
 
-def _known(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else format_bytes(size_bytes)
-
-
-def _notes(found: Verification) -> Iterator[str]:
+def _verification_notes(found: Verification) -> Iterator[str]:
     yield (
         "Bounds: weights, caches and output must match to the precision of the engine's "
         "log; compute within 10 %, or 4 MiB if that is more (the graph changes between "
@@ -214,16 +197,14 @@ def _notes(found: Verification) -> Iterator[str]:
 
 def verification_json(found: Verification) -> dict[str, Any]:
     answer = found.answer
+    names = "when resident_bytes anonymous_bytes file_bytes model_bytes swapped_bytes"
     return {
         "schema": SCHEMA,
         "model": found.label,
-        "within": found.within,
-        "rules_version": found.rules_version,
+        **fields(found, "within rules_version"),
         "engine": {
-            "through": answer.through,
-            "version": answer.version,
-            "mode": found.mode,
-            "backend": found.backend,
+            **fields(answer, "through version"),
+            **fields(found, "mode backend"),
             "devices": list(answer.devices),
             "resolved": dict(answer.resolved),
             "seconds": round(answer.seconds, 3),
@@ -231,40 +212,26 @@ def verification_json(found: Verification) -> dict[str, Any]:
         "facts": dict(found.estimate.facts),
         "parts": [row_json(row) for row in found.rows],
         "total": row_json(found.total),
-        "resident": [_resident(one) for one in found.resident],
-        "beside_bytes": found.beside_bytes,
-        "notes": list(found.notes),
+        "resident": [fields(one, names) for one in found.resident],
+        **fields(found, "beside_bytes notes"),
     }
 
 
 def row_json(row: ComparedRow) -> dict[str, Any]:
     return {
-        "part": row.part,
-        "predicted_bytes": row.predicted_bytes,
+        **fields(row, "part predicted_bytes"),
         "engine_bytes": row.measured.middle_bytes,
         "engine_low_bytes": row.measured.low_bytes,
         "engine_high_bytes": row.measured.high_bytes,
         "difference_bytes": row.difference_bytes,
         "difference_share": round(row.difference_share, 6),
-        "allowed_bytes": row.allowed_bytes,
-        "within": row.within,
-    }
-
-
-def _resident(one: Resident) -> dict[str, Any]:
-    return {
-        "when": one.when,
-        "resident_bytes": one.resident_bytes,
-        "anonymous_bytes": one.anonymous_bytes,
-        "file_bytes": one.file_bytes,
-        "model_bytes": one.model_bytes,
-        "swapped_bytes": one.swapped_bytes,
+        **fields(row, "allowed_bytes within"),
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFile:
-    """Where all of it lies."""
+    """Everything that was measured, and the path of the file that it is saved in."""
 
     path: str
     stored: Stored
@@ -273,31 +240,24 @@ class CalibrationFile:
     def is_empty(self) -> bool:
         return self.stored.calibration == Calibration()
 
-
-def calibrated_text(
-    found: Calibrated, path: str, *, width: int = MOST_WIDTH, bold: bool = False
-) -> str:
-    width = within(width)
-    first = folded(_answer(found), width)
-    lines = [f"\x1b[1m{line}\x1b[0m" for line in first] if bold else first
-    lines += section("Machine", (found.host.host,), width)
-    lines += section("Memory", _memory_rows(found.host), width)
-    lines += section("Disk", disk_rows(found.host.disk), width)
-    if found.engine is not None:
-        lines += section("Engine", engine_rows(found.engine), width)
-    if found.verification is not None:
-        lines += section("Estimate", (_bill(found.verification),), width)
-    lines += section("Note", found.notes, width)
-    if found.has_results:
-        lines += section("Saved", _kept_rows(path), width)
-    return "\n".join(lines) + "\n"
+    def __str__(self) -> str:
+        """What the file holds."""
+        found = self.stored.calibration
+        parts = (
+            counted(len(found.hosts), "machine"),
+            counted(len(found.engines), "engine"),
+            counted(len(found.differences), "difference"),
+        )
+        return f"{', '.join(parts)} in {self.path}"
 
 
-def _answer(found: Calibrated) -> str:
-    return f"Measured: {', '.join(_answers(found)) or 'nothing that can be saved'}"
+def calibrated_text(found: Calibrated, path: str, screen: Screen = PLAIN) -> str:
+    parts = ", ".join(_results(found)) or "nothing that can be saved"
+    view = View(headline=f"Measured: {parts}", sections=_calibrated_sections(found, path))
+    return render(view, screen)
 
 
-def _answers(found: Calibrated) -> Iterator[str]:
+def _results(found: Calibrated) -> Iterator[str]:
     host, engine = found.host, found.engine
     if host.bandwidth_bytes_per_s:
         yield f"memory bandwidth {gigabytes(host.bandwidth_bytes_per_s)}"
@@ -311,26 +271,47 @@ def _answers(found: Calibrated) -> Iterator[str]:
         yield "a prediction outside its bounds"
 
 
+def _calibrated_sections(found: Calibrated, path: str) -> Iterator[tuple[str, Body]]:
+    yield "Machine", (found.host.host,)
+    yield "Memory", _memory_rows(found.host)
+    yield "Disk", disk_rows(found.host.disk)
+    if found.engine is not None:
+        yield "Engine", engine_rows(found.engine)
+    if found.verification is not None:
+        outside = [row for row in found.verification.rows if not row.within]
+        parts = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
+        yield (
+            "Estimate",
+            [
+                "within bounds: the engine allocated what was predicted"
+                if found.verification.within
+                else f"outside bounds, and saved: {parts}"
+            ],
+        )
+    yield "Note", found.notes
+    if found.has_results:
+        uses = "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` deletes it"
+        yield "Saved", (path, uses)
+
+
 def _memory_rows(host: HostMeasured) -> Iterator[str]:
     if host.bandwidth_bytes_per_s:
-        told = gigabytes(host.bandwidth_bytes_per_s)
-        yield f"{told} with all cores, {host.date}"
+        yield f"{gigabytes(host.bandwidth_bytes_per_s)} with all cores, {host.date}"
 
 
-def _bill(found: Verification) -> str:
-    if found.within:
-        return "within bounds: the engine allocated what was predicted"
-    outside = [row for row in found.rows if not row.within]
-    told = ", ".join(f"{row.part} {row.difference_bytes:+,} B" for row in outside)
-    return f"outside bounds, and saved: {told}"
-
-
-def _kept_rows(path: str) -> Iterator[str]:
-    yield path
-    yield (
-        "`edgekit hardware` shows it, check and plan use it, `edgekit calibrate --remove` "
-        "deletes it"
-    )
+def calibrated_json(found: Calibrated, path: str) -> dict[str, Any]:
+    verified, engine = found.verification, found.engine
+    timed = None if verified is None else verified.paced
+    return {
+        "schema": SCHEMA,
+        "path": path,
+        "host": asdict(found.host),
+        "engine": None if engine is None else asdict(engine),
+        "timed": None if timed is None else asdict(timed),
+        "within": None if verified is None else verified.within,
+        "parts": [] if verified is None else [row_json(row) for row in verified.rows],
+        "notes": list(found.notes),
+    }
 
 
 def remembered_words(kept: Remembered) -> tuple[str, ...]:
@@ -351,52 +332,23 @@ def remembered_words(kept: Remembered) -> tuple[str, ...]:
     return (*words, kept.problem) if kept.problem else tuple(words)
 
 
-def list_text(kept: CalibrationFile, *, width: int = MOST_WIDTH) -> str:
-    """All of it, of every machine that shares the folder."""
-    width, found = within(width), kept.stored.calibration
-    lines = folded(_listed(found, kept.path), width)
-    for host in found.hosts:
-        rows = (*_memory_rows(host), *disk_rows(host.disk))
-        lines += section("Machine", (host.host, *rows), width)
-    for engine in found.engines:
-        lines += section("Engine", (*engine_rows(engine), f"on {engine.host}"), width)
-    lines += section("Differs", map(difference_row, reversed(found.differences)), width)
-    lines += section("Note", filter(None, (kept.stored.problem,)), width)
-    return "\n".join(lines) + "\n"
-
-
-def _listed(found: Calibration, path: str) -> str:
-    if found == Calibration():
-        return "Nothing measured yet: run `edgekit calibrate`"
-    parts = (
-        counted(len(found.hosts), "machine"),
-        counted(len(found.engines), "engine"),
-        counted(len(found.differences), "difference"),
-    )
-    return f"{', '.join(parts)} in {path}"
+def list_text(kept: CalibrationFile, screen: Screen = PLAIN) -> str:
+    """What was measured, on every machine that shares the folder."""
+    found = kept.stored.calibration
+    sections: list[tuple[str, Body]] = []
+    sections += [
+        ("Machine", (one.host, *_memory_rows(one), *disk_rows(one.disk))) for one in found.hosts
+    ]
+    sections += [("Engine", (*engine_rows(one), f"on {one.host}")) for one in found.engines]
+    sections.append(("Differs", map(difference_row, reversed(found.differences))))
+    sections.append(("Note", filter(None, (kept.stored.problem,))))
+    empty = "Nothing measured yet: run `edgekit calibrate`"
+    return render(View(headline=empty if kept.is_empty else str(kept), sections=sections), screen)
 
 
 def removed_text(kept: CalibrationFile) -> str:
-    found = kept.stored.calibration
-    told = [f"Removed: {_listed(found, kept.path)}"]
-    if kept.is_empty:
-        told = ["Nothing to remove"]
-    return "\n".join([*told, *filter(None, (kept.stored.problem,))]) + "\n"
-
-
-def calibrated_json(found: Calibrated, path: str) -> dict[str, Any]:
-    verified = found.verification
-    paced = None if verified is None else verified.paced
-    return {
-        "schema": SCHEMA,
-        "path": path,
-        "host": asdict(found.host),
-        "engine": None if found.engine is None else asdict(found.engine),
-        "timed": None if paced is None else asdict(paced),
-        "within": None if verified is None else verified.within,
-        "parts": [] if verified is None else [row_json(row) for row in verified.rows],
-        "notes": list(found.notes),
-    }
+    lines = ["Nothing to remove" if kept.is_empty else f"Removed: {kept}"]
+    return "\n".join([*lines, *filter(None, (kept.stored.problem,))]) + "\n"
 
 
 def list_json(kept: CalibrationFile, *, removed: bool = False) -> dict[str, Any]:

@@ -1,28 +1,18 @@
-"""Verdicts on many models, or of all engines on one -> a table, and one line that counts them."""
+"""Several verdicts, on many models or of all engines on one, as a table and as JSON (docs/json.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from edgekit.app.answers import (
-    Answer,
-    Check,
-    EstimateAnswer,
-    Unanswered,
-)
+from edgekit.app.answers import Answer, Check, Unanswered
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.inspect import count_parameters
-from edgekit.report.bars import (
-    BLOCKS,
-    Glyphs,
-    memories,
-    sizes_words,
-)
+from edgekit.report.bars import memories, sizes_words
 from edgekit.report.check import check_json
 from edgekit.report.headline import (
     VERDICTS,
@@ -35,20 +25,20 @@ from edgekit.report.headline import (
     rounded_context_words,
     typical_figure,
 )
-from edgekit.report.json import SCHEMA
+from edgekit.report.json import SCHEMA, error_json, fields
 from edgekit.report.text import (
-    LEAST_WIDTH,
+    MIN_WIDTH,
+    PLAIN,
+    Screen,
+    clamp_width,
     folded,
     hanging,
     joined,
-    within,
 )
 from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 
-Found = Check | Unanswered
-
-# Outcome -> how one of it and several are counted, in the order in which they are told.
+# Outcome -> how one and several of it are counted, in the order of the summary.
 _COUNTED = {
     "fits": ("fits", "fit"),
     "tight": ("is tight", "are tight"),
@@ -57,93 +47,94 @@ _COUNTED = {
     "not read": ("could not be read", "could not be read"),
 }
 FIRST_ROWS = 25  # a table of up to this many rows is written at once
-NAMES_TOLD = 3  # beside a reason they share
-LEAST_NAME = 12  # columns; where fewer are left for it, a row takes several lines
+MAX_NAMES = 3  # of models that share a reason
+MIN_NAME = 12  # columns; with fewer for the name, a row takes several lines
+_OUTCOME, _NAME, _ENGINE, _WEIGHTS, _GIB = "", "model", "engine", "weights", "GiB"
+_CONTEXT, _MAX, _USED, _SPEED = "context", "max", "GiB used", "tokens/s"
+_COLUMNS = (_OUTCOME, _NAME, _ENGINE, _WEIGHTS, _GIB, _CONTEXT, _MAX, _USED, _SPEED)
+_LEFT = frozenset({_OUTCOME, _NAME, _ENGINE, _WEIGHTS})  # aligned to the left
+_IF_USED = frozenset({_ENGINE, _GIB})  # left out if empty, even if more rows follow
+_NARROW = (_GIB, _MAX, _SPEED)  # left out on a narrow screen, in this order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRow:
-    """One line of a table of verdicts, in words."""
-
-    outcome: str
-    name: str = ""  # "": told above
-    engine: str = ""
-    weights: str = ""  # how many, and their quantisation
-    gib: str = ""  # of the weights
-    context: str = "-"
-    longest: str = "-"
-    memory: str = "-"
-    speed: str = "-"  # tokens per second
-    because: str = ""  # where the figures do not say it
+@dataclass(frozen=True, slots=True)
+class _Row:
+    cells: dict[str, str]  # by column
+    because: str = ""  # what the figures do not show
 
 
-def check_table(
-    rows: Sequence[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS, sizes: bool = False
-) -> str:
-    return "".join(table_pieces(rows, width=width, glyphs=glyphs, sizes=sizes))
+def check_table(rows: Sequence[Answer], screen: Screen = PLAIN, *, sizes: bool = False) -> str:
+    return "".join(table_pieces(rows, screen, sizes=sizes))
 
 
 def table_pieces(
-    rows: Iterable[Found], *, width: int = 100, glyphs: Glyphs = BLOCKS, sizes: bool = False
+    rows: Iterable[Answer], screen: Screen = PLAIN, *, sizes: bool = False
 ) -> Iterator[str]:
     """The table, piece by piece: the first FIRST_ROWS rows lay it out, each later row is written as it becomes known.
 
     What all rows share is above them; reasons for missing answers are below. `sizes` adds the parameters and the
     size of the weights.
     """
-    width = max(width, LEAST_WIDTH)
+    width = max(screen.width, MIN_WIDTH)
     coming = iter(rows)
-    found = list(islice(coming, FIRST_ROWS))
-    told = list(rows_of(found, sizes=sizes))
-    layout = _layout(told, width)
-    above = joined(_above(found), width, glyphs.between)
-    lines = [*above, *([""] if above and told else []), *layout.head]
-    lines += [line for row in told for line in layout.lines(row)]
+    answers = list(islice(coming, FIRST_ROWS))
+    found = _rows_of(answers, sizes=sizes)
+    columns = _columns(found, width)
+    lines = joined(_shared(answers), width, f"  {screen.glyphs.between}  ")
+    lines += [""] if lines and found else []
+    lines += [_line({name: name for name in columns}, columns)] if columns else []
+    lines += [line for row in found for line in _row_lines(row.cells, columns, width)]
     if lines:
         yield "\n".join(lines) + "\n"
-    first = tuple(found)
-    for row in coming:
+    one_engine, first = _one_engine(answers), tuple(answers)
+    for answer in coming:
+        row = _row(answer, {}, sizes=sizes)
+        if one_engine:  # there is no column: another engine is named next to the model
+            engine = row.cells[_ENGINE]
+            if engine and not _one_engine([*first, answer]):
+                row.cells[_NAME] += f" ({engine})"
+            row.cells[_ENGINE] = ""
+        answers.append(answer)
         found.append(row)
-        told.append(_later_row(row, first, sizes=sizes))
-        yield "\n".join(layout.lines(told[-1])) + "\n"
-    reasons = [line for reason in reasons_of(told) for line in hanging(reason, within(width))]
-    below = [*([""] if reasons else []), *reasons, "", *folded(summary(found), width)]
+        yield "\n".join(_row_lines(row.cells, columns, width)) + "\n"
+    reasons = [line for one in _reasons(found) for line in hanging(one, clamp_width(width))]
+    below = [*([""] if reasons else []), *reasons, "", *folded(summary(answers), width)]
     yield "\n".join(below if lines else below[1:]) + "\n"
 
 
-def summary(rows: Sequence[Found]) -> str:
+def summary(rows: Sequence[Answer]) -> str:
     """'3 fit, 1 is tight, 2 do not fit, 1 could not be read'."""
     found = counts(rows).items()
     parts = [f"{count} {_COUNTED[outcome][count > 1]}" for outcome, count in found if count]
     return ", ".join(parts) or "no models"
 
 
-def counts(rows: Sequence[Found]) -> dict[str, int]:
-    """Outcome -> how many; those that did not happen too."""
+def counts(rows: Sequence[Answer]) -> dict[str, int]:
+    """Outcome -> number of rows, zeros included."""
     found = [outcome_of(row) for row in rows]
     return {outcome: found.count(outcome) for outcome in _COUNTED}
 
 
-def outcome_of(found: Found) -> str:
+def outcome_of(found: Answer) -> str:
     """'fits', 'tight', 'does not fit'; without a verdict 'cannot run' or 'not read'."""
     if isinstance(found, Check):
         return VERDICTS[found.result.status].lower()
     return "cannot run" if isinstance(found.error, HardwareError | RefusedError) else "not read"
 
 
-def _one_model(rows: Sequence[Found]) -> bool:
+def _one_model(rows: Sequence[Answer]) -> bool:
     names = {row.bill.reference if isinstance(row, Check) else row.reference for row in rows}
     return len(rows) > 1 and len(names) == 1
 
 
-def _one_engine(rows: Sequence[Found]) -> bool:
+def _one_engine(rows: Sequence[Answer]) -> bool:
     """A file that was not read has none yet."""
     engines = {row.result.engine if isinstance(row, Check) else row.engine for row in rows}
     return len(engines - {None}) <= 1
 
 
-def _above(rows: Sequence[Found]) -> Iterator[str]:
-    """The machine, and the model or the engine where there is only one."""
+def _shared(rows: Sequence[Answer]) -> Iterator[str]:
+    """The machine, and the model or the engine if there is only one."""
     checks = [row for row in rows if isinstance(row, Check)]
     if not checks:
         return
@@ -154,50 +145,50 @@ def _above(rows: Sequence[Found]) -> Iterator[str]:
     yield checks[0].result.machine.name
 
 
-def rows_of(rows: Sequence[Found], *, sizes: bool = False) -> Iterator[TableRow]:
+def _rows_of(rows: Sequence[Answer], *, sizes: bool) -> list[_Row]:
     labels = {row.bill.reference: row.bill.label for row in rows if isinstance(row, Check)}
-    one_model, one_engine = _one_model(rows), _one_engine(rows)
-    for row in rows:
-        told = _judged(row, sizes=sizes) if isinstance(row, Check) else _unanswered(row, labels)
-        yield replace(
-            told, name="" if one_model else told.name, engine="" if one_engine else told.engine
-        )
+    found = [_row(row, labels, sizes=sizes) for row in rows]
+    shared = (_NAME,) * _one_model(rows) + (_ENGINE,) * _one_engine(rows)
+    for row in found:
+        row.cells.update(dict.fromkeys(shared, ""))
+    return found
 
 
-def _unanswered(found: Unanswered, labels: Mapping[str, str]) -> TableRow:
-    return TableRow(
-        outcome=outcome_of(found),
-        name=printable(labels.get(found.reference, found.reference)),
-        engine=found.engine or "",
-        because=str(found.error),
+def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
+    cells = dict.fromkeys(_COLUMNS, "") | dict.fromkeys((_CONTEXT, _MAX, _USED, _SPEED), "-")
+    cells[_OUTCOME] = outcome_of(found)
+    if isinstance(found, Unanswered):
+        cells[_NAME] = printable(labels.get(found.reference, found.reference))
+        cells[_ENGINE] = found.engine or ""
+        return _Row(cells, str(found.error))
+    result, bill, speed = found.result, found.bill, found.result.speed
+    cells[_NAME], cells[_ENGINE] = printable(bill.label), result.engine
+    weights = (
+        result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE").replace(" bit", "-bit")
     )
-
-
-def _judged(check: Check, *, sizes: bool) -> TableRow:
-    result = check.result
+    counted = None if bill.geometry is None or not sizes else count_parameters(bill.geometry)
+    parameters = "" if counted is None else short_count(counted[0])
+    cells[_WEIGHTS] = " ".join(filter(None, (parameters, weights)))
+    cells[_GIB] = f"{result.estimate.weights_bytes / GIB:,.1f}" if sizes else ""
+    cells[_CONTEXT] = window_words(result, result.context_tokens // result.streams, result.streams)
     longest = result.context_tokens if is_beyond(result) else result.max_context
-    plain = result.can_load or (result.tightest.status is Status.FAILED and not is_blocked(result))
-    parameters = _parameters(check.bill) if sizes else ""
-    weights = result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE")
-    return TableRow(
-        outcome=outcome_of(check),
-        name=printable(check.bill.label),
-        engine=result.engine,
-        weights=" ".join(filter(None, (parameters, weights.replace(" bit", "-bit")))),
-        gib=f"{result.estimate.weights_bytes / GIB:,.1f}" if sizes else "",
-        context=_window(result),
-        longest=rounded_context_words(longest).removesuffix(" tokens") if longest else "-",
-        memory=used_words(result),
-        speed=_pace(result),
-        because="" if plain else "; ".join(result.reasons),
+    if longest:
+        cells[_MAX] = rounded_context_words(longest).removesuffix(" tokens")
+    cells[_USED] = used_words(result)
+    if not result.failed:  # an embedding model writes nothing: how fast it reads
+        rates = None if speed is None else speed.prefill if embeds(result) else speed.decode
+        cells[_SPEED] = "?" if rates is None else typical_figure(rates)
+    is_plain = result.can_load or (
+        result.tightest.status is Status.FAILED and not is_blocked(result)
     )
+    return _Row(cells, "" if is_plain else "; ".join(result.reasons))
 
 
-def _window(result: Verdict) -> str:
-    """'32K', '32K q8_0' where the cache is not the engine's own, '4 x 16K' of several users."""
-    each = context_words(result.context_tokens // result.streams).removesuffix(" tokens")
-    tokens = f"{result.streams} x {each}" if result.streams > 1 else each
-    return f"{tokens} {result.cache}" if cache_words(result) else tokens
+def window_words(result: Verdict, tokens: int, users: int) -> str:
+    """'32K', '32K q8_0' if the cache is not the engine's default, '4 x 16K' for several users."""
+    each = context_words(tokens).removesuffix(" tokens")
+    words = f"{users} x {each}" if users > 1 else each
+    return f"{words} {result.cache}" if cache_words(result) else words
 
 
 def used_words(result: Verdict) -> str:
@@ -215,162 +206,108 @@ def used_words(result: Verdict) -> str:
     return f"{words} +RAM" if is_divided(result) and not fullest.is_ram else words
 
 
-def _pace(result: Verdict) -> str:
-    """Tokens per second; of an embedding model, which writes nothing, how fast it reads."""
-    if result.failed:
-        return "-"
-    speed = result.speed
-    rates = None if speed is None else speed.prefill if embeds(result) else speed.decode
-    return "?" if rates is None else typical_figure(rates)
-
-
-def _parameters(bill: EstimateAnswer) -> str:
-    counted = None if bill.geometry is None else count_parameters(bill.geometry)
-    return "" if counted is None else short_count(counted[0])
-
-
-def reasons_of(rows: Sequence[TableRow]) -> Iterator[str]:
-    """What is to be said of several models once."""
+def _reasons(rows: Sequence[_Row]) -> Iterator[str]:
+    """Each reason once, with the models that share it."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.because:
-            found.setdefault((row.engine, row.because), []).append(row.name)
+            found.setdefault((row.cells[_ENGINE], row.because), []).append(row.cells[_NAME])
     for (engine, because), names in found.items():
-        who = f"{len(names)} models" if len(names) > NAMES_TOLD else ", ".join(filter(None, names))
-        told = " on ".join(filter(None, (who, engine)))
-        yield because if told and because.startswith(f"{told}:") else f"{told}: {because}"
+        models = (
+            f"{len(names)} models" if len(names) > MAX_NAMES else ", ".join(filter(None, names))
+        )
+        subject = " on ".join(filter(None, (models, engine)))
+        yield because if subject and because.startswith(f"{subject}:") else f"{subject}: {because}"
 
 
-def _later_row(found: Found, first: Sequence[Found], *, sizes: bool) -> TableRow:
-    """A row of a table that is laid out already: an engine that has no column is named next to the model."""
-    row = _judged(found, sizes=sizes) if isinstance(found, Check) else _unanswered(found, {})
-    if not _one_engine(first):
-        return row
-    is_other = bool(row.engine) and not _one_engine([*first, found])
-    return replace(row, name=f"{row.name} ({row.engine})" if is_other else row.name, engine="")
+def _columns(rows: Sequence[_Row], width: int) -> dict[str, int]:
+    """Column -> its width; none if every row has to take several lines.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """How the rows of one table are written; without columns, a row takes two lines."""
-
-    width: int
-    columns: Mapping[str, int]  # head -> width
-
-    @property
-    def head(self) -> list[str]:
-        return [self._line({head: head for head in self.columns})] if self.columns else []
-
-    def lines(self, row: TableRow) -> list[str]:
-        if not self.columns:
-            return _stacked(row, self.width)
-        cells = {head: printable(cell) for head, cell in _cells(row).items()}
-        over = len(self._line(cells)) - self.width
-        if over > 0:
-            room = len(cells["model"]) - over
-            if room < LEAST_NAME:
-                return _stacked(row, self.width)
-            cells["model"] = shortened(cells["model"], room)
-        return [self._line(cells)]
-
-    def _line(self, cells: Mapping[str, str]) -> str:
-        """Words to the left, numbers to the right."""
-        return "  ".join(
-            f"{cells[head]:<{width}}" if head in _WORDS else f"{cells[head]:>{width}}"
-            for head, width in self.columns.items()
-        ).rstrip()
-
-
-def _layout(rows: Sequence[TableRow], width: int) -> _Layout:
-    """Names are shortened to fit the width. Where that leaves too little of them, columns are left out one by one,
-    and where that does not help, a row takes several lines.
-
-    Empty columns are left out; of a table that goes on, only those of the engine and the sizes are.
+    Names are shortened to fit the width. If that leaves too little of them, columns are left out one by one. Empty
+    columns are left out too; if more rows may follow, only those in _IF_USED.
     """
-    every = [_cells(row) for row in rows]
     goes_on = len(rows) >= FIRST_ROWS
     widths = {
-        head: max(len(head), *(len(printable(cells[head])) for cells in every))
-        for head in _cells(TableRow(outcome=""))
-        if any(cells[head] for cells in every) or (goes_on and head not in _NOT_ALWAYS)
+        name: max(len(name), *(len(printable(row.cells[name])) for row in rows))
+        for name in _COLUMNS
+        if any(row.cells[name] for row in rows) or (goes_on and name not in _IF_USED)
     }
-    for last in range(len(_LEFT_OUT) + 1):
-        columns = {head: size for head, size in widths.items() if head not in _LEFT_OUT[:last]}
+    for count in range(len(_NARROW) + 1):
+        columns = {name: size for name, size in widths.items() if name not in _NARROW[:count]}
         over = sum(columns.values()) + 2 * (len(columns) - 1) - width
         if over <= 0:
-            return _Layout(width=width, columns=columns)
-        room = columns.get(_NAME, 0) - over
-        if room >= LEAST_NAME:
-            return _Layout(width=width, columns={**columns, _NAME: room})
-    return _Layout(width=width, columns={})
+            return columns
+        name_width = columns.get(_NAME, 0) - over
+        if name_width >= MIN_NAME:
+            return {**columns, _NAME: name_width}
+    return {}
 
 
-_NAME = "model"
-_WORDS = frozenset({"", _NAME, "engine", "weights"})
-_NOT_ALWAYS = frozenset({"engine", "GiB"})
-_LEFT_OUT = ("GiB", "max", "tokens/s")  # on a narrow screen, in this order
+def _row_lines(cells: Mapping[str, str], columns: Mapping[str, int], width: int) -> list[str]:
+    if not columns:
+        return _stacked(cells, width)
+    shown = {name: printable(cell) for name, cell in cells.items()}
+    over = len(_line(shown, columns)) - width
+    if over > 0:
+        name_width = len(shown[_NAME]) - over
+        if name_width < MIN_NAME:
+            return _stacked(cells, width)
+        shown[_NAME] = shortened(shown[_NAME], name_width)
+    return [_line(shown, columns)]
 
 
-def _cells(row: TableRow) -> dict[str, str]:
-    return {
-        "": row.outcome,
-        _NAME: row.name,
-        "engine": row.engine,
-        "weights": row.weights,
-        "GiB": row.gib,
-        "context": row.context,
-        "max": row.longest,
-        "GiB used": row.memory,
-        "tokens/s": row.speed,
-    }
+def _line(cells: Mapping[str, str], columns: Mapping[str, int]) -> str:
+    return "  ".join(
+        f"{cells[name]:<{width}}" if name in _LEFT else f"{cells[name]:>{width}}"
+        for name, width in columns.items()
+    ).rstrip()
 
 
-def shortened(name: str, room: int) -> str:
-    """The end tells quantisations apart, the beginning models."""
-    if len(name) <= room:
+def shortened(name: str, width: int) -> str:
+    """Without its middle: the start tells models apart, the end quantisations."""
+    if len(name) <= width:
         return name
-    head = (room - 3) // 2
-    return f"{name[:head]}...{name[head + 3 - room :]}"
+    head = (width - 3) // 2
+    return f"{name[:head]}...{name[head + 3 - width :]}"
 
 
-def _stacked(row: TableRow, width: int) -> list[str]:
-    first = folded("  ".join(filter(None, (row.outcome, row.name, row.engine))), width)
-    if row.memory == "-":
-        return first
-    used, _, ram = row.memory.partition(" +")
+def _stacked(cells: Mapping[str, str], width: int) -> list[str]:
+    """A row in several lines."""
+    names = (cells[_OUTCOME], cells[_NAME], cells[_ENGINE])
+    lines = folded("  ".join(filter(None, names)), width)
+    if cells[_USED] == "-":
+        return lines
+    used, _, ram = cells[_USED].partition(" +")
     used += "" if "iB" in used else " GiB"
-    weights = f"{row.weights} {row.gib} GiB".strip() if row.gib else row.weights
-    longest = "" if row.longest == "-" else f" (max {row.longest})"
-    told = [weights, f"{row.context}{longest}", " + ".join(filter(None, (used, ram)))]
-    told += [f"{row.speed} tokens/s"] if row.speed not in {"-", "?"} else []
-    return [
-        *first,
-        *(f"  {line}" for line in folded(", ".join(filter(None, told)), width - 2)),
-    ]
+    gib = f"{cells[_GIB]} GiB" if cells[_GIB] else ""
+    longest = "" if cells[_MAX] == "-" else f" (max {cells[_MAX]})"
+    speed = "" if cells[_SPEED] in {"-", "?"} else f"{cells[_SPEED]} tokens/s"
+    parts = (
+        f"{cells[_WEIGHTS]} {gib}".strip(),
+        f"{cells[_CONTEXT]}{longest}",
+        " + ".join(filter(None, (used, ram))),
+        speed,
+    )
+    return lines + [f"  {line}" for line in folded(", ".join(filter(None, parts)), width - 2)]
 
 
 def unanswered_json(found: Unanswered) -> dict[str, Any]:
-    return {
-        "reference": found.reference,
-        "engine": found.engine,
-        "error": {"type": type(found.error).__name__, "message": str(found.error)},
-    }
+    return {**fields(found, "reference engine"), "error": error_json(found.error)}
 
 
-def checks_json(rows: Sequence[Check | Unanswered]) -> dict[str, Any]:
-    """Many models, or all engines of one, in the order in which they were asked for."""
-    told = {outcome.replace(" ", "_"): count for outcome, count in counts(rows).items()}
+def checks_json(rows: Sequence[Answer]) -> dict[str, Any]:
+    """Many models, or all engines of one, in the order of the request."""
     return {
         "schema": SCHEMA,
         "models": [
             check_json(row) if isinstance(row, Check) else unanswered_json(row) for row in rows
         ],
-        "summary": told,
+        "summary": {name.replace(" ", "_"): count for name, count in counts(rows).items()},
     }
 
 
 def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """One model and one engine as they are, else a list. Raises the error if the only answer is one."""
+    """A single answer as it is, several as a list. Raises the error if the only answer is one."""
     if len(answers) > 1:
         return checks_json(answers)
     if isinstance(answers[0], Unanswered):
@@ -379,7 +316,7 @@ def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def models_json(rows: Sequence[Answer]) -> dict[str, Any]:
-    """The object of `check --json` for each, and the figures of the table beside it."""
+    """The object of `check --json` for each, with the figures of the table."""
     return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
 
 

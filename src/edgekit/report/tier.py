@@ -12,8 +12,9 @@ from edgekit.engines.memo.estimate import windows_of
 from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
 from edgekit.machine.types import HOST
-from edgekit.report.json import SCHEMA
-from edgekit.report.text import figures, folded, joined, placed, row_width, section, within
+from edgekit.report.json import SCHEMA, fields
+from edgekit.report.plan import decision_json
+from edgekit.report.text import PLAIN, Body, Screen, View, render, table
 from edgekit.units import format_bytes
 
 ASSUMED = (
@@ -35,29 +36,29 @@ _WORDS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does n
 _NAMES = {Component.COMPUTE: "working set", Component.KV_CACHE: "cache", Component.STATE: "state"}
 
 
-def tier_text(plan: TierPlan, *, width: int = 100, bold: bool = False) -> str:
-    """The screen. `bold` marks the answer for terminals."""
-    width = within(width)
-    answer = folded(tier_answer(plan), width)
-    lines = [f"\x1b[1m{line}\x1b[0m" for line in answer] if bold else answer
+def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
     engine = "what-if engine" if plan.setup.engine == WHAT_IF else plan.setup.engine
-    title = (f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name)
-    lines += joined(title, width)
-    lines += placed("Memory", _memory_lines(plan, row_width(width)), width)
+    view = View(
+        headline=tier_answer(plan),
+        title=(f"{plan.tier.line} ({plan.tier.base_model})", engine, plan.budget.name),
+        sections=_sections(plan),
+    )
+    return render(view, screen)
+
+
+def _sections(plan: TierPlan) -> Iterator[tuple[str, Body]]:
+    yield "Memory", lambda screen: _memory_lines(plan, screen.width)
     steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
-    lines += section("Why", [*plan.verdict.reasons, *steps], width)
+    yield "Why", [*plan.verdict.reasons, *steps]
     need = plan.ram.need
     least, wanted = format_bytes(need.min_bytes), format_bytes(need.recommended_bytes)
-    guard = (
-        f"{plan.ram.level.value}: {plan.ram.because}; at least {least}, {wanted} recommended "
-        f"({need.source})"
-    )
-    lines += section("Guard", [guard], width)
+    sizes = f"at least {least}, {wanted} recommended ({need.source})"
+    yield "Guard", [f"{plan.ram.level.value}: {plan.ram.because}; {sizes}"]
     if not plan.verdict.can_load:
-        missing = f"add {format_bytes(plan.to_add_bytes)} of memory to {plan.budget.name}"
-        lines += section("To fit", [missing], width)
-    lines += section("Basis", [ASSUMED], width)
-    return "\n".join([*lines, *section("Note", _notes(plan), width)]) + "\n"
+        missing = format_bytes(plan.to_add_bytes)
+        yield "To fit", [f"add {missing} of memory to {plan.budget.name}"]
+    yield "Basis", [ASSUMED]
+    yield "Note", _notes(plan)
 
 
 def tier_answer(plan: TierPlan) -> str:
@@ -93,7 +94,7 @@ def _memory_lines(plan: TierPlan, width: int) -> list[str]:
     rows.append(("total", format_bytes(plan.required_bytes), why))
     left = memory.available_bytes - plan.required_bytes
     rows.append(("free" if left >= 0 else "missing", format_bytes(abs(left)), ""))
-    plain = figures(("", ""), [row[:2] for row in rows])[1:]
+    plain = table(("", ""), [row[:2] for row in rows])[1:]
     full = [f"{line}  {row[2]}".rstrip() for line, row in zip(plain, rows, strict=True)]
     return full if all(len(line) <= width for line in full) else plain
 
@@ -108,14 +109,11 @@ def tier_json(plan: TierPlan) -> dict[str, Any]:
     """The whole answer, with its bill and its reasons."""
     found, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
     drafter, spill = plan.setup.drafter, plan.setup.spill
+    names = "resident_tokens resident_bytes spilled_pages spilled_bytes page_bytes restore_ms"
     return {
         "schema": SCHEMA,
         "tier": {
-            "name": tier.name,
-            "line": tier.line,
-            "base_model": tier.base_model,
-            "native_window": tier.native_window,
-            "catalog_window": tier.catalog_window,
+            **fields(tier, "name line base_model native_window catalog_window"),
             "sources": dict(tier.sources),
         },
         "holds": found.can_load,
@@ -133,55 +131,27 @@ def tier_json(plan: TierPlan) -> dict[str, Any]:
         "parallel": plan.parallel,
         "spill": None
         if spill is None
-        else {
-            "store": spill.store.value,
-            "purpose": spill.purpose.value,
-            "resident_tokens": spill.resident_tokens,
-            "resident_bytes": spill.resident_bytes,
-            "spilled_pages": spill.spilled_pages,
-            "spilled_bytes": spill.spilled_bytes,
-            "page_bytes": spill.page_bytes,
-            "restore_ms": spill.restore_ms,
-            "limit_ms": spill.purpose.limit_ms,
-        },
+        else {**fields(spill, f"store purpose {names}"), "limit_ms": spill.purpose.limit_ms},
         "required_bytes": plan.required_bytes,
         "memory": {
             "name": memory.name,
             "kind": found.estimate.backend,
-            "total_bytes": memory.total_bytes,
-            "free_bytes": memory.free_bytes,
-            "reserve_bytes": memory.reserve_bytes,
-            "limit_bytes": memory.limit_bytes,
+            **fields(memory, "total_bytes free_bytes reserve_bytes limit_bytes"),
             "usable_bytes": memory.available_bytes,
         },
         "ram": {
             "level": ram.level.name.lower(),
-            "min_bytes": ram.need.min_bytes,
-            "recommended_bytes": ram.need.recommended_bytes,
-            "source": ram.need.source,
+            **fields(ram.need, "min_bytes recommended_bytes source"),
             "because": ram.because,
         },
         "reasons": list(found.reasons),
         "to_add_bytes": plan.to_add_bytes,
-        "steps": [
-            {
-                "lever": step.lever.value,
-                "value": step.value,
-                "because": step.because,
-                "tried": [
-                    {"value": one.value, "told": one.told, "taken": one.taken} for one in step.tried
-                ],
-            }
-            for step in plan.steps
-        ],
+        "steps": [decision_json(step) for step in plan.steps],
         "lines": [
             {
-                "component": line.component.value,
-                "part": line.part or None,
+                **fields(line, "component part?"),
                 "pool": line.pool.label,
-                "size_bytes": line.size_bytes,
-                "basis": line.basis.value,
-                "because": line.because,
+                **fields(line, "size_bytes basis because"),
             }
             for line in found.estimate.lines
         ],

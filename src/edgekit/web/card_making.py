@@ -22,11 +22,11 @@ from edgekit.machine.types import Machine
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.plan.recommend import Suggestion, rank_of, smallest_bytes
 from edgekit.report.cards import cache_words, card_entry_json
+from edgekit.report.check import bars_json
 from edgekit.report.headline import headline
 from edgekit.report.plan import plan_speed
 from edgekit.request import Request, Session
 from edgekit.terminal import printable
-from edgekit.web.bars import bars_json
 from edgekit.web.card_flags import plan_flags
 from edgekit.web.failures import UNEXPECTED
 from edgekit.web.hiding import text_without_folders

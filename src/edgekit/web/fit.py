@@ -10,9 +10,9 @@ from edgekit.bill.verdict import Status
 from edgekit.engines.flags import typed
 from edgekit.plan.curve import Curve
 from edgekit.report.bill import bill_json
+from edgekit.report.check import bars_json
 from edgekit.report.headline import VERDICTS, headline
 from edgekit.report.json import SCHEMA
-from edgekit.web.bars import bars_json
 
 Json = dict[str, Any]
 

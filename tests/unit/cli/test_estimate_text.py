@@ -19,6 +19,7 @@ from edgekit.report.bill import (
     pool_sums,
     ranges,
 )
+from edgekit.report.text import Screen
 from edgekit.units import GIB, MIB
 
 GEOMETRY = ModelGeometry(
@@ -150,7 +151,7 @@ def test_the_answer_first_then_the_bill() -> None:
 
 
 def test_bold_marks_the_answer_only() -> None:
-    first, *rest = bill_text(BILL, bold=True).splitlines()
+    first, *rest = bill_text(BILL, screen=Screen(colour=True)).splitlines()
     assert first == f"\x1b[1m{TEXT.splitlines()[0]}\x1b[0m"
     assert rest == TEXT.splitlines()[1:]
 

@@ -10,6 +10,7 @@ from tests.documented import documented
 from tests.unit.plan.tier_tasks import card, planned, ram, recommended
 
 from edgekit.catalog.tiers import find_layout
+from edgekit.report.text import Screen
 from edgekit.report.tier import tier_answer, tier_json, tier_text
 from edgekit.units import GIB
 
@@ -28,7 +29,9 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_the_screen_has_its_width(name: str, width: int) -> None:
     widest = len("  drafter working set    1.50 GiB")  # a row of figures is not cut
-    assert max(map(len, tier_text(PLANS[name], width=width).splitlines())) <= max(width, widest)
+    assert max(map(len, tier_text(PLANS[name], Screen(width=width)).splitlines())) <= max(
+        width, widest
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)

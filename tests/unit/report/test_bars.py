@@ -10,17 +10,8 @@ from tests.unit.report.verdicts import recorded
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, HOST, Budget
-from edgekit.report.bars import (
-    ASCII,
-    BLOCKS,
-    MOST_CELLS,
-    PARTS,
-    Memory,
-    bar,
-    glyphs_for,
-    memories,
-    parts_of,
-)
+from edgekit.report.bars import MOST_CELLS, PARTS, Memory, bar, memories, parts_in
+from edgekit.report.text import ASCII, BLOCKS, glyphs_for
 from edgekit.units import GIB
 
 
@@ -123,7 +114,7 @@ def test_parts_are_those_of_the_pool_and_of_the_start() -> None:
         MemoryLine(component=Component.WEIGHTS, size_bytes=128, pool=HOST),
     )
     estimate = MemoryEstimate(engine="llama.cpp", backend="cuda", lines=lines)
-    assert parts_of(use(63, 100), estimate) == parts(1, 2 + 4, 8, 16 + 32)
+    assert parts_in(use(63, 100).budget.pools, estimate) == parts(1, 2 + 4, 8, 16 + 32)
 
 
 @pytest.mark.parametrize(

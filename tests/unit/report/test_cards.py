@@ -29,7 +29,6 @@ from edgekit.machine import requested_machine
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion
-from edgekit.report.bars import ASCII
 from edgekit.report.cards import (
     cards_answer,
     cards_json,
@@ -38,6 +37,7 @@ from edgekit.report.cards import (
     parameters_words,
 )
 from edgekit.report.json import json_text
+from edgekit.report.text import ASCII, Screen
 from edgekit.request import Request
 from edgekit.units import GIB
 
@@ -115,18 +115,21 @@ RAM       [#########.......................................|.]  10.6 of 63.0 GiB
 
 
 def test_cards_text_is_a_table_of_the_best_with_the_command_to_go_on_with() -> None:
-    assert cards_text(best_two(), width=80, words="--device 'RTX 4090' --ram 64G") == TABLE
+    assert (
+        cards_text(best_two(), screen=Screen(width=80), words="--device 'RTX 4090' --ram 64G")
+        == TABLE
+    )
 
 
 def test_cards_text_with_why_has_the_headline_and_the_bars_of_each() -> None:
-    text = cards_text(best_two(), width=80, glyphs=ASCII, why=True)
+    text = cards_text(best_two(), screen=Screen(width=80, glyphs=ASCII), why=True)
     assert DETAILS in text
     assert "gemma-3-27b (27B, released 2025-03, licence gemma)\n" in text
     assert "Basis    memory modelled; speed modelled for 1, assumed for 2; ranked" in text
 
 
 def test_cards_text_where_nothing_fits_has_the_nearest_and_what_would_help() -> None:
-    text = cards_text(none_fits(), width=80, glyphs=ASCII)
+    text = cards_text(none_fits(), screen=Screen(width=80, glyphs=ASCII))
     assert text.startswith(
         "Nothing fits for chat on 8 GiB RAM; nearest: gemma-3-27b\n"
         "Does not fit your 8 GiB RAM at Q4_K_M, even at 16K with an 8-bit cache: needs\n"
@@ -145,7 +148,9 @@ def test_cards_text_of_this_machine_goes_on_with_run() -> None:
 
 def test_cards_text_fits_80_columns_and_24_lines() -> None:
     found = of_the_catalog("RTX 3060")
-    lines = cards_text(found, width=80, words="--device 'RTX 3060' --ram 32G").splitlines()
+    lines = cards_text(
+        found, screen=Screen(width=80), words="--device 'RTX 3060' --ram 32G"
+    ).splitlines()
     assert len(found.suggestions) == 5
     assert max(map(len, lines)) <= 80
     assert len(lines) < 24
@@ -165,7 +170,7 @@ def test_cards_answer_where_the_engine_runs_nothing() -> None:
 @pytest.mark.parametrize("found", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
 @pytest.mark.parametrize("why", [False, True])
 def test_nothing_is_wider_than_the_screen(found: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
-    text = cards_text(found(), width=width, why=why)
+    text = cards_text(found(), screen=Screen(width=width), why=why)
     page = text.partition("\nNext")[0]  # words of a command are not cut
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
     assert "".join(page.split()).startswith("".join(cards_answer(found()).split()))
@@ -174,15 +179,15 @@ def test_nothing_is_wider_than_the_screen(found: Any, width: int, why: bool) -> 
 @pytest.mark.parametrize("width", [40, 80, 100])
 @pytest.mark.parametrize("found", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
 def test_colour_only_decorates_and_ascii_is_enough(found: Any, width: int) -> None:
-    painted = cards_text(found(), width=width, colour=True)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == cards_text(found(), width=width)
+    painted = cards_text(found(), screen=Screen(width=width, colour=True))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == cards_text(found(), screen=Screen(width=width))
     assert painted.startswith("\x1b[1m")
-    assert cards_text(found(), width=width, glyphs=ASCII).isascii()
+    assert cards_text(found(), screen=Screen(width=width, glyphs=ASCII)).isascii()
 
 
 def test_the_words_of_the_next_command_are_one_command() -> None:
     words = "--device '2x RTX 4090, RTX 3060' --users 4"
-    after = cards_text(best_two(), width=40, words=words).partition("\nNext")[2]
+    after = cards_text(best_two(), screen=Screen(width=40), words=words).partition("\nNext")[2]
     command = after.replace("\\\n", " ")
     assert shlex.split(command) == ["edgekit", "plan", "gemma-3-27b", *shlex.split(words)]
 
@@ -252,7 +257,7 @@ def test_a_best_one_that_is_slow_is_called_so_at_once() -> None:
 
 
 def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
-    text = cards_text(made(suggested(plan, entry)), width=100)
+    text = cards_text(made(suggested(plan, entry)), screen=Screen(width=100))
     return re.split(r"  +", next(row for row in text.splitlines() if row.startswith("1  ")))
 
 
@@ -277,7 +282,9 @@ def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:
 )
 def test_no_name_is_cut_at_80_columns(name: str) -> None:
     """Other columns give way: parameters, usable memory, the download. Where it runs is always shown."""
-    text = cards_text(made(suggested(experts_on_the_host(), replace(MOE, id=name))), width=80)
+    text = cards_text(
+        made(suggested(experts_on_the_host(), replace(MOE, id=name))), screen=Screen(width=80)
+    )
     row = next(line for line in text.splitlines() if line.startswith(f"1  {name}  Q4_K_M "))
     assert row.endswith("  GPU + CPU")
     assert max(map(len, text.splitlines())) <= 80

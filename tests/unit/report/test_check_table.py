@@ -8,21 +8,21 @@ from dataclasses import replace
 import pytest
 from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
 
+from edgekit.app.answers import Answer as Found
 from edgekit.app.answers import Check, Unanswered
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import Status
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError
 from edgekit.machine.types import HOST
-from edgekit.report.bars import ASCII
 from edgekit.report.tables import (
     FIRST_ROWS,
-    Found,
     check_table,
     counts,
     outcome_of,
     summary,
     table_pieces,
 )
+from edgekit.report.text import ASCII, Screen
 from edgekit.units import GIB
 
 TIGHT = made((*LINES, line(Component.WEIGHTS, 12 * GIB, HOST)))
@@ -96,7 +96,7 @@ not be read
 
 def test_many_models() -> None:
     assert check_table(MANY) == TABLE
-    assert check_table(MANY, glyphs=ASCII) == TABLE.replace("·", "-")
+    assert check_table(MANY, screen=Screen(glyphs=ASCII)) == TABLE.replace("·", "-")
 
 
 def test_all_engines_of_one_model() -> None:
@@ -104,14 +104,14 @@ def test_all_engines_of_one_model() -> None:
 
 
 def test_a_narrow_screen_takes_several_lines_a_model() -> None:
-    assert check_table((MANY[0], MANY[3], MANY[4]), width=32) == NARROW
+    assert check_table((MANY[0], MANY[3], MANY[4]), screen=Screen(width=32)) == NARROW
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
 def test_nothing_is_wider_than_the_screen(width: int) -> None:
     long = "an-organisation/a-model-with-a-very-long-name-Instruct-2507-GGUF:Q4_K_M"
     rows = (*MANY, *ENGINES, named(TIGHT, long), unread("x" * 300, "word " * 50))
-    lines = check_table(rows, width=width).splitlines()
+    lines = check_table(rows, screen=Screen(width=width)).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
 
 
@@ -140,7 +140,7 @@ def test_a_long_table_shows_each_row_before_the_next_is_known() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
 def test_a_later_row_is_not_wider_than_the_screen(width: int) -> None:
     later = (named(made(max_context=1_048_576), "x" * 300), unread("y" * 300), named(TIGHT, "z" * 60, "mlx"))  # fmt: skip
-    lines = check_table((*[MANY[0]] * FIRST_ROWS, *later), width=width).splitlines()
+    lines = check_table((*[MANY[0]] * FIRST_ROWS, *later), screen=Screen(width=width)).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
 
 
@@ -151,7 +151,7 @@ def test_a_later_row_of_another_engine_names_it() -> None:
 
 def test_a_long_name_keeps_its_ends() -> None:
     rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
-    told = check_table(rows, width=70).splitlines()
+    told = check_table(rows, screen=Screen(width=70)).splitlines()
     assert told[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
     assert max(map(len, told)) == 70
 
@@ -180,7 +180,7 @@ def test_the_cache_weights_and_users_of_a_row() -> None:
 )
 def test_a_narrow_screen_has_fewer_columns(width: int, head: str) -> None:
     rows = (named(made(), "model-one.gguf"), named(made(), "model-two.gguf", "mlx"))
-    assert check_table(rows, width=width, sizes=True).splitlines()[2] == head
+    assert check_table(rows, screen=Screen(width=width), sizes=True).splitlines()[2] == head
 
 
 def test_a_context_beyond_the_models_own_that_fits() -> None:
@@ -208,7 +208,7 @@ def test_what_is_true_of_many_is_said_once() -> None:
 def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:
     blocked = named(recorded("vllm blocked"), "qwen", "vllm")
     short = named(made(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf")
-    told = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), width=200)
+    told = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
     assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in told
     assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in told
     assert "four.gguf on" not in told

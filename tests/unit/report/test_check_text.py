@@ -25,8 +25,8 @@ from edgekit.app.check import TENSORS_NOT_CHECKED
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import ChangeKind, Speed
 from edgekit.machine.types import MemoryLimit
-from edgekit.report.bars import ASCII, BLOCKS
 from edgekit.report.check import check_text, quiet_text
+from edgekit.report.text import ASCII, BLOCKS, Screen
 from edgekit.units import GIB
 
 FITS = """\
@@ -102,11 +102,11 @@ HOPELESS = with_change(
 
 
 def test_check_text_is_the_answer_the_bars_the_command_and_no_more() -> None:
-    assert check_text(made(speed=SPEED), width=80) == FITS
+    assert check_text(made(speed=SPEED), screen=Screen(width=80)) == FITS
 
 
 def test_check_text_of_what_does_not_fit_has_the_three_cheapest_changes_and_no_command() -> None:
-    assert check_text(HOPELESS, width=60, glyphs=ASCII) == DOES_NOT_FIT
+    assert check_text(HOPELESS, screen=Screen(width=60, glyphs=ASCII)) == DOES_NOT_FIT
 
 
 def test_check_text_says_that_tensors_were_not_checked() -> None:
@@ -118,14 +118,14 @@ def test_check_text_says_that_tensors_were_not_checked() -> None:
 
 
 def test_check_text_with_why_has_everything() -> None:
-    assert check_text(made(speed=SPEED), width=100, why=True) == WHY
+    assert check_text(made(speed=SPEED), screen=Screen(width=100), why=True) == WHY
     whole = check_text(HOPELESS, why=True)
     assert "Why      32,768 tokens need 24.00 GiB; RAM has" in whole
     assert all(change.told in whole for change in HOPELESS.changes)
 
 
 def test_check_text_on_a_narrow_screen_has_the_bar_below_its_figures() -> None:
-    lines = check_text(TOO_LARGE, width=40).splitlines()
+    lines = check_text(TOO_LARGE, screen=Screen(width=40)).splitlines()
     assert lines[:2] == ["Does not fit your RAM at 32K: needs 24.0", "GiB, 15.0 usable"]
     place = lines.index("RAM: 24.0 of 15.0 GiB")
     assert len(lines[place + 1]) == 40
@@ -142,7 +142,7 @@ def test_quiet_text_is_the_headline() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("why", [False, True])
 def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
-    text = check_text(recorded(name), width=width, why=why)
+    text = check_text(recorded(name), screen=Screen(width=width), why=why)
     page, _, command = text.partition("\nRun")
     command = command.partition("\n\n")[0]
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
@@ -156,24 +156,24 @@ def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> N
 @pytest.mark.parametrize("name", RECORDED)
 def test_colour_only_decorates(name: str) -> None:
     check = recorded(name)
-    painted = check_text(check, width=80, colour=True)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == check_text(check, width=80)
+    painted = check_text(check, screen=Screen(width=80, colour=True))
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == check_text(check, screen=Screen(width=80))
     shade = {"passed": 32, "warning": 33, "failed": 31}[check.result.status.value]
     assert painted.startswith(f"\x1b[1;{shade}m")
-    assert "\x1b" not in check_text(check, width=80)
+    assert "\x1b" not in check_text(check, screen=Screen(width=80))
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_narrow_encoding_is_enough(name: str) -> None:
-    check_text(recorded(name), width=80, glyphs=ASCII).encode("ascii")
-    assert not check_text(recorded(name), width=80, glyphs=BLOCKS).isascii()
+    check_text(recorded(name), screen=Screen(width=80, glyphs=ASCII)).encode("ascii")
+    assert not check_text(recorded(name), screen=Screen(width=80, glyphs=BLOCKS)).isascii()
 
 
 def test_names_do_not_steer_the_terminal() -> None:
     evil = "RTX\x1b]0;owned\x07 4090\n\x9b31m"
     check = made(on=machine(card(evil, 24), ram_gib=16, notes=(evil,)))
     bill = replace(check.bill, label=evil, notes=(evil,), command=f"run '{evil}'", asked=evil)
-    told = check_text(replace(check, bill=bill), width=100)
+    told = check_text(replace(check, bill=bill), screen=Screen(width=100))
     assert not any(c in told for c in "\x1b\x07\x9b")
     assert all(c == "\n" or c.isprintable() for c in told)
     assert quiet_text(replace(check, bill=bill)).count("\n") == 1
@@ -181,8 +181,8 @@ def test_names_do_not_steer_the_terminal() -> None:
 
 def test_ram_of_unknown_size_is_not_judged() -> None:
     check = made(on=machine(card("RTX 4090", 24), ram_gib=None))
-    assert "RAM" not in check_text(check, width=100)
-    why = check_text(check, width=100, why=True)
+    assert "RAM" not in check_text(check, screen=Screen(width=100))
+    why = check_text(check, screen=Screen(width=100), why=True)
     assert "1.50 GiB goes to system RAM, whose size is unknown and was not checked" in why
     assert "█ model 8.00 GiB  ▓ context 2.00 GiB" in why  # of the card alone
     assert (

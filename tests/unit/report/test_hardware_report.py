@@ -10,8 +10,8 @@ from tests.unit.report.verdicts import card, mac, machine
 
 from edgekit.basis import Basis
 from edgekit.machine.types import HostMemory, Machine, MemoryLimit, Process, Vendor
-from edgekit.report.bars import ASCII
 from edgekit.report.hardware import hardware_json, hardware_text
+from edgekit.report.text import ASCII, Screen
 from edgekit.units import GIB, MIB
 
 HOST = HostMemory(
@@ -118,7 +118,7 @@ NOTHING = machine(ram_gib=None, name="a box")
 @pytest.mark.parametrize(("found", "told"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
 def test_what_there_is_and_what_is_usable(found: Machine, told: str) -> None:
     assert hardware_text(found) == told
-    assert hardware_text(found, glyphs=ASCII) == told.replace("·", "-")
+    assert hardware_text(found, screen=Screen(glyphs=ASCII)) == told.replace("·", "-")
 
 
 def test_alike_cards_with_one_between_them() -> None:
@@ -129,7 +129,7 @@ def test_alike_cards_with_one_between_them() -> None:
 
 
 def test_bold_marks_the_first_line_only() -> None:
-    first, *rest = hardware_text(FOUR, bold=True).splitlines()
+    first, *rest = hardware_text(FOUR, screen=Screen(colour=True)).splitlines()
     assert first == f"\x1b[1m{WISHED.splitlines()[0]}\x1b[0m"
     assert rest == WISHED.splitlines()[1:]
 
@@ -144,7 +144,7 @@ def test_a_machine_of_which_nothing_is_known() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
 def test_nothing_is_wider_than_the_screen(width: int) -> None:
     for found in (HERE, mac(36), FOUR, NOTHING):
-        lines = hardware_text(found, width=width).splitlines()
+        lines = hardware_text(found, screen=Screen(width=width)).splitlines()
         assert max(map(len, lines)) <= min(max(width, 20), 100)
 
 

@@ -26,12 +26,11 @@ from edgekit.machine.types import System
 from edgekit.model.open import open_model
 from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.plan import Plan, make_plan
-from edgekit.report.bars import ASCII, BLOCKS
-from edgekit.report.check import MOST_CHANGES
+from edgekit.report.check import MAX_CHANGES
 from edgekit.report.headline import headline, rate_words, speed_row
 from edgekit.report.json import json_text
 from edgekit.report.plan import plan_json, plan_text
-from edgekit.report.text import continued
+from edgekit.report.text import ASCII, BLOCKS, Screen, command_lines
 
 GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
 # As if: what is told of a speed does not hang on how it is found.
@@ -138,7 +137,7 @@ def test_plan_text_is_the_answer_the_bars_the_command_and_what_could_be_changed(
     )
     limit = Change(kind=ChangeKind.MEMORY, value="limit", told="lets the GPU use more")
     plan = replace(plan, changes=(limit,))
-    assert plan_text(plan, ready=(run,), width=100) == ONE_CARD
+    assert plan_text(plan, ready=(run,), screen=Screen(width=100)) == ONE_CARD
     none = Decision(lever=Lever.DRAFTER, value="none", because="the GPU is full")
     assert "draft model" not in plan_text(decided(one_card(), none))
 
@@ -154,7 +153,7 @@ def test_plan_text_with_why_shows_everything_that_was_tried() -> None:
         because="a larger one would push more layers off the GPU",
         tried=tried,
     )
-    text = plan_text(decided(experts_on_the_host(), weights), width=80, why=True)
+    text = plan_text(decided(experts_on_the_host(), weights), screen=Screen(width=80), why=True)
     assert WHY in text
     assert text.startswith("Runs with the experts of 31 layers in RAM at Q4_K_M, just: ")
     assert "| usable" in text
@@ -164,16 +163,17 @@ def test_plan_text_of_what_does_not_fit_has_no_command() -> None:
     run = Command(
         program="llama-server", name="llama-server", kind="command", text="llama-server -m x.gguf"
     )
-    text = plan_text(nothing_fits(), ready=(run,), width=80)
+    text = plan_text(nothing_fits(), ready=(run,), screen=Screen(width=80))
     assert text.startswith("Does not fit your 8 GiB RAM at Q4_K_M, even at 16K with an 8-bit cache: needs\n")  # fmt: skip
     assert "llama-server" not in text
-    assert 0 < text.partition("To fit")[2].partition("\n\n")[0].count(":") <= MOST_CHANGES
+    assert 0 < text.partition("To fit")[2].partition("\n\n")[0].count(":") <= MAX_CHANGES
     flat = " ".join(plan_text(nothing_fits(), why=True).split())
     assert all(" ".join(change.told.split()) in flat for change in nothing_fits().to_fit)
 
 
-def told_by(plan: Plan, **more: Any) -> str:
-    return plan_text(plan, ready=ready_commands(plan) if plan.fits else (), **more)
+def with_commands(plan: Plan, *, why: bool = False, **more: Any) -> str:
+    commands = ready_commands(plan) if plan.fits else ()
+    return plan_text(plan, Screen(**more), ready=commands, why=why)
 
 
 @pytest.mark.parametrize("why", [False, True])
@@ -181,7 +181,7 @@ def told_by(plan: Plan, **more: Any) -> str:
 @pytest.mark.parametrize("name", PLANS)
 def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     plan = PLANS[name]()
-    page = told_by(plan, width=width, why=why).partition("\nRun")[0]
+    page = with_commands(plan, width=width, why=why).partition("\nRun")[0]
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
     assert "".join(page.split()).startswith("".join(headline(plan.result).split()))
 
@@ -189,17 +189,17 @@ def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> N
 @pytest.mark.parametrize("name", PLANS)
 def test_colour_only_decorates_and_ascii_is_enough(name: str) -> None:
     plan = PLANS[name]()
-    coloured = told_by(plan, width=80, colour=True)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == told_by(plan, width=80)
+    coloured = with_commands(plan, width=80, colour=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == with_commands(plan, width=80)
     assert coloured.startswith("\x1b[1;")
-    assert told_by(plan, width=80, glyphs=ASCII).isascii()
+    assert with_commands(plan, width=80, glyphs=ASCII).isascii()
 
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
 def test_every_decision_and_everything_tried_is_told(name: str, glyphs: Any) -> None:
     plan = PLANS[name]()
-    flat = " ".join(plan_text(plan, width=100, glyphs=glyphs, why=True).split())
+    flat = " ".join(plan_text(plan, screen=Screen(width=100, glyphs=glyphs), why=True).split())
     for decision in plan.decisions:
         assert f"{decision.lever.value} {decision.value}" in flat
         for tried in decision.tried:
@@ -235,7 +235,7 @@ def commands_in(text: str, label: str = "Run") -> str:
 def test_the_main_command_in_full_and_the_others_by_name() -> None:
     plan = one_card()
     ready = ready_commands(plan)
-    text = plan_text(plan, ready=ready, width=60)
+    text = plan_text(plan, ready=ready, screen=Screen(width=60))
     server = next(one for one in ready if one.name == "llama-server")
     assert shlex.split(commands_in(text).replace("\\\n", " ")) == shlex.split(server.text)
     told = " ".join(commands_in(text, "Also").split())
@@ -258,12 +258,12 @@ def test_one_program_alone_is_given_in_full() -> None:
 
 def test_steps_of_one_program_follow_each_other() -> None:
     plan = planned(qwen(), cards(24, 24), engine="vllm", nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2, settled=("tensor_parallel_size", "pipeline_parallel_size"))  # fmt: skip
-    text = told_by(plan)
+    text = with_commands(plan)
     steps = [line.strip() for line in commands_in(text).splitlines()]
     assert steps[:5:2] == ["# on the first machine", "# on the other machine", "# on the first machine"]  # fmt: skip
     assert [step.split()[:2] for step in steps[1:4:2]] == [["ray", "start"], ["ray", "start"]]
     assert steps[5].startswith("vllm serve ")
-    assert "2 nodes of cards" in told_by(plan, why=True)
+    assert "2 nodes of cards" in with_commands(plan, why=True)
     assert "\nAlso" not in text
 
 
@@ -293,13 +293,13 @@ def test_a_limit_of_the_system_is_not_what_runs_the_model() -> None:
 def test_a_shell_reads_the_lines_as_one(
     command: str, width: int, mark: str, lines: list[str]
 ) -> None:
-    assert continued(command, width, mark) == lines
+    assert command_lines(command, width, mark) == lines
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8), st.integers(4, 40))
 def test_no_word_is_lost_or_cut(words: list[str], width: int) -> None:
     command = shlex.join([word for word in words if word.isprintable()] or ["a"])
-    lines = continued(command, width, "\\")
+    lines = command_lines(command, width, "\\")
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
 
 
