@@ -19,7 +19,7 @@ from pathlib import Path
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.engine import Running, start
-from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.units import MIB
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.patience import PATIENCE_S
 
 from edgekit.bill.types import Load
-from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.formats import read_header
 from edgekit.model import read_geometry

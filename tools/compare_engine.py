@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.engines.llamacpp.flags import read_row
+from edgekit.engines.llamacpp.run.binding import choose_method
+from edgekit.engines.llamacpp.run.generated import HollowFile
+from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.types import LlamaMode
-from edgekit.engines.llamacpp.verify.check import verify_model
-from edgekit.engines.llamacpp.verify.hollow import HollowFile
-from edgekit.engines.llamacpp.verify.ways import choose_way
 from edgekit.engines.program import ComparedRow, Verification
 from edgekit.errors import EdgekitError, EngineError
 from edgekit.formats.gguf import read_gguf
@@ -197,7 +197,7 @@ def _ask(files: ModelFiles, options: dict[str, Any]) -> Answer:
     load = replace(load, unified=options.get("kv_unified"))  # else as llama-server decides
     model = files.label
     try:
-        found = verify_model(files, load, setup, way=choose_way(LlamaMode.SERVER))
+        found = verify_model(files, load, setup, method=choose_method(LlamaMode.SERVER))
     except EngineError as error:
         return Answer(model=model, options=options, failed=str(error))
     except EdgekitError as error:

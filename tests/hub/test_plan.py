@@ -21,7 +21,7 @@ from edgekit.bill.verdict import Lever, Status
 from edgekit.cli import main
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.verify.hollow import HollowFile, generated_files
+from edgekit.engines.llamacpp.run.generated import HollowFile, generated_files
 from edgekit.errors import RemoteInspectError
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model

@@ -15,7 +15,7 @@ from edgekit.app.check import TENSORS_NOT_CHECKED
 from edgekit.app.open import open_named
 from edgekit.cli import main
 from edgekit.engines.llamacpp.conversion import convert
-from edgekit.engines.llamacpp.verify.hollow import HollowFile, generated_files
+from edgekit.engines.llamacpp.run.generated import HollowFile, generated_files
 from edgekit.formats.types import Value
 from edgekit.models import can_load, model_preflight
 from edgekit.sources.types import Reach, Traffic

@@ -150,13 +150,13 @@ def test_llama_cpp_makes_room_for_what_was_planned(
     name: str, gib: int, context: int | None, users: int | None
 ) -> None:
     pytest.importorskip("xllamacpp")
-    from edgekit.engines.llamacpp.verify import ways
-    from edgekit.engines.llamacpp.verify.check import verify_model
+    from edgekit.engines.llamacpp.run import binding
+    from edgekit.engines.llamacpp.run.verification import verify_model
 
     plan = make_plan(one_file(name, cpu(gib), context, users=users))
     assert plan.fits
     load, setup = read_back(plan)
-    found = verify_model(recorded(name), load, setup, way=ways.TABLE[0])
+    found = verify_model(recorded(name), load, setup, method=binding.METHODS[0])
     assert found.notes == ()
     assert found.within, found.rows
     for row in found.rows:

@@ -17,12 +17,11 @@ from tests.thoroughness import LONG, sampled
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.refusals import refusal
+from edgekit.engines.llamacpp.run import binding
+from edgekit.engines.llamacpp.run.binding import ChildLimits, LoadQuestion, choose_method
+from edgekit.engines.llamacpp.run.generated import HollowFile, on_disk
+from edgekit.engines.llamacpp.run.verification import ask_engine
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.verify import binding
-from edgekit.engines.llamacpp.verify.ask import ask_engine
-from edgekit.engines.llamacpp.verify.hollow import HollowFile, on_disk
-from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
-from edgekit.engines.llamacpp.verify.ways import choose_way
 from edgekit.engines.llamacpp.versions import NEWEST
 from edgekit.errors import EdgekitError, EngineError, RefusedError
 from edgekit.formats import read_header
@@ -197,7 +196,7 @@ def engine_answer(lie: Lie) -> str:
     with on_disk([file]) as path:
         try:
             ask_engine(
-                choose_way(),
+                choose_method(),
                 LoadQuestion(path=path, load=LOAD, setup=SETUP),
                 ChildLimits(timeout_s=120.0, memory_bytes=6 * GIB),
             )
@@ -206,7 +205,7 @@ def engine_answer(lie: Lie) -> str:
     return ""
 
 
-@pytest.mark.skipif(not binding.is_here(), reason="asks the llama.cpp of xllamacpp")
+@pytest.mark.skipif(not binding.has_xllamacpp(), reason="asks the llama.cpp of xllamacpp")
 @pytest.mark.parametrize("file", FAMILIES)
 def test_lies_are_refused_where_the_engine_refuses_and_nowhere_else(file: str) -> None:
     turn = FAMILIES.index(file)

@@ -15,8 +15,8 @@ from edgekit.bill.verdict import Verdict
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.resolve import resolve
 from edgekit.cli import main
-from edgekit.engines.llamacpp.verify import binding
-from edgekit.engines.llamacpp.verify.hollow import generated_files
+from edgekit.engines.llamacpp.run import binding
+from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.errors import HardwareError, RefusedError, RemoteInspectError, UsageError
 from edgekit.formats import read_header
 from edgekit.models import can_load, inspect_model_remote, model_preflight
@@ -145,7 +145,7 @@ def test_run_and_serve_name_the_repository_of_an_entry(
     assert "Qwen/Qwen3-0.6B-GGUF is not in the Hugging Face cache" in err
 
 
-@pytest.mark.skipif(not binding.is_here(), reason="xllamacpp is not installed")
+@pytest.mark.skipif(not binding.has_xllamacpp(), reason="xllamacpp is not installed")
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "gemma-3-1b"])
 def test_verify_asks_the_engine_about_a_catalog_name(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -18,15 +18,16 @@ import numpy as np
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import ENGINE
-from edgekit.engines.llamacpp.child_process import PASSIVE, start_child
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.verify.binding import (
-    INSTALL,
+from edgekit.engines.llamacpp.run.binding import (
+    INSTALL_XLLAMACPP,
+    PASSIVE,
     enum_parameters,
-    is_here,
+    has_xllamacpp,
     parameters,
     private_server,
+    start_child,
 )
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.native.file import Walked
 from edgekit.engines.native.types import Checkpoint, Floats, Pooling
 from edgekit.errors import EngineError, HeaderError, UsageError
@@ -90,8 +91,8 @@ class LlamaCppEncoder:
 
         MemoryPressureError where that much may not be had, EngineError with the engine's last words.
         """
-        if not is_here():
-            raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL}")
+        if not has_xllamacpp():
+            raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL_XLLAMACPP}")
         size_bytes = needed_bytes(walked, settings) if memory_bytes is None else memory_bytes
         self.width = width_of(walked)
         self._path = path

@@ -30,12 +30,12 @@ from edgekit.app.open import open_named
 from edgekit.app.plan import plan_model
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.engines.llamacpp.made_up import Shape, file_bytes, write_made_up
 from edgekit.engines.llamacpp.placements import measured_overhead
+from edgekit.engines.llamacpp.run import binding
+from edgekit.engines.llamacpp.run.generated import Shape, file_bytes, write_made_up
+from edgekit.engines.llamacpp.run.verification import beside_bytes
 from edgekit.engines.llamacpp.speed import LEAST_READ_BYTES, fastest_tokens_per_s, measured_ratio
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.verify import ways
-from edgekit.engines.llamacpp.verify.check import beside_bytes
 from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
@@ -77,8 +77,8 @@ MODEL = "sample:qwen3-30b-a3b"
 
 @pytest.fixture
 def without_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
-    monkeypatch.setattr(ways, "TABLE", none)
+    none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+    monkeypatch.setattr(binding, "METHODS", none)
 
 
 # -- memory ----------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ from edgekit.app import calibrate as calibrating
 from edgekit.app import calibrate as host_room
 from edgekit.app.calibrate import Calibrated, calibrate
 from edgekit.cli import main
-from edgekit.engines.llamacpp.made_up import Shape, write_made_up
-from edgekit.engines.llamacpp.verify import ways
+from edgekit.engines.llamacpp.run import binding
+from edgekit.engines.llamacpp.run.generated import Shape, write_made_up
 from edgekit.engines.program import CalibrateOptions
 from edgekit.machine import calibration, detect
 from edgekit.machine.calibration import (
@@ -143,8 +143,8 @@ def _names(value: Any) -> set[str]:
 def test_nothing_measured_is_not_said_to_be_kept(
     data: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
-    none = tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
-    monkeypatch.setattr(ways, "TABLE", none)
+    none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+    monkeypatch.setattr(binding, "METHODS", none)
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.setattr(host_room, "_filesystem", lambda _: "ext4")
     code, out, err = ask("calibrate")
@@ -276,7 +276,7 @@ import sys
 from functools import partial
 from edgekit.cli import main
 from edgekit.app import calibrate as calibrating
-from edgekit.engines.llamacpp.made_up import Shape
+from edgekit.engines.llamacpp.run.generated import Shape
 from edgekit.engines.program import CalibrateOptions
 slow = {replace(QUICK, pace_seconds=60.0)!r}
 calibrating.calibrate = partial(calibrating.calibrate, options=slow)

@@ -126,7 +126,7 @@ def test_a_budget_is_kept_or_refused(ask: Ask, model: Path) -> None:
 
 
 def test_without_an_engine_the_line_to_type(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgekit.engines.llamacpp.verify.binding.is_here", lambda: False)
+    monkeypatch.setattr("edgekit.engines.llamacpp.run.binding.has_xllamacpp", lambda: False)
     code, _, err = ask("-p", "Hello")
     assert code == 2
     assert "pip install 'edgekit-models[llama]'" in err

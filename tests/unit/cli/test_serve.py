@@ -24,7 +24,7 @@ from tests.runtime_engines import ask
 from tests.thoroughness import costly
 
 from edgekit.cli import main
-from edgekit.engines.llamacpp.run import settings
+from edgekit.engines.llamacpp.run import launch as settings
 from edgekit.engines.process import is_loopback
 from edgekit.units import MIB
 

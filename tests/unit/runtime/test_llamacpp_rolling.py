@@ -16,8 +16,8 @@ from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.run.comparison import compare_reported
 from edgekit.engines.llamacpp.run.engine import Running, start
+from edgekit.engines.llamacpp.run.program import compare_reported
 from edgekit.units import MIB
 
 pytest.importorskip("xllamacpp")

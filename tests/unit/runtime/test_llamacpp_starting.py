@@ -19,11 +19,11 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
 from edgekit.engines import process as ports
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import bill_with_drafter
-from edgekit.engines.llamacpp.run.comparison import compare_reported, told_of
+from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.engine import Progress, start
-from edgekit.engines.llamacpp.run.settings import make_settings
+from edgekit.engines.llamacpp.run.launch import make_settings
+from edgekit.engines.llamacpp.run.program import compare_reported, told_of
 from edgekit.engines.llamacpp.types import Backend
-from edgekit.engines.llamacpp.verify import binding
 from edgekit.engines.process import check_port
 from edgekit.engines.program import Resident
 from edgekit.errors import (
@@ -299,7 +299,7 @@ def test_progress_is_told_when_there_is_some() -> None:
 
 
 def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(binding, "is_here", lambda: False)
+    monkeypatch.setattr(binding, "has_xllamacpp", lambda: False)
     with pytest.raises(MissingExtraError, match=r"pip install 'edgekit-models\[llama\]'"):
         start(launch_of(model))
 

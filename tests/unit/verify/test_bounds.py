@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
-from edgekit.engines.llamacpp.verify.check import COMPUTE_FLOOR_BYTES, compare
+from edgekit.engines.llamacpp.run.verification import COMPUTE_FLOOR_BYTES, compare
 from edgekit.engines.program import ComparedRow, MeasuredBytes
 from edgekit.machine.types import HOST
 from edgekit.units import MIB

@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S
 from tests.runtime_engines import small_model
 
 from edgekit.engines.llamacpp.child import make_parameters
-from edgekit.engines.llamacpp.child_process import NO_DEVICES, start_child
+from edgekit.engines.llamacpp.run.binding import NO_DEVICES, start_child
 
 
 class Model:

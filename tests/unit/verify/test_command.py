@@ -19,7 +19,7 @@ from tests.unit.verify import small_model
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.cli import main
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.verify import ways
+from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.versions import NEWEST, version_name
 from edgekit.machine.types import HOST
 from edgekit.units import MIB
@@ -177,8 +177,8 @@ def test_errors_have_their_code(
 def test_without_an_engine(
     capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none = tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
-    monkeypatch.setattr(ways, "TABLE", none)
+    none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
+    monkeypatch.setattr(binding, "METHODS", none)
     code, out, err = ask(capsys, model, "--json")
     assert code == 5
     assert "pip install 'edgekit-models[llama]'" in err

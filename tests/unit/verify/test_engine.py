@@ -18,13 +18,17 @@ from tests.unit.verify import small_model
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load
+from edgekit.engines.llamacpp.run import binding
+from edgekit.engines.llamacpp.run import verification as check
+from edgekit.engines.llamacpp.run.binding import (
+    ChildLimits,
+    LoadQuestion,
+    VerifyMethod,
+    choose_method,
+)
+from edgekit.engines.llamacpp.run.generated import HollowFile, hollow_out, on_disk
+from edgekit.engines.llamacpp.run.verification import ask_engine, verify_model
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.verify import check, fit_tool, ways
-from edgekit.engines.llamacpp.verify.ask import ask_engine
-from edgekit.engines.llamacpp.verify.check import verify_model
-from edgekit.engines.llamacpp.verify.hollow import HollowFile, hollow_out, on_disk
-from edgekit.engines.llamacpp.verify.types import ChildLimits, LoadQuestion
-from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import NEWEST, answered_version, version_name
 from edgekit.engines.program import Verification
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
@@ -34,7 +38,7 @@ from edgekit.units import GIB, MIB
 
 pytest.importorskip("xllamacpp")
 
-SERVER = ways.TABLE[0]
+SERVER = binding.METHODS[0]
 LIMITS = ChildLimits(timeout_s=30.0, memory_bytes=4 * GIB)
 
 
@@ -49,7 +53,7 @@ def small(*more: bytes) -> ModelFiles:
 
 
 def ask(files: ModelFiles, **load: object) -> Verification:
-    return verify_model(files, Load(**load), LlamaCppSetup(), way=SERVER)  # type: ignore[arg-type]
+    return verify_model(files, Load(**load), LlamaCppSetup(), method=SERVER)  # type: ignore[arg-type]
 
 
 def off(found: Verification) -> dict[str, int]:
@@ -192,7 +196,7 @@ def test_a_prediction_that_is_off_is_outside() -> None:
         files,
         Load(context_tokens=4096),
         LlamaCppSetup(),
-        way=SERVER,
+        method=SERVER,
         predict=short_by_a_mebibyte,  # type: ignore[arg-type]
     )
     cache = found.rows[1]
@@ -208,7 +212,7 @@ def test_a_refusal_that_the_engine_does_not_share_is_a_wrong_prediction() -> Non
     with pytest.raises(
         PredictionError, match=r"llama\.cpp 0\.6.*loads it, so EdgeKit's prediction is wrong"
     ):
-        verify_model(small(), Load(), LlamaCppSetup(), way=SERVER, predict=refuse)  # type: ignore[arg-type]
+        verify_model(small(), Load(), LlamaCppSetup(), method=SERVER, predict=refuse)  # type: ignore[arg-type]
 
 
 def test_a_refusal_that_the_engine_shares_is_the_answer() -> None:
@@ -275,12 +279,12 @@ def tool(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> VerifyMeth
     path.write_text(f"#!{sys.executable}\nimport sys, time\nsys.stdout = sys.stderr\n{body}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
-    return choose_way(LlamaMode.LIBRARY)
+    return choose_method(LlamaMode.LIBRARY)
 
 
 def ask_tool(way: VerifyMethod, timeout_s: float = PATIENCE_S) -> Verification:
     return verify_model(
-        small(), Load(context_tokens=256), LlamaCppSetup(), way=way, timeout_s=timeout_s
+        small(), Load(context_tokens=256), LlamaCppSetup(), method=way, timeout_s=timeout_s
     )
 
 
@@ -314,9 +318,9 @@ def test_words_of_llama_fit_params() -> None:
         full_window=True,
     )
     setup = LlamaCppSetup(backend=Backend.CUDA, n_gpu_layers=20, n_cpu_moe=3, tensor_split=(3, 1))
-    words = fit_tool.request(LoadQuestion(path=Path("m.gguf"), load=load, setup=setup))["command"][
-        1:
-    ]
+    words = binding.fit_tool_request(LoadQuestion(path=Path("m.gguf"), load=load, setup=setup))[
+        "command"
+    ][1:]
     assert " ".join(words) == (
         "-m m.gguf --fit-print on --verbose -c 4096 -b 1024 -ub 256 -ctk q8_0 -ctv q8_0 -fa on -np 2 "
         "--swa-full -ngl 20 -ncmoe 3 -ts 3,1 -nr"
@@ -342,7 +346,7 @@ def test_what_llama_fit_params_cannot_be_asked(
         really=really,
     )
     with pytest.raises(UsageError, match=r"llama-fit-params cannot .*: use xllamacpp"):
-        fit_tool.request(question)
+        binding.fit_tool_request(question)
 
 
 def test_a_slow_engine_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,18 +389,18 @@ def test_an_engine_that_floods_is_read_in_pieces(
 
 def test_no_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        ways, "TABLE", tuple(replace(way, is_here=lambda: False) for way in ways.TABLE)
+        binding, "METHODS", tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
     )
     with pytest.raises(
         EngineError,
         match=r"no llama.cpp found on this machine.*edgekit-models\[llama\].*llama-fit-params",
     ) as caught:
-        choose_way()
+        choose_method()
     assert caught.value.exit_code == 5
     with pytest.raises(EngineError, match=r"to run as a library: install llama.cpp"):
-        choose_way(LlamaMode.LIBRARY)
+        choose_method(LlamaMode.LIBRARY)
     with pytest.raises(UsageError, match="only xllamacpp can load a model"):
-        choose_way(LlamaMode.LIBRARY, really=True)
+        choose_method(LlamaMode.LIBRARY, really=True)
 
 
 def test_a_gpu_that_is_not_there() -> None:
@@ -404,7 +408,7 @@ def test_a_gpu_that_is_not_there() -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("this machine has a GPU: what is tested is its absence")
     with pytest.raises(EngineError, match="finds no GPU on this machine"):
-        verify_model(small(), Load(), setup, way=SERVER)
+        verify_model(small(), Load(), setup, method=SERVER)
 
 
 # --- really loaded
@@ -412,7 +416,7 @@ def test_a_gpu_that_is_not_there() -> None:
 
 def test_a_small_model_is_loaded_and_used(tmp_path: Path) -> None:
     files = locate_path(small_model.write_model(tmp_path), "small.gguf")
-    found = verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
+    found = verify_model(files, Load(), LlamaCppSetup(), method=SERVER, really=True)
     held = {one.when: one for one in found.resident}
     steps = ["started", "weights loaded", "context created", "8 tokens decoded"]
     assert list(held) in (steps, [steps[0], *steps[2:]])  # the second may pass too quickly
@@ -427,12 +431,12 @@ def test_what_does_not_fit_is_not_loaded(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(
         UsageError, match=r"not loaded: it would need .* only 1.00 MiB is available"
     ):
-        verify_model(files, Load(), LlamaCppSetup(), way=SERVER, really=True)
+        verify_model(files, Load(), LlamaCppSetup(), method=SERVER, really=True)
 
 
 def test_what_is_elsewhere_is_not_loaded() -> None:
     with pytest.raises(UsageError, match="not a file on this machine"):
-        verify_model(small(), Load(), LlamaCppSetup(), way=SERVER, really=True)
+        verify_model(small(), Load(), LlamaCppSetup(), method=SERVER, really=True)
 
 
 def test_available_memory_is_less_than_there_is() -> None:

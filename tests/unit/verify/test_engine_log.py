@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgekit.bill.types import Component
-from edgekit.engines.llamacpp.verify.engine_log import EngineLog, hundredths, whole
+from edgekit.engines.llamacpp.run.engine_log import EngineLog, hundredths, whole
 from edgekit.engines.program import MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB

@@ -15,17 +15,11 @@ from typing import NoReturn, Self
 
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.child import LOADED
-from edgekit.engines.llamacpp.child_process import (
-    NO_DEVICES,
-    resident_at,
-    resident_of,
-    start_child,
-)
-from edgekit.engines.llamacpp.run.settings import make_settings
-from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.run import binding
+from edgekit.engines.llamacpp.run.binding import NO_DEVICES, resident_at, resident_of, start_child
+from edgekit.engines.llamacpp.run.engine_log import EngineLog, Held, is_complaint
+from edgekit.engines.llamacpp.run.launch import Launch, make_settings
 from edgekit.engines.llamacpp.run.watch import MappedFiles, Probes, Watch, say_nothing
-from edgekit.engines.llamacpp.verify import binding
-from edgekit.engines.llamacpp.verify.engine_log import EngineLog, Held, is_complaint
 from edgekit.engines.process import (
     Message,
     check_port,
@@ -295,8 +289,8 @@ def start(
     it is. UsageError for a port that is taken, MissingExtraError without an engine, MemoryPressureError where memory
     runs out meanwhile, EngineError with its last words for the rest.
     """
-    if not binding.is_here():
-        raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL}")
+    if not binding.has_xllamacpp():
+        raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL_XLLAMACPP}")
     check_port(launch.host, launch.port)
     if recheck is not None:
         recheck()
@@ -408,5 +402,5 @@ def _require_all(process: EngineProcess) -> None:
 
 
 def _version(told: str | None) -> str:
-    own = binding.told_version()
+    own = binding.xllamacpp_version()
     return own if told is None else f"{own} (llama.cpp {told})"

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import http.client
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Load
+from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.bill.verdict import Verdict
-from edgekit.engines.chat import Prompt
+from edgekit.engines.chat import Message, Prompt, Sampling, Written
 from edgekit.engines.flags import field_values
 from edgekit.engines.llamacpp import flags as own_flags
+from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import growth_limits
+from edgekit.engines.llamacpp.run.binding import VerifyMethod, choose_method
+from edgekit.engines.llamacpp.run.calibrate import measure
+from edgekit.engines.llamacpp.run.engine import Running, start
+from edgekit.engines.llamacpp.run.generated import generated_files
+from edgekit.engines.llamacpp.run.launch import Launch
+from edgekit.engines.llamacpp.run.verification import compare, verify_model
+from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.verify.ways import VerifyMethod, choose_way
 from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
 from edgekit.engines.program import (
+    NOTHING,
     CalibrateRequest,
+    ComparedRow,
     EngineRun,
     EngineStart,
+    MeasuredBytes,
     RunOptions,
     Up,
     Verification,
 )
-from edgekit.errors import EngineError, MemoryPressureError
+from edgekit.errors import ContextTooLargeError, EngineError, MemoryPressureError, TextError
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
 # For one conversation: no slots for others, and no prompts of others cached.
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
 _LAST_MOMENT_S = 2.0  # a server that is gone closes its connections before its end is known
+_LINE_BYTES = 4 * 2**20  # one event: a token and its figures
+_REPLY_BYTES = 64 * 2**20  # one whole reply: the tokens of a prompt
+_OVER = "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
+_MAPPED = "_Mapped"
+_UNTOLD = frozenset({"adapter", "projector"})
 
 
 class LlamaCppProgram:
@@ -61,13 +79,13 @@ class LlamaCppProgram:
         self, values: Mapping[str, Any], *, really: bool, timeout_s: float | None
     ) -> LlamaCppVerifier:
         load, setup = own_flags.setup(values)
-        way = choose_way(setup.mode if "mode" in values else None, really=really)
-        return LlamaCppVerifier(load=load, setup=setup, way=way, really=really, timeout_s=timeout_s)
+        method = choose_method(setup.mode if "mode" in values else None, really=really)
+        return LlamaCppVerifier(
+            load=load, setup=setup, method=method, really=really, timeout_s=timeout_s
+        )
 
     def calibrator(self) -> Callable[[CalibrateRequest], EngineRun]:
-        from edgekit.engines.llamacpp.calibrate import measure
-
-        return partial(measure, choose_way(really=True))
+        return partial(measure, choose_method(really=True))
 
 
 PROGRAM = LlamaCppProgram()
@@ -80,11 +98,6 @@ class LlamaCppStarter:
     @contextmanager
     def start(self, given: EngineStart) -> Iterator[Up]:
         """Watched until the end of the block, and gone after it."""
-        from edgekit.engines.llamacpp.run.client import Client, LlamaTalker
-        from edgekit.engines.llamacpp.run.comparison import compare_reported
-        from edgekit.engines.llamacpp.run.engine import start
-        from edgekit.engines.llamacpp.run.watch import Watch
-
         running = start(_launch(given), tell=given.say, recheck=given.recheck)
         with Watch(running, warn=given.warn) as watch:
             try:
@@ -111,9 +124,7 @@ class LlamaCppStarter:
                 running.stop()
 
 
-def _launch(given: EngineStart) -> Any:
-    from edgekit.engines.llamacpp.run.types import Launch
-
+def _launch(given: EngineStart) -> Launch:
     weights, at = given.weights, given.at
     # The drafter's cache is f16 unless it was given, whatever the model's cache is.
     key, value = (cache_type(given.values.get(f"draft_type_{one}", "f16")) for one in "kv")
@@ -148,28 +159,219 @@ def _window_tokens(load: Load, resolved: Mapping[str, str]) -> int:
 class LlamaCppVerifier:
     load: Load
     setup: LlamaCppSetup
-    way: VerifyMethod
+    method: VerifyMethod
     really: bool
     timeout_s: float | None
 
     def generated(self, model: Model, label: str, mix: str | None) -> ModelFiles:
-        from edgekit.engines.llamacpp.conversion import convert
-        from edgekit.engines.llamacpp.verify.hollow import generated_files
-
         made = model if mix is None else convert(model, mix).model
         return generated_files(made.header, label=label)
 
     def verify(self, files: ModelFiles) -> Verification:
-        from edgekit.engines.llamacpp.verify.check import verify_model
-
         return verify_model(
             files,
             self.load,
             self.setup,
-            way=self.way,
+            method=self.method,
             timeout_s=self.timeout_s,
             really=self.really,
         )
 
     def asked(self, found: Verification) -> str:
         return own_flags.describe(self.load, found.estimate)
+
+
+class Client:
+    """Talks to one server. Every call has a connection of its own: closing it ends the work for it."""
+
+    def __init__(
+        self, address: str, *, api_key: str | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Without a timeout: a long prompt is silent for minutes, and an engine that is gone closes its end."""
+        self._host = urlsplit(address).netloc
+        self._key, self._timeout_s = api_key, timeout_s
+
+    def tokens_of(self, text: str, *, special: bool = True) -> list[int]:
+        """As the engine cuts it; `special`: with the tokens it puts before and after a text."""
+        asked = {"content": text, "add_special": special, "parse_special": True}
+        tokens = self._call("/tokenize", asked).get("tokens")
+        if not isinstance(tokens, list):
+            raise EngineError("llama.cpp did not report how it tokenizes the prompt")
+        return [int(token) for token in tokens]
+
+    def as_prompt(self, messages: Sequence[Message]) -> str:
+        """By the model's own chat template."""
+        told = self._call(
+            "/apply-template",
+            {"messages": [{"role": one.role, "content": one.content} for one in messages]},
+        )
+        return str(told.get("prompt", ""))
+
+    def complete(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int | None,
+        sinks: int = 0,
+        into: Written,
+    ) -> Iterator[str]:
+        """What the engine goes on with, as text."""
+        asked = {
+            "prompt": list(tokens),
+            "n_keep": sinks,
+            **_sampled(sampling, max_tokens),
+        }
+        ended = False
+        for event in self._events("/completion", asked):
+            _note(event, into)
+            if event.get("stop"):
+                ended = True
+                into.finish = "length" if event.get("stop_type") == "limit" else "stop"
+                into.prompt_tokens = int(event.get("tokens_evaluated", 0))
+                into.new_tokens = int(event.get("tokens_predicted", 0))
+            yield str(event.get("content", ""))
+        if not ended:  # a stream that is cut ends like one that is over
+            raise EngineError("llama.cpp stopped in the middle of an answer")
+
+    def _call(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        with self._reply(path, asked) as reply:
+            return _object(reply.read(_REPLY_BYTES))
+
+    def _events(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Server-sent events: lines that begin with 'data: ', until '[DONE]' or the end."""
+        with self._reply(path, {**asked, "stream": True}) as reply:
+            while line := reply.readline(_LINE_BYTES):
+                name, colon, data = line.partition(b":")
+                if not colon or data.strip() == b"[DONE]":
+                    continue
+                if name.strip() == b"error":
+                    raise _refusal(_object(data))
+                if name.strip() == b"data":
+                    event = _object(data)
+                    if "error" in event:
+                        raise _refusal(event)
+                    yield event
+
+    @contextmanager
+    def _reply(self, path: str, asked: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+        connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            connection.request("POST", path, json.dumps(dict(asked)).encode(), headers)
+            reply = connection.getresponse()
+            if reply.status != http.client.OK:
+                raise _refusal(_object(reply.read(_REPLY_BYTES)), reply.status)
+            yield reply
+        except (OSError, http.client.HTTPException) as error:
+            raise EngineError(f"llama.cpp no longer answers: {error}") from error
+        finally:
+            connection.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaTalker:
+    client: Client
+    window_tokens: int
+    sinks: int = 0
+    reads_beyond: bool = False  # the server refuses a prompt that is longer than its window
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """A chat template writes the first special token itself where the model wants one; the engine adds it once."""
+        text = prompt.text if prompt.is_plain else self.client.as_prompt(prompt.messages)
+        tokens = self.client.tokens_of(text)
+        if not tokens:
+            raise TextError("the prompt has no tokens")
+        return tokens
+
+    def write(
+        self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
+    ) -> Iterator[str]:
+        return self.client.complete(
+            tokens, sampling, max_tokens=max_tokens, sinks=self.sinks, into=into
+        )
+
+
+def _sampled(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "repeat_last_n": sampling.repeat_last,
+    }
+    if sampling.seed is not None:
+        asked["seed"] = sampling.seed
+    if max_tokens is not None:
+        asked["n_predict"] = max_tokens
+    return asked
+
+
+def _note(event: Mapping[str, Any], into: Written) -> None:
+    timings = event.get("timings")
+    if isinstance(timings, dict):
+        into.timings = {
+            name: float(value) for name, value in timings.items() if isinstance(value, int | float)
+        }
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        told = json.loads(raw)
+    except ValueError as error:
+        raise EngineError(f"llama.cpp's answer is not valid JSON: {raw[:200]!r}") from error
+    return told if isinstance(told, dict) else {"told": told}
+
+
+def _refusal(
+    told: Mapping[str, Any], status: int | None = None
+) -> EngineError | ContextTooLargeError:
+    error = told.get("error")
+    error = error if isinstance(error, dict) else {"message": error or told}
+    message = str(error.get("message"))[:400]
+    if error.get("type") == _OVER:
+        return ContextTooLargeError(f"llama.cpp: {message}")
+    code = "" if status is None else f" (HTTP {status})"
+    return EngineError(f"llama.cpp refused the request{code}: {message}")
+
+
+def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[ComparedRow, ...]:
+    """With the bounds of `verify`. A line of the bill that is modelled may be off by what it says itself."""
+    estimate = told_of(estimate)
+    parts = dict(running.reported) | {Component.WEIGHTS: _reported_weights(running)}
+    return tuple(_with_modelled_slack(row, estimate) for row in compare(estimate, parts))
+
+
+def told_of(estimate: MemoryEstimate) -> MemoryEstimate:
+    """The lines of which the engine's log tells: adapters and projectors are loaded later, in words of their own."""
+    lines = tuple(line for line in estimate.lines if line.part not in _UNTOLD)
+    return replace(estimate, lines=lines)
+
+
+def _reported_weights(running: Running) -> MeasuredBytes:
+    """Of a mapped file the engine tells a range, from the first tensor that it needs to the last. Where the rest of
+    them went to a device, or was rearranged, the range says no more than that the others lie in the file. On Metal
+    the CPU and the GPU both map it, and their ranges may overlap.
+    """
+    told = running.held.weights
+    mapped = [size for name, size in told if name.endswith(_MAPPED)]
+    copied = [size for name, size in told if not name.endswith(_MAPPED)]
+    if mapped and not copied:
+        low = max(size.low_bytes for size in mapped)
+        return replace(running.reported[Component.WEIGHTS], low_bytes=low)
+    if not mapped:
+        return running.reported[Component.WEIGHTS]
+    least = sum(copied, NOTHING)
+    return replace(least, high_bytes=least.high_bytes + running.files.size_bytes)
+
+
+def _with_modelled_slack(row: ComparedRow, estimate: MemoryEstimate) -> ComparedRow:
+    slack = sum(
+        int(line.size_bytes * line.within)
+        for line in estimate.lines
+        if line.component.value == row.part and line.within is not None and line.reserved
+    )
+    return replace(row, allowed_bytes=row.allowed_bytes + slack)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from edgekit.engines.llamacpp.run.types import Launch
+from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended, Resident
 from edgekit.errors import NotFoundError, SourceError

@@ -9,8 +9,8 @@ import pytest
 from tests.header_files import UINT16, BytesSource, GrowingSource, key, model_files
 from tests.unit.verify import small_model
 
-from edgekit.engines.llamacpp.verify import hollow
-from edgekit.engines.llamacpp.verify.hollow import HollowFile, files_of, hollow_out, on_disk
+from edgekit.engines.llamacpp.run import generated
+from edgekit.engines.llamacpp.run.generated import HollowFile, files_of, hollow_out, on_disk
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.formats import read_header
 from edgekit.sources.types import Container, Origin
@@ -85,7 +85,7 @@ def test_nothing_is_left_behind(temporary: Path, error: type[BaseException]) -> 
 def test_a_file_system_without_holes_is_refused(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hollow, "_keeps_holes", lambda folder: False)
+    monkeypatch.setattr(generated, "_keeps_holes", lambda folder: False)
     with (
         pytest.raises(EngineError, match=r"without sparse files, so the copy would take 4.00 GiB"),
         on_disk([HollowFile(name="m", header=b"GGUF", size_bytes=4 * 1024**3)]),
@@ -126,11 +126,11 @@ def test_errors_of_the_work_itself_are_not_ours(temporary: Path) -> None:
 
 
 def test_holes_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hollow._keeps_holes(tmp_path)
-    monkeypatch.setattr(hollow, "_blocks", lambda descriptor: hollow._PROBE_BYTES // 512)
-    assert not hollow._keeps_holes(tmp_path)
-    monkeypatch.setattr(hollow, "_blocks", lambda descriptor: None)  # Windows does not say
-    assert not hollow._keeps_holes(tmp_path)
+    assert generated._keeps_holes(tmp_path)
+    monkeypatch.setattr(generated, "_blocks", lambda descriptor: generated._PROBE_BYTES // 512)
+    assert not generated._keeps_holes(tmp_path)
+    monkeypatch.setattr(generated, "_blocks", lambda descriptor: None)  # Windows does not say
+    assert not generated._keeps_holes(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

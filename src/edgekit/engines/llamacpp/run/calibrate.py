@@ -12,13 +12,12 @@ from pathlib import Path
 from edgekit import __version__
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.estimate import estimate
-from edgekit.engines.llamacpp.made_up import LABEL, Shape, file_bytes, write_made_up
 from edgekit.engines.llamacpp.placements import backend_name, devices
+from edgekit.engines.llamacpp.run.binding import Pacing, VerifyMethod
+from edgekit.engines.llamacpp.run.generated import TEST_MODEL, Shape, file_bytes, write_made_up
+from edgekit.engines.llamacpp.run.verification import verify_model
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.verify.check import verify_model
-from edgekit.engines.llamacpp.verify.types import Pacing
-from edgekit.engines.llamacpp.verify.ways import VerifyMethod
 from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, Paced, Verification
 from edgekit.engines.speed import middle, modelled_speed
@@ -34,11 +33,11 @@ WORDS = 32_000  # ids that are drawn: an embedding may have rows at its end that
 _ROOM_TIMES = 2  # as much of the disk is left free as the file takes
 
 
-def measure(way: VerifyMethod, request: CalibrateRequest) -> EngineRun:
+def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
     if request.opened is not None:
-        return _run(request, way, request.opened)
+        return _run(request, method, request.opened)
     with ending_in_order(), _made_up(request) as made:
-        return _run(request, way, made)
+        return _run(request, method, made)
 
 
 @contextmanager
@@ -56,38 +55,38 @@ def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
                 f"{path.parents[1]} has {format_bytes(free)} free, and the generated test "
                 f"model takes {format_bytes(size)}"
             )
-        request.tell(f"writing {LABEL} ({format_bytes(size)}) to {path.parents[1]}")
+        request.tell(f"writing {TEST_MODEL} ({format_bytes(size)}) to {path.parents[1]}")
         write_made_up(path, shape)
-        yield replace(open_model(path), label=LABEL)
+        yield replace(open_model(path), label=TEST_MODEL)
 
 
-def _run(request: CalibrateRequest, way: VerifyMethod, opened: OpenModel) -> EngineRun:
+def _run(request: CalibrateRequest, method: VerifyMethod, opened: OpenModel) -> EngineRun:
     """On the cards that are here if the engine finds them, else on the CPU."""
     cards = devices(request.machine)
     if not cards:
-        return _on(request, way, opened, ())
+        return _on(request, method, opened, ())
     try:
-        return _on(request, way, opened, cards)
+        return _on(request, method, opened, cards)
     except EngineError as error:
-        run = _on(request, way, opened, ())
+        run = _on(request, method, opened, ())
         return replace(run, notes=(f"measured on the CPU only: {error}", *run.notes))
 
 
 def _on(
-    request: CalibrateRequest, way: VerifyMethod, opened: OpenModel, cards: tuple[Device, ...]
+    request: CalibrateRequest, method: VerifyMethod, opened: OpenModel, cards: tuple[Device, ...]
 ) -> EngineRun:
     if opened.files is None:
         raise UsageError(f"{opened.label} has no files to load")
     machine = replace(request.machine, devices=cards)
     setup, load = _setup(cards, opened), _load(opened)
     where = " + ".join(card.name for card in cards) or "the CPU"
-    request.tell(f"starting {way.name} {way.told_version()} with {opened.label} on {where}")
+    request.tell(f"starting {method.name} {method.version()} with {opened.label} on {where}")
     with watched() as others:
         found = verify_model(
             replace(opened.files, label=opened.label),
             load,
             setup,
-            way=way,
+            method=method,
             really=True,
             pacing=_pacing(opened, load, request.options.pace_seconds),
         )

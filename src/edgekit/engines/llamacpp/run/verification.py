@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.verify.ask import ask_engine, load_for_real
-from edgekit.engines.llamacpp.verify.hollow import files_of, hollow_out, on_disk
-from edgekit.engines.llamacpp.verify.types import (
+from edgekit.engines.llamacpp.child import read_status
+from edgekit.engines.llamacpp.run.binding import (
     COMPARED,
+    NO_DEVICES,
+    PASSIVE,
     ChildLimits,
     LoadQuestion,
     Pacing,
+    VerifyMethod,
+    resident_at,
+    start_child,
 )
-from edgekit.engines.llamacpp.verify.ways import VerifyMethod
+from edgekit.engines.llamacpp.run.engine_log import EngineLog
+from edgekit.engines.llamacpp.run.generated import files_of, hollow_out, on_disk
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.versions import (
     NEWEST,
     LlamaVersion,
     answered_version,
     installed_version,
 )
+from edgekit.engines.process import Message, signal_name
 from edgekit.engines.program import (
     NOTHING,
     ComparedRow,
@@ -49,8 +59,12 @@ COMPUTE_FLOOR_BYTES = 4 * MIB  # ... or one or two hidden states more: much of a
 DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
 _CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
-
 Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
+# Builds of June and July 2026 crash in one of 200 dry runs while they exit, before their log is written.
+DRY_TRIES = 3
+_PATIENCE_S = 0.5  # llama-fit-params says nothing after its breakdown
+_POLL_S = 0.02
+_WEIGHTS_LOADED = "llama_context: constructing llama_context"
 
 
 def verify_model(
@@ -58,7 +72,7 @@ def verify_model(
     load: Load,
     setup: LlamaCppSetup,
     *,
-    way: VerifyMethod,
+    method: VerifyMethod,
     timeout_s: float | None = None,
     really: bool = False,
     pacing: Pacing | None = None,
@@ -66,7 +80,7 @@ def verify_model(
 ) -> Verification:
     """The bill beside the engine's. Raises EngineError with the engine's last words when it has none.
 
-    `setup` is taken as far as `way` can start llama.cpp so: its mode, and weights that are not mapped.
+    `setup` is taken as far as `method` can start llama.cpp so: its mode, and weights that are not mapped.
     `really` loads the weights too, from a local file, and decodes a few tokens; `pacing` then measures its speed.
     """
     path = _local_path(files) if really else None
@@ -74,13 +88,15 @@ def verify_model(
     header = read_header(files_of(files, hollow))
     model = Model(header=header, geometry=read_geometry(header))
     likely = installed_version() or LlamaVersion(NEWEST)  # until the engine says which it is
-    asked = replace(setup, mode=way.mode, use_mmap=False, **likely._asdict())
+    asked = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
     predicted = predict or llamacpp.estimate
 
     def ask(memory_bytes: int | None) -> EngineReport:
         limits = ChildLimits(timeout_s=timeout_s or DRY_TIMEOUT_S, memory_bytes=memory_bytes)
         with on_disk(hollow) as hollow_path:
-            return ask_engine(way, LoadQuestion(path=hollow_path, load=load, setup=asked), limits)
+            return ask_engine(
+                method, LoadQuestion(path=hollow_path, load=load, setup=asked), limits
+            )
 
     refused: RefusedError | None = None
     memory_bytes = None if setup.has_device else _CHILD_BYTES
@@ -110,7 +126,7 @@ def verify_model(
         _require_room(estimate)
         question = LoadQuestion(path=path, load=load, setup=setup, really=True, pacing=pacing)
         limits = ChildLimits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
-        resident, paced = load_for_real(way, question, limits)
+        resident, paced = load_for_real(method, question, limits)
     rows = compare(estimate, answer.parts)
     return Verification(
         label=files.label,
@@ -248,3 +264,132 @@ def available_bytes() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+@dataclass(slots=True)
+class _ChildReport:
+    """What one child process has reported so far."""
+
+    log: EngineLog = field(default_factory=EngineLog)
+    version: str | None = None
+    resident: list[Resident] = field(default_factory=list)
+    paced: list[Mapping[str, float]] = field(default_factory=list)
+    timed_out: bool = False
+    enough: bool = False  # its log has the whole answer
+    exit_code: int | None = None
+
+
+def ask_engine(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> EngineReport:
+    """What the engine would make room for. EngineError with its last words when it does not say."""
+    begun = time.monotonic()
+    child = _run(method, question, limits)
+    devices = tuple(child.log.devices)
+    if question.setup.has_device and not devices:
+        raise EngineError(
+            f"the llama.cpp in {method.name} finds no GPU on this machine, so only --backend "
+            "cpu can be verified"
+        )
+    return EngineReport(
+        through=method.name,
+        version=_version(method, child),
+        parts=child.log.parts(),
+        resolved=dict(child.log.resolved),
+        devices=devices,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def load_for_real(
+    method: VerifyMethod, question: LoadQuestion, limits: ChildLimits
+) -> tuple[tuple[Resident, ...], Paced | None]:
+    """The memory of the process when started, weights loaded, context created and tokens decoded; and its speed."""
+    child = _run(method, question, limits)
+    return tuple(child.resident), _best(child.paced)
+
+
+def _best(found: Sequence[Mapping[str, float]]) -> Paced | None:
+    """Of several times the same: what else ran on the machine only takes."""
+    if not found:
+        return None
+    return Paced(
+        prompt_tokens=int(found[0]["prompt_n"]),
+        new_tokens=int(found[0]["predicted_n"]),
+        prefill_tokens_per_s=max(one["prompt_per_second"] for one in found),
+        decode_tokens_per_s=max(one["predicted_per_second"] for one in found),
+    )
+
+
+def _run(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> _ChildReport:
+    request = method.request(question)
+    for _ in range(1 if question.really else DRY_TRIES):
+        child = _run_once(request, question, limits)
+        if child.enough or child.exit_code != -signal.SIGSEGV:
+            break
+    if child.enough or (child.exit_code == 0 and not child.timed_out):
+        return child
+    raise EngineError(f"{_end_of(child, limits)}: {child.log.last_words()}")
+
+
+def _run_once(
+    request: Mapping[str, Any], question: LoadQuestion, limits: ChildLimits
+) -> _ChildReport:
+    """A dry run is ended as soon as its log is complete: further on it would use memory it never got."""
+    child, to_the_end = _ChildReport(), question.really
+    complete, noting = threading.Event(), threading.Lock()  # two threads note memory
+
+    def take(line: str) -> None:
+        child.log.add(line)
+        if to_the_end and _WEIGHTS_LOADED in line and len(child.resident) == 1:
+            found = resident_at("weights loaded", read_status(process.pid))
+            with noting:
+                # Only if nothing else was noted meanwhile: on a busy machine the log comes late.
+                if found is not None and len(child.resident) == 1:
+                    child.resident.append(found)
+        elif child.log.complete and not to_the_end:
+            complete.set()
+
+    def hear(message: Message) -> None:
+        child.version = message.get("version", child.version)
+        if "paced" in message:
+            child.paced.append(message["paced"])
+        elif (found := resident_at(message["when"], message["memory"])) is not None:
+            with noting:
+                child.resident.append(found)
+
+    deadline = time.monotonic() + limits.timeout_s
+    process = start_child(
+        "verify",
+        {**request, "timeout_s": limits.timeout_s, "memory_bytes": limits.memory_bytes},
+        environment=PASSIVE | ({} if question.setup.has_device else NO_DEVICES),
+        on_line=take,
+        on_message=hear,
+    )
+    answered_s: float | None = None
+    try:
+        while process.exit_code is None and not complete.wait(_POLL_S):
+            now = time.monotonic()
+            if not to_the_end and child.log.answered:
+                answered_s = answered_s or now
+                if now > answered_s + _PATIENCE_S:
+                    break
+            if now > deadline:
+                child.timed_out = True
+                break
+    finally:
+        child.exit_code = process.close()
+    child.enough = not to_the_end and child.log.answered
+    return child
+
+
+def _version(method: VerifyMethod, child: _ChildReport) -> str:
+    told = method.version()
+    return told if child.version is None else f"{told} (llama.cpp {child.version})"
+
+
+def _end_of(child: _ChildReport, limits: ChildLimits) -> str:
+    if child.timed_out:
+        return f"llama.cpp did not answer within {limits.timeout_s:g} s (--engine-timeout)"
+    code, allowed = child.exit_code or 0, limits.memory_bytes
+    how = f"died of {signal_name(-code)}" if code < 0 else f"exited (code {code})"
+    limit = "" if allowed is None else f" (its limit was {format_bytes(allowed)} of address space)"
+    return f"llama.cpp {how}{limit}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgekit.bill.types import Component
-from edgekit.engines.llamacpp.verify.types import STOP
+from edgekit.engines.llamacpp.run.binding import STOP
 from edgekit.engines.program import NOTHING, MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB

@@ -1,22 +1,26 @@
-"""The files of a model -> files of the same length with the same header and a hole for the weights.
+"""GGUF files generated for llama.cpp: headers with a hole for the weights, and a test model with made-up weights.
 
-A model that is known without a file gets a generated header. The format: docs/formats.md. Keys have the types that
-llama.cpp asks for (llama-model-loader.cpp @ b21e4de): whole numbers UINT32, or INT32 below zero, others FLOAT32.
-There is no vocabulary: its size is a key of the architecture.
+The format: docs/formats.md. Keys have the types that llama.cpp asks for (llama-model-loader.cpp @ b21e4de): whole
+numbers UINT32, or INT32 below zero, others FLOAT32.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from pathlib import Path
+from string import ascii_lowercase
 
 from edgekit.engines.process import ending_in_order
 from edgekit.errors import EngineError, HeaderError, UsageError
+from edgekit.formats.dtype import by_name
 from edgekit.formats.files import read_shards
 from edgekit.formats.gguf import read_gguf
 from edgekit.formats.types import ModelHeader, Tensor, Value
@@ -28,6 +32,10 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 1
 _PROBE_BYTES = 8 * MIB
 _TAKEN_BYTES = 512 * KIB  # more than this of the probe on disk: the hole is not one
 _SMALL_BYTES = 64 * MIB  # may be written out in full
+TEST_MODEL = "a generated test model"
+_NORMAL, _CONTROL = 1, 3  # llama.h @ b21e4de: enum llama_token_type
+# No byte is larger: read as a half or a float it is a small number, never infinite.
+_LARGEST_BYTE = 0x30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +137,10 @@ def _blocks(descriptor: int) -> int | None:
     return getattr(os.fstat(descriptor), "st_blocks", None)
 
 
-# --- a header generated from known facts
-
-
 def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
-    """UsageError for a header that is not a GGUF's: the keys of a config.json are not those of llama.cpp."""
+    """Files with a generated header, for a model that is known without a file. There is no vocabulary: its size is a
+    key of the architecture. UsageError for a header that is not a GGUF's: llama.cpp's keys differ from a config.json's.
+    """
     architecture = header.keys.get("general.architecture")
     if architecture is None or header.tensors is None:
         raise UsageError(
@@ -158,27 +165,31 @@ def _gguf(header: ModelHeader, architecture: str) -> tuple[bytes, int]:
     embedding = next((one for one in tensors if one.name == "token_embd.weight"), None)
     if embedding is not None:
         keys.setdefault(f"{architecture}.vocab_size", embedding.shape[0])
-    directory, data_bytes = _directory(tensors)
-    counts = struct.pack("<IQQ", 3, len(tensors), len(keys))
-    raw = b"GGUF" + counts + b"".join(_key(name, keys[name]) for name in keys) + directory
-    raw += bytes(-len(raw) % ALIGNMENT)
-    return raw, len(raw) + data_bytes
+    return _gguf_header([_key(name, value) for name, value in keys.items()], tensors)
 
 
-def _directory(tensors: Iterable[Tensor]) -> tuple[bytes, int]:
-    entries, offset = [], 0
+def _gguf_header(keys: Sequence[bytes], tensors: Sequence[Tensor]) -> tuple[bytes, int]:
+    """The header's bytes, and how long the file would be."""
+    parts, offset = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(keys)), *keys], 0
     for tensor in tensors:
         dimensions = tensor.shape[::-1] or (1,)  # innermost first in the file
         count = len(dimensions)
         place = struct.pack(f"<I{count}QIQ", count, *dimensions, tensor.type.ggml_id, offset)
-        entries.append(_text(tensor.name) + place)
-        offset += -(-tensor.size_bytes // ALIGNMENT) * ALIGNMENT
-    return b"".join(entries), offset
+        parts += [_text(tensor.name), place]
+        offset += _padded(tensor.size_bytes)
+    raw = b"".join(parts)
+    raw = raw.ljust(_padded(len(raw)), b"\0")
+    return raw, len(raw) + offset
 
 
-def _key(name: str, value: Value) -> bytes:
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _key(name: str, value: Value, kind: int | None = None) -> bytes:
+    """`kind` is that of an array's elements, where their values do not tell."""
     if isinstance(value, tuple):
-        kind = max((_kind(one) for one in value), default=_UINT32)
+        kind = kind or max((_kind(one) for one in value), default=_UINT32)
         packed = b"".join(_packed(one, kind) for one in value)
         return _text(name) + struct.pack("<IIQ", _ARRAY, kind, len(value)) + packed
     kind = _kind(value)
@@ -207,3 +218,108 @@ def _packed(value: object, kind: int) -> bytes:
 def _text(text: str) -> bytes:
     raw = text.encode()
     return struct.pack("<Q", len(raw)) + raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A test model: a decoder of the llama family, its head tied to its embedding.
+
+    Speed and memory do not depend on what the numbers are. They do on the vocabulary, which llama.cpp keeps in tables:
+    so this one is as large as that of real models, with merges.
+    """
+
+    layers: int = 8
+    width: int = 2048
+    inner: int = 8192
+    heads: int = 32
+    kv_heads: int = 8
+    vocabulary: int = 131_072
+    context: int = 4096
+    matrices: str = "Q4_K"
+
+    @property
+    def kv_width(self) -> int:
+        return self.width // self.heads * self.kv_heads
+
+
+def file_bytes(shape: Shape) -> int:
+    """What the file takes on the disk."""
+    return _test_header(shape)[1]
+
+
+def write_made_up(path: Path, shape: Shape) -> None:
+    """Raises OSError where there is no room."""
+    low = bytes(byte % _LARGEST_BYTE for byte in range(256))
+    tile = random.Random(0).randbytes(MIB).translate(low)  # noqa: S311 - nothing is kept secret by it
+    with path.open("wb") as out:
+        out.write(_test_header(shape)[0])
+        for tensor in _test_tensors(shape):
+            left = _padded(tensor.size_bytes)
+            while left:
+                left -= out.write(tile[:left])
+
+
+def _test_header(shape: Shape) -> tuple[bytes, int]:
+    words = list(islice(_words(), shape.vocabulary - 1))
+    kinds = (_CONTROL, *[_NORMAL] * len(words))
+    keys: dict[str, Value] = {
+        "general.architecture": "llama",
+        "llama.block_count": shape.layers,
+        "llama.context_length": shape.context,
+        "llama.embedding_length": shape.width,
+        "llama.feed_forward_length": shape.inner,
+        "llama.attention.head_count": shape.heads,
+        "llama.attention.head_count_kv": shape.kv_heads,
+        "llama.rope.dimension_count": shape.width // shape.heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ("<|end|>", *(left + right for left, right in words)),
+        "tokenizer.ggml.merges": tuple(" ".join(pair) for pair in words if pair[0]),
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+    packed = [
+        _key(name, value, _INT32 if name.endswith("token_type") else None)
+        for name, value in keys.items()
+    ]
+    return _gguf_header(packed, list(_test_tensors(shape)))
+
+
+def _test_tensors(shape: Shape) -> Iterator[Tensor]:
+    width, inner, kv_width = shape.width, shape.inner, shape.kv_width
+    block = {
+        "attn_norm": (width,),
+        "attn_q": (width, width),
+        "attn_k": (kv_width, width),
+        "attn_v": (kv_width, width),
+        "attn_output": (width, width),
+        "ffn_norm": (width,),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }
+    shapes = {"token_embd": (shape.vocabulary, width), "output_norm": (width,)}
+    for layer in range(shape.layers):
+        shapes |= {f"blk.{layer}.{name}": lengths for name, lengths in block.items()}
+    for name, lengths in shapes.items():
+        kind = by_name(shape.matrices if len(lengths) > 1 else "F32")
+        size = kind.size_bytes(math.prod(lengths))
+        yield Tensor(name=f"{name}.weight", type=kind, shape=lengths, size_bytes=size, offset=0)
+
+
+def _words() -> Iterator[tuple[str, str]]:
+    """Each as what it is merged from: bytes from nothing, then pairs of letters, then pairs of pairs."""
+    pairs = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
+    yield from (("", sign) for sign in _byte_signs())
+    yield from ((pair[0], pair[1]) for pair in pairs)
+    yield from product(pairs, repeat=2)
+
+
+def _byte_signs() -> Iterator[str]:
+    """GPT-2's sign for each byte: itself where it can be seen, else one from 256 on."""
+    further = 256
+    for byte in range(256):
+        seen = 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
+        yield chr(byte if seen else further)
+        further += not seen

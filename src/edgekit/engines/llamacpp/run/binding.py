@@ -1,0 +1,357 @@
+"""How EdgeKit reaches a llama.cpp on this machine: in a child process, through xllamacpp or llama-fit-params.
+
+To add another: its functions, and its row in `METHODS`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgekit.bill.types import Component, Load
+from edgekit.engines.flags import fields_of, flag_words, given_values
+from edgekit.engines.llamacpp.child import read_status
+from edgekit.engines.llamacpp.flags import TABLE
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.process import ChildProcess, Message
+from edgekit.engines.program import Resident
+from edgekit.errors import EngineError, UsageError
+
+SCRIPT = Path(__file__).parents[1] / "child.py"
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # threads that wait do not spin
+# A GPU takes part even when no layer is offloaded: hidden where only the CPU is meant.
+NO_DEVICES = dict.fromkeys(
+    ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"), ""
+)
+_ENVIRONMENT = {
+    "GGML_NO_BACKTRACE": "1",  # an abort would start a debugger on itself
+    "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
+}
+_FOREIGN = ("AIP_MODE",)  # llama.cpp would listen where Google's platform wants it to
+# What both sides name. The engine keeps prompt caches and its driver's context to itself.
+COMPARED = (
+    Component.WEIGHTS,
+    Component.KV_CACHE,
+    Component.SLIDING_KV_CACHE,
+    Component.STATE,
+    Component.OUTPUT,
+    Component.COMPUTE,
+)
+# An adapter that is not there. After its dry run a server would go on to load what has no memory, and die of
+# it before its log is written; so it gives up instead.
+STOP = "no-adapter.gguf"
+XLLAMACPP_NAME = "xllamacpp"
+INSTALL_XLLAMACPP = "pip install 'edgekit-models[llama]'"
+_AUTO = -1  # n_parallel: what llama-server does by default
+_VERBOSE = 5  # from here on the dry run of its fit logs its buffers
+_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"  # arg.cpp: --cpu-moe
+FIT_TOOL_NAME = "llama-fit-params"
+_VERSION_TIMEOUT_S = 20.0
+
+
+def start_child(
+    job: str,
+    request: Mapping[str, Any],
+    *,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+    on_message: Callable[[Message], None] | None = None,
+    title: str = "",
+) -> ChildProcess:
+    """`job` is one of the script's; `title`, by default the name of the model's file, shows in the list of processes.
+
+    EngineError where it cannot be started.
+    """
+    ours = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    child = ChildProcess(
+        [sys.executable, "-P", str(SCRIPT), title or Path(request.get("model", job)).name],
+        environment={**ours, **_ENVIRONMENT, **environment},
+        on_line=on_line,
+        on_message=on_message,
+    )
+    child.send({**request, "job": job})
+    return child
+
+
+def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
+    """From what `read_status` found; None where it found nothing."""
+    if "VmRSS" not in memory:
+        return None
+    return Resident(
+        when=when,
+        resident_bytes=memory["VmRSS"],
+        anonymous_bytes=memory.get("RssAnon"),
+        file_bytes=memory.get("RssFile"),
+        model_bytes=memory.get("Model"),
+        swapped_bytes=memory.get("VmSwap", 0),
+    )
+
+
+def resident_of(pid: int, when: str) -> Resident | None:
+    """Of any process; None where it is gone, or its memory is unknown."""
+    if (found := resident_at(when, read_status(pid))) is not None:
+        return found
+    with suppress(psutil.Error):
+        return Resident(when=when, resident_bytes=int(psutil.Process(pid).memory_info().rss))
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadQuestion:
+    """What the engine is asked: how much this file takes with this load and setup."""
+
+    path: Path
+    load: Load
+    setup: LlamaCppSetup
+    really: bool = False  # load the weights and decode a few tokens
+    pacing: Pacing | None = None  # then read and write more of them, to see how fast it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How the speed of a loaded model is measured: several times the same, the best counts."""
+
+    vocabulary: int  # token ids below it exist
+    prompt_tokens: int = 512  # at most: fewer where that would take too long
+    new_tokens: int = 32
+    times: int = 5
+    seconds: float = 20.0  # for all of them; one is always done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildLimits:
+    """What a child process may take before it is ended."""
+
+    timeout_s: float
+    memory_bytes: int | None = None  # address space; None where a GPU driver reserves what it likes
+
+
+def has_xllamacpp() -> bool:
+    return find_spec(XLLAMACPP_NAME) is not None
+
+
+def xllamacpp_version() -> str:
+    try:
+        return version_of(XLLAMACPP_NAME)
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+def xllamacpp_request(question: LoadQuestion) -> dict[str, Any]:
+    """For the child process: plain parameters, and enums by their names."""
+    load, setup = question.load, question.setup
+    if load.output_rows is not None:
+        raise UsageError("llama-server chooses the number of output rows itself")
+    return {
+        "way": XLLAMACPP_NAME,
+        "model": str(question.path),
+        "stop_at": None if question.really else str(question.path.with_name(STOP)),
+        "embeddings": setup.embeddings,
+        "parameters": private_server() | parameters(load, setup) | _dry_or_real(question),
+        "enums": enum_parameters(load, replace(setup, use_mmap=question.really and setup.use_mmap)),
+        "pacing": None if question.pacing is None else asdict(question.pacing),
+    }
+
+
+def private_server() -> dict[str, Any]:
+    """A server for this process only: one thread on a loopback address, with a key."""
+    return {
+        "api_keys": [secrets.token_hex(16)],
+        "hostnames": ["127.0.0.1"],
+        "port": 0,
+        "n_threads_http": 1,
+        "warmup": False,
+    }
+
+
+def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
+    """Xllamacpp's public parameters that are not enums, as the table of flags names them."""
+    if setup.has_device and setup.servers:
+        raise UsageError(
+            "xllamacpp is built without RPC: start llama-server with the command that check prints"
+        )
+    found: dict[str, Any] = {}
+    for flag, value, default in fields_of(TABLE, load, setup):
+        if flag.parameter is None or flag.parameter.enum or value is None:
+            continue
+        is_placed = flag.group in {"placement", "devices", "servers"}
+        # a switch is always set: another build may have another default
+        is_given = isinstance(value, bool) or value != default
+        if not is_placed or (setup.has_device and is_given):
+            plain = list(value) if isinstance(value, tuple) else value
+            found[flag.parameter.name] = not value if flag.parameter.opposite else plain
+    found["n_ctx"] = load.context_tokens or 0
+    found["n_parallel"] = load.sequences or _AUTO
+    found["n_gpu_layers"] = setup.n_gpu_layers if setup.has_device else 0
+    if overrides := _override_words(setup):
+        found["tensor_buft_overrides"] = ",".join(overrides)
+    return found
+
+
+def _override_words(setup: LlamaCppSetup) -> list[str]:
+    """The first that matches decides: what was given comes before the experts."""
+    given = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
+    if not setup.has_device:
+        return given
+    if setup.cpu_moe:
+        return [*given, _EXPERTS]
+    return [*given, *(rf"blk\.{block}{_EXPERTS}" for block in range(setup.n_cpu_moe))]
+
+
+def _dry_or_real(question: LoadQuestion) -> dict[str, Any]:
+    """Dry: its fit works every buffer out first, before anything else can go wrong."""
+    run: dict[str, Any] = {
+        "no_alloc": not question.really,
+        "fit_params": not question.really,
+        "verbosity": _VERBOSE,
+    }
+    if question.pacing is not None:  # what is kept of prompts would count as the engine's own
+        run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
+    return run
+
+
+def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, str]]:
+    """Those that are enums: the enum, and the name of its member."""
+    members: dict[str, dict[Any, str]] = {
+        "llama_flash_attn_type": {None: "AUTO", True: "ENABLED", False: "DISABLED"},
+        "llama_load_mode": {True: "MMAP", False: "NONE"},
+    }
+    found: dict[str, tuple[str, str]] = {}
+    for flag, value, default in fields_of(TABLE, load, setup):
+        if flag.parameter is None or not flag.parameter.enum:
+            continue
+        name, enum, _ = flag.parameter
+        if enum in members:
+            member = members[enum][value]
+        elif value != default:
+            member = value.name.upper()
+        else:
+            continue
+        found[name] = (enum, f"{enum.upper()}_{member}")
+    return found
+
+
+def has_fit_tool() -> bool:
+    return shutil.which(FIT_TOOL_NAME) is not None
+
+
+def fit_tool_version() -> str:
+    """As its --version has it: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
+    try:
+        done = subprocess.run(  # noqa: S603 - a tool of the user's own PATH
+            [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "--version"],
+            capture_output=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "of unknown version"
+    found = re.search(rb"version: ([^\n]{1,80})", done.stdout + done.stderr)
+    return found[1].decode(errors="replace").strip() if found else "of unknown version"
+
+
+def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
+    _require_askable(question)
+    command = [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "-m", str(question.path)]
+    command += ["--fit-print", "on", "--verbose"]
+    command += _fit_tool_words(question.load, question.setup)
+    return {"way": FIT_TOOL_NAME, "command": command}
+
+
+def _require_askable(question: LoadQuestion) -> None:
+    """It knows the flags that all of llama.cpp's tools share, not those of llama-server."""
+    load = question.load
+    refused = {
+        "load a model for real": question.really,
+        "report on embeddings": question.setup.embeddings,
+        "share one cache among sequences": load.unified and (load.sequences or 1) > 1,
+        "take a number of output rows": load.output_rows is not None,
+    }
+    for what, wanted in refused.items():
+        if wanted:
+            raise UsageError(
+                f"{FIT_TOOL_NAME} cannot {what}: use xllamacpp (pip install 'edgekit-models[llama]')"
+            )
+
+
+def _fit_tool_words(load: Load, setup: LlamaCppSetup) -> list[str]:
+    """As the table of flags has them; llama.cpp would fit what is left out to the memory it finds."""
+    groups = {"context", "sequences", "batch", "cache", "placement", "devices", "servers"}
+    known = {flag.key for flag in TABLE if flag.group in groups} - {
+        "rpc",
+        "device_memory",
+        "unified",
+    }
+    of_devices = {flag.key for flag in TABLE if flag.group in {"placement", "devices", "servers"}}
+    given = given_values(TABLE, load, setup)
+    values = {"context": 0, "flash_attn": "auto", "n_gpu_layers": "all"}
+    values |= {key: value for key, value in given.items() if key in known}
+    values["repack"] = setup.repack
+    if setup.has_device:
+        return flag_words(TABLE, values)
+    on_cpu = {key: value for key, value in values.items() if key not in of_devices}
+    return [*flag_words(TABLE, on_cpu), "--device", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyMethod:
+    """A program that says what llama.cpp would allocate."""
+
+    name: str
+    mode: LlamaMode  # as whom it starts llama.cpp
+    install: str
+    is_here: Callable[[], bool]
+    version: Callable[[], str]
+    request: Callable[[LoadQuestion], dict[str, Any]]  # for the child process
+
+
+XLLAMACPP = VerifyMethod(
+    name=XLLAMACPP_NAME,
+    mode=LlamaMode.SERVER,  # one row of logits for each sequence
+    install=INSTALL_XLLAMACPP,
+    is_here=has_xllamacpp,
+    version=xllamacpp_version,
+    request=xllamacpp_request,
+)
+FIT_TOOL = VerifyMethod(
+    name=FIT_TOOL_NAME,
+    mode=LlamaMode.LIBRARY,  # every token of a micro-batch may have logits
+    install="install llama.cpp, so that llama-fit-params is on the PATH",
+    is_here=has_fit_tool,
+    version=fit_tool_version,
+    request=fit_tool_request,
+)
+METHODS = (XLLAMACPP, FIT_TOOL)
+
+
+def choose_method(mode: LlamaMode | None = None, *, really: bool = False) -> VerifyMethod:
+    """The first that is here, and that starts llama.cpp as `mode`. EngineError when none is."""
+    fitting = [method for method in METHODS if mode in {None, method.mode}]
+    if really:
+        fitting = [method for method in fitting if method.name == XLLAMACPP_NAME]
+    if not fitting:
+        raise UsageError(
+            f"only {XLLAMACPP_NAME} can load a model, and it starts llama.cpp as a server"
+        )
+    for method in fitting:
+        if method.is_here():
+            return method
+    who = "" if mode is None else f" as a {mode.value}"
+    raise EngineError(
+        f"no llama.cpp found on this machine to run{who}: "
+        + ", or ".join(method.install for method in fitting)
+    )
