@@ -1,4 +1,4 @@
-"""Rules that say, layer by layer, which kind of memory it has: arrangements of a few words."""
+"""Arrangements: rules that give the type of every layer, such as full attention or a sliding window."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class LayerType(enum.Enum):
     CHUNK = "chunk"
     RECURRENT = "recurrent"
     BOTH = "both"
-    EXPERTS = "experts"  # a layer of experts alone
+    EXPERTS = "experts"  # experts only, no mixer
     NONE = "none"
 
 
 Arrangement = Callable[[Hyper, int], tuple[LayerType, ...]]
 
-# How real files spell a layer's type, in layer_types and its cousins.
+# Names of layer types in layer_types and similar lists.
 _STATED = {
     "full_attention": LayerType.FULL,
     "attention": LayerType.FULL,
@@ -53,37 +53,31 @@ _LETTERS = {
 
 
 def stated(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
-    """The file's own list of layer types, when it has one."""
+    """The file's own list of layer types, if it has one."""
     listed = hyper.listed("layer_types", layers)
     if listed is None:
         return None
-    unknown = [name for name in listed if not _is_stated(name)]
-    if unknown:
-        raise HeaderError(
-            (
-                f"unknown layer type {unknown[0]!r:.60}: upgrade edgekit, or add it to "
-                "model/arrangements.py"
-            ),
-            file=hyper.header.name,
-        )
+    for name in listed:
+        if not isinstance(name, (str, int)) or name not in _STATED:
+            raise HeaderError(
+                f"unknown layer type {name!r:.60}: upgrade edgekit, or add it to "
+                "model/arrangements.py",
+                file=hyper.header.name,
+            )
     return tuple(_STATED[name] for name in listed)
 
 
-def _is_stated(name: object) -> bool:
-    return isinstance(name, (str, int)) and name in _STATED
-
-
 def uniform(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Full attention everywhere, unless the file lists its layers or switches some off."""
+    """Full attention in every layer, unless the file lists its layers or switches some off."""
     return stated(hyper, layers) or _switched_off(hyper, layers) or (LayerType.FULL,) * layers
 
 
 def windows(period: int, *, full_first: bool = False) -> Arrangement:
-    """Every `period`-th layer is full, the rest slide; 0: all slide, where there is a window."""
+    """Every `period`-th layer has full attention, the rest a sliding window; 0: all slide, if there is a window."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (words := stated(hyper, layers)) is not None:
-            return words
+        if (types := stated(hyper, layers)) is not None:
+            return types
         if not hyper.number("window") or hyper.flag("use_window") is False:
             return (LayerType.FULL,) * layers
         return _pattern(hyper, layers, period, full_first=full_first)
@@ -92,7 +86,7 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
 
 
 def from_last(arrangement: Arrangement) -> Arrangement:
-    """Muse counts its pattern from the last layer back."""
+    """Muse counts its pattern backwards from the last layer."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return stated(hyper, layers) or arrangement(hyper, layers)[::-1]
@@ -101,12 +95,12 @@ def from_last(arrangement: Arrangement) -> Arrangement:
 
 
 def also_first(arrangement: Arrangement) -> Arrangement:
-    """MiMo-V2: the first layer is full too, unless the file says layer by layer."""
+    """MiMo-V2: the first layer is full too, unless the file lists its layers."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        words = arrangement(hyper, layers)
-        told = hyper.items("layer_types") or hyper.raw("window_pattern")
-        return words if told else (LayerType.FULL, *words[1:])
+        types = arrangement(hyper, layers)
+        is_listed = hyper.items("layer_types") or hyper.raw("window_pattern")
+        return types if is_listed else (LayerType.FULL, *types[1:])
 
     return arrange
 
@@ -115,8 +109,8 @@ def full_while_dense(arrangement: Arrangement) -> Arrangement:
     """Cohere's mixture of experts: the leading dense layers are full, and the pattern starts after them."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (words := stated(hyper, layers)) is not None:
-            return words
+        if (types := stated(hyper, layers)) is not None:
+            return types
         lead = min(hyper.number("leading_dense") or 0, layers)
         return (LayerType.FULL,) * lead + arrangement(hyper, layers - lead)
 
@@ -161,14 +155,14 @@ def _every(layers: int, period: int, *, full_first: bool) -> tuple[LayerType, ..
 
 
 def stated_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Only what the file says layer by layer: a bare window may be one that nobody uses."""
+    """Windows only if the file lists them by layer: many files state a window that is not used."""
     if hyper.raw("window_pattern") is None:
         return uniform(hyper, layers)
     return windows(0)(hyper, layers)
 
 
 def by_format(gguf: Arrangement, config: Arrangement) -> Arrangement:
-    """llama.cpp's loader ignores a window that others honour, or has a rule of its own."""
+    """For families in which llama.cpp's loader ignores the window or has a different rule."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return (gguf if hyper.gguf else config)(hyper, layers)
@@ -177,7 +171,7 @@ def by_format(gguf: Arrangement, config: Arrangement) -> Arrangement:
 
 
 def only_with(count: int, arrangement: Arrangement) -> Arrangement:
-    """EXAONE 4 slides only in the size that has `count` layers."""
+    """EXAONE 4: only the size with `count` layers has sliding windows."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return arrangement(hyper, layers) if layers == count else (LayerType.FULL,) * layers
@@ -186,9 +180,9 @@ def only_with(count: int, arrangement: Arrangement) -> Arrangement:
 
 
 def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Qwen2: a window only when it is switched on, and only from a given layer."""
-    if (words := stated(hyper, layers)) is not None:
-        return words
+    """Qwen2: a window only if it is switched on, and only from a given layer on."""
+    if (types := stated(hyper, layers)) is not None:
+        return types
     if not hyper.flag("use_window") or not hyper.number("window"):
         return (LayerType.FULL,) * layers
     start = hyper.number("window_from") or 0
@@ -196,11 +190,11 @@ def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 
 
 def chunks(period: int) -> Arrangement:
-    """Llama 4: chunked attention except on every `period`-th layer, which has no rope and sees all."""
+    """Llama 4: chunked attention except on every `period`-th layer, which has full attention without rope."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (words := stated(hyper, layers)) is not None:
-            return words
+        if (types := stated(hyper, layers)) is not None:
+            return types
         if hyper.raw("window") == 0 or not hyper.number("chunk"):
             return (LayerType.FULL,) * layers
         if hyper.items("rope_layers"):  # an empty list means the default
@@ -218,8 +212,8 @@ def interval(period: int, *, offset: int | None = None) -> Arrangement:
     """Attention on every `period`-th layer, a recurrence on the others."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (words := stated(hyper, layers)) is not None:
-            return words
+        if (types := stated(hyper, layers)) is not None:
+            return types
         if hyper.items("recurrent_layers") is not None:
             marks = hyper.listed("recurrent_layers", layers) or ()
             return tuple(LayerType.RECURRENT if mark else LayerType.FULL for mark in marks)
@@ -245,9 +239,9 @@ def mid_interval(period: int) -> Arrangement:
 
 
 def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Bailing: attention ends every group, and makes up a group that is not complete."""
-    if (words := stated(hyper, layers)) is not None:
-        return words
+    """Bailing: the last layer of every group has attention, and so do all layers of an incomplete group."""
+    if (types := stated(hyper, layers)) is not None:
+        return types
     size = hyper.need("full_interval")
     if size < 1:
         raise hyper.missing("full_interval")
@@ -259,7 +253,7 @@ def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 
 
 def by_kv_heads(fallback: Arrangement) -> Arrangement:
-    """A layer without KV heads is a recurrence (GGUF's way); config.json says it otherwise."""
+    """In a GGUF, a layer without KV heads is a recurrence; config.json has other keys for it."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if hyper.gguf and hyper.items("kv_heads") is not None:
@@ -274,8 +268,8 @@ def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
     """config.json lists the attention layers by number, counted from `first`."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (words := stated(hyper, layers)) is not None:
-            return words
+        if (types := stated(hyper, layers)) is not None:
+            return types
         listed = hyper.items("full_layer_indices")
         if listed is None and not none_is_empty:
             raise hyper.missing("full_layer_indices")
@@ -286,7 +280,7 @@ def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
 
 
 def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Nemotron-H: one letter a layer, M recurrence, * attention, E and - feed-forward alone."""
+    """Nemotron-H: a letter per layer: M recurrence, * attention, E and - feed-forward only."""
     if hyper.gguf:
         heads = hyper.per_layer("kv_heads", layers) or (0,) * layers
         widths = hyper.per_layer("feed_forward", layers) or (0,) * layers
@@ -294,8 +288,8 @@ def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
             LayerType.FULL if head else LayerType.NONE if width else LayerType.RECURRENT
             for head, width in zip(heads, widths, strict=True)
         )
-    if (words := stated(hyper, layers)) is not None:
-        return words
+    if (types := stated(hyper, layers)) is not None:
+        return types
     pattern = hyper.text("pattern_text")
     if pattern is None or len(pattern) < layers or not set(pattern) <= set(_LETTERS):
         raise hyper.missing("pattern_text")
@@ -303,7 +297,7 @@ def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 
 
 def repeated(*cycle: LayerType) -> Arrangement:
-    """A fixed cycle of words, unless the file lists its layers."""
+    """A fixed cycle of types, unless the file lists its layers."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         return stated(hyper, layers) or tuple(cycle[i % len(cycle)] for i in range(layers))
@@ -312,25 +306,25 @@ def repeated(*cycle: LayerType) -> Arrangement:
 
 
 def griffin(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """RecurrentGemma lists one cycle of its layers, and all of its attention slides."""
+    """RecurrentGemma lists one cycle of its layers; all of its attention has a sliding window."""
     listed = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
-    words = {"recurrent": LayerType.RECURRENT, "attention": LayerType.WINDOW}
-    if not set(map(repr, listed)) <= set(map(repr, words)):
+    types = {"recurrent": LayerType.RECURRENT, "attention": LayerType.WINDOW}
+    if not set(map(repr, listed)) <= set(map(repr, types)):
         raise HeaderError(f"unknown block_types {listed!r:.60}", file=hyper.header.name)
-    return tuple(words[listed[i % len(listed)]] for i in range(layers))
+    return tuple(types[listed[i % len(listed)]] for i in range(layers))
 
 
 def _switched_off(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
-    """Pruned models: some layers have no attention at all."""
+    """Pruned models: some layers have no attention."""
     if (blocks := hyper.listed("block_configs", layers)) is not None:
-        return tuple(_block_word(hyper, block) for block in blocks)
+        return tuple(_block_type(hyper, block) for block in blocks)
     if hyper.gguf and hyper.items("kv_heads") is not None:
         heads = hyper.per_layer("kv_heads", layers) or ()
         return tuple(LayerType.FULL if count else LayerType.NONE for count in heads)
     return None
 
 
-def _block_word(hyper: Hyper, block: object) -> LayerType:
+def _block_type(hyper: Hyper, block: object) -> LayerType:
     attention = block.get("attention") if isinstance(block, dict) else None
     if not isinstance(attention, dict):
         raise HeaderError("an entry of block_configs has no attention", file=hyper.header.name)

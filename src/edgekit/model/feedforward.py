@@ -1,4 +1,4 @@
-"""The feed-forward half of every layer: dense, experts, or both."""
+"""The feed-forward part of every layer: dense, experts, or both."""
 
 from __future__ import annotations
 
@@ -12,52 +12,49 @@ from edgekit.model.hyperparameters import Hyper
 from edgekit.model.types import Experts, FeedForward
 
 Pair = tuple[FeedForward | None, Experts | None]
-WidthRule = Callable[[Hyper], int]  # the width that a family has when its file states none
-PairRule = Callable[[Hyper, Pair], Pair]  # what a family makes of the width that its file states
+WidthRule = Callable[[Hyper], int]  # the width if the file does not state one
+PairRule = Callable[
+    [Hyper, Pair], Pair
+]  # corrects a width that means something else in this family
 
 
 def feed_forwards(
     hyper: Hyper,
-    words: tuple[LayerType, ...],
+    types: tuple[LayerType, ...],
     *,
     gated: bool,
     beside: bool,
     alternating: bool,
     width: WidthRule,
 ) -> tuple[Pair, ...]:
-    """One pair a layer. `beside`: experts stand beside a dense half; `alternating`: a layer is a mixer or this."""
-    count = len(words)
-    none_here = (
-        alternating and LayerType.NONE not in words
-    )  # a model of recurrences and experts alone
-    widths = (0,) * count if none_here else _dense_widths(hyper, count, width)
+    """A pair for each layer.
+
+    `beside`: layers have a dense part and experts. `alternating`: layers are a mixer or a feed-forward.
+    """
+    count = len(types)
+    # Alternating models may consist of recurrences and experts only.
+    has_dense = LayerType.NONE in types or not alternating
+    widths = _dense_widths(hyper, count, width) if has_dense else (0,) * count
     dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
     experts = _experts(hyper, width, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
-    needed = LayerType.NONE in words if alternating else not all(routed)
-    if needed and not any(dense) and not _may_be_without(hyper, width):
+    needed = LayerType.NONE in types if alternating else not all(routed)
+    # The tensors of a GGUF show it, and a pruned model lists the layers without a feed-forward.
+    optional = hyper.gguf or width is not stated_width or hyper.states("block_configs")
+    if needed and not any(dense) and not optional:
         raise hyper.missing("feed_forward")
-    if alternating:
+    if not alternating:
         return tuple(
-            _alternate(hyper, word, pair, experts) for word, pair in zip(words, dense, strict=True)
+            (half if beside or not moe else None, experts if moe else None)
+            for half, moe in zip(dense, routed, strict=True)
         )
+    experts_at = {LayerType.EXPERTS}
+    if hyper.gguf and experts is not None:  # a GGUF does not tell the two apart
+        experts_at.add(LayerType.NONE)
     return tuple(
-        (half if beside or not moe else None, experts if moe else None)
-        for half, moe in zip(dense, routed, strict=True)
+        (None, experts) if kind in experts_at else (half if kind is LayerType.NONE else None, None)
+        for kind, half in zip(types, dense, strict=True)
     )
-
-
-def _may_be_without(hyper: Hyper, rule: WidthRule) -> bool:
-    """A GGUF's tensors tell, and a pruned model lists the layers that have no feed-forward."""
-    return hyper.gguf or rule is not stated_width or hyper.states("block_configs")
-
-
-def _alternate(
-    hyper: Hyper, word: LayerType, dense: FeedForward | None, experts: Experts | None
-) -> Pair:
-    if word is LayerType.EXPERTS or (word is LayerType.NONE and hyper.gguf and experts is not None):
-        return (None, experts)  # a GGUF does not tell the two apart
-    return (dense, None) if word is LayerType.NONE else (None, None)
 
 
 def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
@@ -79,12 +76,12 @@ def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
     )
 
 
-def _count_of(hyper: Hyper, word: str) -> int:
-    """A number that some configs write as a list (Hunyuan, ERNIE-VL): the largest of it."""
-    listed = hyper.items(word)
+def _count_of(hyper: Hyper, name: str) -> int:
+    """A number, or the largest of a list (Hunyuan, ERNIE-VL)."""
+    listed = hyper.items(name)
     if listed is None:
-        return hyper.number(word) or 0
-    return max((hyper.whole(word, item) for item in listed), default=0)
+        return hyper.number(name) or 0
+    return max((hyper.whole(name, item) for item in listed), default=0)
 
 
 def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
@@ -106,7 +103,7 @@ def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
 
 
 def _named_layers(hyper: Hyper) -> frozenset[int] | None:
-    """Step writes the layers with experts as text: "4,5,6"."""
+    """Step lists the layers with experts as text: "4,5,6"."""
     text = hyper.text("moe_layers")
     if text is None:
         return None
@@ -124,7 +121,9 @@ def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]
         stated = _derived_widths(hyper, layers, rule)
     stated = tuple(hyper.own("feed_forward", i) or width for i, width in enumerate(stated))
     if hyper.flag("width_is_raw"):
-        stated = tuple(_adjusted(hyper, width) for width in stated)
+        # LFM2's own code shrinks the stated width by a third and rounds it.
+        scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1
+        stated = tuple(_round_up(int(int(2 * w / 3) * scale), multiple) for w in stated)
     if hyper.flag("wide_shared_ffn"):
         shared = hyper.number("shared_cache_layers") or 0
         return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(stated))
@@ -132,30 +131,32 @@ def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]
 
 
 def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
-    """Files that give a ratio instead of a width, or rely on what their family always does."""
+    """Widths of files that state a ratio instead, or rely on the family's default."""
     if (blocks := hyper.listed("block_configs", layers)) is not None:
         return tuple(_block_width(hyper, block) for block in blocks)
     if (ratios := hyper.listed("width_ratios", layers)) is not None:
         return tuple(_divisible(hyper, ratio) for ratio in ratios)
     if hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
-        return (_metas_width(hyper),) * layers
+        # Meta's params.json: 8/3 of the hidden width, scaled, rounded up.
+        scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
+        return (_round_up(int(scaled), hyper.need("width_multiple")),) * layers
     return (rule(hyper),) * layers
 
 
 def stated_width(hyper: Hyper) -> int:
-    """The rule of most families: the file says it, or has experts in every layer and no such half."""
+    """The rule of most families: the file states the width, unless every layer has experts only."""
     if hyper.number("experts") or hyper.gguf:
         return 0
     raise hyper.missing("feed_forward")
 
 
 def four_times_hidden(hyper: Hyper) -> int:
-    """GPT-2 and its kin never state it."""
+    """GPT-2 and similar models do not state it."""
     return 4 * hyper.need("hidden")
 
 
 def two_thirds(hyper: Hyper) -> int:
-    """flash-linear-attention: a ratio, of which a gated half takes two thirds."""
+    """flash-linear-attention: two thirds of hidden x ratio, because the feed-forward is gated."""
     ratio = hyper.ratio("width_ratio") or 4
     return _round_up(int(hyper.need("hidden") * ratio * 2 / 3), 256)
 
@@ -166,17 +167,11 @@ def eight_thirds(hyper: Hyper) -> int:
 
 
 def _divisible(hyper: Hyper, ratio: Any) -> int:
-    """OpenELM: each layer's ratio, rounded to a divisor but never down by more than a tenth."""
+    """OpenELM: a ratio per layer, rounded to a multiple of the divisor, but never down by more than a tenth."""
     divisor = hyper.number("width_divisor") or 8
     wanted = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
     near = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
     return near + divisor if near < 0.9 * wanted else near
-
-
-def _metas_width(hyper: Hyper) -> int:
-    """Meta's params.json: 8/3 of the hidden width, scaled, rounded up."""
-    scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
-    return _round_up(int(scaled), hyper.need("width_multiple"))
 
 
 def _block_width(hyper: Hyper, block: Any) -> int:
@@ -190,12 +185,6 @@ def _block_width(hyper: Hyper, block: Any) -> int:
     return _round_up(int(2 * hyper.real("ffn_mult", scale) * hidden / 3), 256)
 
 
-def _adjusted(hyper: Hyper, width: int) -> int:
-    """LFM2 states a width that its own code shrinks by a third and rounds."""
-    scaled = int(2 * width / 3) * (hyper.ratio("width_scale") or 1.0)
-    return _round_up(int(scaled), hyper.number("width_multiple") or 1)
-
-
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
@@ -205,26 +194,26 @@ def as_stated(_: Hyper, pair: Pair) -> Pair:
 
 
 def halved(_: Hyper, pair: Pair) -> Pair:
-    """Qwen 1 and RecurrentGemma state gate and up together."""
+    """Qwen 1 and RecurrentGemma state the sum of gate and up."""
     dense, experts = pair
     return (replace(dense, width=dense.width // 2) if dense else None, experts)
 
 
 def scaled_hidden(hyper: Hyper, pair: Pair) -> Pair:
-    """AFM: "hidden_dim" is the model's width, and a factor of it that of the feed-forward."""
+    """AFM: "hidden_dim" is the model's width; the feed-forward is a multiple of it."""
     width = int(hyper.need("hidden") * (hyper.ratio("width_ratio") or 3.25))
     return (replace(pair[0], width=width) if pair[0] else None, pair[1])
 
 
 def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
-    """Granite hybrids: without experts, the shared one is all that is left."""
+    """Granite hybrids without experts have only the shared one."""
     dense, experts = pair
     width = None if hyper.gguf else hyper.number("shared_feed_forward")
     return (replace(dense, width=width), experts) if dense and width else pair
 
 
 def residual_beside(hyper: Hyper, pair: Pair) -> Pair:
-    """Arctic: the dense half beside the experts is as wide as the model."""
+    """Arctic: the dense part next to the experts is as wide as the model."""
     dense, experts = pair
     if dense is None or experts is None:
         return pair

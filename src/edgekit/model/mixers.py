@@ -1,4 +1,4 @@
-"""Builders of attention layers: widths and heads of layer i from the hyper-parameters."""
+"""Builders of mixers, the attention or recurrence of a layer, from the hyper-parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgekit.model.types import (
     Span,
 )
 
-# Turns the words of all layers into their attention kinds; words that are not attention are left None.
+# The types of all layers -> their attention; None for layers without attention.
 AttentionBuilder = Callable[[Hyper, tuple[LayerType, ...]], tuple[LayerKind | None, ...]]
 
 _SPANS = {LayerType.WINDOW: Span.WINDOW, LayerType.CHUNK: Span.CHUNK}
@@ -31,38 +31,40 @@ _SPARSE = "minimax_m3_sparse"
 _ATTENDING = (LayerType.FULL, LayerType.WINDOW, LayerType.CHUNK, LayerType.BOTH)
 
 
-def standard(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[Attention | None, ...]:
-    """Grouped-query attention, with its own widths for sliding layers where the file gives them."""
-    heads = _heads(hyper, len(words))
-    return _with_heads(hyper, words, heads, _kv_heads(hyper, heads))
+def standard(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[Attention | None, ...]:
+    """Grouped-query attention, with separate widths for sliding layers if the file has them."""
+    heads = _heads(hyper, len(types))
+    return _with_heads(hyper, types, heads, _kv_heads(hyper, heads))
 
 
-def falcon(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """Falcon: one KV head, whatever is printed, unless a switch says that the printed count holds."""
-    heads = _heads(hyper, len(words))
+def falcon(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """Falcon: one KV head whatever the config states, unless new_decoder_architecture is set."""
+    heads = _heads(hyper, len(types))
     one = hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf
-    return _with_heads(hyper, words, heads, (1,) * len(heads) if one else _printed(hyper, heads))
+    return _with_heads(
+        hyper, types, heads, (1,) * len(heads) if one else _stated_kv_heads(hyper, heads)
+    )
 
 
-def chatglm(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """ChatGLM: the printed count of KV heads holds only when multi_query_attention is on."""
-    heads = _heads(hyper, len(words))
+def chatglm(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """ChatGLM: the stated count of KV heads is used only if multi_query_attention is on."""
+    heads = _heads(hyper, len(types))
     off = hyper.flag("multi_query") is False
-    return _with_heads(hyper, words, heads, heads if off else _printed(hyper, heads))
+    return _with_heads(hyper, types, heads, heads if off else _stated_kv_heads(hyper, heads))
 
 
-def plamo(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """PLaMo: so many heads share a KV head (8 where the file does not say)."""
-    heads = _heads(hyper, len(words))
+def plamo(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """PLaMo states how many heads share a KV head."""
+    heads = _heads(hyper, len(types))
     group = hyper.number("heads_per_kv_head")
     if hyper.gguf or not group:
-        return standard(hyper, words)
-    return _with_heads(hyper, words, heads, tuple(-(-count // group) for count in heads))
+        return standard(hyper, types)
+    return _with_heads(hyper, types, heads, tuple(-(-count // group) for count in heads))
 
 
-def twice_when_sliding(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """MiMo-V2: sliding layers have twice the KV heads, where the file has no count for them."""
-    layers = standard(hyper, words)
+def twice_when_sliding(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """MiMo-V2: sliding layers have twice the KV heads, unless the file states their number."""
+    layers = standard(hyper, types)
     if hyper.gguf or hyper.number("window_kv_heads"):
         return layers
     return tuple(
@@ -73,15 +75,15 @@ def twice_when_sliding(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[Laye
     )
 
 
-def convolved(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """Baichuan-M1: keys and values pass a short convolution before they are remembered."""
+def convolved(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """Baichuan-M1: keys and values pass through a short convolution before they are cached."""
     return tuple(
         HybridLayer(attention=layer, recurrent=key_conv(hyper, layer)) if layer else None
-        for layer in standard(hyper, words)
+        for layer in standard(hyper, types)
     )
 
 
-def _printed(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
+def _stated_kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
     return hyper.per_layer("kv_heads", len(heads)) or heads
 
 
@@ -93,84 +95,80 @@ def _heads(hyper: Hyper, layers: int) -> tuple[int, ...]:
 
 
 def _with_heads(
-    hyper: Hyper, words: tuple[LayerType, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
+    hyper: Hyper, types: tuple[LayerType, ...], heads: tuple[int, ...], kv_heads: tuple[int, ...]
 ) -> tuple[Attention | None, ...]:
-    count = len(words)
+    count = len(types)
     indexed = _indexed(hyper, count)
     return tuple(
-        _attention(hyper, i, word, (heads[i], kv_heads[i]), indexed[i])
-        if word in _ATTENDING
+        _attention(hyper, i, kind, (heads[i], kv_heads[i]), indexed[i])
+        if kind in _ATTENDING
         else None
-        for i, word in enumerate(words)
+        for i, kind in enumerate(types)
     )
 
 
-def gated(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """Qwen3-Next: the query projection carries an output gate."""
-    return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, words))
+def gated(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """Qwen3-Next: the query projection includes an output gate."""
+    return tuple(layer and replace(layer, gated=True) for layer in standard(hyper, types))
 
 
-def encoder(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """Attention over the batch at hand: nothing is kept."""
-    return tuple(NoCache(attention=layer) for layer in standard(hyper, words))
+def encoder(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """Attention within the batch, without a cache."""
+    return tuple(NoCache(attention=layer) for layer in standard(hyper, types))
 
 
 def _attention(
-    hyper: Hyper, layer: int, word: LayerType, counts: tuple[int, int], index_dim: int
+    hyper: Hyper, layer: int, kind: LayerType, counts: tuple[int, int], index_dim: int
 ) -> Attention:
-    heads, kv_heads = _counts(hyper, layer, word, counts)
+    """Heads and widths of one layer: its own values, else those of its type, else those of the model."""
+    is_sliding = kind is LayerType.WINDOW
+    heads, kv_heads = counts
+    if is_sliding:
+        heads = hyper.number("window_heads") or heads
+        kv_heads = hyper.number("window_kv_heads") or kv_heads
+    elif hyper.flag("values_are_keys") is not False:  # Gemma 4 states them only then
+        kv_heads = hyper.number("global_kv_heads") or kv_heads
+    even_share = hyper.need("hidden") // heads if heads else 0
+    heads = hyper.own("heads", layer) or heads
+    kv_heads = hyper.own("kv_heads", layer) or kv_heads
     if heads == 0 or kv_heads == 0 or heads % kv_heads:
         raise HeaderError(
             f"{heads} attention heads cannot be divided evenly among {kv_heads} KV heads",
             file=hyper.header.name,
         )
-    sliding_heads = hyper.number("window_heads") if word is LayerType.WINDOW else None
-    key_dim, value_dim = _head_dims(hyper, layer, word, heads=sliding_heads or counts[0])
-    window = hyper.own("window", layer) if word is LayerType.WINDOW else None
+    key_dim = (
+        hyper.own("key_dim", layer)
+        or hyper.number("window_key_dim" if is_sliding else "global_key_dim")
+        or hyper.number("key_dim")
+        or even_share
+    )
+    # llama.cpp defaults each to hidden / heads; transformers has one head_dim for both.
+    value_dim = (
+        (hyper.number("window_value_dim") if is_sliding else None)
+        or hyper.number("value_dim")
+        or (even_share if hyper.gguf else key_dim)
+    )
+    if not key_dim or not value_dim:
+        raise hyper.missing("key_dim")
+    window = hyper.own("window", layer) if is_sliding else None
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        span=_SPANS.get(word, Span.ALL),
-        span_tokens=(window or hyper.need(_SPAN_KEYS[word])) if word in _SPAN_KEYS else 0,
+        span=_SPANS.get(kind, Span.ALL),
+        span_tokens=(window or hyper.need(_SPAN_KEYS[kind])) if kind in _SPAN_KEYS else 0,
         index_dim=index_dim,
-        # Gemma 4: only where a layer sees everything.
-        values_are_keys=word is LayerType.FULL and _values_are_keys(hyper),
+        values_are_keys=kind is LayerType.FULL and _values_are_keys(hyper),  # Gemma 4
     )
 
 
 def _values_are_keys(hyper: Hyper) -> bool:
-    """In a GGUF of Gemma 4 where layers that see everything have KV heads of their own (conversion/gemma.py)."""
+    """A GGUF of Gemma 4 shows it by the KV heads of its full layers, which differ (conversion/gemma.py)."""
     if hyper.gguf and hyper.architecture == "gemma4":
         stated = hyper.raw("kv_heads")
         return isinstance(stated, (list, tuple)) and len(set(stated)) > 1
     return bool(hyper.flag("values_are_keys"))
-
-
-def _counts(hyper: Hyper, layer: int, word: LayerType, counts: tuple[int, int]) -> tuple[int, int]:
-    """Heads and KV heads: the layer's own, those of its kind, those of the model."""
-    heads, kv_heads = counts
-    if word is LayerType.WINDOW:
-        heads = hyper.number("window_heads") or heads
-        kv_heads = hyper.number("window_kv_heads") or kv_heads
-    elif hyper.flag("values_are_keys") is not False:  # Gemma 4 counts them only then
-        kv_heads = hyper.number("global_kv_heads") or kv_heads
-    return hyper.own("heads", layer) or heads, hyper.own("kv_heads", layer) or kv_heads
-
-
-def _head_dims(hyper: Hyper, layer: int, word: LayerType, *, heads: int) -> tuple[int, int]:
-    sliding = word is LayerType.WINDOW
-    special = "window_key_dim" if sliding else "global_key_dim"
-    even_share = hyper.need("hidden") // heads if heads else 0
-    own = hyper.own("key_dim", layer)
-    key_dim = own or hyper.number(special) or hyper.number("key_dim") or even_share
-    own_value = hyper.number("window_value_dim") if sliding else None
-    # llama.cpp defaults each to E / heads on its own; transformers has one head_dim for both.
-    value_dim = own_value or hyper.number("value_dim") or (even_share if hyper.gguf else key_dim)
-    if not key_dim or not value_dim:
-        raise hyper.missing("key_dim")
-    return key_dim, value_dim
 
 
 def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
@@ -179,17 +177,15 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
             _grouped(hyper, block, count) for block, count in zip(blocks, heads, strict=True)
         )
     stated = hyper.per_layer("kv_heads", len(heads))
-    if stated is not None and (hyper.states("kv_heads") or _shared_evenly(heads, stated)):
-        return stated
+    if stated is not None:
+        divides = all(kv and not one % kv for one, kv in zip(heads, stated, strict=True))
+        if divides or hyper.states("kv_heads"):
+            return stated
     if hyper.flag("multi_query"):
         return (1,) * len(heads)
-    if hyper.nested:  # a section that leaves out defaults: not every library default is this one
+    if hyper.nested:  # a nested section may omit a default that is not this one
         hyper.defaulted.add("kv_heads")
     return heads
-
-
-def _shared_evenly(heads: tuple[int, ...], kv_heads: tuple[int, ...]) -> bool:
-    return all(many and not one % many for one, many in zip(heads, kv_heads, strict=True))
 
 
 def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
@@ -206,7 +202,7 @@ def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
 
 
 def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
-    """The indexer's key width in each layer that has an indexer of its own."""
+    """The key width of the sparse indexer in each layer, 0 in layers without one."""
     width = hyper.number("index_dim") or 0
     marks = hyper.listed("index_layers", layers) if width else None
     if marks is None:
@@ -214,36 +210,31 @@ def _indexed(hyper: Hyper, layers: int) -> tuple[int, ...]:
     return tuple(width if mark in (1, True, "full") else 0 for mark in marks)
 
 
-def latent(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """MLA where the file states a latent, plain attention where it does not (DeepSeek-VL2 tiny)."""
+def latent(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """MLA if the file states a latent width, else plain attention (DeepSeek-VL2 tiny)."""
     if not hyper.number("latent_dim") or hyper.flag("use_mla") is False:
-        return standard(hyper, words)
-    heads = _heads(hyper, len(words))
+        return standard(hyper, types)
+    heads = _heads(hyper, len(types))
     make = _latent_gguf if hyper.gguf else _latent_config
-    indexed = _indexed(hyper, len(words))
+    indexed = _indexed(hyper, len(types))
     layers = tuple(
-        replace(make(hyper, heads[i], indexed[i]), **_span(hyper, word))
-        if word in _ATTENDING
+        replace(
+            make(hyper, heads[i], indexed[i]),
+            span=_SPANS.get(kind, Span.ALL),
+            span_tokens=hyper.need(_SPAN_KEYS[kind]) if kind in _SPAN_KEYS else 0,
+        )
+        if kind in _ATTENDING
         else None
-        for i, word in enumerate(words)
+        for i, kind in enumerate(types)
     )
     narrow = next((x for x in layers if x is not None and x.key_dim < x.rope_dim), None)
     if narrow is not None:
         raise HeaderError(
-            (
-                f"the key dimension {narrow.key_dim} is smaller than its rotary part "
-                f"({narrow.rope_dim})"
-            ),
+            f"the key dimension {narrow.key_dim} is smaller than its rotary part "
+            f"({narrow.rope_dim})",
             file=hyper.header.name,
         )
     return layers
-
-
-def _span(hyper: Hyper, word: LayerType) -> dict[str, Any]:
-    return {
-        "span": _SPANS.get(word, Span.ALL),
-        "span_tokens": hyper.need(_SPAN_KEYS[word]) if word in _SPAN_KEYS else 0,
-    }
 
 
 def _latent_config(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
@@ -276,26 +267,27 @@ def _latent_gguf(hyper: Hyper, heads: int, index_dim: int) -> LatentAttention:
     )
 
 
-def indexed_after_dense(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """MiniMax-M3: sparse layers carry an index key, the leading dense ones do not.
+def indexed_after_dense(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """MiniMax-M3: sparse layers have an index key, the leading dense ones do not.
 
-    A config lists them; a GGUF means all after leading_dense_block_count (llama-model.cpp create_memory @ b21e4de).
+    A config lists them; in a GGUF they are all layers after leading_dense_block_count (create_memory in
+    llama-model.cpp @ b21e4de).
     """
-    layers = standard(hyper, words)
+    layers = standard(hyper, types)
     if hyper.items("index_layers") is not None:
         return layers
-    types = hyper.listed("layer_types", len(words))
+    listed = hyper.listed("layer_types", len(types))
     lead = hyper.number("leading_dense") or 0
-    sparse = [i >= lead if types is None else types[i] == _SPARSE for i in range(len(words))]
+    sparse = [i >= lead if listed is None else listed[i] == _SPARSE for i in range(len(types))]
     return tuple(
         layer if layer is None or sparse[i] else replace(layer, index_dim=0)
         for i, layer in enumerate(layers)
     )
 
 
-def compressed(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """DeepSeek-V4: the ratio of each layer is listed; only ratio 4 has an indexer."""
-    ratios = hyper.per_layer("compress_ratios", len(words)) or _rated(hyper, len(words))
+def compressed(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
+    """DeepSeek-V4: the file lists the ratio of each layer; only ratio 4 has an indexer."""
+    ratios = hyper.per_layer("compress_ratios", len(types)) or _rated(hyper, len(types))
     index_dim = hyper.number("index_dim") or 0
     return tuple(
         CompressedAttention(
@@ -310,7 +302,7 @@ def compressed(hyper: Hyper, words: tuple[LayerType, ...]) -> tuple[LayerKind | 
 
 
 def _rated(hyper: Hyper, layers: int) -> tuple[int, ...]:
-    """Newer configs name each layer's type, and the ratio of each type."""
+    """Newer configs list the type of each layer, and the ratio of each type."""
     types = hyper.listed("layer_types", layers)
     if types is None:
         raise hyper.missing("compress_ratios")
@@ -318,6 +310,8 @@ def _rated(hyper: Hyper, layers: int) -> tuple[int, ...]:
     rates = {**_RATES, **(stated if isinstance(stated, Mapping) else {})}
     return tuple(hyper.whole("compress_rates", rates.get(kind, 0)) for kind in types)
 
+
+# -- recurrences
 
 RecurrentBuilder = Callable[[Hyper], Recurrent]
 
@@ -327,7 +321,7 @@ def mamba(hyper: Hyper) -> Recurrent:
 
 
 def pure_mamba(hyper: Hyper) -> Recurrent:
-    """A model of nothing else states its inner width where others have a feed-forward."""
+    """A model with Mamba layers only states its inner width as that of a feed-forward."""
     stated = None if hyper.gguf else hyper.number("feed_forward")
     return _state_space(hyper, Cell.MAMBA, groups=0, inner=stated)
 
@@ -370,12 +364,12 @@ def _state_heads(hyper: Hyper, cell: Cell) -> int:
     if cell is Cell.MAMBA:
         return 0
     if hyper.gguf:
-        return hyper.number("time_step_rank") or 0  # Mamba-2 files keep the head count there
+        return hyper.number("time_step_rank") or 0  # Mamba-2 files have the head count there
     return hyper.number("state_heads") or hyper.number("heads") or 0
 
 
 def gated_delta(hyper: Hyper) -> Recurrent:
-    """Qwen3-Next and Qwen3.5: Q and K of every key head and V of every value head pass a short convolution."""
+    """Qwen3-Next and Qwen3.5: Q and K of every key head and V of every value head pass through a short convolution."""
     kernel = _kernel(hyper)
     if hyper.gguf:
         inner, state = hyper.need("inner"), hyper.need("state_size")
@@ -396,7 +390,7 @@ def gated_delta(hyper: Hyper) -> Recurrent:
 
 
 def kimi_delta(hyper: Hyper, *, width: int | None = None) -> Recurrent:
-    """Kimi Linear: a head_dim x head_dim state per head, three convolutions of their own."""
+    """Kimi Linear: a head_dim x head_dim state per head, and separate convolutions for Q, K and V."""
     kernel = _kernel(hyper)
     heads = hyper.number("kda_heads") or _most_heads(hyper)
     width = width or hyper.need("kda_head_dim")
@@ -431,7 +425,7 @@ def lightning(hyper: Hyper) -> Recurrent:
 
 
 def gated_linear(hyper: Hyper) -> Recurrent:
-    """GLA: expand_k x hidden keys against expand_v x hidden values, shared out over the heads."""
+    """GLA: expand_k x hidden keys and expand_v x hidden values, divided among the heads."""
     heads, hidden = hyper.need("heads"), hyper.need("hidden")
     key = int(hidden * (hyper.ratio("expand_k") or 0.5)) // max(heads, 1)
     value = int(hidden * (hyper.ratio("expand_v") or 1.0)) // max(heads, 1)
@@ -452,7 +446,7 @@ def short_conv(hyper: Hyper) -> Recurrent:
 
 
 def gated_conv(hyper: Hyper) -> Recurrent:
-    """Gear: keys and values of all KV heads, each through a convolution of its own."""
+    """Gear: separate convolutions for the keys and values of all KV heads."""
     heads, width, kernel = hyper.need("heads"), hyper.need("key_dim"), _kernel(hyper)
     groups = hyper.number("kv_heads") or heads
     return Recurrent(
@@ -476,7 +470,7 @@ def key_conv(hyper: Hyper, attention: Attention) -> Recurrent:
 
 
 def bailing(hyper: Hyper) -> Recurrent:
-    """One model_type, two generations: Ling 2.5 is Lightning, Ling 3 has a convolution and is Kimi's."""
+    """One model_type for two generations: Ling 2.5 has Lightning attention, Ling 3 Kimi's, with a convolution."""
     if not hyper.states("conv_kernel"):
         return lightning(hyper)
     return kimi_delta(hyper, width=hyper.number("kda_head_dim") or hyper.need("key_dim"))
