@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from edgekit.machine.host import _inside, _Version, memory_groups
+from edgekit.machine.host import CgroupVersion, memory_groups
 
 
-def own_group(name: str) -> Iterator[tuple[_Version, Path]]:
+def own_group(name: str) -> Iterator[tuple[CgroupVersion, Path]]:
     """For a fixture; skips the test where no group with a memory limit can be made."""
-    for version, path, mount in memory_groups(Path("/"))[0]:
-        folder = Path(_inside(mount, path)) / f"edgekit-{name}-{os.getpid()}"
+    for group in memory_groups(Path("/"))[0]:
+        version, folder = group.version, Path(group.folder) / f"edgekit-{name}-{os.getpid()}"
         with contextlib.suppress(OSError):
             folder.mkdir()
             try:

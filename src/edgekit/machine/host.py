@@ -1,4 +1,7 @@
-"""The processor's memory and what holds a process below it -> HostMemory."""
+"""The processor and its RAM: how much there is, and every limit that leaves a process less.
+
+Limits come from control groups, resource limits (ulimit), NUMA bindings and systems that do not overcommit.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from edgekit.machine.gpus import chip_name
 from edgekit.machine.surroundings import (
-    Psutil,
     Surroundings,
     bytes_of,
     number_in,
@@ -25,13 +27,43 @@ from edgekit.machine.types import Device, HostMemory, MemoryLimit, System, Vendo
 from edgekit.terminal import one_line
 from edgekit.units import KIB, format_bytes
 
+# Lines of /proc/cpuinfo with the processor's name: Intel's and AMD's, then those of ARM boards and POWER machines.
+_CPU_NAMES = ("model name", "Model", "Hardware", "cpu")
+
+
+def processor_name(here: Surroundings) -> str:
+    if here.system is System.MACOS:
+        return chip_name(here)
+    if here.system is System.LINUX:
+        cpuinfo = text_of(here.root / "proc/cpuinfo") or ""
+        for key in _CPU_NAMES:
+            line = re.search(rf"^{key}\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+            if line and (name := one_line(line[1], 96)):
+                return name
+    return one_line(platform.processor() or platform.machine(), 96)
+
+
+def core_count(here: Surroundings) -> int | None:
+    """Physical cores, at most as many as this process may run on."""
+    cores = here.psutil().cpu_count(logical=False) or os.cpu_count()
+    if here.system is System.LINUX and hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+        return allowed if cores is None else min(cores, allowed)
+    return cores
+
 
 def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
-    """What is available, never what is there; notes on limits that could not be read."""
+    """Total and available RAM with its limits, and notes on limits that could not be read."""
     psutil = here.psutil()
     memory = psutil.virtual_memory()
     total_bytes = int(memory.total)
-    swap_total_bytes, swap_free_bytes = _swap(psutil)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a container without /proc/vmstat
+            swap = psutil.swap_memory()
+            swap_total_bytes, swap_free_bytes = int(swap.total), int(swap.free)
+    except (OSError, RuntimeError, ValueError):  # swap is only shown, never counted
+        swap_total_bytes = swap_free_bytes = 0
     limits, notes = cgroup_limits(here.root) if here.system is System.LINUX else ((), ())
     host = HostMemory(
         total_bytes=total_bytes,
@@ -48,201 +80,233 @@ def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
     return host, notes
 
 
-def _swap(psutil: Psutil) -> tuple[int, int]:
-    """Told, never counted: so a failure to read it is no failure."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a container without /proc/vmstat
-            swap = psutil.swap_memory()
-            return int(swap.total), int(swap.free)
-    except (OSError, RuntimeError, ValueError):
-        return 0, 0
-
-
-# Intel's and AMD's name, then how ARM boards and POWER machines say it.
-_NAMES = ("model name", "Model", "Hardware", "cpu")
-
-
-def processor_name(here: Surroundings) -> str:
-    if here.system is System.MACOS:
-        return chip_name(here)
-    if here.system is System.LINUX:
-        written = text_of(here.root / "proc/cpuinfo") or ""
-        found = (re.search(rf"^{name}\s*:\s*(.+)$", written, re.MULTILINE) for name in _NAMES)
-        name = next((one_line(name[1], 96) for name in found if name), "")
-        if name:
-            return name
-    return one_line(platform.processor() or platform.machine(), 96)
-
-
-def core_count(here: Surroundings) -> int | None:
-    """Real cores, no more than this process may run on."""
-    cores = here.psutil().cpu_count(logical=False) or os.cpu_count()
-    if here.system is System.LINUX and hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-        return allowed if cores is None else min(cores, allowed)
-    return cores
-
+# -- resource limits -----------------------------------------------------------------------------
 
 ADDRESS_SPACE = "RLIMIT_AS (ulimit -v)"
-# Name in /proc/self/limits, what counts against it in /proc/self/status, and how people set it.
-# Both hold: a mapped file takes address space, what is allocated takes data too (Linux 4.7).
-_LIMITS = (
+# The name in /proc/self/limits, the line of /proc/self/status that counts against it, and how people set it.
+# Both apply: a mapped file takes address space, allocated memory takes data size too (since Linux 4.7).
+_RESOURCE_LIMITS = (
     ("Max address space", "VmSize", ADDRESS_SPACE),
     ("Max data size", "VmData", "RLIMIT_DATA (ulimit -d; mapped files do not count)"),
 )
 
 
 def process_limits(root: Path, *, process: int | str = "self") -> tuple[MemoryLimit, ...]:
-    """Empty where there are none, and where there is no /proc: macOS does not hold to its own."""
-    written = text_of(root / f"proc/{process}/limits") or ""
-    used = pairs_of(root / f"proc/{process}/status", ":")
+    """What ulimit leaves a process; an engine inherits it. Empty without /proc: macOS does not enforce its limits."""
+    limits_text = text_of(root / f"proc/{process}/limits") or ""
+    status = pairs_of(root / f"proc/{process}/status", ":")
     limits = []
-    for title, key, name in _LIMITS:
-        found = re.search(rf"^{title}\s+(\d+)\s", written, re.MULTILINE)
-        limit_bytes = number_in(found[1]) if found else None
+    for title, used_key, name in _RESOURCE_LIMITS:
+        line = re.search(rf"^{title}\s+(\d+)\s", limits_text, re.MULTILINE)
+        limit_bytes = number_in(line[1]) if line else None
         if limit_bytes is not None:
-            used_kib = number_in(used.get(key, "").removesuffix("kB")) or 0
-            limit = MemoryLimit(name=name, limit_bytes=limit_bytes, used_bytes=used_kib * KIB)
-            limits.append(limit)
+            used_bytes = _kib_line(status, used_key) or 0
+            limits.append(MemoryLimit(name=name, limit_bytes=limit_bytes, used_bytes=used_bytes))
     return tuple(limits)
 
 
-_NEVER_MORE = 2  # vm.overcommit_memory
-
-
 def commit_limits(here: Surroundings) -> tuple[MemoryLimit, ...]:
+    """How much memory a system that does not overcommit still promises: Windows, and Linux in mode 2.
+
+    https://docs.kernel.org/mm/overcommit-accounting.html. Weights that are mapped from their file need no promise.
+    """
     if here.system is System.WINDOWS:
-        return _windows(here)
-    return _linux(here) if here.system is System.LINUX else ()
-
-
-def _linux(here: Surroundings) -> tuple[MemoryLimit, ...]:
-    if number_of(here.root / "proc/sys/vm/overcommit_memory") != _NEVER_MORE:
+        page_file = here.page_file()  # it may grow, but not while a program waits
+        if page_file is None:
+            return ()
+        total_bytes, free_bytes = page_file
+        name = "commit limit of Windows (memory and page file; mapped files do not count)"
+        used_bytes = max(0, total_bytes - free_bytes)
+        return (MemoryLimit(name=name, limit_bytes=total_bytes, used_bytes=used_bytes),)
+    never_overcommit = 2
+    overcommit = here.root / "proc/sys/vm/overcommit_memory"
+    if here.system is not System.LINUX or number_of(overcommit) != never_overcommit:
         return ()
-    told = pairs_of(here.root / "proc/meminfo", ":")
-    limit, used = (
-        number_in(told.get(name, "").removesuffix("kB")) for name in ("CommitLimit", "Committed_AS")
-    )
+    meminfo = pairs_of(here.root / "proc/meminfo", ":")
+    limit_bytes = _kib_line(meminfo, "CommitLimit")
+    if limit_bytes is None:
+        return ()
     name = "CommitLimit (vm.overcommit_memory=2; mapped files do not count)"
-    if limit is None:
-        return ()
-    return (MemoryLimit(name=name, limit_bytes=limit * KIB, used_bytes=(used or 0) * KIB),)
+    used_bytes = _kib_line(meminfo, "Committed_AS") or 0
+    return (MemoryLimit(name=name, limit_bytes=limit_bytes, used_bytes=used_bytes),)
 
 
-def _windows(here: Surroundings) -> tuple[MemoryLimit, ...]:
-    """Memory and page file together; the page file may grow, but not while a program waits."""
-    found = here.page_file()
-    if found is None:
-        return ()
-    total_bytes, free_bytes = found
-    name = "commit limit of Windows (memory and page file; mapped files do not count)"
-    used_bytes = max(0, total_bytes - free_bytes)
-    return (MemoryLimit(name=name, limit_bytes=total_bytes, used_bytes=used_bytes),)
+def _kib_line(pairs: Mapping[str, str], name: str) -> int | None:
+    """'131980916 kB' -> bytes."""
+    kib = number_in(pairs.get(name, "").removesuffix("kB"))
+    return None if kib is None else kib * KIB
 
 
-_DEEPEST = 128  # groups inside groups; a pod of a nested cluster has about ten
+# -- control groups ------------------------------------------------------------------------------
+# https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html.
+
+_MAX_DEPTH = 128  # groups inside groups; a pod of a nested cluster has about ten
 
 
-class _Version(NamedTuple):
+class CgroupVersion(NamedTuple):
     name: str
     filesystem: str
     limits: tuple[str, ...]
     usage: str
-    droppable: str  # of memory.stat
-    reclaimable: str  # what the kernel drops too before it kills
+    inactive_cache: str  # lines of memory.stat
+    active_cache: str
 
 
-# memory.high is a limit here: beyond it nothing is killed, but everything is throttled to a crawl.
-# v1's soft limit is none: it counts only while the whole machine is short.
-# What can be dropped is inactive_file alone, as Docker and Kubernetes count a working set: the
-# kernel also drops active file pages before it kills, but at the cost of what reads them.
-_V1 = _Version(
+# memory.high counts as a limit: beyond it nothing is killed, but everything is throttled to a crawl. v1's soft limit
+# does not: it applies only while the whole machine is short of memory.
+# Only inactive file pages count as free, as in Docker's and Kubernetes' working set: the kernel also drops active ones
+# before it kills, but at the cost of whoever reads them.
+_V1 = CgroupVersion(
     name="cgroup v1",
     filesystem="cgroup",
     limits=("memory.limit_in_bytes",),
     usage="memory.usage_in_bytes",
-    droppable="total_inactive_file",
-    reclaimable="total_active_file",
+    inactive_cache="total_inactive_file",
+    active_cache="total_active_file",
 )
-_V2 = _Version(
+_V2 = CgroupVersion(
     name="cgroup v2",
     filesystem="cgroup2",
     limits=("memory.max", "memory.high"),
     usage="memory.current",
-    droppable="inactive_file",
-    reclaimable="active_file",
+    inactive_cache="inactive_file",
+    active_cache="active_file",
 )
-_WHOLE_TREE = "hierarchical_memory_limit"  # v1 tells of groups above the container too
+_WHOLE_TREE = "hierarchical_memory_limit"  # v1 also reports limits above the container
 
 
 class _Mount(NamedTuple):
     filesystem: str
     options: frozenset[str]
-    top: PurePosixPath  # which group of the hierarchy is seen at `point`
+    top: PurePosixPath  # the group of the hierarchy that is seen at `point`
     point: PurePosixPath
 
 
 class ControlGroup(NamedTuple):
-    """A control group with a say over memory, and where its files are."""
+    """A control group that limits memory, and where it is mounted."""
 
-    version: _Version
+    version: CgroupVersion
     path: PurePosixPath
     mount: _Mount
 
+    @property
+    def folder(self) -> PurePosixPath:
+        """The group's files. A path outside the namespace ('/../x') leads to the mount point itself."""
+        if ".." in self.path.parts or not self.path.is_relative_to(self.mount.top):
+            return self.mount.point
+        return self.mount.point / self.path.relative_to(self.mount.top)
+
+    def folders_up(self) -> tuple[PurePosixPath, ...]:
+        """The group's folder and those of the groups around it, up to the mount point."""
+        depth = len(self.folder.parts) - len(self.mount.point.parts)
+        return (self.folder, *self.folder.parents)[: min(depth, _MAX_DEPTH) + 1]
+
 
 def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
-    """Limits, and notes on what could not be read. Both empty where nothing limits."""
+    """The limits of every control group up to the root, and notes on what could not be read."""
     groups, unseen = memory_groups(root)
     limits, notes = group_limits(root, groups)
-    if len(groups) == 1 and not unseen and not limits and _is_cut(root, groups[0]):
+    if len(groups) == 1 and not unseen and not limits and _is_cut_off(root, groups[0]):
         version, _, mount = groups[0]
-        cut = (
+        cut_off = (
             f"This process sees only part of the control groups ({version.name} "
             f"{one_line(str(mount.point))}), and no memory limit there: a limit set further up, on a pod or "
             "a service around this container, would not be visible."
         )
-        notes = (*notes, cut)
+        notes = (*notes, cut_off)
     return limits, unseen + notes
 
 
 def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]]:
-    """Which groups this process is in, and notes on those that cannot be seen from here."""
+    """The groups this process is in, and notes on those that are not mounted here."""
     mounts = tuple(_mounts(root))
     groups, notes = [], []
-    for version, path in _groups(root):
-        mount = _mount_of(root, version, mounts, path)
-        if mount is None:
+    for version, path in _group_paths(root):
+        fits = [
+            ControlGroup(version, path, mount)
+            for mount in mounts
+            if mount.filesystem == version.filesystem
+            and (version is not _V1 or "memory" in mount.options)
+        ]
+        # Of several mounts, take the one that shows our group and most of those around it; else the first.
+        shown = [
+            group
+            for group in fits
+            if path.is_relative_to(group.mount.top) and _under(root, group.folder).is_dir()
+        ]
+        best = min(shown, key=lambda group: len(group.mount.top.parts), default=None)
+        if fits:
+            groups.append(best or fits[0])
+        else:
             notes.append(
                 f"This process is in a control group ({version.name} {one_line(str(path))}) that is not "
                 "mounted here: a container's memory limit would not be visible."
             )
-        else:
-            groups.append(ControlGroup(version, path, mount))
     return tuple(groups), tuple(notes)
 
 
 def group_limits(
     root: Path, groups: tuple[ControlGroup, ...], *, cache_is_used: bool = True
 ) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
-    """What the groups say now. Without `cache_is_used` no page of a file counts as used: right for
-    one who reads the same files again and again, and whose pages the kernel therefore calls active.
+    """The limits of these groups now. Without `cache_is_used` no file page counts as used: right for a program that
+    reads the same files again and again, so that the kernel calls their pages active.
     """
     limits: list[MemoryLimit] = []
     notes: list[str] = []
-    for version, path, mount in groups:
-        dropped = (
-            (version.droppable,) if cache_is_used else (version.droppable, version.reclaimable)
-        )
-        counted = _Counted(root, version, dropped)
-        for folder in _upwards(mount, path):
-            _read(counted, folder, limits, notes)
-        _read_hidden(counted, _inside(mount, path), limits)
+    for group in groups:
+        version = group.version
+        dropped = (version.inactive_cache, *(() if cache_is_used else (version.active_cache,)))
+        for folder in group.folders_up():
+            for name in version.limits:
+                text = text_of(_under(root, folder) / name)
+                # v1 writes "no limit" as the largest number of pages, which depends on the page size.
+                if text is None or text.strip() == "max":
+                    continue
+                limit_bytes = number_in(text)
+                if limit_bytes is None:
+                    if not text.strip().isdecimal():
+                        notes.append(
+                            f"{folder / name} contains {one_line(text)!r}, which is not a limit: ignored."
+                        )
+                    continue
+                title = f"{version.name} {folder / name}"
+                used_bytes = _used_bytes(_under(root, folder), version, dropped)
+                limits.append(
+                    MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0)
+                )
+                if used_bytes is None:
+                    notes.append(
+                        f"{folder / version.usage} cannot be read: all memory of {title} counts as free."
+                    )
+        if version is _V1:
+            limits += _limit_above(root, group, dropped, limits)
     return tuple(limits), tuple(notes)
 
 
-def _groups(root: Path) -> Iterator[tuple[_Version, PurePosixPath]]:
-    """Lines of 'number:controllers:path'; no controllers is v2."""
+def _limit_above(
+    root: Path, group: ControlGroup, dropped: tuple[str, ...], seen: list[MemoryLimit]
+) -> tuple[MemoryLimit, ...]:
+    """A limit above the mount point, which v1 reports; how much of it others use is unknown."""
+    files = _under(root, group.folder)
+    whole = number_in(pairs_of(files / "memory.stat", " ").get(_WHOLE_TREE, ""))
+    lowest = min((limit.limit_bytes for limit in seen), default=None)
+    if whole is None or (lowest is not None and whole >= lowest):
+        return ()
+    title = f"{group.version.name} {group.folder / 'memory.stat'} {_WHOLE_TREE}"
+    used_bytes = _used_bytes(files, group.version, dropped) or 0
+    return (MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes),)
+
+
+def _used_bytes(folder: Path, version: CgroupVersion, dropped: tuple[str, ...]) -> int | None:
+    usage = number_of(folder / version.usage)
+    if usage is None:
+        return None
+    stat = pairs_of(folder / "memory.stat", " ")
+    return max(0, usage - sum(number_in(stat.get(name, "")) or 0 for name in dropped))
+
+
+def _group_paths(root: Path) -> Iterator[tuple[CgroupVersion, PurePosixPath]]:
+    """Lines of 'number:controllers:path'; v2 has no controllers."""
     for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
         _, first, rest = line.partition(":")
         controllers, second, path = rest.partition(":")
@@ -260,118 +324,37 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         before, _, after = (part.split() for part in line.partition(" - "))
         if len(before) < 5 or len(after) < 3 or not after[0].startswith("cgroup"):
             continue
+        # A blank in a path is written as \040.
+        top, point = (
+            re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path) for path in before[3:5]
+        )
         yield _Mount(
             filesystem=after[0],
             options=frozenset(after[2].split(",")),
-            top=PurePosixPath(_unescaped(before[3])),
-            point=PurePosixPath(_unescaped(before[4])),
+            top=PurePosixPath(top),
+            point=PurePosixPath(point),
         )
 
 
-def _unescaped(text: str) -> str:
-    """Blanks in a path are written as backslash 040."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
-
-
-def _mount_of(
-    root: Path, version: _Version, mounts: tuple[_Mount, ...], group: PurePosixPath
-) -> _Mount | None:
-    """Of several the one that shows our group and most of those above; else the first of its kind."""
-    fits = [mount for mount in mounts if mount.filesystem == version.filesystem]
-    if version is _V1:
-        fits = [mount for mount in fits if "memory" in mount.options]
-    ours = [mount for mount in fits if group.is_relative_to(mount.top)]
-    shown = [mount for mount in ours if _in(root, _inside(mount, group)).is_dir()]
-    first = next(iter(fits), None)
-    return min(shown, key=lambda mount: len(mount.top.parts), default=first)
-
-
-def _is_cut(root: Path, group: ControlGroup) -> bool:
-    """Groups above what is mounted: a top that is no root, a path out of the namespace ('/..'), or a
-    root with files that the real one does not have. v1 tells the limits above (_read_hidden).
+def _is_cut_off(root: Path, group: ControlGroup) -> bool:
+    """Whether there are groups above the mount point: its top is not the root, our path leaves the namespace ('/..'),
+    or it has files that the real root lacks. v1 reports limits above it (`_limit_above`).
     """
-    mount = group.mount
-    if mount.filesystem != _V2.filesystem:
+    if group.version is not _V2:
         return False
-    outside = ".." in group.path.parts or mount.top != PurePosixPath("/")
-    return outside or (_in(root, mount.point) / "cgroup.events").exists()
+    is_outside = ".." in group.path.parts or group.mount.top != PurePosixPath("/")
+    return is_outside or (_under(root, group.mount.point) / "cgroup.events").exists()
 
 
-def _in(root: Path, path: PurePosixPath) -> Path:
+def _under(root: Path, path: PurePosixPath) -> Path:
     return root / str(path).lstrip("/")
 
 
-def _inside(mount: _Mount, group: PurePosixPath) -> PurePosixPath:
-    """Where the group's files are. A path out of the namespace ('/../x') leads to what is mounted."""
-    if ".." in group.parts or not group.is_relative_to(mount.top):
-        return mount.point
-    return mount.point / group.relative_to(mount.top)
+# -- NUMA nodes ----------------------------------------------------------------------------------
+# https://docs.kernel.org/admin-guide/numastat.html; set_mempolicy(2), cpuset(7).
 
-
-def _upwards(mount: _Mount, group: PurePosixPath) -> Iterator[PurePosixPath]:
-    own = _inside(mount, group)
-    depth = len(own.parts) - len(mount.point.parts)
-    yield from (own, *own.parents)[: min(depth, _DEEPEST) + 1]
-
-
-class _Counted(NamedTuple):
-    """How the files of a group are read."""
-
-    root: Path
-    version: _Version
-    dropped: tuple[str, ...]  # lines of memory.stat that do not count as used
-
-
-def _read(
-    counted: _Counted, folder: PurePosixPath, limits: list[MemoryLimit], notes: list[str]
-) -> None:
-    here, version = _in(counted.root, folder), counted.version
-    for name in version.limits:
-        text = text_of(here / name)
-        if text is None or text.strip() == "max" or _is_boundless(text):
-            continue
-        limit_bytes = number_in(text)
-        if limit_bytes is None:
-            notes.append(
-                f"{folder / name} contains {one_line(text)!r}, which is not a limit: ignored."
-            )
-            continue
-        title = f"{version.name} {folder / name}"
-        used_bytes = _used_bytes(here, counted)
-        limits.append(MemoryLimit(name=title, limit_bytes=limit_bytes, used_bytes=used_bytes or 0))
-        if used_bytes is None:
-            notes.append(
-                f"{folder / version.usage} cannot be read: all memory of {title} counts as free."
-            )
-
-
-def _is_boundless(text: str) -> bool:
-    """v1 has no word for it: the largest number of pages, in bytes, which depends on the page."""
-    return text.strip().isdecimal() and number_in(text) is None
-
-
-def _used_bytes(folder: Path, counted: _Counted) -> int | None:
-    usage = number_of(folder / counted.version.usage)
-    if usage is None:
-        return None
-    told = pairs_of(folder / "memory.stat", " ")
-    droppable = sum(number_in(told.get(name, "")) or 0 for name in counted.dropped)
-    return max(0, usage - droppable)
-
-
-def _read_hidden(counted: _Counted, folder: PurePosixPath, limits: list[MemoryLimit]) -> None:
-    """A limit above what is mounted here; of its use only our own share is known."""
-    here, version = _in(counted.root, folder), counted.version
-    whole = number_in(pairs_of(here / "memory.stat", " ").get(_WHOLE_TREE, ""))
-    seen = min((limit.limit_bytes for limit in limits), default=None)
-    if version is _V1 and whole is not None and (seen is None or whole < seen):
-        title = f"{version.name} {folder / 'memory.stat'} {_WHOLE_TREE}"
-        used_bytes = _used_bytes(here, counted) or 0
-        limits.append(MemoryLimit(name=title, limit_bytes=whole, used_bytes=used_bytes))
-
-
-_NUMBERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
-# Beside their processor, whose kernel counts the card's memory as a node of its own.
+_NODE_LIST = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
+# GPUs on the same board as their CPU: the kernel counts their memory as a node without a processor.
 _COHERENT = ("GH200", "GB200", "GB300")
 _AVAILABLE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # all of MemAvailable
 
@@ -380,59 +363,10 @@ class _Node(NamedTuple):
     number: int
     folder: Path
 
-    @property
-    def has_processor(self) -> bool:
-        return bool((text_of(self.folder / "cpulist") or "").strip())
-
     def bytes_of(self, *names: str) -> int:
         """Lines of 'Node 0 MemTotal:  131980916 kB'."""
-        told = pairs_of(self.folder / "meminfo", ":")
-        lines = (told.get(f"Node {self.number} {name}", "") for name in names)
-        return sum(number_in(line.removesuffix("kB")) or 0 for line in lines) * KIB
-
-
-def bound_limits(root: Path) -> tuple[MemoryLimit, ...]:
-    """What a process bound to some of the nodes can have; empty for one that may use all."""
-    nodes = tuple(_nodes(root))
-    return tuple(_limits(nodes, root)) if len(nodes) > 1 else ()
-
-
-def without_gpu_memory(
-    host: HostMemory, devices: tuple[Device, ...], root: Path
-) -> tuple[HostMemory, tuple[str, ...]]:
-    """A GH200's card shows its memory as a node without processors: it is the card's, not the host's."""
-    if not any(name in device.name for device in devices for name in _COHERENT):
-        return host, ()
-    cards = [node for node in _nodes(root) if not node.has_processor]
-    total_bytes = sum(node.bytes_of("MemTotal") for node in cards)
-    if not 0 < total_bytes < host.total_bytes:
-        return host, ()
-    free_bytes = sum(node.bytes_of(*_AVAILABLE) for node in cards)
-    why = (
-        f"Linux reports {format_bytes(total_bytes)} of the GPU's memory as RAM (NUMA nodes without a CPU); "
-        "EdgeKit counts it once, as the GPU's."
-    )
-    rest = replace(
-        host,
-        total_bytes=host.total_bytes - total_bytes,
-        free_bytes=max(0, min(host.free_bytes - free_bytes, host.total_bytes - total_bytes)),
-    )
-    return rest, (why,)
-
-
-def _limits(nodes: tuple[_Node, ...], root: Path) -> Iterator[MemoryLimit]:
-    for title, written in (("cpuset.mems", _allowed(root)), ("numactl --membind", _policy(root))):
-        bound = _numbers(written)
-        mine = [node for node in nodes if node.number in bound]
-        limit_bytes = sum(node.bytes_of("MemTotal") for node in mine)
-        others = any(node.bytes_of("MemTotal") for node in nodes if node not in mine)
-        if limit_bytes and others:
-            free_bytes = sum(node.bytes_of("MemFree", "Inactive(file)") for node in mine)
-            yield MemoryLimit(
-                name=f"memory of NUMA node {written} ({title})",
-                limit_bytes=limit_bytes,
-                used_bytes=max(0, limit_bytes - free_bytes),
-            )
+        meminfo = pairs_of(self.folder / "meminfo", ":")
+        return sum(_kib_line(meminfo, f"Node {self.number} {name}") or 0 for name in names)
 
 
 def _nodes(root: Path) -> Iterator[_Node]:
@@ -442,31 +376,74 @@ def _nodes(root: Path) -> Iterator[_Node]:
             yield _Node(number, folder)
 
 
-def _allowed(root: Path) -> str:
-    return pairs_of(root / "proc/self/status", ":").get("Mems_allowed_list", "")
-
-
-def _policy(root: Path) -> str:
-    """'55d0 bind:0 file=...', or bind=static:0: every mapping tells it, so the first is enough."""
+def bound_limits(root: Path) -> tuple[MemoryLimit, ...]:
+    """What a process bound to some of the NUMA nodes can have; empty for one that may use all."""
+    nodes = tuple(_nodes(root))
+    if len(nodes) < 2:
+        return ()
+    allowed = pairs_of(root / "proc/self/status", ":").get("Mems_allowed_list", "")
+    # '55d0 bind:0 file=...' or 'bind=static:0': every mapping has the policy, so the first is enough.
     first = bytes_of(root / "proc/self/numa_maps", 4096) or b""
-    found = re.match(rb"[0-9a-f]+ bind(?:=\w+)?:([0-9,-]+)\s", first)
-    return found[1].decode() if found else ""
+    policy = re.match(rb"[0-9a-f]+ bind(?:=\w+)?:([0-9,-]+)\s", first)
+    limits = []
+    bindings = (
+        ("cpuset.mems", allowed),
+        ("numactl --membind", policy[1].decode() if policy else ""),
+    )
+    for title, node_list in bindings:
+        numbers = _node_numbers(node_list)
+        bound = [node for node in nodes if node.number in numbers]
+        limit_bytes = sum(node.bytes_of("MemTotal") for node in bound)
+        if limit_bytes and any(node.bytes_of("MemTotal") for node in nodes if node not in bound):
+            free_bytes = sum(node.bytes_of("MemFree", "Inactive(file)") for node in bound)
+            limit = MemoryLimit(
+                name=f"memory of NUMA node {node_list} ({title})",
+                limit_bytes=limit_bytes,
+                used_bytes=max(0, limit_bytes - free_bytes),
+            )
+            limits.append(limit)
+    return tuple(limits)
 
 
-def _numbers(written: str) -> frozenset[int]:
+def _node_numbers(node_list: str) -> frozenset[int]:
     """'0-2,5' -> 0, 1, 2, 5."""
-    if _NUMBERS.fullmatch(written) is None:
+    if _NODE_LIST.fullmatch(node_list) is None:
         return frozenset()
-    ends = (part.partition("-") for part in written.split(","))
+    ends = (part.partition("-") for part in node_list.split(","))
     pairs = ((int(first), int(last or first)) for first, _, last in ends)
     return frozenset(number for first, last in pairs for number in range(first, last + 1))
 
 
-_CACHE = (
+def without_gpu_memory(
+    host: HostMemory, devices: tuple[Device, ...], root: Path
+) -> tuple[HostMemory, tuple[str, ...]]:
+    """The host without the memory of a GH200, which Linux shows as a node without a processor."""
+    if not any(name in device.name for device in devices for name in _COHERENT):
+        return host, ()
+    gpus = [node for node in _nodes(root) if not (text_of(node.folder / "cpulist") or "").strip()]
+    total_bytes = sum(node.bytes_of("MemTotal") for node in gpus)
+    if not 0 < total_bytes < host.total_bytes:
+        return host, ()
+    free_bytes = sum(node.bytes_of(*_AVAILABLE) for node in gpus)
+    note = (
+        f"Linux reports {format_bytes(total_bytes)} of the GPU's memory as RAM (NUMA nodes without a CPU); "
+        "EdgeKit counts it once, as the GPU's."
+    )
+    rest = replace(
+        host,
+        total_bytes=host.total_bytes - total_bytes,
+        free_bytes=max(0, min(host.free_bytes - free_bytes, host.total_bytes - total_bytes)),
+    )
+    return rest, (note,)
+
+
+# -- unified memory ------------------------------------------------------------------------------
+
+_CACHE_NOTE = (
     "The file cache counts as free memory, but on a GPU that shares the RAM CUDA may not get it at once. "
     "If a model fails to load: sync; echo 3 | sudo tee /proc/sys/vm/drop_caches."
 )
-_HUGE_PAGES = (
+_HUGE_PAGES_NOTE = (
     "Huge pages are reserved here: on a GPU that shares the RAM llama.cpp counts only the free huge pages "
     "as free memory. Fix: sysctl vm.nr_hugepages=0."
 )
@@ -475,31 +452,26 @@ _HUGE_PAGES = (
 def shared_memory_notes(
     host: HostMemory | None, devices: tuple[Device, ...], root: Path
 ) -> tuple[str, ...]:
+    """What the figures of a GPU that shares the RAM do not show: containers, file caches, lost devices."""
     shared = tuple(device for device in devices if device.unified)
     if host is None or not shared:
         return ()
-    notes = _container_note(host, shared[0])
+    notes = []
+    if host.tightest is not None and host.tightest.name.startswith("cgroup"):
+        notes.append(
+            f"The kernel does not apply {host.tightest.name} to what {shared[0].name} takes of the shared "
+            "memory. EdgeKit counts it against the limit anyway: beyond it the whole machine runs short of memory."
+        )
     if any(device.vendor is Vendor.NVIDIA for device in shared):
-        huge_pages = pairs_of(root / "proc/meminfo", ":").get("HugePages_Total", "")
-        notes += (_CACHE, _HUGE_PAGES) if number_in(huge_pages) else (_CACHE,)
-    return (*notes, *(_loss_note(device) for device in shared if device.vendor is Vendor.AMD))
-
-
-def _loss_note(device: Device) -> str:
-    """RADV calls two thirds of the pool the device's own (radv_physical_device.c)."""
-    safe_bytes = (device.limit_bytes or 0) * 2 // 3
-    return (
-        f"Beyond {format_bytes(safe_bytes)}, two thirds of what {device.name} may use, some models "
-        "crash with a lost Vulkan device."
-    )
-
-
-def _container_note(host: HostMemory, device: Device) -> tuple[str, ...]:
-    """EdgeKit counts the GPU's part against the limit; the kernel does not."""
-    if host.tightest is None or not host.tightest.name.startswith("cgroup"):
-        return ()
-    why = (
-        f"The kernel does not apply {host.tightest.name} to what {device.name} takes of the shared memory. "
-        "EdgeKit counts it against the limit anyway: beyond it the whole machine runs short of memory."
-    )
-    return (why,)
+        notes.append(_CACHE_NOTE)
+        if number_in(pairs_of(root / "proc/meminfo", ":").get("HugePages_Total", "")):
+            notes.append(_HUGE_PAGES_NOTE)
+    for device in shared:
+        if device.vendor is Vendor.AMD:
+            # RADV calls two thirds of the pool the device's own (radv_physical_device.c).
+            safe_bytes = (device.limit_bytes or 0) * 2 // 3
+            notes.append(
+                f"Beyond {format_bytes(safe_bytes)}, two thirds of what {device.name} may use, some models "
+                "crash with a lost Vulkan device."
+            )
+    return tuple(notes)

@@ -13,7 +13,7 @@ import pytest
 from tests.control_groups import enter, own_group
 from tests.patience import PATIENCE_S
 
-from edgekit.machine.host import _Version
+from edgekit.machine.host import CgroupVersion
 from edgekit.units import GIB, MIB
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
@@ -44,12 +44,12 @@ def test_resource_limit(kind: str) -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[tuple[_Version, Path]]:
+def group() -> Iterator[tuple[CgroupVersion, Path]]:
     """A control group of our own, inside the one we are in."""
     yield from own_group("limits")
 
 
-def test_control_group(group: tuple[_Version, Path]) -> None:
+def test_control_group(group: tuple[CgroupVersion, Path]) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(256 * MIB))
     told = told_by(enter(folder) + ASK)

@@ -27,7 +27,7 @@ from edgekit.engines.llamacpp.run.watch import ProbedDevice, Probes, Watch, prob
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended
 from edgekit.errors import MemoryPressureError
-from edgekit.machine.host import _Version
+from edgekit.machine.host import CgroupVersion
 from edgekit.machine.nvidia import nvml_message
 from edgekit.machine.types import MemoryLimit
 from edgekit.units import GIB, MIB
@@ -329,7 +329,7 @@ def test_the_thread_that_started_it_may_end(model: Path) -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[tuple[_Version, Path]]:
+def group() -> Iterator[tuple[CgroupVersion, Path]]:
     yield from own_group("watch")
 
 
@@ -365,7 +365,9 @@ print(json.dumps({"reason": watch.reason, "exit_code": ended.exit_code, "taken":
 """
 
 
-def test_it_is_stopped_before_the_kernel_does(model: Path, group: tuple[_Version, Path]) -> None:
+def test_it_is_stopped_before_the_kernel_does(
+    model: Path, group: tuple[CgroupVersion, Path]
+) -> None:
     """A neighbour in the same control group takes what is left of it, 4 MB at a time."""
     version, folder = group
     (folder / version.limits[0]).write_text(str(192 * MIB))
