@@ -1,4 +1,7 @@
-"""Where we run -> a Machine. The table of probes is in probes.py: it is imported when something is asked."""
+"""The machine a model is to run on: this one, or one that is described.
+
+Probes and the table of devices are imported when they are needed: every module imports this package.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def detect(here: Surroundings | None = None) -> Machine:
-    """What is here now. Never raises for what a driver or a file answers: that is in `notes`."""
+    """Probe this machine. Never raises: what a driver or a file refuses to answer is in `notes`."""
     from edgekit.machine.probes import look
 
     return look(here)
@@ -20,9 +23,9 @@ def detect(here: Surroundings | None = None) -> Machine:
 def requested_machine(
     *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
 ) -> Machine:
-    """The machine that is described; the one at hand where nothing is. Raises UsageError."""
+    """The machine that is described, or this one if nothing is. Raises UsageError."""
     if not devices and ram is None and vram is None:
         return detect()
-    from edgekit.machine.what_if import what_if_machine
+    from edgekit.machine.what_if import what_if_machine  # this machine needs no table of devices
 
     return what_if_machine(devices=tuple(devices), ram=ram, vram=vram)

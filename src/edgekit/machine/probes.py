@@ -1,10 +1,13 @@
-"""The probes, one a kind, and what they make of this machine. What is not here is an empty answer, else a note."""
+"""The probes, one for each kind of hardware, and what they find: this Machine.
+
+Hardware that is not here is an empty answer; a probe that fails is a note.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
 
 from edgekit.machine.calibration import measured_on
 from edgekit.machine.gpus import find_amd, find_apple, find_intel
@@ -17,11 +20,8 @@ from edgekit.machine.host import (
 )
 from edgekit.machine.nvidia import Seen, find_nvidia, hidden_note, visible
 from edgekit.machine.surroundings import Findings, Surroundings, in_wsl
-from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor, is_arm
+from edgekit.machine.types import Device, Machine, System, Vendor, is_arm
 from edgekit.terminal import one_line
-
-T = TypeVar("T")
-_NO_NOTES: tuple[str, ...] = ()
 
 PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
     ("NVIDIA GPUs", find_nvidia),
@@ -33,34 +33,62 @@ PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
 
 def look(here: Surroundings | None = None) -> Machine:
     here = here or Surroundings()
-    host, host_notes = _host(here)
-    here = replace(here, host=host)
-    findings = [_asked(kind, probe, here) for kind, probe in PROBES]
-    seen = tuple(device for found in findings for device in found.devices)
-    devices, left_out = choose(seen, here.environment)
-    host, shared = _tried((here.host, _NO_NOTES), lambda: _settled(here, devices))
-    notes = tuple(note for found in findings for note in found.notes)
-    found = Machine(
+    notes: list[str] = []
+    try:
+        host, host_notes = find_host(here)
+        here = replace(here, host=host)  # unified memory is the host's
+        notes += host_notes
+    except Exception as error:  # noqa: BLE001 - whatever a probe raises becomes a note
+        here = replace(here, host=None)
+        notes.append(_failure_note("RAM", error))
+    devices: tuple[Device, ...] = ()
+    for kind, probe in PROBES:
+        try:
+            found = probe(here)
+        except Exception as error:  # noqa: BLE001 - whatever a probe raises becomes a note
+            notes.append(_failure_note(kind, error))
+        else:
+            devices += found.devices
+            notes += found.notes
+    devices, left_out = choose(devices, here.environment)
+    notes += left_out
+    machine = Machine(
         name="this machine",
         system=here.system,
-        processor=_tried("", lambda: processor_name(here)),
         arm=is_arm() or any(device.vendor is Vendor.APPLE for device in devices),
-        cores=_tried(None, lambda: core_count(here)),
-        host=host,
+        host=here.host,
         devices=devices,
-        notes=(
-            *host_notes,
-            *notes,
-            *left_out,
-            *shared,
-            *(() if devices else _unseen_note(here)),
-        ),
     )
-    return _tried(found, lambda: _calibrated(found, here))
+    if here.host is not None:
+        with suppress(Exception):  # a node or a note that cannot be read changes nothing
+            host, counted_twice = without_gpu_memory(here.host, devices, here.root)
+            shared = shared_memory_notes(host, devices, here.root)
+            machine = replace(machine, host=host)
+            notes += (*counted_twice, *shared)
+    is_linux = here.system is System.LINUX and not in_wsl(here)
+    if not devices and not is_linux and here.system is not System.MACOS:
+        where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
+        notes.append(f"{where} only NVIDIA GPUs are detected: describe others with --vram.")
+    machine = replace(machine, notes=tuple(notes))
+    with suppress(Exception):  # a name that is only shown
+        machine = replace(machine, processor=processor_name(here))
+    with suppress(Exception):  # a number that is only shown
+        machine = replace(machine, cores=core_count(here))
+    with suppress(Exception):
+        machine = _calibrated(machine, here)
+    return machine
+
+
+def _failure_note(what: str, error: Exception) -> str:
+    reason = one_line(f"{type(error).__name__}: {error}", 200)
+    return (
+        f"Detecting {what} failed ({reason}), so none is counted. Please report this; until then describe "
+        "the machine with --ram and --vram."
+    )
 
 
 def _calibrated(machine: Machine, here: Surroundings) -> Machine:
-    """The machine with what was measured on it before, or with a note on why that cannot be read."""
+    """The machine with what `edgekit calibrate` measured on it, or with a note on why that cannot be read."""
     stored = here.calibration()
     if stored.problem:
         machine = replace(machine, notes=(*machine.notes, stored.problem))
@@ -77,102 +105,42 @@ def _calibrated(machine: Machine, here: Surroundings) -> Machine:
     return replace(machine, host=host, measured=measured)
 
 
-def _host(here: Surroundings) -> tuple[HostMemory | None, tuple[str, ...]]:
-    try:
-        return find_host(here)
-    except Exception as error:  # noqa: BLE001 - what a probe meets is a note, whatever it is
-        return None, (_failure("RAM", error),)
+# -- which of the devices llama.cpp would use ----------------------------------------------------
 
-
-def _settled(
-    here: Surroundings, devices: tuple[Device, ...]
-) -> tuple[HostMemory | None, tuple[str, ...]]:
-    """The host again, now that its devices are known: some have their memory counted in it."""
-    if here.host is None:
-        return None, ()
-    host, twice = without_gpu_memory(here.host, devices, here.root)
-    return host, (*twice, *shared_memory_notes(host, devices, here.root))
-
-
-def _asked(kind: str, probe: Callable[[Surroundings], Findings], here: Surroundings) -> Findings:
-    try:
-        return probe(here)
-    except Exception as error:  # noqa: BLE001 - what a probe meets is a note, whatever it is
-        return Findings(notes=(_failure(kind, error),))
-
-
-def _tried(otherwise: T, ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except Exception:  # noqa: BLE001 - a name and a number that are only shown
-        return otherwise
-
-
-def _failure(what: str, error: Exception) -> str:
-    said = one_line(f"{type(error).__name__}: {error}", 200)
-    return (
-        f"Detecting {what} failed ({said}), so none is counted. Please report this; until then describe "
-        "the machine with --ram and --vram."
-    )
-
-
-def _unseen_note(here: Surroundings) -> tuple[str, ...]:
-    """Where we do not look, nothing found is no answer."""
-    if here.system is System.MACOS or (here.system is System.LINUX and not in_wsl(here)):
-        return ()
-    where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
-    return (f"{where} only NVIDIA GPUs are detected: describe others with --vram.",)
-
-
-_VULKAN = "GGML_VK_VISIBLE_DEVICES"
+_VULKAN = "GGML_VK_VISIBLE_DEVICES"  # AMD's and Intel's GPUs are modelled through Vulkan
 _BY_VULKAN = (Vendor.AMD, Vendor.INTEL)
-_ORDER = (
+_VULKAN_ORDER = (
     f"{_VULKAN} is applied in the order of the PCI slots, AMD's GPUs first; vulkaninfo --summary shows "
     "Vulkan's own order."
 )
-_OF_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second counts what the first left
+_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second counts what the first left
 
 
 def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
-    seen = _visible(devices, environment)
-    cards, left = _cards_first(seen.devices)
-    rocm = _rocm_notes(devices, environment)
-    return Findings(devices=cards, notes=(*seen.notes, *rocm, *left))
-
-
-def _visible(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
-    """Vulkan numbers the cards of all makers in an order of its own: of several the note says so."""
-    mine = tuple(device for device in devices if device.vendor in _BY_VULKAN)
-    wish = environment.get(_VULKAN)
-    if wish is None or not mine:
-        return Findings(devices=devices)
-    seen = tuple(Seen(replace(device, index=place)) for place, device in enumerate(mine))
-    shown = visible(wish, seen)
-    notes = hidden_note(_VULKAN, wish, seen, shown)
-    if notes and shown:
-        notes += (_ORDER,)
-    others = (device for device in devices if device.vendor not in _BY_VULKAN)
-    return Findings(devices=(*others, *(mine[one.index] for one in shown)), notes=notes)
-
-
-def _rocm_notes(devices: tuple[Device, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
-    if not any(device.vendor is Vendor.AMD for device in devices):
-        return ()
-    return tuple(
-        f"{name}={one_line(environment[name])} applies to ROCm only: through Vulkan, as counted here, "
-        f"llama.cpp sees every GPU. {_VULKAN} hides some from Vulkan."
-        for name in _OF_ROCM
-        if name in environment
-    )
-
-
-def _cards_first(
-    devices: tuple[Device, ...],
-) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """Beside a card, whosever it is, an integrated one stays unused: llama.cpp leaves it out too."""
-    inside = tuple(device for device in devices if device.unified or device.integrated)
-    cards = tuple(device for device in devices if device not in inside)
-    if not cards or not inside:
-        return devices, ()
-    left = ", ".join(device.name for device in inside)
-    return cards, (f"{left} is integrated and not used next to {cards[0].name}.",)
+    """Those that are neither hidden by a variable nor integrated next to a card, and notes on the others."""
+    notes: list[str] = []
+    by_vulkan = tuple(device for device in devices if device.vendor in _BY_VULKAN)
+    wanted = environment.get(_VULKAN)
+    chosen = devices
+    if wanted is not None and by_vulkan:
+        seen = tuple(Seen(replace(device, index=place)) for place, device in enumerate(by_vulkan))
+        shown = visible(wanted, seen)
+        notes += hidden_note(_VULKAN, wanted, seen, shown)
+        if notes and shown:
+            notes.append(_VULKAN_ORDER)
+        others = (device for device in devices if device.vendor not in _BY_VULKAN)
+        chosen = (*others, *(by_vulkan[one.index] for one in shown))
+    if any(device.vendor is Vendor.AMD for device in devices):
+        notes += (
+            f"{name}={one_line(environment[name])} applies to ROCm only: through Vulkan, as counted here, "
+            f"llama.cpp sees every GPU. {_VULKAN} hides some from Vulkan."
+            for name in _ROCM
+            if name in environment
+        )
+    integrated = tuple(device for device in chosen if device.unified or device.integrated)
+    cards = tuple(device for device in chosen if device not in integrated)
+    if cards and integrated:  # llama.cpp does not use them together either
+        names = ", ".join(device.name for device in integrated)
+        notes.append(f"{names} is integrated and not used next to {cards[0].name}.")
+        chosen = cards
+    return Findings(devices=chosen, notes=tuple(notes))

@@ -20,7 +20,7 @@ from tests.thoroughness import costly
 
 from edgekit.errors import MemoryPressureError
 from edgekit.machine import monitor as monitor_module
-from edgekit.machine.host import _Version
+from edgekit.machine.host import CgroupVersion
 from edgekit.machine.monitor import Monitor, usable_bytes
 from edgekit.units import GIB, MIB
 
@@ -320,13 +320,13 @@ def test_ulimit_of_a_shell_is_the_same_limit() -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[tuple[_Version, Path]]:
+def group() -> Iterator[tuple[CgroupVersion, Path]]:
     """A control group of our own, inside the one we are in."""
     yield from own_group("monitor")
 
 
 @linux
-def test_a_control_group_stops_us_before_the_killer(group: tuple[_Version, Path]) -> None:
+def test_a_control_group_stops_us_before_the_killer(group: tuple[CgroupVersion, Path]) -> None:
     version, folder = group
     (folder / version.limits[0]).write_text(str(128 * MIB))
     count, message = told_by(enter(folder) + GROW)
@@ -355,7 +355,7 @@ print(limit.used_bytes // 2**20, limit.name)
 
 @linux
 def test_pages_of_a_file_that_is_read_again_and_again_do_not_stop_us(
-    group: tuple[_Version, Path], tmp_path: Path
+    group: tuple[CgroupVersion, Path], tmp_path: Path
 ) -> None:
     """The kernel calls them active then, and still drops them for whatever is needed more."""
     version, folder = group
