@@ -14,6 +14,7 @@ from edgekit.model.architectures import read_section, records, section_by_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppArchitecture:
+    graph: str = ""  # the architecture whose graph it has, where that is another
     first_build: int = 0  # of those that came after April 2026
     layers_of_70b: int = 0  # with as many, llama.cpp calls it a "70B" (src/models/*.cpp)
     rope_sections: tuple[int, ...] = ()  # where config.json states none (conversion/qwen.py)

@@ -157,16 +157,9 @@ def attention_first(result: GraphTensor, stream: GraphTensor, attended: GraphTen
     return ggml.add(ggml.add(attended, result), stream)
 
 
-_LIKE_LLAMA = Transformer(attn_input=input_kv)
-_LIKE_NEMOTRON = Transformer(attn_input=input_kv, norm=Norm.LAYER, act=Act.SQUARED, gated=False)
-
 DECODERS: Mapping[str, Transformer] = {
-    "internlm2": _LIKE_LLAMA,
     "jais": Transformer(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer),
-    "jais2": _LIKE_NEMOTRON,
-    "llada": Diffusion(attn_input=input_no_cache),
     "llama-embed": LlamaEmbedder(attn_input=input_no_cache),
-    "maincoder": Transformer(attn_input=input_kv, late_qk_norm=True),
     "minicpm": Transformer(
         attn_input=input_kv,
         scaled_embd=True,
@@ -179,11 +172,10 @@ DECODERS: Mapping[str, Transformer] = {
     ),
     "mpt": Mpt(attn_input=input_kv, norm=Norm.LAYER, positions_added=True),
     "nanbeige": Nanbeige(attn_input=input_kv),
-    "nemotron": _LIKE_NEMOTRON,
+    "nemotron": Transformer(attn_input=input_kv, norm=Norm.LAYER, act=Act.SQUARED, gated=False),
     "olmo": Olmo(attn_input=input_kv, norm=Norm.LAYER),
     "openelm": OpenElm(attn_input=input_kv),
     "orion": Transformer(attn_input=input_kv, norm=Norm.LAYER),
-    "pangu-embedded": _LIKE_LLAMA,
     "phi2": Transformer(
         attn_input=input_kv,
         norm=Norm.LAYER,
@@ -195,12 +187,7 @@ DECODERS: Mapping[str, Transformer] = {
     "plamo": Transformer(attn_input=input_kv, parallel=True, parallel_sum=attention_then_stream),
     "plamo3": Plamo3(act=Act.FUSED, gated=False),
     "plm": Plm(attn_input=input_kv, act=Act.SQUARED, gated=False),
-    "qwen": _LIKE_LLAMA,
     "refact": Transformer(attn_input=input_kv, rope=no_layer),
     "seed_oss": Transformer(attn_input=input_kv, ffn_norm="post_attention_norm"),
     "stablelm": StableLm(attn_input=input_kv, norm=Norm.LAYER),
-    "starcoder": Transformer(
-        attn_input=input_kv, norm=Norm.LAYER, positions_added=True, rope=no_layer, gated=False
-    ),
-    "xverse": _LIKE_LLAMA,
 }

@@ -229,8 +229,6 @@ DENSE: Mapping[str, Transformer] = {
     "cogvlm": CogVlm(attn_input=input_kv),
     "deci": Deci(attn_input=input_kv),
     "dream": Diffusion(attn_input=input_no_cache),
-    "ernie4_5": Transformer(attn_input=input_kv),
-    "exaone": Transformer(attn_input=input_kv),
     "exaone4": Transformer(rope=where_it_slides, post_norms=True, ffn_norm=None),
     "falcon": Falcon(attn_input=input_kv, norm=Norm.LAYER, gated=False),
     "gemma": Transformer(attn_input=input_kv, scaled_embd=True, scaled_q=True),

@@ -180,7 +180,6 @@ MIXTURES: Mapping[str, Transformer] = {
     "olmoe": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=unnormalized),
     "phimoe": Transformer(attn_input=input_kv, scaled_q=True, residual_first=True),
     "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=unnormalized),
-    "rnd1": Diffusion(attn_input=input_no_cache),
     "smallthinker": SmallThinker(rope=smallthinker_rope, routing=as_gated),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
 }

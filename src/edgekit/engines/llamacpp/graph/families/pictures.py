@@ -42,12 +42,7 @@ class DeepStack(Transformer):
         self.head(build, cur)
 
 
-_LIKE_QWEN2VL = Transformer(attn_input=input_kv, n_pos=sections)
-_LIKE_QWEN3VL = DeepStack(attn_input=input_kv, n_pos=sections)
-
 PICTURES: Mapping[str, Transformer] = {
-    "paddleocr": _LIKE_QWEN2VL,
-    "qwen2vl": _LIKE_QWEN2VL,
-    "qwen3vl": _LIKE_QWEN3VL,
-    "qwen3vlmoe": _LIKE_QWEN3VL,
+    "qwen2vl": Transformer(attn_input=input_kv, n_pos=sections),
+    "qwen3vl": DeepStack(attn_input=input_kv, n_pos=sections),
 }

@@ -168,7 +168,6 @@ SPARSE: Mapping[str, Transformer] = {
     ),
     "arctic": Arctic(attn_input=input_kv),
     "bailingmoe": Transformer(attn_input=input_kv, routing=soft_max_routing),
-    "bailingmoe2": Transformer(attn_input=input_kv, routing=stated_routing),
     "cohere2moe": Cohere2Moe(
         attn_input=input_kv_iswa,
         parallel=True,
@@ -178,9 +177,7 @@ SPARSE: Mapping[str, Transformer] = {
     ),
     "dbrx": Transformer(attn_input=input_kv, norm=Norm.LAYER, ffn_norm="attn_output_norm"),
     "deepseek": Transformer(attn_input=input_kv, routing=deepseek_routing),
-    "deepseek2-ocr": Transformer(attn_input=input_kv, routing=stated_routing),
     "dots1": Transformer(attn_input=input_kv, routing=stated_routing),
-    "ernie4_5-moe": Transformer(attn_input=input_kv),
     "exaone-moe": Transformer(
         attn_input=input_kv_iswa, rope=sliding_layers, routing=stated_routing
     ),
@@ -191,6 +188,5 @@ SPARSE: Mapping[str, Transformer] = {
         logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
     ),
     "grovemoe": GroveMoe(attn_input=input_kv),
-    "hunyuan-moe": Transformer(attn_input=input_kv, late_qk_norm=True),
     "hy_v3": Predicting(attn_input=input_kv, routing=sigmoid_routing),
 }

@@ -58,9 +58,6 @@ STATEFUL: Mapping[str, Transformer] = {
     "qwen35": DeltaNet(
         attn_input=input_kv, mixer=linear_attention, n_pos=sections, ffn_norm="post_attention_norm"
     ),
-    "qwen35moe": DeltaNet(
-        attn_input=input_kv, mixer=linear_attention, n_pos=sections, ffn_norm="post_attention_norm"
-    ),
     "mamba": Hybrid(attn_input=input_kv, mixer=mamba, ffn_norm=None),
     "mamba2": Hybrid(attn_input=input_kv, mixer=mamba2, ffn_norm=None),
     "granitehybrid": Hybrid(
@@ -89,9 +86,6 @@ STATEFUL: Mapping[str, Transformer] = {
         ),
     ),
     "nemotron_h": OneEach(
-        attn_input=input_kv, mixer=mamba2, act=Act.SQUARED, routing=nemotron_routing
-    ),
-    "nemotron_h_moe": OneEach(
         attn_input=input_kv, mixer=mamba2, act=Act.SQUARED, routing=nemotron_routing
     ),
     "plamo2": Plamo2(attn_input=input_kv, mixer=plamo2_mamba, act=Act.FUSED, gated=False),

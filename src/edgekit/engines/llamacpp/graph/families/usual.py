@@ -17,9 +17,6 @@ from edgekit.engines.llamacpp.graph.llama.matrices import Norm
 
 USUAL: Mapping[str, Transformer] = {
     "llama": Transformer(attn_input=input_kv),
-    "qwen2": Transformer(attn_input=input_kv),
-    "qwen3": Transformer(attn_input=input_kv),
-    "qwen3moe": Transformer(attn_input=input_kv),
     "smollm3": Transformer(attn_input=input_kv, rope=not_each(4)),
     "gemma2": Transformer(
         attn_input=input_kv_iswa,
