@@ -13,8 +13,6 @@ from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.roles import Role, block_of, roles_of
-from edgekit.model.tensor_recipes import TensorKind, TensorRole
-from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Cached, Model, ModelGeometry, SharedCache, Span, attention_of
 from edgekit.sources.types import Container
 
@@ -373,6 +371,10 @@ def _head_name(tensors: Iterable[Tensor]) -> str:
 
 
 def _by_architecture(model: Model) -> ActiveWeights:
+    # Not above: a file that lists its tensors needs no table of expected ones.
+    from edgekit.model.tensor_recipes import TensorKind, TensorRole
+    from edgekit.model.tensors import expected_tensors
+
     geometry = model.geometry
     sums = _Sums(geometry)
     tables = {TensorRole.POSITION, TensorRole.SEGMENT, TensorRole.LAYER_EMBEDDING}

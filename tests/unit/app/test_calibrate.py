@@ -630,7 +630,7 @@ def test_nothing_is_passed_over_that_a_quick_machine_could_do(
 def test_nothing_heavy_is_imported_by_a_look_at_the_machine() -> None:
     words = (
         "import sys; from edgekit.machine import detect; detect();"
-        "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.verify') if name in sys.modules])"
+        "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.run') if name in sys.modules])"
     )
     found = subprocess.run(
         [sys.executable, "-c", words], capture_output=True, check=True, text=True

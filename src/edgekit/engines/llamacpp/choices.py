@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
-from edgekit.catalog.types import Size
 from edgekit.engines.choices import (
     F16_PAIR,
     Q8_PAIR,
@@ -31,6 +31,9 @@ from edgekit.errors import EdgekitError
 from edgekit.model.open import OpenModel
 from edgekit.model.types import Model
 from edgekit.sources.filenames import SHORT_MIXES
+
+if TYPE_CHECKING:
+    from edgekit.catalog.types import Size
 
 # K needs a little more accuracy than V. For unequal pairs release builds of CUDA and Metal have no flash attention
 # kernel, and would compute on the CPU: fattn.cu @ 0c1e570.
@@ -125,6 +128,8 @@ def _mixed_model(model: Model, mix: str) -> MixedModel:
 
 def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
     """Those of `quants` that are not mixes, or not possible for these tensors, are left out."""
+    from edgekit.catalog.types import Size  # not above: a check needs nothing of the catalog
+
     for mix in (*USUAL_MIXES, default_mix(model), *quants):
         with suppress(EdgekitError):
             mixed = _mixed_model(model, mix)
