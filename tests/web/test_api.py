@@ -52,7 +52,8 @@ from edgekit.machine import probes
 from edgekit.model.open import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.types import Origin, Reach
-from edgekit.web import machines, turns
+from edgekit.web import calls as machines
+from edgekit.web import limits as turns
 from edgekit.web import models as kept_models
 from edgekit.web.calls import CALLS
 from edgekit.web.failures import TooManyError, status_of

@@ -27,12 +27,11 @@ from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.plan.recommend import rank_of, smallest_bytes
 from edgekit.request import Request as ModelRequest
-from edgekit.web.card_making import Card, CardOrder, Maker, in_order
-from edgekit.web.card_worker import Begin, Made, work
+from edgekit.web.card_worker import Begin, Card, CardOrder, Made, Maker, in_order, work
 from edgekit.web.cards import KEPT_MACHINES, MOST_FOLLOWED, MOST_STARTS, Cards, Deck
 from edgekit.web.failures import TooManyError
 from edgekit.web.jobs import JobEvent
-from edgekit.web.warming import warm
+from edgekit.web.serving import warm
 
 SMALL = ModelRequest(ram="2G")
 PATH = "/api/v1/cards/events"
@@ -122,7 +121,7 @@ def test_what_goes_wrong_with_one_model_does_not_end_the_others(
 
     maker, order = Maker(LOCAL), CardOrder(machine=SMALL.find_machine(), engine="llama.cpp")
     entries = Catalog(entries=(find_entry("qwen3-0.6b"), find_entry("qwen2.5-0.5b")))
-    monkeypatch.setattr("edgekit.web.card_making.task_to_plan", break_down)
+    monkeypatch.setattr("edgekit.web.card_worker.task_to_plan", break_down)
     told = [(card["status"], card["told"]) for card in maker.cards(order, entries)]
     assert [status for status, _ in told] == ["refused", "refused"]
     assert "internal error in EdgeKit" in told[0][1]
@@ -363,7 +362,7 @@ def test_it_is_documented(address: str) -> None:
 
 def test_what_the_first_page_asks_for_is_read_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, Machine]] = []
-    monkeypatch.setattr("edgekit.web.machines._seen", seen)
+    monkeypatch.setattr("edgekit.web.calls._seen", seen)
     warm().join(PATIENCE_S)
     assert [machine.what_if for _, machine in seen] == [False]
 
@@ -374,7 +373,7 @@ def test_what_cannot_be_read_beforehand_ends_nothing(monkeypatch: pytest.MonkeyP
     def break_down() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("edgekit.web.warming._STEPS", (break_down, lambda: done.append("next")))
+    monkeypatch.setattr("edgekit.web.serving._STEPS", (break_down, lambda: done.append("next")))
     warm().join(PATIENCE_S)
     assert done == ["next"]
 

@@ -26,7 +26,6 @@ from tests.web.serving import LOCAL, ask, events, start
 from edgekit.errors import CancelledError, DeadlineError, NotFoundError, UsageError
 from edgekit.web import jobs as jobs_module
 from edgekit.web.failures import TooManyError
-from edgekit.web.farewell import BYE, Farewell, Farewells
 from edgekit.web.jobs import (
     KEPT_JOBS,
     KEPT_S,
@@ -37,6 +36,7 @@ from edgekit.web.jobs import (
     Jobs,
     JobState,
 )
+from edgekit.web.shutdown import BYE, Farewell, Farewells
 from edgekit.web.types import CallWatch, WebSettings
 
 SAMPLE = {"model": "sample:gemma-3-27b"}

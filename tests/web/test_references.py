@@ -30,9 +30,8 @@ from edgekit.request import Request, Session
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model
 from edgekit.sources.types import Reach
-from edgekit.web.hiding import without_folders
 from edgekit.web.models import OpenedModels
-from edgekit.web.references import allowed, allowed_request, files_inside, is_near
+from edgekit.web.references import allowed, allowed_request, files_inside, is_near, without_folders
 from edgekit.web.types import CallWatch, WebSettings
 
 NOWHERE = WebSettings()

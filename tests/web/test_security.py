@@ -19,9 +19,12 @@ from starlette.responses import Response
 from tests.patience import PATIENCE_S, wait_until
 from tests.web.serving import LOCAL, Answered, ask, start
 
-from edgekit.web import bodies, connections, rates, security
+from edgekit.web import limits as rates
+from edgekit.web import security
+from edgekit.web import security as bodies
+from edgekit.web import serving as connections
 from edgekit.web.app import PAGES
-from edgekit.web.rates import MAX_CLIENTS, Rates, network_of
+from edgekit.web.limits import MAX_CLIENTS, Rates, network_of
 from edgekit.web.security import (
     CALLS_EACH,
     CONTENT_POLICY,
@@ -97,7 +100,7 @@ class TestEveryAnswer:
         def break_down(*_: object, **__: object) -> None:
             raise ZeroDivisionError("/home/somebody/secret")
 
-        monkeypatch.setattr("edgekit.web.assets.Assets.answer", break_down)
+        monkeypatch.setattr("edgekit.web.app.Assets.answer", break_down)
         with caplog.at_level(logging.ERROR):
             answer = ask(server, "/")
         assert answer.status == 500
@@ -557,7 +560,7 @@ class TestConnections:
     ) -> None:
         monkeypatch.setattr(connections, "READ_TIMEOUT_S", 0.2)
         large = Response(b"x" * 50_000_000)
-        monkeypatch.setattr("edgekit.web.assets.Assets.answer", lambda *_: large)
+        monkeypatch.setattr("edgekit.web.app.Assets.answer", lambda *_: large)
         lost: list[int] = []
         real = connections.PatientProtocol.connection_lost
 

@@ -17,8 +17,7 @@ from edgekit.report.json import json_line
 from edgekit.web import requests
 from edgekit.web.calls import CALLS, LISTS, Call
 from edgekit.web.failures import Failure
-from edgekit.web.hiding import without_folders
-from edgekit.web.references import shown_entry
+from edgekit.web.references import shown_entry, without_folders
 from edgekit.web.state import client_of, state_of
 from edgekit.web.types import CallWatch
 

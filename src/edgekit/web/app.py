@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -17,21 +21,28 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.address import is_offline
-from edgekit.web import api, card_routes, cards, job_routes
-from edgekit.web.assets import INDEX, Assets
-from edgekit.web.failures import Failure, error_answer, error_json, failure_json, unreadable_answer
-from edgekit.web.farewell import Farewell, Farewells
-from edgekit.web.hiding import without_folders
+from edgekit.web import api, cards
+from edgekit.web.event_routes import cards_router, jobs_router
+from edgekit.web.failures import (
+    Failure,
+    error_answer,
+    error_json,
+    failure_json,
+    small_page,
+    unreadable_answer,
+)
 from edgekit.web.jobs import Jobs
+from edgekit.web.limits import ClientTurns
 from edgekit.web.models import OpenedModels
+from edgekit.web.references import without_folders
 from edgekit.web.security import DOCS, HEALTH, Security
-from edgekit.web.small_pages import small_page
+from edgekit.web.shutdown import Farewell, Farewells
 from edgekit.web.state import WebState, state_of
-from edgekit.web.turns import ClientTurns
 from edgekit.web.types import WebSettings
 
-if TYPE_CHECKING:  # older versions have none
+if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
+
 
 PAGES = ("/", "/model", "/compare", "/hardware", DOCS)
 OPENAPI = "/api/v1/openapi.json"
@@ -96,7 +107,7 @@ def create_app(settings: WebSettings) -> FastAPI:
     app.state.edgekit = open_state(settings)
     app.state.farewells = farewells
     app.state.assets = Assets()
-    for router in (plain, api.router, job_routes.router, card_routes.router):
+    for router in (plain, api.router, jobs_router, cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_refused)
     app.exception_handler(RequestValidationError)(_unreadable)
@@ -170,3 +181,59 @@ async def _not_here(request: Request, error: HTTPException) -> Response:
     text = f"{message[:1].upper()}{message[1:]}."
     title = HTTPStatus(error.status_code).phrase
     return HTMLResponse(small_page(title, text), error.status_code, error.headers)
+
+
+ASSETS = Path(__file__).parent / "pages"
+INDEX = "index.html"
+
+# Not the system's table of types: on Windows a script may be text/plain there, and would not be run.
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+}
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asset:
+    version: tuple[int, int]  # when it was written, and its size
+    content: bytes = field(repr=False)
+    tag: str
+
+
+@dataclass(slots=True)
+class Assets:
+    """What was read is kept; there are a few dozen."""
+
+    folder: Path = ASSETS
+    _kept: dict[str, _Asset] = field(default_factory=dict, repr=False)
+
+    def answer(self, request: Request, name: str) -> Response | None:
+        """None where there is no such file."""
+        asset = self._read(name)
+        if asset is None:
+            return None
+        headers = {"ETag": asset.tag, "Cache-Control": "no-cache"}
+        if asset.tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(asset.content, media_type=_TYPES[Path(name).suffix], headers=headers)
+
+    def _read(self, name: str) -> _Asset | None:
+        if _NAME.fullmatch(name) is None or Path(name).suffix not in _TYPES:
+            return None
+        try:
+            found = (self.folder / name).stat()
+            version = (found.st_mtime_ns, found.st_size)
+            kept = self._kept.get(name)
+            if kept is None or kept.version != version:
+                content = (self.folder / name).read_bytes()
+                tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+                kept = self._kept[name] = _Asset(version=version, content=content, tag=tag)
+        except OSError:
+            return None
+        return kept

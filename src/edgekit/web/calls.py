@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from edgekit.app.check import check_named
@@ -15,21 +18,24 @@ from edgekit.app.plan import check_engine, plan_named
 from edgekit.app.recommend import recommend
 from edgekit.catalog import listed, read_catalog
 from edgekit.catalog.types import ModelPurpose
+from edgekit.engines import every_engine
+from edgekit.engines.flags import Control, Flag, Whole
+from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
 from edgekit.formats.types import Depth
+from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
 from edgekit.report.cards import cards_json
 from edgekit.report.catalog import catalog_json
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.report.inspection import inspection_json
+from edgekit.report.json import SCHEMA
 from edgekit.report.plan import plan_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
-from edgekit.web.engines import engines_json
 from edgekit.web.failures import about
 from edgekit.web.fit import curves_json, fit_json
-from edgekit.web.machines import machine_now
 from edgekit.web.models import KeptNamed
 from edgekit.web.references import (
     allowed,
@@ -214,3 +220,94 @@ LISTS: dict[str, Call] = {
         request=requests.CATALOG, answer=_catalog, summary="List the models of the catalog"
     ),
 }
+
+
+_GROUPS = ("weights", "cache", "placement", "backend", "cards")  # that the page treats alike
+
+
+def engines_json() -> Json:
+    """All engines, in order of preference."""
+    return {"schema": SCHEMA, "engines": [_engine_json(engine) for engine in every_engine()]}
+
+
+def _engine_json(engine: Engine) -> Json:
+    page = engine.page
+    shown = [(flag, flag.control) for flag in engine.flags if flag.control is not None]
+    return {
+        "name": engine.name,
+        "label": page.label,
+        "program": page.program,
+        "is_compared": page.is_compared,
+        "runs": page.runs,
+        "serves": page.serves,
+        "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
+        "pins_placement": engine.pins_placement,
+        "verdicts": dict(page.verdicts),
+        "cache": {
+            "keys": page.cache.keys,
+            "types": [f"{value}{page.cache.unit}" for value in _cache_values(engine)],
+            "default": page.cache.default,
+            "unit": page.cache.unit,
+            "also": dict(page.cache.also),
+        },
+        "controls": [_control_json(*one) for one in sorted(shown, key=lambda one: one[1].place)],
+        "groups": {
+            group: list(dict.fromkeys(flag.key for flag in engine.flags if flag.group == group))
+            for group in _GROUPS
+        },
+        "instead_of": {flag.key: flag.instead_of for flag in engine.flags if flag.instead_of},
+    }
+
+
+def _cache_values(engine: Engine) -> dict[str, None]:
+    """The default first, then what the control offers."""
+    cache = engine.page.cache
+    controls = (flag.control for flag in engine.flags if flag.key in cache.keys and flag.control)
+    control = next(controls, None)  # None: the engine has one type of cache
+    return dict.fromkeys((cache.default, *(control.choices if control is not None else ())))
+
+
+def _control_json(flag: Flag, control: Control) -> Json:
+    numbers = flag.read if isinstance(flag.read, Whole) else None
+    found = {
+        "key": flag.key,
+        "kind": control.kind or _kind(flag, control),
+        "label": control.label,
+        "values": control.choices or None,
+        "default": control.default,
+        "fact": control.fact or None,
+        "need": control.need or None,
+        "extra": control.extra,
+        "is_wide": control.is_wide,
+        "least": None if numbers is None else numbers.least,
+        "most": None if numbers is None else numbers.most,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _kind(flag: Flag, control: Control) -> str:
+    if not flag.metavar:
+        return "switch"
+    return "menu" if control.choices else "number"
+
+
+SEEN_S = 2.0  # what is free here changes; a slider that is dragged does not wait for it
+
+_lock = threading.Lock()
+_seen: list[tuple[float, Machine]] = []
+
+
+def machine_now(request: Request) -> Machine:
+    """The one at hand where none is named. Raises UsageError for a name or a size that means nothing."""
+    if request.devices or request.ram is not None or request.vram is not None:
+        with about("machine"):
+            return _wished(request.devices, request.ram, request.vram)
+    with _lock:
+        if not _seen or time.monotonic() - _seen[0][0] > SEEN_S:
+            _seen[:] = [(time.monotonic(), Request().find_machine())]
+        return _seen[0][1]
+
+
+@lru_cache(maxsize=64)
+def _wished(devices: tuple[str, ...], ram: str | None, vram: str | None) -> Machine:
+    return Request(devices=devices, ram=ram, vram=vram).find_machine()

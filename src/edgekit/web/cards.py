@@ -14,11 +14,9 @@ from typing import Any
 from edgekit.app.recommend import with_rounded_memory
 from edgekit.catalog import read_catalog
 from edgekit.report.json import json_line
-from edgekit.web.bells import PING_S, Bell
-from edgekit.web.card_making import Card, CardOrder
-from edgekit.web.card_worker import Begin, CardWorker, Made, Stop
+from edgekit.web.card_worker import Begin, Card, CardOrder, CardWorker, Made, Stop
 from edgekit.web.failures import TooManyError, failure_json
-from edgekit.web.jobs import JobEvent
+from edgekit.web.jobs import PING_S, Bell, JobEvent
 from edgekit.web.types import WebSettings
 
 KEPT_MACHINES = 8  # with an engine each; 300 cards have some 400 KB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import Any
 
 from pydantic import BaseModel
@@ -154,3 +155,21 @@ def _in_words(fault: Mapping[str, Any]) -> str:
     if words is not None:
         return words.format_map(fault.get("ctx") or {})
     return str(fault.get("msg", "invalid")).removeprefix("Value error, ")[:200]
+
+
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{title} - EdgeKit</title></head>
+<body><main><h1>{title}</h1><p>{text}</p><p><a href="{link}">{link_text}</a></p></main></body>
+</html>
+"""
+
+
+def small_page(
+    title: str, text: str, *, link: str = "/", link_text: str = "Back to EdgeKit"
+) -> str:
+    return _PAGE.format(
+        title=escape(title), text=escape(text), link=escape(link), link_text=escape(link_text)
+    )

@@ -15,14 +15,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgekit.errors import CancelledError, DeadlineError, EdgekitError, NotFoundError
 from edgekit.report.json import json_line
-from edgekit.web.bells import PING_S, Bell
 from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_json
-from edgekit.web.rates import network_of
+from edgekit.web.limits import network_of
 from edgekit.web.types import CallWatch
 
 # In all, and of one client: the page runs three at once to compare.
@@ -278,3 +278,27 @@ def _outcome(work: Work, watch: CallWatch) -> tuple[JobState, Answer]:
     except Exception:  # noqa: BLE001 - whatever it is, somebody waits for the end of this job
         _log.exception("a job failed")
         return JobState.FAILED, failure_json("InternalError", UNEXPECTED)
+
+
+PING_S = 10.0  # so long a stream of events says nothing
+
+
+class Bell:
+    """Wakes a listener on the server's loop, from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._rung.set)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it rang. From now on it rings anew."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._rung.wait()
+        rang = self._rung.is_set()
+        self._rung.clear()
+        return rang

@@ -20,7 +20,7 @@ from edgekit.errors import CancelledError, DeadlineError
 from edgekit.model.open import OpenModel
 from edgekit.request import Session, Values
 from edgekit.sources.types import Origin, Reach
-from edgekit.web.places import Places
+from edgekit.web.limits import Places
 from edgekit.web.references import (
     Stamp,
     allowed,

@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from edgekit.web.cards import Cards
 from edgekit.web.jobs import Jobs
+from edgekit.web.limits import ClientTurns
 from edgekit.web.models import OpenedModels
-from edgekit.web.turns import ClientTurns
 from edgekit.web.types import WebSettings
 
 

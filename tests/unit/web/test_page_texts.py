@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from edgekit.bill.types import Component
-from edgekit.web.assets import PAGES
+from edgekit.web.app import PAGES
 
 TEXTS = "texts.js"
 UNITS = "format.js"  # numbers with their units

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Header, Request
+from anyio import to_thread
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from edgekit.app.recommend import complete
 from edgekit.errors import NotFoundError
-from edgekit.web.calls import CALLS, Call
+from edgekit.request import Request as ModelRequest
+from edgekit.web import requests
+from edgekit.web.calls import CALLS, Call, machine_now
+from edgekit.web.card_worker import CardOrder
+from edgekit.web.cards import Cards, Deck
 from edgekit.web.failures import Problem
 from edgekit.web.jobs import JobEvent, JobState
 from edgekit.web.state import client_of, state_of
 from edgekit.web.types import CallWatch
 
-ROOT = "/api/v1/jobs"
-router = APIRouter(prefix=ROOT, tags=["jobs"])
+JOBS = "/api/v1/jobs"
+jobs_router = APIRouter(prefix=JOBS, tags=["jobs"])
 
 _CALLS = ("inspect", "estimate", "check", "plan", "recommend")
 _STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx in front hands on each event as it comes
@@ -55,14 +62,14 @@ def _starter(name: str, call: Call) -> Callable[..., JSONResponse]:
 
         job = state.jobs.start(name, work, client_of(request))
         told = {"id": job.id, "call": job.call, "state": JobState.RUNNING.value}
-        return JSONResponse(told, 202, {"Location": f"{ROOT}/{job.id}"})
+        return JSONResponse(told, 202, {"Location": f"{JOBS}/{job.id}"})
 
     start.__annotations__["fields"] = call.request  # each call has fields of its own
     return start
 
 
 for _name in _CALLS:
-    router.add_api_route(
+    jobs_router.add_api_route(
         f"/{_name}",
         _starter(_name, CALLS[_name]),
         methods=["POST"],
@@ -73,19 +80,19 @@ for _name in _CALLS:
     )
 
 
-@router.post("/{call}", include_in_schema=False)
+@jobs_router.post("/{call}", include_in_schema=False)
 def refuse(call: str) -> Response:
     raise NotFoundError(f"unknown call {call[:60]!r}; available: {', '.join(_CALLS)}")
 
 
-@router.get(
+@jobs_router.get(
     "/{job_id}", response_model=JobTold, summary="State and result of a job", operation_id="job"
 )
 def look(request: Request, job_id: str) -> JSONResponse:
     return JSONResponse(state_of(request).jobs.named(job_id).as_json())
 
 
-@router.delete(
+@jobs_router.delete(
     "/{job_id}", response_model=JobTold, summary="Cancel a job", operation_id="job_cancel"
 )
 def cancel(request: Request, job_id: str) -> JSONResponse:
@@ -95,7 +102,7 @@ def cancel(request: Request, job_id: str) -> JSONResponse:
     return JSONResponse(job.as_json())
 
 
-@router.get(
+@jobs_router.get(
     "/{job_id}/events",
     response_class=StreamingResponse,
     summary="Follow a job",
@@ -107,7 +114,7 @@ def cancel(request: Request, job_id: str) -> JSONResponse:
         }
     },
 )
-async def events(
+async def job_events(
     request: Request, job_id: str, last_event_id: Annotated[str, Header()] = ""
 ) -> StreamingResponse:
     jobs = state_of(request).jobs
@@ -124,3 +131,39 @@ def events_answer(following: AsyncIterator[JobEvent]) -> StreamingResponse:
 async def _bytes(following: AsyncIterator[JobEvent]) -> AsyncIterator[bytes]:
     async for event in following:
         yield event_bytes(event)
+
+
+cards_router = APIRouter(tags=["cards"])
+
+
+def _asked(cards: Cards, request: ModelRequest) -> Deck:
+    request = complete(replace(request, machine=machine_now(request)))
+    return cards.deck(
+        CardOrder(
+            machine=request.find_machine(),
+            engine=request.engines[0],
+            max_use=request.max_use,
+            reserve_bytes=request.reserve_bytes,
+        )
+    )
+
+
+@cards_router.get(
+    "/api/v1/cards/events",
+    operation_id="events_api_v1_cards_events_get",
+    response_class=StreamingResponse,
+    summary="Check every model of the catalog on a machine",
+    responses={
+        200: {
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "description": "`machine`, a `card` for each model, best candidates first, then `done` or `failed`",
+        }
+    },
+)
+async def card_events(
+    request: Request,
+    fields: Annotated[requests.CARDS, Query()],  # type: ignore[valid-type]  # made from a table
+) -> StreamingResponse:
+    cards = state_of(request).cards
+    deck = await to_thread.run_sync(_asked, cards, cast("requests.CallFields", fields).request())
+    return events_answer(cards.follow(deck))
