@@ -109,3 +109,32 @@ def test_json_documentation_names_every_key() -> None:
     told += [devices_json()]
     named = set(_names(told, without=frozenset({"estimate", "engines"})))
     assert named == documented("check", "check, several", "hardware", "hardware --devices")
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SOURCES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def _anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", SOURCES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+def test_pages_that_help_and_messages_name_exist() -> None:
+    sources = sorted((ROOT / "src" / "edgekit").rglob("*.py"))
+    text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
+    named = set(re.findall(r"\((docs/[\w./-]+\.md)\)", text))
+    assert named
+    assert not [name for name in named if not (ROOT / name).exists()]
