@@ -78,7 +78,7 @@ def _attending(
     kind, kv_heads, group = shape
     heads, cells = kv_heads * group, len(k)
     out, state = np.empty_like(q), np.empty((1, heads, 2), np.float32)
-    scratch = np.empty(kernels.attend_floats(1, HEAD_DIM), np.float32)
+    scratch = np.empty(kernels.attend_floats(HEAD_DIM), np.float32)
 
     span = CacheAttention(
         q=q, k=k, v=v, out=out, state=state, k_kind=kind, v_kind=kind, heads=heads, kv_heads=kv_heads,

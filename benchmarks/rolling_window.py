@@ -19,8 +19,8 @@ from llamacpp_window import Seen, table
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load
-from edgekit.engines.native.buffers import StreamSetup
 from edgekit.engines.native.generator import StreamEngine, open_stream
+from edgekit.engines.native.stream_plan import StreamSetup
 
 PROMPT_TOKENS = 4
 

@@ -105,8 +105,8 @@ def _kept(path: str, threads: int, tokens: int) -> dict[str, float]:
 
 def _ours(path: str, threads: int, tokens: int, keep_bytes: int | None) -> dict[str, float]:
     from edgekit.bill.types import Load
-    from edgekit.engines.native.buffers import StreamSetup
     from edgekit.engines.native.generator import open_stream
+    from edgekit.engines.native.stream_plan import StreamSetup
 
     setup = StreamSetup(threads=threads, keep_bytes=keep_bytes)
     with open_stream(Path(path), load=Load(context_tokens=CONTEXT_TOKENS), setup=setup) as engine:

@@ -38,7 +38,7 @@ from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.conversion import source_model
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.mlx.types import MlxSetup
-from edgekit.engines.native.buffers import StreamSetup
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
 from edgekit.model.open import open_config, open_model

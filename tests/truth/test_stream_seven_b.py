@@ -22,7 +22,7 @@ LAYERS = 28 if LONG else 4  # each takes what the one before gave back
 CHILD = """
 import json, re, sys
 from pathlib import Path
-from edgekit.engines.native.buffers import StreamSetup
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.bill.types import Load
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.chat import Sampling

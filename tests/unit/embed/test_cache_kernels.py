@@ -23,7 +23,7 @@ from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.engines.native import buffers as bill
+from edgekit.engines.native import stream_plan as bill
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.kernels.types import (
     BlockError,
@@ -236,7 +236,7 @@ class Run:
         start, end = cells or (0, case.cells)
         one, other = queries or (0, case.tokens)
         first, last = heads or (0, case.kv_heads)
-        floats = kernels.attend_floats(other - one, case.head_dim)
+        floats = kernels.attend_floats(case.head_dim)
         room = np.full(floats + GUARD, -7, np.float32)
         span = CacheAttention(
             q=self.q[one:other], k=self.k[start:end], v=self.v[start:end], out=self.out[one:other],
@@ -521,7 +521,7 @@ def call(kernels: Kernels, **changed: Any) -> None:
         "k_kind": "f16", "v_kind": "q8_0", "heads": 4, "kv_heads": 2, "head_dim": 32, "scale": 1.0,
         "cells": 9, "first_position": 0, "query_position": 9, "reach": None,
     }  # fmt: skip
-    scratch = changed.pop("scratch", np.zeros(kernels.attend_floats(5, 32), np.float32))
+    scratch = changed.pop("scratch", np.zeros(kernels.attend_floats(32), np.float32))
     first, last = changed.pop("first", 0), changed.pop("last", 2)
     kernels.attend(CacheAttention(**(wanted | changed)), scratch, first, last)
 
@@ -642,7 +642,7 @@ def test_nothing_is_allocated_that_grows_with_the_cells(kernels: Kernels, kind: 
     for cells in (400, 4_000):
         case = Case(k_kind=kind, v_kind=kind, tokens=3, cells=cells, query_position=cells - 2)
         run = Run(case)
-        room = np.empty(kernels.attend_floats(3, 64), np.float32)
+        room = np.empty(kernels.attend_floats(64), np.float32)
         run.whole(kernels)  # what is made once is made now
         tracemalloc.start()
         span = CacheAttention(
@@ -670,9 +670,7 @@ def test_storing_allocates_little_however_much_there_is(kernels: Kernels, kind: 
 def test_scratch_is_within_the_bill(kernels: Kernels) -> None:
     """The bill does not ask which kernels are installed."""
     for head_dim in (1, 2, *range(8, 520, 8), 1000, 20_000):
-        for rows in (1, 64, 4096):
-            most = bill.attend_floats(rows, head_dim)
-            assert kernels.attend_floats(rows, head_dim) <= most
+        assert kernels.attend_floats(head_dim) <= bill.attend_floats(head_dim)
     for name in KINDS:
         kind = by_name(name)
         for blocks in (1, 8, 500):
@@ -684,7 +682,7 @@ def test_scratch_is_within_the_bill(kernels: Kernels) -> None:
 def test_attention_needs_no_more_scratch_than_products() -> None:
     """So that a thread's scratch is what a product needs, for every head there is."""
     for head_dim in range(1, 257):
-        assert bill.attend_floats(64, head_dim) <= bill.multiply_floats(by_name("F16"), 1)
+        assert bill.attend_floats(head_dim) <= bill.multiply_floats(by_name("F16"), 1)
 
 
 def test_threads_share_out_the_heads(kernels: Kernels) -> None:

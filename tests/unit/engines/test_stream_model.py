@@ -12,9 +12,10 @@ from tests.recorded import config_header, engine_models, gguf_header
 import edgekit
 from edgekit.bill.types import Load
 from edgekit.engines import engine_name, engine_named
-from edgekit.engines.native.buffers import StreamSetup, matrices, vectors
+from edgekit.engines.native.buffers import matrices, vectors
 from edgekit.engines.native.estimate import estimate, stream_model
 from edgekit.engines.native.families import FAMILIES, Activation, ModelUse, families_for
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.errors import (
     EdgekitError,
     HeaderError,

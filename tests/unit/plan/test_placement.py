@@ -11,7 +11,7 @@ from tests.unit.plan.tasks import LLAMA, gguf, of_config
 from edgekit.bill.types import Start, Task
 from edgekit.engines import default_engine, engine_named, engine_on, every_engine
 from edgekit.engines.llamacpp.flags import default_setup
-from edgekit.engines.native.buffers import StreamSetup
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.machine.types import Machine
 from edgekit.plan.placement import can_divide, first_placement, placements_of, whole_placements
 

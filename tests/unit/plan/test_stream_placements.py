@@ -20,10 +20,10 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Job, Load, Start, Task
 from edgekit.bill.verdict import ChangeKind, Status
 from edgekit.engines import engine_named
-from edgekit.engines.native.buffers import StreamSetup
 from edgekit.engines.native.estimate import matrix_bytes
 from edgekit.engines.native.placements import PROCESS_BYTES, THREAD_BYTES
 from edgekit.engines.native.placements import budgets as stream_budgets
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
 from edgekit.formats.types import ArrayFact

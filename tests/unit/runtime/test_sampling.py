@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgekit.engines.chat import RECENT_TOKENS, Sampling
-from edgekit.engines.native.buffers import BEST_TOKENS, CHUNK_TOKENS
 from edgekit.engines.native.sampler import Chooser, Sampler
+from edgekit.engines.native.stream_plan import BEST_TOKENS, CHUNK_TOKENS
 from edgekit.errors import TextError, UsageError, WeightsError
 
 Floats = NDArray[np.float32]

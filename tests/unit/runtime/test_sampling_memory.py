@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgekit.engines.chat import Sampling
-from edgekit.engines.native.buffers import BEST_TOKENS, sampler_bytes
 from edgekit.engines.native.sampler import Sampler
+from edgekit.engines.native.stream_plan import BEST_TOKENS, sampler_bytes
 from edgekit.units import KIB
 
 VOCABULARY = 262_144

@@ -16,8 +16,8 @@ from tests.thoroughness import sampled
 from tests.threads import running, started_since
 
 from edgekit.bill.types import Component
-from edgekit.engines.native.buffers import StreamPlan, sampler_bytes
 from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
+from edgekit.engines.native.stream_plan import StreamPlan, sampler_bytes
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import KIB

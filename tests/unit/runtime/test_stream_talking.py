@@ -11,8 +11,8 @@ from tests.runnable import write_chatting
 from edgekit.bill.types import Load
 from edgekit.engines.chat import Message, Prompt, Sampling, Written
 from edgekit.engines.native import text as talking
-from edgekit.engines.native.buffers import StreamSetup
 from edgekit.engines.native.generator import StreamEngine, open_stream
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.text import StreamTalker, open_text
 
 GREEDY = Sampling(temperature=0)

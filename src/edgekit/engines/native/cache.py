@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.buffers import StreamPlan
+from edgekit.engines.native.stream_plan import StreamPlan
 
 Packed = NDArray[np.uint8]
 

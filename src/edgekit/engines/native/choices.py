@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgekit.bill.types import CacheChoice, Load, Placement, Task
 from edgekit.engines.choices import F16_PAIR, Q8_PAIR, pair_cache_name, pair_choices
-from edgekit.engines.native.buffers import StreamSetup
+from edgekit.engines.native.stream_plan import StreamSetup
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from edgekit import __version__
 from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.engines.native.buffers import StreamPlan, StreamSetup, matrices, plan_stream
+from edgekit.engines.native.buffers import matrices
 from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.model import NativeModel, read_model
 from edgekit.engines.native.prepared import prepare
+from edgekit.engines.native.stream_plan import StreamPlan, StreamSetup, plan_stream
 from edgekit.errors import HeaderError, HeaderLimitError, RefusedError, UnknownDtypeError
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.model.types import Model

@@ -25,11 +25,11 @@ from edgekit.units import format_bytes, parse_size
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
     from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.native.buffers import StreamSetup
+    from edgekit.engines.native.stream_plan import StreamSetup
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
-_TYPES = ("f32", "f16", "q8_0")  # native.planning.CACHE_TYPES: --help must be instant
+_TYPES = ("f32", "f16", "q8_0")  # stream_plan.CACHE_TYPES: --help must be instant
 
 
 def _keep(text: str) -> str | int:
@@ -88,7 +88,7 @@ PAGE = Page(
 
 
 def default_setup() -> StreamSetup:
-    from edgekit.engines.native.buffers import StreamSetup
+    from edgekit.engines.native.stream_plan import StreamSetup
 
     return StreamSetup()
 

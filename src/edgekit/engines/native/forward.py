@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.buffers import arena_floats
+from edgekit.engines.native.buffers import PassPlan, arena_floats
 from edgekit.engines.native.cache import CacheRun, LayerCache, Packed
 from edgekit.engines.native.crew import Crew, CrewMember, Step, Task, WorkShare
 from edgekit.engines.native.families import Position
@@ -32,39 +32,16 @@ from edgekit.engines.native.layers import (
     fill_tables,
     token_tasks,
 )
-from edgekit.engines.native.model import NativeModel
 from edgekit.engines.native.types import Floats
 from edgekit.errors import WeightsError
 
 if TYPE_CHECKING:
     from edgekit.bill.cache_types import CacheType
-    from edgekit.engines.native.buffers import StreamPlan
     from edgekit.engines.native.model import NativeRope
+    from edgekit.engines.native.stream_plan import StreamPlan
 
 
 Tokens = NDArray[np.int64]
-
-
-class PassPlan(Protocol):
-    """What a pass follows, whoever planned it."""
-
-    @property
-    def model(self) -> NativeModel: ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def chunk_tokens(self) -> int: ...
-
-    @property
-    def tile_bytes(self) -> int: ...
-
-    @property
-    def side_floats(self) -> int: ...
-
-    @property
-    def scratch_floats(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
-from edgekit.engines.native.buffers import StreamSetup, matrices, plan_stream
+from edgekit.engines.native.buffers import matrices
 from edgekit.engines.native.crew import Crew, WorkShare, one_thread
 from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.file import WeightFile, walk
@@ -23,6 +23,7 @@ from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.layers import make_network
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.pages import PagedCache, PageFile, check_gate, make_caches
+from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
 from edgekit.engines.native.types import Checkpoint, Floats, Limits
 from edgekit.engines.native.weights import EncoderWeights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
@@ -31,11 +32,11 @@ from edgekit.units import LARGEST, format_bytes
 
 if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryLine
-    from edgekit.engines.native.buffers import StreamPlan
     from edgekit.engines.native.cache import LayerCache
     from edgekit.engines.native.crew import CrewMember
     from edgekit.engines.native.forward import StreamBuffers
     from edgekit.engines.native.kernels.types import Kernels
+    from edgekit.engines.native.stream_plan import StreamPlan
 
 
 _ANY_SIZE = Limits(file_bytes=LARGEST)

@@ -31,7 +31,7 @@ from edgekit.machine.surroundings import text_of
 from edgekit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.buffers import StreamPlan
+    from edgekit.engines.native.stream_plan import StreamPlan
 
 
 _ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it

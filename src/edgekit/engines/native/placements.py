@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from edgekit.bill.types import Placement, Task
 from edgekit.engines.budgets import known_ram, ram_budget
-from edgekit.engines.native.buffers import StreamSetup, usual_threads
+from edgekit.engines.native.buffers import usual_threads
 from edgekit.engines.native.estimate import matrix_bytes, stream_model
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.cost import vocabulary_bytes
 from edgekit.errors import UsageError
 from edgekit.machine.types import Budget, Machine

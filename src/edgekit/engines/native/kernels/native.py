@@ -61,8 +61,7 @@ class NativeKernels:
         if bad >= 0:
             raise BlockError(bad)
 
-    def attend_floats(self, rows: int, head_dim: int) -> int:
-        del rows
+    def attend_floats(self, head_dim: int) -> int:
         return _native.attend_floats(head_dim)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:

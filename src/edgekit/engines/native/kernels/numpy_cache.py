@@ -14,7 +14,6 @@ from itertools import groupby, product
 import numpy as np
 
 from edgekit.bill.cache_types import cache_type
-from edgekit.engines.native.buffers import MOST_CELLS, QUERY_ROWS, ROW_FLOATS, UNPACKED_FLOATS
 from edgekit.engines.native.kernels.numpy_blocks import (
     HALF_BITS,
     HALF_TO_FLOAT,
@@ -30,6 +29,12 @@ from edgekit.engines.native.kernels.types import (
     CacheAttention,
     CacheKind,
     Floats,
+)
+from edgekit.engines.native.stream_plan import (
+    CELLS_TOGETHER,
+    QUERY_ROWS,
+    ROW_FLOATS,
+    UNPACKED_FLOATS,
 )
 
 LARGEST_HALF = 65504.0
@@ -161,7 +166,7 @@ class QueryRows:
 
 
 def cells_at_a_time(head_dim: int) -> int:
-    return min(MOST_CELLS, max(1, UNPACKED_FLOATS // head_dim))
+    return min(CELLS_TOGETHER, max(1, UNPACKED_FLOATS // head_dim))
 
 
 def attend_floats(head_dim: int) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from edgekit.engines.native.buffers import TILE_FLOATS
 from edgekit.engines.native.kernels import numpy_blocks, numpy_cache, numpy_codebooks
 from edgekit.engines.native.kernels.numpy_blocks import (
     CODEBOOK_SLICE_ELEMENTS,
@@ -27,6 +26,7 @@ from edgekit.engines.native.kernels.types import (
     GateKind,
     TextAttention,
 )
+from edgekit.engines.native.stream_plan import TILE_FLOATS
 from edgekit.errors import UnknownDtypeError
 from edgekit.formats.dtype import TensorType
 
@@ -143,8 +143,7 @@ class NumpyKernels:
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
         numpy_cache.store(kind, x, into)
 
-    def attend_floats(self, rows: int, head_dim: int) -> int:
-        del rows
+    def attend_floats(self, head_dim: int) -> int:
         return numpy_cache.attend_floats(head_dim)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:

@@ -113,8 +113,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def attend_floats(self, rows: int, head_dim: int) -> int:
-        """Floats of scratch that `attend` needs for so many queries, however many cells they see."""
+    def attend_floats(self, head_dim: int) -> int:
+        """Floats of scratch that `attend` needs for any number of queries and cells."""
         ...
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
