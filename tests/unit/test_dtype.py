@@ -13,7 +13,7 @@ from tests.header_files import tensor
 
 from edgekit.errors import HeaderError, UnknownDtypeError
 from edgekit.formats import dtype
-from edgekit.formats.mixes import all_mixes, mix_by_file_type, mix_by_name
+from edgekit.formats.mixes import all_mixes, mix_by_name, stated_mix
 from edgekit.sources.filenames import SHORT_MIXES
 
 _DESERIALIZE: Any = safetensors.deserialize  # untyped
@@ -181,8 +181,8 @@ def test_a_mix_is_found_by_name_alias_and_file_type() -> None:
     assert q4_k_m is not None
     assert q4_k_m.file_type == 15
     assert mix_by_name("Q4_K") is q4_k_m
-    assert mix_by_file_type(15) is q4_k_m
-    assert mix_by_file_type(15 + 1024) is q4_k_m  # guessed by a tool
+    assert stated_mix({"general.file_type": 15}) == "Q4_K_M"
+    assert stated_mix({"general.file_type": 15 + 1024}) == "Q4_K_M"  # guessed by a tool
     assert mix_by_name("Q4_K_XL") is None
-    assert mix_by_file_type(4) is None
+    assert stated_mix({"general.file_type": 4}) is None
     assert all(mix_by_name(alias) for alias in SHORT_MIXES)

@@ -15,7 +15,7 @@ from edgekit.catalog.tensor_runs import runs_of
 from edgekit.catalog.types import Entry, Size, Source
 from edgekit.engines import default_engine, every_engine
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.inspect import active_elements
@@ -163,9 +163,7 @@ def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
 
 
 def _stored_name(header: ModelHeader) -> str:
-    number = header.keys.get("general.file_type")
-    mix = mix_by_file_type(number) if isinstance(number, int) else None
-    named = mix.name if mix is not None else quant_tag(header.name)
+    named = stated_mix(header.keys) or quant_tag(header.name)
     return named if header.keys and named else AS_STORED
 
 

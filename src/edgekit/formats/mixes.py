@@ -7,11 +7,13 @@ its average or the tensor type whose layout it has, and how the engine that quan
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from edgekit.formats.dtype import by_name
 from edgekit.formats.records import Record, damaged, load_records
+from edgekit.formats.types import Value
 from edgekit.sources.filenames import SHORT_MIXES
 
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: set by tools that inferred the type
@@ -52,7 +54,8 @@ def mix_by_name(name: str) -> Mix | None:
     return next((mix for mix in all_mixes() if mix.name == wanted), None)
 
 
-def mix_by_file_type(file_type: int) -> Mix | None:
-    """The mix of `general.file_type`; None for an unknown number."""
-    wanted = file_type & ~_GUESSED
-    return next((mix for mix in all_mixes() if mix.file_type == wanted), None)
+def stated_mix(keys: Mapping[str, Value]) -> str | None:
+    """The name of the mix in `general.file_type`; None if the number is missing or unknown."""
+    number = keys.get("general.file_type")
+    wanted = number & ~_GUESSED if isinstance(number, int) else None
+    return next((mix.name for mix in all_mixes() if mix.file_type == wanted), None)

@@ -1,4 +1,4 @@
-"""A reference -> everything its header tells: source, header and geometry in one screen."""
+"""Everything a header tells about a model: `inspect_model`, and `read_metadata` for the public API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edgekit.basis import Basis
 from edgekit.errors import UnknownArchitectureError
 from edgekit.formats import open_header
-from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import Depth, ModelHeader, Tensor
 from edgekit.model import not_a_language_model, read_geometry, towers_of
@@ -28,25 +28,25 @@ from edgekit.model.types import (
 from edgekit.sources.types import ModelFiles, Reach, Traffic
 from edgekit.units import GIB
 
-_IDLE = frozenset({Role.MTP, Role.TOWER})  # they do not work on a token of text
+_IDLE = frozenset({Role.MTP, Role.TOWER})  # not used for a token of text
 
-CACHE_ELEMENT_BYTES = 2  # 16 bit, what engines use unless told otherwise
+CACHE_ELEMENT_BYTES = 2  # 16 bit, the default of engines
 STATE_ELEMENT_BYTES = 4  # recurrent states are 32 bit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsCount:
-    """How many weights there are, and how that is known."""
+    """The number of weights, and how it is known."""
 
     total: int
     basis: Basis
-    active: int | None  # those that work on one token of text: no idle experts, towers, MTP blocks
-    active_basis: Basis  # by which of them an expert is told: the tensors, or the geometry
+    active: int | None  # used for one token of text: without idle experts, towers, MTP blocks
+    active_basis: Basis  # by how experts are recognised: the tensors, or the geometry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePart:
-    """Elements remembered for each token by all layers whose memory reaches equally far."""
+    """Elements cached for each token by all layers with the same span."""
 
     span: Span
     span_tokens: int
@@ -55,14 +55,14 @@ class CachePart:
     layers: int
 
     def held_bytes(self, tokens: int) -> int:
-        """What a sequence of so many tokens holds at 16 bit."""
+        """The cache of a sequence of this length at 16 bit."""
         held = tokens if self.span is Span.ALL else min(tokens, self.span_tokens)
         return -(-held // self.tokens_per_row) * self.elements_per_row * CACHE_ELEMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsShare:
-    """A slice of the weights."""
+    """A part of the weights."""
 
     name: str
     size_bytes: int
@@ -73,24 +73,24 @@ class WeightsShare:
 class Inspection:
     files: ModelFiles = field(repr=False)
     header: ModelHeader = field(repr=False)
-    geometry: ModelGeometry | None = field(repr=False)  # None when the file is not a language model
-    not_a_model: str | None  # and then this says what it is
-    towers: tuple[Tower, ...]  # beside a language model, or in a projector's file
+    geometry: ModelGeometry | None = field(repr=False)  # None if the file is not a language model
+    not_a_model: str | None  # what it is instead
+    towers: tuple[Tower, ...]  # of a language model, or of a projector's file
     weights: WeightsCount | None
     cache: tuple[CachePart, ...]
     state_elements: int  # per sequence
-    by_role: tuple[WeightsShare, ...]  # empty when the tensor directory was not read
+    by_role: tuple[WeightsShare, ...]  # empty if the tensor directory was not read
     by_type: tuple[WeightsShare, ...]
     traffic: Traffic
 
     @property
     def state_bytes(self) -> int:
-        """What every sequence holds, however long it is."""
+        """Recurrent state of a sequence, whatever its length."""
         return self.state_elements * STATE_ELEMENT_BYTES
 
     @property
     def full_context_bytes(self) -> int | None:
-        """What one sequence that fills the native context must hold, before an engine's padding."""
+        """Cache and state of one sequence that fills the native context, before an engine's padding."""
         context = self.geometry.native_context if self.geometry is not None else None
         if context is None:
             return None
@@ -98,10 +98,8 @@ class Inspection:
 
     @property
     def mix(self) -> str | None:
-        """The name of the file's mix of types, where it states one."""
-        number = self.header.keys.get("general.file_type")
-        mix = mix_by_file_type(number) if isinstance(number, int) else None
-        return mix.name if mix is not None else None
+        """The name of the file's mix of types, if it states one."""
+        return stated_mix(self.header.keys)
 
 
 def inspect_model(
@@ -114,11 +112,11 @@ def inspect_model(
 
 
 def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> Inspection:
-    """The same of a header that was read already."""
+    """Like `inspect_model`, from a header that was already read."""
     other = not_a_language_model(header)
     geometry = read_geometry(header) if other is None else None
     layers = len(geometry.layers) if geometry is not None else None
-    roles = _settled(header, geometry, roles_of(header.tensors or (), layers=layers))
+    roles = _with_recurrence(header, geometry, roles_of(header.tensors or (), layers=layers))
     return Inspection(
         files=files,
         header=header,
@@ -127,17 +125,21 @@ def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> 
         towers=towers_of(header),
         weights=_weights(header, geometry, roles),
         cache=_cache(geometry) if geometry is not None else (),
-        state_elements=_state_elements(geometry) if geometry is not None else 0,
+        state_elements=sum(
+            state.elements
+            for layer in (geometry.layers if geometry is not None else ())
+            for state in layer.mixer.states
+        ),
         by_role=_shares([role.value for role in roles], header),
         by_type=_shares([tensor.type.name for tensor in header.tensors or ()], header),
         traffic=traffic,
     )
 
 
-def _settled(
+def _with_recurrence(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
 ) -> tuple[Role, ...]:
-    """A recurrent layer's projections are called attention in a GGUF (attn_qkv of a delta net)."""
+    """The roles, with the projections of recurrent layers, which a GGUF names attention (attn_qkv of a delta net)."""
     recurrent = {
         layer.index
         for layer in (geometry.layers if geometry is not None else ())
@@ -176,7 +178,7 @@ def _weights(
 def _active(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...], stored: int
 ) -> int | None:
-    """Weights that work on one token of text; None when the experts cannot be told from the rest."""
+    """Weights used for one token of text; None if the experts cannot be told from the rest."""
     has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
     if not has_experts and _IDLE.isdisjoint(roles):
         return stored
@@ -187,13 +189,11 @@ def _active(
             working.setdefault(routed, []).append(tensor)
     if has_experts and working.keys() <= {None}:
         return None
-    counts = {
-        routed: count_weights(own, header.quantization) or 0 for routed, own in working.items()
-    }  # all are known: the sum over everything was
-    return sum(
-        count if routed is None else count * routed.used // routed.count
-        for routed, count in counts.items()
-    )
+    active = 0
+    for routed, tensors in working.items():
+        count = count_weights(tensors, header.quantization) or 0  # known, because `stored` is
+        active += count if routed is None else count * routed.used // routed.count
+    return active
 
 
 def _experts_of(tensor: Tensor, geometry: ModelGeometry | None) -> Experts | None:
@@ -204,16 +204,16 @@ def _experts_of(tensor: Tensor, geometry: ModelGeometry | None) -> Experts | Non
 
 
 def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
-    """The streams of all layers, those of equal reach added up; unbounded ones first."""
+    """The streams of all layers, added up by span; unlimited spans first."""
     parts: dict[tuple[Span, int, int], tuple[int, int]] = {}
     for layer in geometry.layers:
         own: dict[tuple[Span, int, int], int] = {}
         for stream in layer.mixer.streams:
-            reach = (stream.span, stream.span_tokens, stream.tokens_per_row)
-            own[reach] = own.get(reach, 0) + stream.elements
-        for reach, more in own.items():
-            elements, layers = parts.get(reach, (0, 0))
-            parts[reach] = (elements + more, layers + 1)
+            key = (stream.span, stream.span_tokens, stream.tokens_per_row)
+            own[key] = own.get(key, 0) + stream.elements
+        for key, more in own.items():
+            elements, layers = parts.get(key, (0, 0))
+            parts[key] = (elements + more, layers + 1)
     return tuple(
         CachePart(
             span=span,
@@ -226,10 +226,6 @@ def _cache(geometry: ModelGeometry) -> tuple[CachePart, ...]:
             parts.items(), key=lambda item: (item[0][0] is not Span.ALL, item[0][1], item[0][2])
         )
     )
-
-
-def _state_elements(geometry: ModelGeometry) -> int:
-    return sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
 
 
 def _shares(names: list[str], header: ModelHeader) -> tuple[WeightsShare, ...]:
@@ -247,7 +243,7 @@ _VECTORS = frozenset({TensorKind.NORM, TensorKind.BIAS})
 
 
 def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
-    """(total, active for one token), without towers and MTP blocks; None where it cannot be told."""
+    """(total, active for one token), without towers and MTP blocks; None if the tensors are not known."""
     try:
         tensors = expected_tensors(geometry)
     except UnknownArchitectureError:
@@ -257,7 +253,7 @@ def count_parameters(geometry: ModelGeometry) -> tuple[int, int] | None:
 
 
 def active_elements(geometry: ModelGeometry, tensor: ExpectedTensor) -> int:
-    """Those that work on one token: all, but of the experts only the chosen ones."""
+    """The elements used for one token: all, or the share of the chosen experts."""
     experts = None if tensor.layer is None else geometry.layers[tensor.layer].experts
     if tensor.kind is not TensorKind.EXPERT or experts is None:
         return tensor.elements
@@ -266,7 +262,7 @@ def active_elements(geometry: ModelGeometry, tensor: ExpectedTensor) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMetadata:
-    """What a model is. None: the files do not say, or there is no such thing in it.
+    """What a model is. None: the files do not state it, or the model does not have it.
 
     Head counts and widths are those of the first layer with attention; `geometry` has every layer.
 
@@ -292,7 +288,7 @@ class ModelMetadata:
     num_experts: int | None
     num_experts_used: int | None
     num_parameters: int | None
-    exact_model_size_bytes: int | None  # of all tensors; None where only a config was read
+    exact_model_size_bytes: int | None  # of all tensors; None if only a config was read
     quantization: str | None  # "Q4_K_M", "affine", "gptq"
     basis: Basis  # of the layers
     geometry: ModelGeometry = field(repr=False)
@@ -312,6 +308,10 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
     first = found[0] if found else None
     experts = next((layer.experts for layer in geometry.layers if layer.experts), None)
     parameters = _parameters(header, geometry)
+    size_bytes = header.tensor_bytes
+    quantization = stated_mix(header.keys)
+    if quantization is None and header.quantization is not None:
+        quantization = header.quantization.method
     return ModelMetadata(
         name=header.name,
         architecture=geometry.architecture,
@@ -323,21 +323,23 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
         head_dim=first.key_dim if first is not None else None,
         model_max_context=geometry.native_context or geometry.trained_context,
         vocab_size=geometry.vocabulary,
-        bits_per_weight=_bits(header, parameters),
+        bits_per_weight=size_bytes * 8 / parameters
+        if size_bytes is not None and parameters
+        else None,
         kv_lora_rank=first.latent_dim if isinstance(first, LatentAttention) else None,
         sliding_window=next((one.span_tokens for one in found if one.span is not Span.ALL), None),
-        num_experts=_count(experts),
+        num_experts=experts.count if experts is not None else None,
         num_experts_used=experts.used if experts is not None else None,
         num_parameters=parameters,
-        exact_model_size_bytes=header.tensor_bytes,
-        quantization=_quantization(header),
+        exact_model_size_bytes=size_bytes,
+        quantization=quantization,
         basis=geometry.basis,
         geometry=geometry,
     )
 
 
 def _kv_heads(first: Attention | LatentAttention | None) -> int | None:
-    """A latent that is attended to as it is counts as one head; one that is unfolded has all of them."""
+    """A latent cache counts as one head; a GGUF that cannot use one has all heads."""
     match first:
         case Attention():
             return first.kv_heads
@@ -347,10 +349,6 @@ def _kv_heads(first: Attention | LatentAttention | None) -> int | None:
             return None
 
 
-def _count(experts: Experts | None) -> int | None:
-    return experts.count if experts is not None else None
-
-
 def _parameters(header: ModelHeader, geometry: ModelGeometry) -> int | None:
     if header.tensors is not None:
         stored = count_weights(header.tensors, header.quantization)
@@ -358,16 +356,3 @@ def _parameters(header: ModelHeader, geometry: ModelGeometry) -> int | None:
             return stored
     counted = count_parameters(geometry)
     return header.parameters or (counted[0] if counted is not None else None)
-
-
-def _bits(header: ModelHeader, parameters: int | None) -> float | None:
-    size = header.tensor_bytes
-    return None if size is None or not parameters else size * 8 / parameters
-
-
-def _quantization(header: ModelHeader) -> str | None:
-    number = header.keys.get("general.file_type")
-    mix = mix_by_file_type(number) if isinstance(number, int) else None
-    if mix is not None:
-        return mix.name
-    return header.quantization.method if header.quantization is not None else None

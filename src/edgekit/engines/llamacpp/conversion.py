@@ -22,7 +22,7 @@ from edgekit.engines.llamacpp.quantization import (
     laid_tensors,
 )
 from edgekit.errors import HeaderError, RefusedError
-from edgekit.formats.mixes import mix_by_file_type
+from edgekit.formats.mixes import stated_mix
 from edgekit.formats.types import GgufTensor, ModelHeader, Tensor
 from edgekit.model.hyperparameters import config_words
 from edgekit.model.tensor_recipes import switches, tensor_recipe
@@ -45,10 +45,8 @@ LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
 
 def likely_mix(model: Model) -> str:
     """The one that the file's key or name states, unless the file is too small for it; else the nearest by size."""
-    number, size = model.header.keys.get("general.file_type"), model.header.file_bytes
-    mix = mix_by_file_type(number) if isinstance(number, int) else None
-    tag = quant_tag(model.header.name)
-    stated = mix.name if mix is not None else tag if tag in USUAL_MIXES else None
+    size, tag = model.header.file_bytes, quant_tag(model.header.name)
+    stated = stated_mix(model.header.keys) or (tag if tag in USUAL_MIXES else None)
     if stated is not None and (size is None or _tensor_bytes(model, stated) <= size * (1 + WITHIN)):
         return stated
     if size is None:
