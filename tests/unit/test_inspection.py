@@ -17,7 +17,7 @@ from edgekit.basis import Basis
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Depth, Tensor
 from edgekit.model import read_geometry
-from edgekit.model.inspect import _settled, inspect_model
+from edgekit.model.inspect import _with_recurrence, inspect_model
 from edgekit.model.roles import Role, roles_of
 from edgekit.report.inspection import inspection_text
 
@@ -175,7 +175,7 @@ def test_a_recurrent_layers_projections_are_not_attention() -> None:
     header = model_header(index)
     geometry = read_geometry(header)
     named = replace(header, tensors=tuple(tensor(name) for name in names))
-    roles = _settled(named, geometry, roles_of(named.tensors or (), layers=48))
+    roles = _with_recurrence(named, geometry, roles_of(named.tensors or (), layers=48))
     assert roles == (Role.RECURRENT, Role.ATTENTION, Role.RECURRENT)
 
 

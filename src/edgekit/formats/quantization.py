@@ -1,4 +1,4 @@
-"""Turns what a config.json says about quantisation into one value: method, bits, group size.
+"""Quantised weights: the settings in config.json, and the number of weights in packed tensors.
 
 Writers differ: MLX has `quantization` and a copy in `quantization_config`, transformers a
 `quant_method`, ModelOpt a `quant_algo` in its own hf_quant_config.json, GPTQ and AWQ tools a file of
@@ -17,8 +17,8 @@ _Number = TypeVar("_Number", int, float)
 
 _MLX_SETTINGS = frozenset({"bits", "group_size", "mode"})
 
-# Modes of MLX: bits and group where the mode fixes them, and what each group holds beside its weights,
-# in bits: affine a scale and a bias in f16, mxfp4 and mxfp8 an exponent, nvfp4 a small float.
+# Modes of MLX: bits and group size if the mode fixes them, and the bits that each group needs in addition to its
+# weights: affine a scale and a bias in f16, mxfp4 and mxfp8 an exponent, nvfp4 a small float.
 _MODES: Mapping[str, tuple[int | None, int | None, int]] = {
     "affine": (None, None, 32),
     "mxfp4": (4, 32, 8),
@@ -26,7 +26,7 @@ _MODES: Mapping[str, tuple[int | None, int | None, int]] = {
     "mxfp8": (8, 32, 8),
 }
 
-# Methods and algorithms whose name says how many bits.
+# Methods and algorithms whose name determines the bits.
 _BITS_OF: Mapping[str, int] = {
     "fp8": 8,
     "fbgemm_fp8": 8,
@@ -52,7 +52,7 @@ _GROUP_OF: Mapping[str, int] = {"mxfp4": 32, "nvfp4": 16, "mxfp8": 32}
 
 
 def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
-    """Bits per weight with its share of the group's scale: (64 x 4 + 32) / 64 = 4.5."""
+    """Bits per weight including its share of the group's scale: (64 x 4 + 32) / 64 = 4.5."""
     row = _MODES.get(mode)
     if row is None:
         raise HeaderError(
@@ -77,7 +77,7 @@ def read_quantization(
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The config and the configs of a language model nested in it, at most two deep."""
+    """The config, and the configs of language models nested in it, up to two levels deep."""
     yield config
     for name in TEXT_SECTIONS:
         inner = config.get(name)
@@ -112,7 +112,7 @@ def _read_mlx(settings: Mapping[str, Any]) -> Quantization:
 
 
 def _overrides(settings: Any) -> tuple[tuple[str, Mapping[str, Any] | bool], ...]:
-    """The modules that are named with a setting of their own."""
+    """Modules with different settings, by path."""
     if not isinstance(settings, dict):
         return ()
     return tuple(
@@ -123,7 +123,10 @@ def _overrides(settings: Any) -> tuple[tuple[str, Mapping[str, Any] | bool], ...
 
 
 def _read_method(method: str, algorithm: str | None, settings: Mapping[str, Any]) -> Quantization:
-    weights = _weights(settings)
+    # compressed-tensors and ModelOpt describe the weights of each group, Quark those of the model.
+    groups = [group.get("weights") for group in _objects(settings.get("config_groups"))]
+    groups += [one.get("weight") for one in _objects([settings.get("global_quant_config")])]
+    weights = list(_objects(groups))
     dtype = _text(weights[0], "dtype") if weights else None
     names = [name.lower() for name in (algorithm, dtype, method) if name]
     return Quantization(
@@ -142,12 +145,12 @@ def _read_method(method: str, algorithm: str | None, settings: Mapping[str, Any]
 
 
 def _differs(settings: Mapping[str, Any], key: str) -> bool:
-    """GPTQModel: patterns of module names that have a setting of their own."""
+    """GPTQModel: whether modules that match a pattern have another value."""
     return any(key in rule for rule in _objects(settings.get("dynamic")))
 
 
 def _first(names: list[str], table: Mapping[str, int]) -> int | None:
-    """What the first known name says; nothing for a mixture of algorithms."""
+    """The value of the first known name; None for a mixture of algorithms."""
     if "mixed_precision" in names:
         return None
     return next((table[name] for name in names if name in table), None)
@@ -160,15 +163,8 @@ def _stated_bits(settings: Mapping[str, Any]) -> float | None:
     return _number(settings, "bits") or _number(settings, "w_bit") or _number(settings, "nbits")
 
 
-def _weights(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What is said of weights: by compressed-tensors and ModelOpt for each group, by Quark once."""
-    found = [group.get("weights") for group in _objects(settings.get("config_groups"))]
-    found += [one.get("weight") for one in _objects([settings.get("global_quant_config")])]
-    return list(_objects(found))
-
-
 def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
-    """Those values of a list, or of an object, that are objects themselves."""
+    """The objects among the values of a list or an object."""
     if isinstance(values, dict):
         values = list(values.values())
     if isinstance(values, list):
@@ -176,13 +172,13 @@ def _objects(values: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _agreed(values: Iterable[_Number | None]) -> _Number | None:
-    """The one value that all have; None when they differ."""
+    """The value that all have; None if they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
 
 def _read_extra(extra: Mapping[str, Any]) -> Quantization | None:
-    """The file that a quantiser leaves beside config.json."""
+    """The file that a quantiser writes next to config.json."""
     inner = extra.get("quantization")
     if isinstance(inner, dict) and "quant_algo" in inner:
         return _read_method("modelopt", _text(inner, "quant_algo"), inner)
@@ -209,7 +205,7 @@ def _number(settings: Mapping[str, Any], key: str) -> float | None:
 
 
 def whole_bits(value: Any) -> int | None:
-    """4, 4.0 and "4" are four bits; True is none."""
+    """4, 4.0 and "4" are four bits; True is not a number."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 3:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 64:
@@ -218,7 +214,7 @@ def whole_bits(value: Any) -> int | None:
 
 
 def _group(settings: Mapping[str, Any]) -> int | None:
-    """-1 stands for a whole row."""
+    """None for -1, which means a whole row."""
     for key in ("group_size", "q_group_size"):
         value = settings.get(key)
         if type(value) is int and value > 0:
@@ -226,8 +222,8 @@ def _group(settings: Mapping[str, Any]) -> int | None:
     return None
 
 
-# Scales and the like: (how the name ends, how the packed weight it belongs to ends instead). A tensor
-# is one of these only if that weight is there; without one it is a parameter like any other.
+# Tensors that belong to a packed weight, such as its scales: (end of the name, ends of the weight's name). Without
+# that weight in the file, such a tensor is a parameter like any other.
 _COMPANIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".scales", (".weight", ".qweight")),  # MLX; GPTQ and AWQ
     (".biases", (".weight",)),  # MLX
@@ -258,16 +254,16 @@ _COMPANIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".quant_state.bitsandbytes__nf4", ("",)),
     (".quant_state.bitsandbytes__fp4", ("",)),
 )
-_CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale")  # of the KV cache: they belong to no weight
+_CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale")  # of the KV cache, not of a weight
 
 _ENDS = tuple(end for end, _ in _COMPANIONS) + _CACHE_SCALES
 
-# Methods that put weights into bytes, and how many bits one takes there.
+# (tensor type, method) -> bits per weight of methods that pack weights into bytes.
 _BITS_IN_A_BYTE: Mapping[tuple[str, str], int] = {
     ("U8", "bitnet"): 2,
     ("U8", "bitsandbytes"): 4,
     ("U8", "compressed-tensors"): 4,
-    ("U8", "fp8"): 4,  # beside fp8 tensors: experts in NVFP4
+    ("U8", "fp8"): 4,  # experts in NVFP4 next to fp8 tensors
     ("I8", "fp8"): 4,  # experts in MXFP4 (transformers, integrations/deepgemm.py)
     ("U8", "fp_quant"): 4,
     ("U8", "modelopt"): 4,
@@ -277,7 +273,7 @@ _BITS_IN_A_BYTE: Mapping[tuple[str, str], int] = {
 }
 
 
-# Methods whose tensors are told apart above and below. Others pack weights in ways of their own.
+# Methods whose packing is known.
 _KNOWN_METHODS = frozenset(
     {
         "affine",
@@ -303,10 +299,9 @@ _WHOLE_NUMBERS = frozenset({"U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"
 
 
 def count_weights(tensors: Iterable[Tensor], quantization: Quantization | None) -> int | None:
-    """The weights of a model: packed ones unpacked, their scales left out.
+    """The number of weights of a model, packed ones unpacked, without scales.
 
-    `quantization` None: nothing is packed. The answer is None where it cannot be told how many weights
-    a packed tensor holds.
+    `quantization` None: nothing is packed. Returns None if the packing of a tensor is not known.
     """
     if quantization is None:
         return sum(tensor.elements for tensor in tensors)
@@ -322,7 +317,7 @@ def count_weights(tensors: Iterable[Tensor], quantization: Quantization | None) 
 
 
 def is_companion(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor only serves to unpack another one of `names`."""
+    """Whether a tensor is only needed to unpack another one of `names`."""
     if not name.endswith(_ENDS):
         return False
     return name.endswith(_CACHE_SCALES) or any(
@@ -337,7 +332,7 @@ _Overrides = dict[str, "Mapping[str, Any] | bool"]
 def _unpacked(
     tensor: Tensor, quantization: Quantization, overrides: _Overrides, named: Mapping[str, Tensor]
 ) -> int | None:
-    """How many weights one tensor stands for; None for a packing that is not known."""
+    """The number of weights in one tensor; None if the packing is not known."""
     kind = tensor.type.name
     if kind not in _WHOLE_NUMBERS:
         return tensor.elements
@@ -352,7 +347,7 @@ def _unpacked(
 
 
 def _scaled(module: str, quantization: Quantization, named: Mapping[str, Tensor]) -> int | None:
-    """By the scales beside it: one for each group of weights."""
+    """By its scales, one for each group of weights."""
     scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
     if scales is None or quantization.group_size is None or quantization.mlx:
         return None
