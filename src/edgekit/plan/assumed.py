@@ -1,6 +1,8 @@
-"""A name that states a size and a quantisation -> a model to judge by rules of thumb, where nothing else is known.
+"""A name that states a size and a quantisation -> an estimate by rules of thumb, where nothing else is known.
 
-The cache is that of the known dense model of about that size that has the largest. Every line is ASSUMED.
+Weights are parameters x bits of the mix, 5 % more for experts, whose routers and attention have more bits. The overhead
+is fixed by size, and 15 % larger for MLX, which wires its graph. The cache is that of the known dense model of about
+that size with the largest one. The numbers are a policy, not measurements: every line is ASSUMED and says why.
 """
 
 from __future__ import annotations
@@ -25,124 +27,28 @@ from edgekit.model.types import Attention, Model, ModelGeometry, Span, Stream
 from edgekit.sources.filenames import base_of, quant_tag
 from edgekit.units import GIB, format_bytes, format_count
 
-ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
-COMPARED_TOKENS = 32_768
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedChoice:
-    """A model that only a name describes, and the known one whose cache it is given."""
-
-    assumed: AssumedModel
-    stand_in: Model = field(repr=False)  # its layers, of an unknown native window
-    stand_in_name: str
-
-    @property
-    def note(self) -> str:
-        return (
-            f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at "
-            f"{self.assumed.mix}, with the cache of {self.stand_in_name}{self._ungrouped}. "
-            "Give a file or a repository for a better estimate"
-        )
-
-    @property
-    def _ungrouped(self) -> str:
-        """Older models, whose heads do not share keys and values, have a far larger cache."""
-        mixers = (layer.mixer for layer in self.stand_in.geometry.layers)
-        shared = max(
-            (one.heads // one.kv_heads for one in mixers if isinstance(one, Attention)), default=1
-        )
-        if shared == 1:
-            return ""
-        return f" (an older model without grouped-query attention needs {shared} times as much)"
-
-    def bill(self, engine: str) -> Price:
-        """What any load costs. RefusedError for an engine without a rule of thumb."""
-        rules = engine_named(engine)
-        if not rules.has_rule_of_thumb:
-            raise RefusedError(f"a name alone is not enough for {engine}: give a repository")
-
-        def priced(load: Load, setup: Any) -> MemoryEstimate:
-            backend = setup.backend.value if hasattr(setup, "backend") else ""
-            whole = assumed_estimate(
-                self.assumed, load, engine=engine, backend=backend, wired=rules.wires_memory
-            )
-            lines = tuple(
-                part for line in whole.lines for part in rules.divided(line, self.stand_in, setup)
-            )
-            return replace(whole, lines=lines, notes=(*whole.notes, self.note))
-
-        return priced
-
-
-def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedChoice | None:
-    """None where the catalog has no dense model to compare with."""
-    dense = [
-        entry
-        for entry in entries
-        if entry.parameters
-        and entry.parameters == entry.active_parameters
-        and ModelPurpose.EMBEDDING not in entry.kinds
-    ]
-    size = assumed.parameters
-    about = [one for one in dense if size / ABOUT <= (one.parameters or 0) <= size * ABOUT]
-    larger = sorted((one for one in dense if (one.parameters or 0) > size), key=_size)
-    largest = sorted(dense, key=_size)[-1:]
-    for group in (about, larger[:1], largest):
-        found = [(entry.id, model) for entry in group if (model := _opened(entry)) is not None]
-        if found:
-            name, model = max(found, key=lambda one: _cache_bytes(one[1], assumed))
-            geometry = replace(
-                model.geometry,
-                native_context=None,
-                trained_context=None,
-                basis=Basis.ASSUMED,
-                because=f"only the name is known: assumes the layers of {name}",
-            )
-            stand_in = Model(header=model.header, geometry=geometry)
-            return AssumedChoice(
-                assumed=replace(assumed, geometry=geometry), stand_in=stand_in, stand_in_name=name
-            )
-    return None
-
-
-def _size(entry: Entry) -> int:
-    return entry.parameters or 0
-
-
-def _opened(entry: Entry) -> Model | None:
-    try:
-        return open_entry(entry, default_engine().name).model
-    except EdgekitError:
-        return None
-
-
-def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
-    load = Load(context_tokens=COMPARED_TOKENS)
-    whole = replace(assumed, geometry=model.geometry)
-    return assumed_estimate(whole, load, engine=default_engine().name).of(*CACHES)
-
+# --- what a name says
 
 MAX_NAME_CHARS = 400  # hub names end at 96, file names at 255
 MAX_PARAMETERS = 10**14  # a hundred times the largest public model
 
 _UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
-# "7B", "1.5b", "270M", "1T", "8x7B", "7b1" for 7.1; an A before it counts the active ones, an E the effective.
+# "7B", "1.5b", "270M", "1T", "8x7B", "7b1" for 7.1; an A in front counts the active ones, an E the effective ones.
 _SIZE = re.compile(
     r"(?:^|(?<=[^A-Za-z0-9.]))(?P<mark>[AE]?)(?:(?P<experts>\d{1,3})x)?"
     r"(?P<whole>\d{1,4})(?:[.](?P<part>\d{1,3}))?(?P<unit>[MBT])(?P<tail>\d?)(?=$|[^A-Za-z0-9])",
     re.IGNORECASE | re.ASCII,
 )
-# "17B-16E": so many for a token, of sixteen experts whose size is not said.
+# "17B-16E": 17B active, and 16 experts of unknown size.
 _EXPERT_COUNT = re.compile(r"\dB[-_ ]\d{1,4}E(?=$|[-_. ])", re.IGNORECASE | re.ASCII)
 _MOE = re.compile(r"moe|mixtral", re.IGNORECASE)
 _MLX_BITS = re.compile(r"(?:^|(?<=[-_. ]))([2-8])[-_ ]?bit(?=$|[-_. ])", re.IGNORECASE | re.ASCII)
-# Packed weights beside embeddings at full width: a name does not say how many of each.
+# Quantised weights and embeddings at full width: a name does not say how many of each.
 _OPAQUE = re.compile(
     r"(?:^|(?<=[-_. ]))(AWQ|GPTQ|FP8|INT[48]|W[48]A\d+|EXL[23]|BNB|HQQ|AQLM|QAT)(?=$|[-_. ])",
     re.IGNORECASE,
 )
-_SMALLEST = 10**7  # "-1M" at the end of a name is a window of a million tokens
+_SMALLEST = 10**7  # "-1M" at the end of a name is a context of a million tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +62,19 @@ class NamedModel:
 
 
 def read_name(reference: str) -> NamedModel:
-    """UsageError, saying what to do, when the name does not state a size."""
+    """Raises UsageError, saying what to do, when the name does not state a size."""
     name, _, tag = base_of(reference[:MAX_NAME_CHARS]).partition(":")
     sizes = [found for found in _SIZE.finditer(name) if _count(found) >= _SMALLEST]
-    whole = [found for found in sizes if not found["mark"]]
-    if not whole:
-        raise UsageError(_no_size(reference, [found[0] for found in sizes]))
-    if _EXPERT_COUNT.search(name):
-        raise UsageError(_no_size(reference, [found[0] for found in whole]))
-    largest = max(whole, key=_count)
-    routed = len(sizes) > len(whole) or largest["experts"] is not None or bool(_MOE.search(name))
+    totals = [found for found in sizes if not found["mark"]]
+    if not totals or _EXPERT_COUNT.search(name):
+        partial = ", ".join(found[0] for found in totals or sizes)
+        note = f" ({partial} counts only some of them)" if partial else ""
+        raise UsageError(
+            f"{reference[:80]!r} does not state the number of parameters{note}: give the "
+            "model's files, its config.json, or a name with its size, such as Qwen3-8B-Q4_K_M"
+        )
+    largest = max(totals, key=_count)
+    routed = len(sizes) > len(totals) or largest["experts"] is not None or bool(_MOE.search(name))
     mix, bits = _bits(name, tag)
     return NamedModel(
         name=name,
@@ -177,20 +86,8 @@ def read_name(reference: str) -> NamedModel:
     )
 
 
-def bits_of(mix: str) -> float:
-    """Of a named mix ("Q4_K_M") or of MLX's "4bit". UsageError for anything else."""
-    found = mix_by_name(mix)
-    if found is not None:
-        return found.bits_per_weight
-    if (plain := _MLX_BITS.fullmatch(mix)) is not None:
-        return effective_bits(int(plain[1]), 64)
-    raise UsageError(
-        f"unknown quantisation {mix[:40]!r}: its bits per weight are not in formats/mixes.py"
-    )
-
-
 def _count(found: re.Match[str]) -> int:
-    """8x7B is taken as 56B: what experts share is counted for each, so it is never too low."""
+    """Parameters. 8x7B counts as 56B: what the experts share is counted for each, so it is never too low."""
     part = found["part"] or found["tail"]
     number: int = (
         int(found["whole"] + part) * _UNITS[found["unit"].upper()] // 10 ** len(part or "")
@@ -212,22 +109,32 @@ def _bits(name: str, tag: str) -> tuple[str | None, float | None]:
     return None, None
 
 
-def _no_size(reference: str, partial: list[str]) -> str:
-    told = f" ({', '.join(partial)} counts only some of them)" if partial else ""
-    return (
-        f"{reference[:80]!r} does not state the number of parameters{told}: give the "
-        "model's files, its config.json, or a name with its size, such as Qwen3-8B-Q4_K_M"
+def bits_of(mix: str) -> float:
+    """Bits per weight of a named mix ("Q4_K_M") or of MLX's "4bit". Raises UsageError for anything else."""
+    found = mix_by_name(mix)
+    if found is not None:
+        return found.bits_per_weight
+    if (plain := _MLX_BITS.fullmatch(mix)) is not None:
+        return effective_bits(int(plain[1]), 64)
+    raise UsageError(
+        f"unknown quantisation {mix[:40]!r}: its bits per weight are not in formats/mixes.py"
     )
 
 
-# (parameters below, overhead in GiB); what experts need does not follow their size.
-_TIERS = ((10 * 10**9, Fraction(12, 10)), (30 * 10**9, Fraction(25, 10)))
-_LARGEST_TIER = Fraction(4)
-_EXPERTS_TIER = Fraction(3)
+# --- the rules of thumb
+
+# (parameters below this, overhead in GiB); for experts it does not depend on the size
+_OVERHEADS = ((10 * 10**9, Fraction(12, 10)), (30 * 10**9, Fraction(25, 10)))
+_LARGEST_OVERHEAD = Fraction(4)
+_EXPERTS_OVERHEAD = Fraction(3)
 _EXPERTS_FACTOR = Fraction(105, 100)
 _WIRING_FACTOR = Fraction(115, 100)
 _UNKNOWN_CONTEXT = 32_768
 _STATE_BYTES = 4  # f32
+_NO_CACHE = (
+    "the KV cache is not included: a name alone does not give the number of layers and "
+    "heads. Give the model's files or its config.json"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +150,7 @@ class AssumedModel:
 
 
 def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
-    """`mix` goes before the one in the name; with neither, 16 bits. UsageError for a name without a size."""
+    """`mix` overrides the one in the name; with neither, 16 bits. Raises UsageError for a name without a size."""
     named = read_name(reference)
     bits = named.bits_per_weight if mix is None else bits_of(mix)
     return AssumedModel(
@@ -263,83 +170,159 @@ def assumed_estimate(
     backend: str = "",
     wired: bool = False,
 ) -> MemoryEstimate:
-    """Weights, cache where the geometry is known, overhead. Its basis is ASSUMED throughout.
-
-    `wired`: the engine wires its graph in memory, as MLX does.
-    """
+    """Weights, cache where the geometry is known, overhead. `wired`: the engine wires its graph, as MLX does."""
     if not 0 < model.parameters <= MAX_PARAMETERS:
         raise UsageError(f"invalid parameter count: {model.parameters:,}")
-    cache = _cache_lines(model.geometry, load) if model.geometry is not None else ()
-    notes = () if model.geometry is not None else (_NO_CACHE,)
+    parameters = f"{format_count(model.parameters)} parameters"
+    weights = model.parameters * Fraction(model.bits_per_weight) / 8
+    why = f"{parameters} x {model.bits_per_weight:g} bits / 8"
+    overhead = next((gib for below, gib in _OVERHEADS if model.parameters < below), None)
+    overhead = overhead or _LARGEST_OVERHEAD
+    overhead_why = f"{parameters}: {float(overhead):g} GiB"
+    if model.has_experts:
+        weights, why = weights * _EXPERTS_FACTOR, f"{why} x 1.05 for experts"
+        overhead, overhead_why = _EXPERTS_OVERHEAD, "MoE models of any size: 3 GiB"
+    if wired:
+        overhead, overhead_why = overhead * _WIRING_FACTOR, f"{overhead_why} x 1.15 for wiring"
+    cache = () if model.geometry is None else _cache_lines(model.geometry, load)
     return MemoryEstimate(
         engine=engine,
         backend=backend,
-        lines=(_weights(model), *cache, _overhead(model, wired=wired)),
+        lines=(
+            _line(Component.WEIGHTS, weights, f"{why} ({model.mix})"),
+            *cache,
+            _line(Component.RUNTIME, overhead * GIB, overhead_why),
+        ),
         facts=(("parameters", model.parameters), ("bits_per_weight", model.bits_per_weight)),
-        notes=notes,
+        notes=(_NO_CACHE,) if model.geometry is None else (),
     )
-
-
-_NO_CACHE = (
-    "the KV cache is not included: a name alone does not give the number of layers and "
-    "heads. Give the model's files or its config.json"
-)
-
-
-def _weights(model: AssumedModel) -> MemoryLine:
-    factor = _EXPERTS_FACTOR if model.has_experts else Fraction(1)
-    size = model.parameters * Fraction(model.bits_per_weight) / 8 * factor
-    more = " x 1.05 for experts" if model.has_experts else ""
-    told = f"{format_count(model.parameters)} parameters x {model.bits_per_weight:g} bits / 8{more} ({model.mix})"
-    return _line(Component.WEIGHTS, -(-size.numerator // size.denominator), told)
-
-
-def _overhead(model: AssumedModel, *, wired: bool) -> MemoryLine:
-    """Scratch buffers, runtime, driver: a tier by size."""
-    tier = next((gib for below, gib in _TIERS if model.parameters < below), _LARGEST_TIER)
-    told = f"{format_count(model.parameters)} parameters: {float(tier):g} GiB"
-    if model.has_experts:
-        tier, told = _EXPERTS_TIER, "MoE models of any size: 3 GiB"
-    if wired:
-        tier, told = tier * _WIRING_FACTOR, told + " x 1.15 for wiring"
-    size = tier * GIB
-    return _line(Component.RUNTIME, -(-size.numerator // size.denominator), told)
 
 
 def _cache_lines(geometry: ModelGeometry, load: Load) -> tuple[MemoryLine, ...]:
     tokens = load.context_tokens or geometry.native_context or _UNKNOWN_CONTEXT
     k, v = load.cache_k or F16, load.cache_v or F16
     streams = [stream for layer in geometry.layers for stream in layer.mixer.streams]
-    kept = sum(_stream_bytes(s, tokens, v if s.name == "v" else k) for s in streams)
+    cached = sum(_stream_bytes(one, tokens, v if one.name == "v" else k) for one in streams)
     states = sum(state.elements for layer in geometry.layers for state in layer.mixer.states)
     held = states * _STATE_BYTES * (load.sequences or 1)
-    lines = (
-        (
-            Component.KV_CACHE,
-            kept,
-            f"{tokens:,} tokens in {len(geometry.layers)} layers, {k.name}/{v.name}",
-        ),
-        (Component.STATE, held, f"{states:,} state values per sequence x {_STATE_BYTES} bytes"),
-    )
+    layers = f"{tokens:,} tokens in {len(geometry.layers)} layers, {k.name}/{v.name}"
+    sequence = f"{states:,} state values per sequence x {_STATE_BYTES} bytes"
     return tuple(
-        _line(component, size, f"{told}: {format_bytes(size)}")
-        for component, size, told in lines
+        _line(component, size, f"{why}: {format_bytes(size)}")
+        for component, size, why in (
+            (Component.KV_CACHE, cached, layers),
+            (Component.STATE, held, sequence),
+        )
         if size
     )
 
 
 def _stream_bytes(stream: Stream, tokens: int, type_: CacheType) -> int:
-    """Rows of what the stream keeps; blocks are rounded up."""
+    """Rows that the stream stores for the context; blocks are rounded up."""
     held = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
     rows = -(-held // stream.tokens_per_row)
     return rows * -(-stream.elements // type_.block_elements) * type_.block_bytes
 
 
-def _line(component: Component, size_bytes: int, because: str) -> MemoryLine:
+def _line(component: Component, size_bytes: Fraction | int, because: str) -> MemoryLine:
     return MemoryLine(
         component=component,
-        size_bytes=size_bytes,
+        size_bytes=-(-size_bytes.numerator // size_bytes.denominator),
         pool=DEVICE,
         basis=Basis.ASSUMED,
         because=because,
     )
+
+
+# --- a known model that lends its layers
+
+ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
+COMPARED_TOKENS = 32_768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedChoice:
+    """A model that only a name describes, and the known one whose cache it is given."""
+
+    assumed: AssumedModel
+    stand_in: Model = field(repr=False)  # its layers, with an unknown native context
+    stand_in_name: str
+
+    @property
+    def note(self) -> str:
+        mixers = (layer.mixer for layer in self.stand_in.geometry.layers)
+        shared = max(
+            (one.heads // one.kv_heads for one in mixers if isinstance(one, Attention)), default=1
+        )
+        ungrouped = ""
+        if shared > 1:
+            ungrouped = (
+                f" (an older model without grouped-query attention needs {shared} times as much)"
+            )
+        return (
+            f"ASSUMED from the name alone: {format_count(self.assumed.parameters)} parameters at "
+            f"{self.assumed.mix}, with the cache of {self.stand_in_name}{ungrouped}. "
+            "Give a file or a repository for a better estimate"
+        )
+
+    def bill(self, engine: str) -> Price:
+        """What any load costs. Raises RefusedError for an engine without a rule of thumb."""
+        rules = engine_named(engine)
+        if not rules.has_rule_of_thumb:
+            raise RefusedError(f"a name alone is not enough for {engine}: give a repository")
+
+        def priced(load: Load, setup: Any) -> MemoryEstimate:
+            backend = setup.backend.value if hasattr(setup, "backend") else ""
+            whole = assumed_estimate(
+                self.assumed, load, engine=engine, backend=backend, wired=rules.wires_memory
+            )
+            lines = tuple(
+                part for line in whole.lines for part in rules.divided(line, self.stand_in, setup)
+            )
+            return replace(whole, lines=lines, notes=(*whole.notes, self.note))
+
+        return priced
+
+
+def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedChoice | None:
+    """None where the catalog has no dense model to compare with."""
+    size = assumed.parameters
+    dense = [
+        (entry.parameters, entry)
+        for entry in entries
+        if entry.parameters
+        and entry.parameters == entry.active_parameters
+        and ModelPurpose.EMBEDDING not in entry.kinds
+    ]
+    by_size = sorted(dense, key=lambda one: one[0])
+    about = [entry for count, entry in dense if size / ABOUT <= count <= size * ABOUT]
+    larger = [entry for count, entry in by_size if count > size]
+    for group in (about, larger[:1], [entry for _, entry in by_size[-1:]]):
+        found = [(entry.id, model) for entry in group if (model := _opened(entry)) is not None]
+        if found:
+            name, model = max(found, key=lambda one: _cache_bytes(one[1], assumed))
+            geometry = replace(
+                model.geometry,
+                native_context=None,
+                trained_context=None,
+                basis=Basis.ASSUMED,
+                because=f"only the name is known: assumes the layers of {name}",
+            )
+            stand_in = Model(header=model.header, geometry=geometry)
+            return AssumedChoice(
+                assumed=replace(assumed, geometry=geometry), stand_in=stand_in, stand_in_name=name
+            )
+    return None
+
+
+def _opened(entry: Entry) -> Model | None:
+    try:
+        return open_entry(entry, default_engine().name).model
+    except EdgekitError:
+        return None
+
+
+def _cache_bytes(model: Model, assumed: AssumedModel) -> int:
+    load = Load(context_tokens=COMPARED_TOKENS)
+    whole = replace(assumed, geometry=model.geometry)
+    return assumed_estimate(whole, load, engine=default_engine().name).of(*CACHES)
