@@ -1,11 +1,11 @@
-"""A task -> the plan: what to run, and why every lever is where it is; a draft model and users it has memory for."""
+"""A task -> the plan: what to run, with a reason for every lever, a draft model, and the number of users."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.types import CacheChoice, Drafter, Load, Placements, Task, Variant
+from edgekit.bill.types import Drafter, Load, Placements, Task, Variant
 from edgekit.bill.verdict import Change, ChangeKind, Decision, Lever, Speed, Tried, Verdict
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
@@ -26,24 +26,30 @@ from edgekit.plan.placement import Ladder, whole_placements
 from edgekit.plan.verdict import pinned_candidate, result_for
 from edgekit.units import format_bytes
 
+MOST_NODES = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run. `result` is its bill against the memory."""
+    """What to run. `result` compares its bill with the memory."""
 
     task: Task = field(repr=False)
     variant: Variant
-    load: Load  # context of all users together, cache types, sequences
-    choice: CacheChoice | None = None  # of the cache
     result: Verdict
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None  # a draft model that would fit as well; not in the bill
-    speed: Speed | None = None
-    steady_tokens_per_s: float | None = (
-        None  # the middle, with an empty cache: plans are compared by it
-    )
+    steady_tokens_per_s: float | None = None  # typical, with an empty cache: for comparing plans
     to_fit: tuple[Change, ...] = ()  # what would help where it does not fit
     changes: tuple[Change, ...] = ()  # what would change it where it does
+
+    @property
+    def load(self) -> Load:
+        """The context of all users together, cache types, sequences."""
+        return self.result.load
+
+    @property
+    def speed(self) -> Speed | None:
+        return self.result.speed
 
     @property
     def fits(self) -> bool:
@@ -56,43 +62,66 @@ class Plan:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the speed that is shown, rounded, is below reading speed. An unknown speed is not called slow."""
+        """Whether the speed, rounded as it is shown, is below reading speed. An unknown speed is not slow."""
         return self.speed is not None and round(self.speed.typical, 1) < READING_TOKENS_PER_S
 
     def decision(self, lever: Lever) -> Decision | None:
         return next((one for one in self.decisions if one.lever is lever), None)
 
 
-MOST_NODES = 64
-
-
 def make_plan(
     task: Task, *, choice: Choice | None = None, thorough: bool = True, helpful: bool = True
 ) -> Plan:
-    """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, where that is known).
+    """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, if it is known).
 
-    `thorough` also looks for a draft model, for the longest context, for how many users there is room, and what a
-    limit of the system holds back; a list of many models does without. A plan that does not fit is a result;
-    `helpful` says what would help then.
+    `thorough` also looks for a draft model, the longest context, the number of users, and what a limit of the system
+    holds back; a list of many models does without. That nothing fits is a result; `helpful` adds what would help.
 
-    Raises UsageError for flags that contradict each other, HardwareError where the engine has no hardware there,
-    RefusedError where it takes no such model.
+    Raises UsageError for flags that contradict each other, HardwareError where the machine has nothing that the engine
+    runs on, RefusedError where the engine does not take the model.
     """
     check_task(task)
     choice = choice or choose(task)
     if not choice.fits:
-        return _nothing_fits(task, choice, helpful=helpful)
+        found = choice.candidate  # with the figures of SPEC A4's step 4
+        result = result_for(found, max_context=None if helpful else 0)
+        weights = Decision(
+            lever=Lever.WEIGHTS,
+            value=found.variant.name,
+            because="nothing fits",
+            tried=tuple(_tried(choice.attempts, found)) if helpful else (),
+        )
+        return Plan(
+            task=task,
+            variant=found.variant,
+            result=result,
+            decisions=(weights,),
+            to_fit=changes(task, result) if helpful else (),
+        )
     found = pinned_candidate(choice.candidate)
-    plan = planned(task, found, thorough=thorough)
-    decisions = list(_decisions(choice, found, plan.result))
-    drafter = None
+    result = result_for(found, max_context=None if thorough else found.tokens)
+    decisions = [*_decisions(choice, found, result)]
+    drafter: Drafter | None = None
+    helps: tuple[Change, ...] = ()
     if thorough:
         drafter, draft = propose_drafter(found)
+        helps = changes(replace(task, model=found.variant.model), result)
         decisions += [draft] if draft is not None else []
-        helps = changes(replace(task, model=found.variant.model), plan.result)
-        decisions += _further(found, helps)
-        plan = replace(plan, changes=helps)
-    return replace(plan, decisions=tuple(decisions), drafter=drafter)
+        decisions += [decide_sequences(found)]
+        decisions += [
+            Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
+            for change in helps
+            if change.kind is ChangeKind.MEMORY
+        ]
+    return Plan(
+        task=task,
+        variant=found.variant,
+        result=result,
+        decisions=tuple(decisions),
+        drafter=drafter,
+        steady_tokens_per_s=steady_throughput(found.task, found.weighed),
+        changes=helps,
+    )
 
 
 def find_plan(task: Task) -> Plan | None:
@@ -101,23 +130,8 @@ def find_plan(task: Task) -> Plan | None:
     return plan if plan.fits else None
 
 
-def planned(task: Task, found: Candidate, *, thorough: bool = False) -> Plan:
-    """A candidate as a plan, before its reasons are listed."""
-    result = result_for(found, max_context=None if thorough else found.tokens)
-    return Plan(
-        task=task,
-        variant=found.variant,
-        load=result.load,
-        choice=found.choice,
-        result=result,
-        decisions=(),
-        speed=result.speed,
-        steady_tokens_per_s=steady_throughput(found.task, found.weighed),
-    )
-
-
 def check_planned(engine: str) -> None:
-    """Raises UsageError for an engine that leaves a plan nothing to choose."""
+    """Raises UsageError for an engine that has nothing for a plan to choose."""
     if not engine_named(engine).can_plan:
         raise UsageError(
             f"plan and recommend do not support the built-in engine: use edgekit check MODEL --engine {engine},"
@@ -174,14 +188,12 @@ def _weights_because(choice: Choice, found: Candidate) -> str:
 
 
 def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
-    """Every row of SPEC A4's list that was looked at, up to the one that was taken."""
+    """The rows of SPEC A4's list that were tried, up to the one that was taken."""
+    chosen = found.variant.name, found.choice.name
     for one in attempts:
         each = one.tokens // found.held.streams
         value = f"{one.variant.name}, {each:,} tokens, {one.cache.name} cache"
-        taken = one.fits and (one.variant.name, one.cache.name) == (
-            found.variant.name,
-            found.choice.name,
-        )
+        taken = one.fits and (one.variant.name, one.cache.name) == chosen
         yield Tried(value=value, outcome=one.outcome, taken=taken)
 
 
@@ -199,39 +211,9 @@ def _cache_because(found: Candidate) -> str:
     return "the engine's default does not fit at this context"
 
 
-def _further(found: Candidate, helps: Sequence[Change]) -> Iterator[Decision]:
-    placements: Placements = (found.held.placement,)
-    if engine_named(found.task.engine).has_ranks:  # more requests may take more cards
-        placements = whole_placements(found.task)
-    yield decide_sequences(found, placements)
-    for change in helps:
-        if change.kind is ChangeKind.MEMORY:
-            yield Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
+# --- a draft model
 
-
-def _nothing_fits(task: Task, choice: Choice, *, helpful: bool) -> Plan:
-    """The verdict with the figures of SPEC A4's step 4, and what would help."""
-    found = choice.candidate
-    result = result_for(found, max_context=None if helpful else 0)
-    weights = Decision(
-        lever=Lever.WEIGHTS,
-        value=found.variant.name,
-        because="nothing fits",
-        tried=tuple(_tried(choice.attempts, found)) if helpful else (),
-    )
-    helps = changes(task, result) if helpful else ()
-    return Plan(
-        task=task,
-        variant=found.variant,
-        load=found.held.load(found.tokens),
-        choice=found.choice,
-        result=result,
-        decisions=(weights,),
-        to_fit=helps,
-    )
-
-
-TIMES_SMALLER = 8  # a drafter that is nearer to the model's own size saves no time
+TIMES_SMALLER = 8  # a larger draft model saves no time
 OWN_BLOCKS = "its own prediction layers"
 DRAFTER_MIX = "Q4_K_M"
 MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
@@ -252,11 +234,11 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
     """The first draft model that fits as well and leaves the verdict as it is. It is proposed, not part of the plan."""
     task = found.task
     if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
-        return None, None  # with several users the batch is full already
+        return None, None  # several users fill the batch already
     tried: list[Tried] = []
     for drafter in task.drafters if found.held.placement.whole else ():
-        asked = with_drafter_beside(task, drafter)
-        other, outcome = _held(found, Ladder(asked, whole_placements(asked)))
+        both = with_drafter(task, drafter)
+        other, outcome = _with_both(found, Ladder(both, whole_placements(both)))
         if other is not None and other.weighed.status is not found.weighed.status:
             other, outcome = None, f"{outcome}: too tight"
         tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
@@ -271,13 +253,13 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
     return None, Decision(lever=Lever.DRAFTER, value="none", because=because, tried=tuple(tried))
 
 
-def with_drafter_beside(task: Task, drafter: Drafter) -> Task:
+def with_drafter(task: Task, drafter: Drafter) -> Task:
     """The task for both together."""
     mix = drafter.changes.get("mix")
     return engine_named(task.engine).with_drafter(task, drafter.model, mix)
 
 
-def _held(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
+def _with_both(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
     """The candidate with the drafter next to it, and what the drafter takes; or None, and why not."""
     try:
         other = found.on(ladder)
@@ -296,7 +278,10 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
     found = [
         other
         for other in entries
-        if _speaks_alike(entry, other)
+        if entry.vocabulary is not None
+        and other.vocabulary is not None
+        and abs(entry.vocabulary - other.vocabulary) <= MOST_OTHER_WORDS
+        and entry.family == other.family
         and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
         and ModelPurpose.EMBEDDING not in other.kinds
     ]
@@ -304,14 +289,8 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
     return tuple(drafter for one in ordered for drafter in _drafter(one))
 
 
-def _speaks_alike(entry: Entry, other: Entry) -> bool:
-    if entry.vocabulary is None or other.vocabulary is None or entry.family != other.family:
-        return False
-    return abs(entry.vocabulary - other.vocabulary) <= MOST_OTHER_WORDS
-
-
 def _drafter(entry: Entry) -> Iterator[Drafter]:
-    """Nothing for an entry that cannot be opened: a user's own may be damaged."""
+    """None for an entry that cannot be opened: one that the user added may be damaged."""
     try:
         model = open_entry(entry, default_engine().name).model
     except EdgekitError:
@@ -324,11 +303,13 @@ def _drafter(entry: Entry) -> Iterator[Drafter]:
     )
 
 
-MOST_USERS = 256  # vLLM's own limit on cards of usual size; more are not searched for
+# --- users
+
+MOST_USERS = 256  # vLLM's own limit on common cards; a search for more is not worth it
 
 
-def decide_sequences(found: Candidate, placements: Placements) -> Decision:
-    """The number of users that was given; else the engine's default, and how many more there is room for."""
+def decide_sequences(found: Candidate) -> Decision:
+    """The given number of users; else the engine's default, and how many would fit."""
     task, each = found.task, found.tokens // found.held.streams
     if task.users is not None:
         return Decision(
@@ -336,6 +317,9 @@ def decide_sequences(found: Candidate, placements: Placements) -> Decision:
             value=f"{task.users}",
             because=f"as requested, each with a context of {each:,} tokens",
         )
+    placements: Placements = (found.held.placement,)
+    if engine_named(task.engine).has_ranks:  # more requests may take more cards
+        placements = whole_placements(task)
     count = users_that_fit(task, each, placements)
     more = (
         f"--users {count} fits with a full context each"
@@ -350,7 +334,7 @@ def decide_sequences(found: Candidate, placements: Placements) -> Decision:
 
 
 def users_that_fit(task: Task, tokens: int, placements: Placements) -> int:
-    """With a context of `tokens` each, in one of these placements. Doubling finds the edge, halving the number."""
+    """How many users fit with a context of `tokens` each in one of these placements."""
     engine = engine_named(task.engine)
     bare = replace(task.load, context_tokens=tokens)
 

@@ -215,7 +215,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
         "sequences": load.sequences,
         "total_context_tokens": result.context_tokens,
         "cache": {  # types are null if they are the engine's default
-            "name": None if plan.choice is None else plan.choice.name,
+            "name": plan.result.cache,
             "type_k": None if load.cache_k is None else load.cache_k.name,
             "type_v": None if load.cache_v is None else load.cache_v.name,
         },

@@ -22,7 +22,7 @@ from edgekit.plan.plan import (
     catalog_drafters,
     make_plan,
     own_drafter,
-    with_drafter_beside,
+    with_drafter,
 )
 
 SMALL = Drafter(name="small", model=gguf("llama-3.2-1b"), because="the same words")
@@ -80,7 +80,7 @@ def test_a_smaller_model_is_judged_with_its_own_cache() -> None:
     task = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
     plain = make_plan(replace(task, drafters=()))
     assert make_plan(task).drafter is SMALL
-    asked = with_drafter_beside(task, SMALL)
+    asked = with_drafter(task, SMALL)
     assert asked.bill is not None
     bill = asked.bill(plain.load, replace(plain.result.way.setup, draft_max=3))
     caches = sum(line.size_bytes for line in bill.lines if line.part and line.component in CACHES)

@@ -10,11 +10,11 @@ from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.report.verdicts import QWEN
 
 from edgekit.bill.types import Drafter, Load, Start, Task, Variant
+from edgekit.bill.verdict import Speed
 from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.choice import cache_choices
 from edgekit.plan.plan import Plan
 from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
@@ -74,9 +74,12 @@ def planned(
     return Plan(
         task=task,
         variant=variant,
-        load=load,
-        choice=cache_choices(asked)[0],
         result=result,
         decisions=decisions,
         drafter=drafter,
     )
+
+
+def at_speed(plan: Plan, speed: Speed | None, **more: Any) -> Plan:
+    """The plan with another speed in its verdict."""
+    return replace(plan, result=replace(plan.result, speed=speed), **more)

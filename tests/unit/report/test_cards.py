@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.thoroughness import sampled
-from tests.unit.report.plans import cpu, gguf, mac, planned
+from tests.unit.report.plans import at_speed, cpu, gguf, mac, planned
 from tests.unit.report.test_plan_text import (
     SPEED,
     experts_on_the_host,
@@ -72,8 +72,7 @@ def made(*shown: Suggestion, **more: Any) -> Recommendation:
 
 def best_two() -> Recommendation:
     plan, speed = experts_on_the_host(), replace(SPEED, decode=(1.4, 8.2), basis=Basis.ASSUMED)
-    result = replace(plan.result, speed=speed)
-    slow = replace(plan, result=result, speed=speed, steady_tokens_per_s=3.4)
+    slow = at_speed(plan, speed, steady_tokens_per_s=3.4)
     over = (("too large", 26), ("with too short a context", 1))
     return made(suggested(one_card(), GEMMA), suggested(slow, MOE), passed_over=over)
 
@@ -252,7 +251,7 @@ def test_the_answer_repeats_the_question(more: dict[str, Any], words: str) -> No
 def test_a_best_one_that_is_slow_is_called_so_at_once() -> None:
     for typical, end in ((2.0, ", but slower than reading speed"), (7.9, ", but slower than reading speed"), (7.96, "")):  # fmt: skip
         speed = replace(SPEED, decode=(typical, typical))
-        first = replace(one_card(), speed=speed, steady_tokens_per_s=9.0)
+        first = at_speed(one_card(), speed, steady_tokens_per_s=9.0)
         assert cards_answer(made(suggested(first, GEMMA))).endswith(f": gemma-3-27b{end}")
 
 
@@ -264,9 +263,9 @@ def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
 def test_an_embedding_model_is_judged_by_how_fast_it_reads() -> None:
     embedder = replace(GEMMA, kinds=(ModelPurpose.EMBEDDING,))
     assert cells(one_card(), embedder)[-2] == "1,900"  # the middle of 940 and 3,721
-    unread = replace(one_card(), speed=replace(SPEED, prefill=None))
+    unread = at_speed(one_card(), replace(SPEED, prefill=None))
     assert cells(unread, embedder)[-2] == "?"
-    assert cells(replace(one_card(), speed=None))[-2] == "?"
+    assert cells(at_speed(one_card(), None))[-2] == "?"
 
 
 def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.thoroughness import sampled
-from tests.unit.report.plans import cards, gguf, mac, planned, qwen
+from tests.unit.report.plans import at_speed, cards, gguf, mac, planned, qwen
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, Task
@@ -52,8 +52,7 @@ def sample(name: str, device: str, ram: str, context: int | None = None) -> Plan
     plan = make_plan(task)
     if not plan.fits:
         return plan
-    result = replace(plan.result, speed=SPEED)
-    return replace(plan, result=result, speed=SPEED, steady_tokens_per_s=36.0)
+    return at_speed(plan, SPEED, steady_tokens_per_s=36.0)
 
 
 def one_card() -> Plan:
@@ -220,7 +219,7 @@ def test_users_have_a_window_each() -> None:
 
 def test_an_unknown_speed_is_left_out_and_never_made_up() -> None:
     plan = one_card()
-    plan = replace(plan, speed=None, result=replace(plan.result, speed=None))
+    plan = at_speed(plan, None)
     assert "tokens/s" not in plan_text(plan)
     assert "speed      not known\n" in plan_text(plan, why=True)
 
@@ -343,9 +342,9 @@ def test_speed_row_says_what_is_slower_than_reading_speed() -> None:
 
 
 def test_is_slow_only_where_the_speed_is_known() -> None:
-    assert replace(one_card(), speed=replace(SPEED, decode=(4.0, 4.0))).is_slow
-    assert not replace(one_card(), speed=replace(SPEED, decode=(8.0, 8.0))).is_slow
-    assert not replace(one_card(), speed=None).is_slow
+    assert at_speed(one_card(), replace(SPEED, decode=(4.0, 4.0))).is_slow
+    assert not at_speed(one_card(), replace(SPEED, decode=(8.0, 8.0))).is_slow
+    assert not at_speed(one_card(), None).is_slow
 
 
 # For programs.
@@ -373,7 +372,7 @@ def test_json_says_what_the_text_says(name: str) -> None:
 
 
 def test_json_has_nulls_for_what_is_not_known() -> None:
-    plan = replace(one_card(), speed=None)
+    plan = at_speed(one_card(), None)
     told = plan_json(plan)
     assert (told["speed"], told["drafter"], told["users"]) == (None, None, None)
     assert told["cache"] == {"name": "f16", "type_k": None, "type_v": None}
