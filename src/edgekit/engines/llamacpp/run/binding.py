@@ -194,11 +194,15 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         if not is_placed or (setup.has_device and is_given):
             plain = list(value) if isinstance(value, tuple) else value
             found[flag.parameter.name] = not value if flag.parameter.opposite else plain
-    found["n_ctx"] = load.context_tokens or 0
-    found["n_parallel"] = load.sequences or _AUTO
-    found["n_gpu_layers"] = setup.n_gpu_layers if setup.has_device else 0
+    always: dict[str, Any] = {
+        "context": load.context_tokens or 0,
+        "parallel": load.sequences or _AUTO,
+        "n_gpu_layers": setup.n_gpu_layers if setup.has_device else 0,
+    }
     if overrides := _override_words(setup):
-        found["tensor_buft_overrides"] = ",".join(overrides)
+        always["override_tensor"] = ",".join(overrides)
+    names = {flag.key: flag.parameter.name for flag in TABLE if flag.parameter is not None}
+    found |= {names[key]: value for key, value in always.items()}
     return found
 
 
