@@ -1,4 +1,4 @@
-"""A reference -> a model an engine can be asked about: source, header and geometry in one screen."""
+"""Opens a model by its reference: locate its files, read its header, build its geometry."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A model and where it was found."""
+    """A model and where it comes from."""
 
     label: str
     model: Model = field(repr=False)
-    files: ModelFiles | None = field(default=None, repr=False)  # None: only a config was given
-    repository: str = ""  # on the hub, where it is known by that alone
-    mix: str = ""  # what it is taken at, where it was chosen for it
-    # Reads the tensor directories too; None where they were read, or there are none.
+    files: ModelFiles | None = field(default=None, repr=False)  # None: from a config or the catalog
+    repository: str = ""  # on the hub, of a model without files
+    mix: str = ""  # the quantisation that was chosen for a model without files
+    # Opens the model with its tensors; None if they were read, or there are none.
     whole: Callable[[], OpenModel] | None = field(default=None, repr=False, compare=False)
 
 
@@ -46,11 +46,10 @@ def open_model(
     reach: Reach | None = None,
     confirm: Callable[[Download], bool] | None = None,
 ) -> OpenModel:
-    """Read the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
+    """Reads the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
 
-    A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. A header that was read and
-    is not understood is not fetched again: the reader is the same. After a time-out the hub has LISTING_TIMEOUT_S
-    more to say what there is to download.
+    A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. After a time-out the hub has
+    LISTING_TIMEOUT_S more to list what can be downloaded.
     """
     reach = reach or Reach()
     end = time.monotonic() + reach.total_timeout_s
@@ -78,7 +77,7 @@ def open_model(
 
     @cache
     def whole() -> OpenModel:
-        """From the start if the server does not go on."""
+        """Continues the first read, or starts again if the server does not allow that."""
         try:
             return _opened(files, read_header(files))
         except PrivateAddressError:
@@ -94,7 +93,7 @@ def _opened(files: ModelFiles, header: ModelHeader) -> OpenModel:
 
 
 def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> OpenModel:
-    """A config.json that is at hand already."""
+    """A model from a config.json that was already read."""
     from edgekit.formats.quantization import read_quantization
 
     header = ModelHeader(

@@ -1,6 +1,6 @@
-"""A config.json -> the architecture and the keys that its GGUF would have, as far as a graph depends on them.
+"""The architecture and the keys that llama.cpp's converter would write for a config.json, if a graph depends on them.
 
-As llama.cpp's converter writes them (conversion/ @ 0c1e570): base.py for all models, a file for each family.
+conversion/ @ 0c1e570: base.py for all models, a file for each family.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from edgekit.model.types import (
 )
 
 _GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}  # llama-hparams.h
-_GATING_WORDS = [
+_GATING_KEYS = (
     "score_function",
     "scoring_func",
     "score_func",
     "moe_router_activation",
     "moe_router_activation_func",
     "expert_selection_fn",
-]
+)
 
-# A key -> the words of config.json that state its value.
+# A GGUF key -> the keys of config.json that state its value.
 _STATED = {
     "attention.clamp_kqv": ("clip_qkv", "attn_config.clip_qkv"),
     "attention.indexer.block_size": ("sparse_attention_config.sparse_block_size",),
@@ -81,7 +81,7 @@ def gguf_architecture(geometry: ModelGeometry) -> str:
 
 
 def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, Value]:
-    """`geometry` as llama.cpp would read it, under the architecture's name in a GGUF."""
+    """The keys by name. `geometry` is as llama.cpp would read it, with the architecture's name in a GGUF."""
     section = text_section(config)
     found = {
         **dict(_stated(section)),
@@ -95,8 +95,8 @@ def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, V
 
 
 def _stated(section: Mapping[str, Any]) -> Iterator[tuple[str, Value]]:
-    for key, words in _STATED.items():
-        values = (dig(section, word) for word in words)
+    for key, spellings in _STATED.items():
+        values = (dig(section, spelling) for spelling in spellings)
         value = next((one for one in values if isinstance(one, (bool, int, float))), None)
         if value is not None:
             yield key, value
@@ -107,7 +107,8 @@ def _whole_model(
 ) -> Iterator[tuple[str, Value]]:
     yield "block_count", len(geometry.layers) // geometry.loops + geometry.mtp_layers
     yield "embedding_length", geometry.hidden
-    yield "feed_forward_length", _for_all(_widths(geometry))
+    halves = (layer.dense or layer.experts for layer in geometry.layers)
+    yield "feed_forward_length", _for_all(0 if half is None else half.width for half in halves)
     yield "embedding_length_per_layer_input", geometry.per_layer_embedding
     yield "rope.dimension_count", rotary_dim(geometry, section)
     if geometry.trained_context is not None:
@@ -118,15 +119,9 @@ def _whole_model(
         yield "rope.dimension_sections", sections
 
 
-def _widths(geometry: ModelGeometry) -> Iterator[int]:
-    for layer in geometry.layers:
-        half = layer.dense or layer.experts
-        yield 0 if half is None else half.width
-
-
 def _rope_sections(architecture: str, section: Mapping[str, Any]) -> tuple[int, ...]:
-    for word in ("rope_parameters.mrope_section", "rope_scaling.mrope_section"):
-        stated = dig(section, word)
+    for path in ("rope_parameters.mrope_section", "rope_scaling.mrope_section"):
+        stated = dig(section, path)
         if isinstance(stated, list) and all(isinstance(one, int) for one in stated):
             return (*stated, 0, 0, 0, 0)[:4]
     return known_architecture(architecture).rope_sections
@@ -138,7 +133,7 @@ def _attention(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
     if not found:
         yield "attention.head_count", 0
         return
-    # One number where all that attend agree; recurrences between them have as many.
+    # One number if all layers with attention agree; recurrent layers between them count as equal.
     heads = {one.heads for one in found}
     listed = tuple(0 if one is None else one.heads for one in layers)
     yield "attention.head_count", heads.pop() if len(heads) == 1 else listed
@@ -182,11 +177,11 @@ def _experts(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[tu
     yield "expert_feed_forward_length", routed[0].width
     first = next(layer.index for layer in geometry.layers if layer.experts)
     yield "leading_dense_block_count", first
-    stated = next((one for word in _GATING_WORDS if (one := section.get(word))), None)
+    stated = next((one for key in _GATING_KEYS if (one := section.get(key))), None)
     if isinstance(stated, str) and stated in _GATING:
         yield "expert_gating_func", _GATING[stated]
     elif tensor_recipe(geometry.architecture).correction.holds(section):
-        yield "expert_gating_func", _GATING["sigmoid"]  # a bias that chooses goes with it
+        yield "expert_gating_func", _GATING["sigmoid"]  # routing with a selection bias uses it
 
 
 def _recurrence(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
@@ -208,6 +203,6 @@ def _recurrence(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
 
 
 def _for_all(numbers: Iterable[int]) -> Value:
-    """One number where they are equal, else the list."""
+    """One number if all are equal, else the list."""
     listed = tuple(numbers)
     return listed[0] if len(set(listed)) == 1 else listed

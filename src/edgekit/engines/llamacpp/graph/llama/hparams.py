@@ -1,6 +1,6 @@
-"""A model's header -> the hyper-parameters that llama.cpp's graphs ask for, by llama.cpp's own rules and names.
+"""The hyper-parameters that llama.cpp's graphs use, with llama.cpp's own names and defaults.
 
-llama-model.cpp (load_hparams) and llama-hparams.cpp @ 0c1e570. What kind a layer is of comes from the geometry.
+llama-model.cpp (load_hparams) and llama-hparams.cpp @ 0c1e570. The types of the layers come from the geometry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.errors import HeaderError
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import GgufKeys
-from edgekit.model.types import HybridLayer, LayerKind, Model, Recurrent, Span, attention_of
+from edgekit.model.types import HybridLayer, Model, Recurrent, Span, attention_of
 
 MAX_EXPERTS = 1024  # llama-hparams.h: LLAMA_MAX_EXPERTS; Kimi K3 has 896
 
@@ -22,7 +22,7 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFacts:
-    """All that a layer's graph depends on: layers with equal facts are built alike."""
+    """Everything that a layer's graph depends on: layers with equal facts have equal graphs."""
 
     n_head: int
     n_head_kv: int
@@ -34,7 +34,7 @@ class LayerFacts:
     has_kv: bool
     is_last: bool
     shapes: Shapes = field(repr=False)
-    more: Hashable = None  # what only its family asks for
+    more: Hashable = None  # specific to the family
 
 
 class Hparams:
@@ -43,7 +43,7 @@ class Hparams:
         self.arch = model.geometry.architecture
         self.keys = GgufKeys(self.header.keys, self.arch, self.header.name)
         self.n_layer = len(model.geometry.layers)
-        self.n_block = self.n_layer // model.geometry.loops  # those with weights of their own
+        self.n_block = self.n_layer // model.geometry.loops  # those with weights
         self.n_embd = self.whole("embedding_length")
         self.n_head_arr = self.per_layer("attention.head_count", 0)
         self.n_head_kv_arr = self.per_layer("attention.head_count_kv", self.n_head_arr)
@@ -55,9 +55,10 @@ class Hparams:
         self.n_embd_head_k_full = self.whole("attention.key_length", head)
         self.n_embd_head_v_full = self.whole("attention.value_length", head)
         self.n_rot_full = self.whole("rope.dimension_count", self.n_embd_head_k_full)
-        self.swa = tuple(_slides(layer.mixer) for layer in model.geometry.layers)
+        attentions = (attention_of(layer.mixer) for layer in model.geometry.layers)
+        self.swa = tuple(one is not None and one.span is not Span.ALL for one in attentions)
         self.globals, self.by_layer = _directory(self.header.tensors or ())
-        # Those that are loaded: blocks of multi-token prediction are not.
+        # Blocks of multi-token prediction are not loaded.
         inside = (len(names) for il, names in self.by_layer.items() if il < self.n_layer)
         self.n_tensors = len(self.globals) + sum(inside)
         self.n_embd_v_gqa_max = max(
@@ -91,22 +92,22 @@ class Hparams:
         return numbers * self.geometry.loops
 
     def weights(self, il: int) -> dict[str, Tensor]:
-        """Those of the block that layer `il` runs through."""
+        """The weights of the block that layer `il` runs."""
         return self.by_layer.get(il % self.n_block, {})
 
     @property
     def has_swa(self) -> bool:
-        """swa_type is set: sliding layers have a cache of their own."""
+        """Whether swa_type is set: sliding layers then have a separate cache."""
         return any(self.swa)
 
     def head_dim(self, side: str, il: int) -> int:
-        """Of a key ("k") or a value ("v") of that layer: sliding layers may have heads of their own."""
+        """The width of a key ("k") or a value ("v") of that layer; sliding layers may differ."""
         full = self.n_embd_head_k_full if side == "k" else self.n_embd_head_v_full
         name = "key" if side == "k" else "value"
         return self.whole(f"attention.{name}_length_swa", full) if self.swa[il] else full
 
     def cached_heads(self, side: str, *, swa: bool | None) -> set[int]:
-        """Widths of the heads in a cache: of all layers, or of those that slide, or do not."""
+        """The widths of heads in a cache: of all layers, of sliding ones, or of the others."""
         return {
             self.head_dim(side, il)
             for il in range(self.n_layer)
@@ -114,7 +115,7 @@ class Hparams:
         }
 
     def varies(self, side: str) -> bool:
-        """is_n_embd_k_gqa_variable: layers without attention count too."""
+        """is_n_embd_k_gqa_variable: layers without attention count as well."""
         widths = {n * self.head_dim(side, il) for il, n in enumerate(self.n_head_kv_arr)}
         return len(widths) > 1
 
@@ -140,15 +141,10 @@ class Hparams:
         )
 
 
-def _slides(kind: LayerKind) -> bool:
-    attention = attention_of(kind)
-    return attention is not None and attention.span is not Span.ALL
-
-
 def _directory(
     tensors: tuple[Tensor, ...],
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Tensors outside the layers by name, those in them by number and name."""
+    """Tensors outside the layers by name, tensors of the layers by number and name."""
     outside: dict[str, Tensor] = {}
     layers: dict[int, dict[str, Tensor]] = {}
     for tensor in tensors:
