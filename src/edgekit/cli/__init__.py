@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from edgekit.cli.output import NobodyReadsError, drop, show
+from edgekit.cli.output import ReaderGoneError, drop, show
 from edgekit.cli.parser import UsageExit, build_parser
 from edgekit.errors import EdgekitError, OutputError
 
@@ -94,7 +94,7 @@ def _write(answer: str, code: int) -> int:
     """Print the answer. A reader that has seen enough (`| head`) is not an error, a full disk is one."""
     try:
         show(answer)
-    except NobodyReadsError:
+    except ReaderGoneError:
         return code
     except OutputError as error:
         _say(str(error))

@@ -221,7 +221,7 @@ def _ask(download: Download) -> bool:
 
 def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
     """Writes a table of several models row by row. Returns the answers, up to where the reader had seen enough."""
-    from edgekit.cli.output import NobodyReadsError, show
+    from edgekit.cli.output import ReaderGoneError, show
     from edgekit.report.tables import table_pieces
 
     found: list[list[Answer]] = []
@@ -231,7 +231,7 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
             found.append(answers)
             yield from answers
 
-    with suppress(NobodyReadsError):
+    with suppress(ReaderGoneError):
         for piece in table_pieces(rows(), screen()):
             if sys.stdout is not None:  # without one, the exit code is the answer
                 show(piece)

@@ -30,7 +30,7 @@ from edgekit.cli.options import (
     read_plain,
     screen,
 )
-from edgekit.cli.output import NobodyReadsError, say, say_json, show
+from edgekit.cli.output import ReaderGoneError, say, say_json, show
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
@@ -256,7 +256,7 @@ def answer(
             return json_text(found), 0
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json)
-    except NobodyReadsError:
+    except ReaderGoneError:
         return "", 0
 
 

@@ -73,7 +73,10 @@ def _sections(found: Recommendation, words: str, *, why: bool) -> Iterator[tuple
     if why and shown:
         for one in shown:
             yield "", partial(_detail_lines, one)
-        yield "Basis", [_basis_row(shown)]
+        memory = _by_basis([one.plan.result.estimate.basis for one in shown])
+        speed = _by_basis([one.plan.speed.basis if one.plan.speed else None for one in shown])
+        ranked = "ranked by a rule of thumb from parameters and age"
+        yield "Basis", [f"memory {memory}; speed {speed}; {ranked}"]
     skipped = ", ".join(f"{count} {reason}" for reason, count in found.passed_over)
     yield "", [f"skipped: {skipped}"] if skipped else []
     request, machine = found.request, found.request.find_machine()
@@ -215,12 +218,6 @@ def cache_words(plan: Plan) -> str:
         return ""
     facts = dict(plan.result.estimate.facts)
     return str(facts.get("dtype", cache.value)) if cache.value == "auto" else cache.value
-
-
-def _basis_row(shown: Sequence[Suggestion]) -> str:
-    memory = _by_basis([one.plan.result.estimate.basis for one in shown])
-    speed = _by_basis([one.plan.speed.basis if one.plan.speed else None for one in shown])
-    return f"memory {memory}; speed {speed}; ranked by a rule of thumb from parameters and age"
 
 
 def _by_basis(bases: Sequence[Basis | None]) -> str:

@@ -8,25 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from edgekit.bill.verdict import Speed, Status, Usage, Verdict
+from edgekit.bill.verdict import Speed, Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.machine.types import Device, together_bytes
 from edgekit.plan.choice import unchecked_bytes
 from edgekit.plan.verdict import is_too_short
-from edgekit.report.bars import Memory, memories, sizes_words
+from edgekit.report.bars import memories, sizes_words
 from edgekit.terminal import printable
 from edgekit.units import GIB, MIB
 
-_OWN_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
-_EIGHT_BIT, _FOUR_BIT = "an 8-bit", "a 4-bit"
-_CACHE_WORDS = {
-    "q8_0": _EIGHT_BIT,
-    "8 bit": _EIGHT_BIT,
-    "fp8": _EIGHT_BIT,
-    "q4_0": _FOUR_BIT,
-    "4 bit": _FOUR_BIT,
+VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
+K_TOKENS = 1024
+MIN_TOKENS_PER_S = 0.05  # below it, "less than 0.1"
+_DEFAULT_CACHES = frozenset({"", "f16", "bf16", "16 bit", "auto"})
+_CACHE_BITS = {
+    "q8_0": "an 8-bit",
+    "8 bit": "an 8-bit",
+    "fp8": "an 8-bit",
+    "q4_0": "a 4-bit",
+    "4 bit": "a 4-bit",
 }
-_CUT = "cut to the model's context length"  # plan/fit.py: of a job that is longer
+_CUT = "cut to the model's context length"  # plan/fit.py: the job is longer than that
 
 
 def headline(result: Verdict, *, from_name: bool = False) -> str:
@@ -44,53 +46,17 @@ def headline(result: Verdict, *, from_name: bool = False) -> str:
     return printable(text)
 
 
-def takes_a_share(result: Verdict) -> bool:
-    """Whether the engine takes a share of the card whatever the model needs: then it starts or does not (SPEC A1)."""
-    return any(use.budget.is_share for use in result.uses)
-
-
-def cache_words(result: Verdict) -> str:
-    """'an 8-bit cache'; '' for the engine's own type, and for a model that keeps no cache."""
-    name = result.cache
-    if name in _OWN_CACHES or not result.estimate.kv_cache_bytes:
-        return ""
-    article = "an" if name.startswith("f") else "a"
-    return f"{_CACHE_WORDS.get(name, f'{article} {name}')} cache"
-
-
-def quantization_words(result: Verdict) -> str:
-    """The weights where we chose them: 'Q4_K_M', '4-bit'; '' for a file that was named."""
-    chosen = result.variant is not None and bool(result.variant.changes or result.step == 5)
-    return result.quantization.replace(" bit", "-bit") if chosen else ""
-
-
-def embeds(result: Verdict) -> bool:
-    """Whether the engine is started to return embeddings."""
-    return bool(getattr(result.way.setup, "embeddings", False))
-
-
-def concurrency(result: Verdict) -> float | None:
-    """How many requests of this length vLLM's pool holds at once; None where that is not known."""
-    facts = dict(result.estimate.facts)
-    block_bytes, blocks = facts.get("bytes_per_block"), facts.get("blocks_per_group")
-    if not isinstance(block_bytes, int) or not isinstance(blocks, tuple) or not sum(blocks):
-        return None
-    use = result.tightest
-    pool = use.budget.available_bytes - use.required_bytes + result.estimate.kv_cache_bytes
-    return max(0, pool // block_bytes) / sum(blocks)
-
-
 def _runs(result: Verdict) -> str:
+    """'Runs fully on your RTX 4090: 18.4 of 22.5 GiB at 8K, about 38 tokens/s'."""
     verb = "Embeds" if embeds(result) else "Runs"
     just = ", just" if result.warning else ""
-    speed = ""
-    if result.speed is not None and not embeds(result):
-        speed = f", {_speed(result)}"
+    speed = "" if embeds(result) else _speed(result)
     start = f"{verb} {_place(result)}{_at_weights(result)}{just}"
-    return f"{start}: {_used(result)} at {_window(result)}{_with_cache(result)}{_limits(result)}{speed}"
+    return f"{start}: {_used(result)} at {_window(result)}{_cache_and_limits(result)}{speed}"
 
 
 def _starts(result: Verdict) -> str:
+    """'Starts on your RTX 4090: room for 3 requests of 32K tokens at a time, about 38 tokens/s'."""
     users = result.load.sequences or 1
     words = f"Starts on your {card_names(result.way.cards)}{_at_weights(result)}"
     words += f" for {users:,} users" if users > 1 else ""
@@ -101,15 +67,54 @@ def _starts(result: Verdict) -> str:
         requests = "one request" if times < 2 else f"{int(times):,} requests"
         context = context_words(result.context_tokens).removesuffix(" tokens")
         words += f": room for {requests} of {context} tokens at a time"
-    speed = "" if result.speed is None else f", {_speed(result)}"
-    return f"{words}{_with_cache(result)}{_limits(result)}{speed}"
+    return f"{words}{_cache_and_limits(result)}{_speed(result)}"
 
 
-def _speed(result: Verdict) -> str:
-    """'about 38 tokens/s'; with several users, what one of them gets while the others wait."""
-    several = result.streams > 1 or (result.load.sequences or 1) > 1
-    words = about_words(result.speed.decode) if result.speed is not None else ""
-    return f"{words} for one user at a time" if several else words
+def _fails(result: Verdict) -> str:
+    """'Does not fit your RTX 3060 at 32K: needs 14.2 GiB, 11.0 usable; fits up to 8,192 tokens'."""
+    verb = "Does not start on" if takes_a_share(result) else "Does not fit"
+    machine = "RAM" if result.machine.name == "this machine" else result.machine.name
+    start = f"{verb} your {card_names(result.way.cards) or machine}{_at_weights(result)}"
+    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
+    if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
+        reason = blocked or "".join(result.reasons[:1])
+        return f"{start}: {reason.removeprefix('vLLM does not start: ')}"
+    cache, context = cache_words(result), _window(result)
+    at = f" {'and' if quantization_words(result) else 'at'} {context}"
+    if not cache:
+        start += at
+    elif result.cache_asked:
+        start += f"{at} with {cache}" if result.asked else f" with {cache}, even at {context}"
+    else:
+        start += f"{at}, even with {cache}" if result.asked else f", even at {context} with {cache}"
+    fits = 0 < result.max_context < result.context_tokens
+    most = f"; fits up to {result.max_context // result.streams:,} tokens" if fits else ""
+    return f"{start}: {_needs(result)}{most}"
+
+
+def _needs(result: Verdict) -> str:
+    """'needs 9.0 GiB, 6.5 usable', or the rule that refuses it although that much is usable."""
+    found = memories(result)
+    in_all = sum(one.required_bytes for one in found)
+    usable_in_all = together_bytes(use.budget for use in result.uses)
+    if len(found) > 1 and in_all > usable_in_all:
+        return f"needs {_size_pair(in_all, usable_in_all)} usable in all"
+    use = max(result.uses, key=lambda use: (use.fullness, use.required_bytes))
+    required, usable = use.required_bytes, use.budget.available_bytes
+    if required > usable:
+        return f"needs {_size_pair(required, usable)} usable"
+    if use.max_use is not None and required > usable * use.max_use:
+        return f"needs {_size_pair(required, int(usable * use.max_use))} allowed by --max-use"
+    if use.assumed:
+        return f"needs about {_size_pair(required, usable)} usable, and an estimate may take 85 % of that"
+    return f"may need {_size_pair(required + use.bound_bytes, use.budget.free_bytes)} free"
+
+
+def _size_pair(required: int, usable: int) -> str:
+    """'9.0 GiB, 6.5', in MiB below one GiB; with a second digit if the first is the same."""
+    step, unit = (GIB, "GiB") if required >= GIB else (MIB, "MiB")
+    digits = 1 if round(required / step, 1) != round(usable / step, 1) else 2
+    return f"{required / step:,.{digits}f} {unit}, {usable / step:,.{digits}f}"
 
 
 def _place(result: Verdict) -> str:
@@ -138,130 +143,74 @@ def _at_weights(result: Verdict) -> str:
     return f" at {weights}" if weights else ""
 
 
-def _with_cache(result: Verdict) -> str:
-    cache = cache_words(result)
-    return f" with {cache}" if cache else ""
-
-
 def _window(result: Verdict) -> str:
-    if result.streams == 1:
+    """'32K', '16K for each of 4 users'."""
+    users = result.streams
+    if users == 1 and takes_a_share(result):
         users = result.load.sequences or 1
-        several = f" for each of {users:,} users" if takes_a_share(result) and users > 1 else ""
-        return f"{context_words(result.context_tokens)}{several}"
     each = context_words(result.context_tokens // result.streams)
-    return f"{each} for each of {result.streams} users"
+    return f"{each} for each of {users:,} users" if users > 1 else each
 
 
-def _limits(result: Verdict) -> str:
-    """What is unusual about the context."""
-    native = result.native_context
+def _cache_and_limits(result: Verdict) -> str:
+    """The cache if it is not the default, and what is unusual about the context."""
+    cache, native = cache_words(result), result.native_context
+    words = f" with {cache}" if cache else ""
     if _CUT in result.window:
-        return " (the model's limit, shorter than the job)"
+        return f"{words} (the model's limit, shorter than the job)"
     if native and result.context_tokens // result.streams > native:
-        return f" (beyond the model's native {context_words(native)})"
-    return ""
+        return f"{words} (beyond the model's native {context_words(native)})"
+    return words
+
+
+def _speed(result: Verdict) -> str:
+    """', about 38 tokens/s'; with several users, what one of them gets while the others wait."""
+    if result.speed is None:
+        return ""
+    several = result.streams > 1 or (result.load.sequences or 1) > 1
+    return f", {about_words(result.speed.decode)}{' for one user at a time' if several else ''}"
 
 
 def _used(result: Verdict) -> str:
-    """'18.4 of 22.5 GiB': of the memory that is fullest, or of both that the model is divided between."""
+    """'18.4 of 22.5 GiB': of the fullest memory, or of both that the model is divided between."""
     found = memories(result)
     cards, ram = [one for one in found if not one.is_ram], [one for one in found if one.is_ram]
     fullest = max(found, key=lambda one: (one.use.fullness, one.required_bytes))
     if not cards or not result.way.cards:
-        return _sizes(fullest)
+        return sizes_words(fullest.required_bytes, fullest.usable_bytes)
     card = max(cards, key=lambda one: (one.use.fullness, one.required_bytes))
     has_ram = bool(ram) and (fullest.is_ram or is_divided(result))
-    words = f"{_sizes(card)} VRAM" if has_ram else _sizes(card)
+    words = sizes_words(card.required_bytes, card.usable_bytes) + (" VRAM" if has_ram else "")
     if len(cards) > 1:
         alike = len({one.use.budget.name for one in cards}) == 1
         fuller = "fuller card" if len(cards) == 2 else "fullest card"
         words += f" on the {fuller if alike else card.name}"
     if has_ram:
-        words += f" and {_sizes(ram[0])} RAM"
+        words += f" and {sizes_words(ram[0].required_bytes, ram[0].usable_bytes)} RAM"
     elif unchecked_ram_bytes(result):
         words += f" VRAM and {unchecked_ram_bytes(result) / GIB:,.1f} GiB of RAM, not checked (add --ram)"
     return words
 
 
-def unchecked_ram_bytes(result: Verdict) -> int:
-    """What the placement needs of RAM whose size is unknown."""
-    return unchecked_bytes(result.estimate) if result.machine.host is None else 0
+def takes_a_share(result: Verdict) -> bool:
+    """Whether the engine takes a share of the card whatever the model needs: then it starts or does not (SPEC A1)."""
+    return any(use.budget.is_share for use in result.uses)
+
+
+def embeds(result: Verdict) -> bool:
+    """Whether the engine is started to return embeddings."""
+    return bool(getattr(result.way.setup, "embeddings", False))
 
 
 def is_divided(result: Verdict) -> bool:
-    """Whether layers or experts are kept in RAM next to the devices."""
+    """Whether layers or experts are in RAM, the others on devices."""
     off = engine_named(result.engine).offload(result)
     return bool(result.way.cards) and bool(off.experts or off.layers)
 
 
-def _sizes(memory: Memory) -> str:
-    return sizes_words(memory.required_bytes, memory.usable_bytes)
-
-
-def _fails(result: Verdict) -> str:
-    verb = "Does not start on" if takes_a_share(result) else "Does not fit"
-    cards = result.way.cards
-    where = f"your {card_names(cards)}" if cards else f"your {_machine(result)}"
-    start = f"{verb} {where}{_at_weights(result)}"
-    failed = [use for use in result.uses if use.fullness > 1]
-    blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
-    if blocked or not failed or is_too_short(result):
-        reason = blocked or "".join(result.reasons[:1])
-        return f"{start}: {reason.removeprefix('vLLM does not start: ')}"
-    cache, context = cache_words(result), _window(result)
-    and_at = "and" if quantization_words(result) else "at"
-    if cache and result.cache_asked:
-        start += (
-            f" {and_at} {context} with {cache}"
-            if result.asked
-            else f" with {cache}, even at {context}"
-        )
-    elif cache and not result.asked:
-        start += f", even at {context} with {cache}"
-    else:
-        start += f" {and_at} {context}{f', even with {cache}' if cache else ''}"
-    needs = _needs(result, max(failed, key=lambda use: (use.fullness, use.required_bytes)))
-    return f"{start}: {needs}{_would_fit(result)}"
-
-
-def _machine(result: Verdict) -> str:
-    name = result.machine.name
-    return "RAM" if name == "this machine" else name
-
-
-def _needs(result: Verdict, use: Usage) -> str:
-    """'needs 9.0 GiB, 6.5 usable', or the rule that refuses it although that much is usable."""
-    required, usable = use.required_bytes, use.budget.available_bytes
-    found = memories(result)
-    everywhere = sum(one.required_bytes for one in found)
-    in_all = together_bytes(one.budget for one in result.uses)
-    if len(found) > 1 and everywhere > in_all:
-        return f"needs {_size_pair(everywhere, in_all)} usable in all"
-    if required > usable:
-        return f"needs {_size_pair(required, usable)} usable"
-    if use.max_use is not None and required > usable * use.max_use:
-        return f"needs {_size_pair(required, int(usable * use.max_use))} allowed by --max-use"
-    if use.assumed:
-        return f"needs about {_size_pair(required, usable)} usable, and an estimate may take 85 % of that"
-    most = required + use.bound_bytes
-    return f"may need {_size_pair(most, use.budget.free_bytes)} free"
-
-
-def _size_pair(required: int, usable: int) -> str:
-    """'9.0 GiB, 6.5', in MiB below one GiB; with a second digit where the first does not tell them apart."""
-    step, unit = (GIB, "GiB") if required >= GIB else (MIB, "MiB")
-    digits = 1 if round(required / step, 1) != round(usable / step, 1) else 2
-    return f"{required / step:,.{digits}f} {unit}, {usable / step:,.{digits}f}"
-
-
-def _would_fit(result: Verdict) -> str:
-    if not 0 < result.max_context < result.context_tokens:
-        return ""
-    return f"; fits up to {result.max_context // result.streams:,} tokens"
-
-
-VERDICTS = {Status.PASSED: "Fits", Status.WARNING: "Tight", Status.FAILED: "Does not fit"}
-K_TOKENS = 1024
+def unchecked_ram_bytes(result: Verdict) -> int:
+    """What the placement needs of RAM whose size is unknown."""
+    return unchecked_bytes(result.estimate) if result.machine.host is None else 0
 
 
 def is_blocked(result: Verdict) -> bool:
@@ -274,8 +223,34 @@ def is_beyond(result: Verdict) -> bool:
     return result.can_load and result.context_tokens > result.max_context
 
 
+def concurrency(result: Verdict) -> float | None:
+    """The number of requests of this length that vLLM's pool holds at once; None if unknown."""
+    facts = dict(result.estimate.facts)
+    block_bytes, blocks = facts.get("bytes_per_block"), facts.get("blocks_per_group")
+    if not isinstance(block_bytes, int) or not isinstance(blocks, tuple) or not sum(blocks):
+        return None
+    use = result.tightest
+    pool = use.budget.available_bytes - use.required_bytes + result.estimate.kv_cache_bytes
+    return max(0, pool // block_bytes) / sum(blocks)
+
+
+def cache_words(result: Verdict) -> str:
+    """'an 8-bit cache'; '' for the engine's default, and for a model without a cache."""
+    name = result.cache
+    if name in _DEFAULT_CACHES or not result.estimate.kv_cache_bytes:
+        return ""
+    article = "an" if name.startswith("f") else "a"
+    return f"{_CACHE_BITS.get(name, f'{article} {name}')} cache"
+
+
+def quantization_words(result: Verdict) -> str:
+    """The weights where we chose them: 'Q4_K_M', '4-bit'; '' for a file that was named."""
+    chosen = result.variant is not None and bool(result.variant.changes or result.step == 5)
+    return result.quantization.replace(" bit", "-bit") if chosen else ""
+
+
 def context_words(tokens: int) -> str:
-    """'32K', '1M'; what is not a whole number of them: '12,345 tokens'."""
+    """'32K', '1M'; otherwise '12,345 tokens'."""
     for unit, letter in ((K_TOKENS**2, "M"), (K_TOKENS, "K")):
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens // unit:,}{letter}"
@@ -296,19 +271,16 @@ def card_names(cards: Iterable[Device]) -> str:
     )
 
 
-LEAST_TOKENS_PER_S = 0.05  # shown as less than 0.1
-
-
 def about_words(rates: tuple[float, float]) -> str:
-    """(24, 60) -> 'about 38 tokens/s': the geometric middle."""
+    """(24, 60) -> 'about 38 tokens/s': the geometric mean."""
     middle = math.sqrt(math.prod(rates))
-    if middle < LEAST_TOKENS_PER_S:
+    if middle < MIN_TOKENS_PER_S:
         return "less than 0.1 tokens/s"
     return f"about {_figure(middle)} tokens/s"
 
 
 def range_words(rates: tuple[float, float]) -> str:
-    """'24 to 60'; '' where the ends look alike."""
+    """'24 to 60'; '' if both ends round to the same figure."""
     slow, fast = map(_figure, rates)
     return f"{slow} to {fast}" if slow != fast else ""
 
@@ -325,7 +297,7 @@ def typical_figure(rates: tuple[float, float]) -> str:
 
 
 def _figure(rate: float) -> str:
-    """Two digits that count, below one a single one: '1,200', '35', '3.5', '0.4'."""
+    """Two significant digits, one below 1: '1,200', '35', '3.5', '0.4'."""
     if rate < 0.95:  # what is rounded to 1.0 has two
         return f"{rate:.1f}"
     rounded = round(rate, 1 - math.floor(math.log10(rate)))
@@ -333,7 +305,7 @@ def _figure(rate: float) -> str:
 
 
 def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:
-    """Answers, prompts, how that is known, and why."""
+    """Decoding and prompt speed, and how they are known."""
     if speed is None:
         return "not known"
     prompts = "" if speed.prefill is None else rate_words(speed.prefill)

@@ -1,4 +1,4 @@
-"""Curves of memory against context -> a picture, FILE.svg or FILE.png, with the line of what may be used."""
+"""Curves of memory against context as a picture, FILE.svg or FILE.png, with a line for the usable memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.errors import EdgekitError, UsageError
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_bytes
 
-if TYPE_CHECKING:  # matplotlib is an extra, and heavy: imported on first use
+if TYPE_CHECKING:  # matplotlib is an extra, and slow to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -23,7 +23,7 @@ SUFFIXES = (".svg", ".png")
 INSTALL = "pip install 'edgekit-models[plot]'"
 SIZE_INCHES = (8.0, 4.8)
 PIXELS_PER_INCH = 150
-# Okabe and Ito's colours, told apart by every kind of eye; dashes tell them apart on grey paper.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; dashes for printing in grey.
 STYLES: tuple[tuple[str, Any], ...] = (
     ("#0072B2", "solid"),
     ("#D55E00", (0, (6, 2))),
@@ -32,13 +32,13 @@ STYLES: tuple[tuple[str, Any], ...] = (
     ("#56B4E9", (0, (10, 3))),
 )
 INK, PALE, HELD, BEYOND = "#222222", "#D9D9D9", "#F5F6F8", "#F7ECE9"
-APART = 0.045  # of the height: names at the ends of lines that end together
-HEAD_ROOM = 1.45  # of the budget: what is far beyond it need not be seen to its end
+APART = 0.045  # least distance of two names, as a share of the height
+HEAD_ROOM = 1.45  # the height in budgets: curves may leave the picture
 TICKS = 8
 _SETTINGS: dict[Any, Any] = {
-    "text.parse_math": False,  # a $ in a name is no formula
+    "text.parse_math": False,  # a $ in a name is not a formula
     "svg.hashsalt": "edgekit",  # the same curves, the same file
-    "svg.fonttype": "path",  # no font is needed to see it
+    "svg.fonttype": "path",  # viewers need no font
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 10.0,
     "path.simplify": False,
@@ -46,7 +46,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def write_plot(curves: Sequence[Curve], path: str | Path, *, model: str, machine: str) -> None:
-    """Whole or not at all. Raises UsageError for another suffix, no curves or a place that cannot be written."""
+    """Atomic. Raises UsageError for another suffix, no curves or a file that cannot be written."""
     target = Path(path).expanduser()
     if target.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -71,7 +71,7 @@ def _settings() -> Iterator[None]:
 
 
 def _save(figure: Figure, target: Path) -> None:
-    """Beside it first, then in its place: who looks meanwhile sees the old picture or the new one."""
+    """Write a temporary file, then rename it: readers see the old picture or the new one."""
     kind = target.suffix.lower().removeprefix(".")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     metadata: dict[str, Any] = (
@@ -88,7 +88,7 @@ def _save(figure: Figure, target: Path) -> None:
 
 
 def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
-    """The figure alone, with no window behind it."""
+    """The figure, without a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -108,7 +108,7 @@ def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
 
 
 def _styles(count: int) -> list[tuple[str, Any]]:
-    return [STYLES[place % len(STYLES)] for place in range(count)]
+    return [STYLES[i % len(STYLES)] for i in range(count)]
 
 
 def _top_gib(curves: Sequence[Curve]) -> float:
@@ -139,12 +139,12 @@ def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
 
 
 def _tokens(count: int) -> str:
-    """0, 512, 16k: as people say it."""
+    """'0', '512', '16k'."""
     return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
 
 
 def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
-    """What is held before there is any context to speak of."""
+    """The memory of the smallest context: model and buffers."""
     floor = min(curve.points[0].required_bytes for curve in curves)
     axes.axhspan(0, floor / GIB, color=HELD, zorder=0, linewidth=0)
     axes.annotate(
@@ -155,7 +155,7 @@ def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _budget(axes: Axes, curve: Curve, top: float) -> None:
-    """What may be used; the area above it does not fit."""
+    """The usable memory; the area above it does not fit."""
     whole = curve.budget_bytes / GIB
     axes.axhspan(whole, top, color=BEYOND, zorder=0, linewidth=0)
     axes.axhline(whole, color=INK, linewidth=1.1, zorder=2)
@@ -182,7 +182,7 @@ def _line(axes: Axes, curve: Curve, style: tuple[str, Any]) -> None:
 
 
 def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
-    """At the right end of each line, apart from each other; on a line that leaves the picture, before it does."""
+    """Names at the right end of the lines, spaced out; if a line leaves the picture, where it does."""
     ends = []
     for curve, (colour, _) in zip(curves, _styles(len(curves)), strict=True):
         end = curve.points[-1].required_bytes / GIB
@@ -232,11 +232,11 @@ def _longest(curve: Curve) -> str:
 def _title(axes: Axes, model: str, machine: str) -> None:
     figure = axes.get_figure()
     if figure is not None:
-        told = _plain(" on ".join(filter(None, (model, machine))))
-        figure.suptitle(told, fontsize=12.5, fontweight="bold", color=INK)
+        title = _plain(" on ".join(filter(None, (model, machine))))
+        figure.suptitle(title, fontsize=12.5, fontweight="bold", color=INK)
 
 
 def _plain(text: str, most: int = 84) -> str:
-    """On one line of the picture."""
+    """Shortened to one line of the picture."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
