@@ -44,7 +44,7 @@ class _Load:
 
     @property
     def weighed(self) -> Weighed:
-        return self.fitting.price(self.fitting.asked or self.fitting.native)
+        return self.fitting.price(self.fitting.requested or self.fitting.native)
 
     def result(self) -> Verdict:
         """The verdict on this load as it is: nothing of it is chosen here."""

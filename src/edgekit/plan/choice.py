@@ -45,7 +45,7 @@ class Attempt:
     ladder: Ladder = field(repr=False)
 
     def outcome(self) -> str:
-        """'fits', or what is missing. Costly, so only worked out where it is shown."""
+        """'fits', or what is missing. Costly, so it is only computed to be shown."""
         if self.fits:
             return "fits"
         try:
@@ -96,7 +96,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What SPEC A4 comes to. `candidate` does not fit where `step` is 0: then it has the figures of step 4."""
+    """What SPEC A4 chooses. If nothing fits, `candidate` has step 0 and the figures of step 4."""
 
     candidate: Candidate
     attempts: tuple[Attempt, ...]
@@ -107,7 +107,7 @@ class Choice:
 
 
 def unchecked_bytes(estimate: MemoryEstimate) -> int:
-    """What is in RAM beyond the few tensors that are always there; 0 where it is only those."""
+    """What the bill puts into RAM; 0 if that is only the few tensors that are always there."""
     size = estimate.in_pool(PoolKind.HOST)
     return size if size > ALWAYS_IN_RAM_BYTES else 0
 
@@ -118,7 +118,7 @@ def choose(task: Task) -> Choice:
 
 
 class _Search:
-    """The list of SPEC A4 for one task; placements are worked out once for each pair of weights and cache."""
+    """SPEC A4's list for one task; placements are computed once for each pair of weights and cache."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -129,10 +129,10 @@ class _Search:
 
     def found(self) -> Choice:
         first, fewer, better = self._weights()
-        top = self._ladder(first, self._own(first), on_host=False).top
+        top = self._ladder(first, self._caches(first)[0], on_host=False).top
         windows = top.windows
         found = None
-        if top.asked is not None or top.minimum <= top.most:
+        if top.requested is not None or top.minimum <= top.most:
             found = self._first_that_fits(first, fewer, windows)
         if found is None:
             return Choice(
@@ -141,7 +141,7 @@ class _Search:
         return Choice(candidate=self._spend(found, better), attempts=tuple(self.attempts))
 
     def _weights(self) -> tuple[Variant, Sequence[Variant], Sequence[Variant]]:
-        """Those to begin with (about 4.8 bits, 8 of an embedding model, or what was named); fewer bits; more bits."""
+        """What to start with (about 4.8 bits, 8 for an embedding model, or what was named); fewer bits; more bits."""
         good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
         good = good or list(self.variants)
         most = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
@@ -186,9 +186,6 @@ class _Search:
         eight = [one for one in others if one.is_eight_bit][:1]
         return own, eight, [one for one in others if one not in eight]
 
-    def _own(self, variant: Variant) -> CacheChoice:
-        return self._caches(variant)[0]
-
     def _ladder(self, variant: Variant, cache: CacheChoice, *, on_host: bool) -> Ladder:
         key = (variant.name, cache.name, on_host)
         if key not in self._ladders:
@@ -226,8 +223,8 @@ class _Search:
 
     def _spend(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
         """Memory that is left goes into better weights, then into a longer context, while the load is comfortable
-        and faster than people read. Weights that had to lose bits get none back. Where a part of the model is in RAM
-        nothing is left: a larger card takes more of that part, not a longer context.
+        and faster than reading speed. Weights that had to lose bits get none back. If a part of the model is in RAM,
+        nothing is left: memory would first take more of that part.
         """
         if found.step > 5 and found.held.placement.cards:
             return found
@@ -237,7 +234,11 @@ class _Search:
                 found = other
                 break
         top = found.held
-        if top.asked is not None or self.task.window_budget_bytes is not None or found.task.embeds:
+        if (
+            top.requested is not None
+            or self.task.window_budget_bytes is not None
+            or found.task.embeds
+        ):
             return found
         if not _is_easy(found):
             return found
@@ -249,13 +250,13 @@ class _Search:
         return replace(found, tokens=most, because=_because(top, most))
 
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
-        """What does not fit, with the figures of step 4: the short context with an 8-bit cache."""
+        """The figures of step 4 for what does not fit: the short context with an 8-bit cache."""
         own, eight, _ = self._caches(variant)
-        streams = self._streams_weights  # it needs no weights in memory
+        streams = self._streams_weights  # then weights need not be in memory
         ladder = self._ladder(variant, own, on_host=streams)
-        if streams and ladder.top.asked is None:
+        if streams and ladder.top.requested is None:
             tokens = ladder.top.minimum
-        for cache in eight:  # MLX unpacks an 8-bit cache to compute, which may take more in all
+        for cache in eight:  # MLX unpacks an 8-bit cache to compute, which may take more in total
             other = self._ladder(variant, cache, on_host=streams)
             if _needs(other, tokens) < _needs(ladder, tokens):
                 own, ladder = cache, other
@@ -270,10 +271,10 @@ class _Search:
         )
 
     def _shortest(self, variant: Variant, cache: CacheChoice) -> Candidate | None:
-        """An engine that reads weights from the file uses the memory that is left for its context."""
+        """An engine that reads weights from the file uses what memory there is for its context."""
         ladder = self._ladder(variant, cache, on_host=True)
         last = ladder.rung(ladder.last)
-        if last.asked is not None:
+        if last.requested is not None:
             return None
         tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
         if tokens < last.minimum:
@@ -290,7 +291,7 @@ def holder(ladder: Ladder, tokens: int) -> Fitting | None:
 
 
 def _is_easy(found: Candidate) -> bool:
-    """Comfortable, and not slower than people read; an unknown speed does not count as slow."""
+    """Comfortable, and not slower than reading speed; an unknown speed does not count as slow."""
     if found.status is not Status.PASSED:
         return False
     speed = None if found.task.embeds else steady_throughput(found.task, found.weighed)
@@ -298,8 +299,8 @@ def _is_easy(found: Candidate) -> bool:
 
 
 def _because(top: Fitting, tokens: int) -> str:
-    if top.asked is not None:
-        return top.asked_because
+    if top.requested is not None:
+        return top.requested_because
     if tokens == top.minimum and top.task.min_context is not None:
         return "the shortest that --min-context allows"
     if top.task.window_budget_bytes is not None and tokens == top.windows[0]:
@@ -314,13 +315,16 @@ def _because(top: Fitting, tokens: int) -> str:
 
 
 def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
-    """How full the memories are, and the bytes: nothing may be usable. Infinite where the engine refuses it."""
+    """How full the memories are, and the bytes, because nothing may be usable. Infinite where the engine refuses."""
     try:
         ladder.top.price(tokens)
         nearest = ladder.nearest(tokens).price(tokens)
     except RefusedError:
         return math.inf, 0
     return nearest.fullness, nearest.tightest.required_bytes
+
+
+# --- a task with something changed
 
 
 def with_setup(task: Task, **changes: Any) -> Task:
@@ -345,7 +349,7 @@ def with_weights(task: Task, variant: Variant) -> Task:
 
 
 def cache_choices(task: Task) -> tuple[CacheChoice, ...]:
-    """All that the engine has, the most accurate first; what the caller settled is the only one."""
+    """All that the engine has, the most accurate first; only the one that was given, if one was."""
     return tuple(engine_named(task.engine).cache_choices(task))
 
 
@@ -360,7 +364,7 @@ def check_users(users: int | None, engine: str) -> None:
 
 
 def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
-    """The load with a context of its own for each user.
+    """The load with a separate context for each user.
 
     Raises UsageError for more users than the engine serves at once.
     """

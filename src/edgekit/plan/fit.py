@@ -37,14 +37,14 @@ LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two
 def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
     """The largest multiple of `step` below `most` that fits, or `most`; 0 where none does.
 
-    Longer costs more, so halving finds the edge. Near it a bill may dip: with layers on the host llama.cpp moves some
-    megabytes between the pools from one length to the next, so a few more steps are looked at.
+    Longer costs more, so halving finds the edge. A bill may dip there: with layers in RAM, llama.cpp moves some
+    megabytes between the pools from one length to the next. So a few more steps are tried.
     """
     if most <= 0:
         return 0
     if fits(most):
         return most
-    low, high = 0, -(-most // step)  # `low` fits or is nothing, `high` does not fit
+    low, high = 0, -(-most // step)  # `low` fits or is 0, `high` does not fit
     end = high
     while high - low > 1:
         middle = (low + high) // 2
@@ -67,12 +67,12 @@ def recommended_context(max_tokens: int) -> int:
 def budget_window(
     cache_bytes: Callable[[int], int], budget_bytes: int, *, step: int, most: int
 ) -> int:
-    """The longest context whose cache stays within the budget; a cheap cache keeps its whole native window."""
+    """The longest context whose cache stays within the budget, up to the whole native context."""
     return longest(lambda count: cache_bytes(count) <= budget_bytes, step=step, most=most)
 
 
 def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
-    """What a known job needs, up to the native window, and why."""
+    """What a known job needs, up to the native context, and why."""
     if job.prompt_tokens < 0 or job.new_tokens < 0:
         raise UsageError(
             f"a job must not be negative (got {job.prompt_tokens}+{job.new_tokens} tokens)"
@@ -93,14 +93,14 @@ CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its cach
 
 
 class Fitting:
-    """One task in one placement: the price of every context, worked out once."""
+    """One task in one placement: the bill of every context, computed once."""
 
     def __init__(self, task: Task, placement: Placement) -> None:
         _check_numbers(task)
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
         self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
-        # a task with a bill of its own counts more than the model
+        # a task's own bill counts more than the model, which the floor does not know
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, Weighed] = {}
         self._division: Placement | None = None
@@ -111,7 +111,7 @@ class Fitting:
         return self._prices[tokens]
 
     def _divided(self, found: Weighed) -> Weighed:
-        """Among several cards: split as the engine does by itself, or by the room on each card."""
+        """Among several cards: split as the engine does by default, or by what is free on each card."""
         is_easy = found.status is Status.PASSED
         if is_easy or not self.placement.may_resplit or self._devices(found) > 1:
             return found  # no split helps where all cards together are too small
@@ -129,7 +129,7 @@ class Fitting:
         return found
 
     def _moved(self, found: Weighed) -> Weighed:
-        """Where it nearly fits, layer by layer: buffers do not grow linearly with the layers on a card."""
+        """If it nearly fits, move single layers: buffers do not grow linearly with the layers on a card."""
         for _ in range(MOST_MOVES):
             if found.fits or found.fullness >= NEARLY:
                 break
@@ -160,7 +160,7 @@ class Fitting:
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
         estimate = self._bill(self.load(tokens), placement.setup)
-        refused = dict(estimate.facts).get("refused")  # where the size of vLLM's pool was given
+        refused = dict(estimate.facts).get("refused")  # vLLM, if the size of its pool was given
         return Weighed(
             context_tokens=tokens,
             estimate=estimate,
@@ -187,21 +187,17 @@ class Fitting:
         return self.fits(tokens) and self.price(tokens).status is Status.PASSED
 
     def fits(self, tokens: int) -> bool:
-        """False also where the engine refuses: the cards do not divide the heads, or a limit of its own."""
+        """False also where the engine refuses: the cards do not divide the heads, or it has a limit of its own."""
         try:
-            return not self._is_beyond(tokens) and self.price(tokens).fits
+            if tokens not in self._prices and self._floor is not None:
+                # weights and caches alone may be too much, and they cost much less to compute than the bill
+                held, most = self._held(self._floor, tokens), self.task.max_use or 1.0
+                for pools, available in self._limits:
+                    if sum(held.get(pool, 0) for pool in pools) > available * most:
+                        return False
+            return self.price(tokens).fits
         except RefusedError:
             return False
-
-    def _is_beyond(self, tokens: int) -> bool:
-        """Whether weights and caches alone are too much: a floor costs much less than the bill."""
-        if tokens in self._prices or self._floor is None:
-            return False
-        held, most = self._held(self._floor, tokens), self.task.max_use or 1.0
-        return any(
-            sum(size for pool, size in held.items() if pool in pools) > available * most
-            for pools, available in self._limits
-        )
 
     def held_bytes(self, tokens: int) -> int:
         """Weights, caches and states, in all pools."""
@@ -212,7 +208,7 @@ class Fitting:
     def held_share(self, tokens: int) -> float:
         """The share of all devices together that weights and caches take, or of the fullest where the split is given.
 
-        Of an engine without a floor: the share of the whole bill.
+        For an engine without a floor: the share of the whole bill.
         """
         if self._floor is None:
             return self.devices_share(tokens)
@@ -236,7 +232,7 @@ class Fitting:
 
     @cached_property
     def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
-        """Pools, and what is available in them. Layers that may be split otherwise count against all cards."""
+        """Pools, and what is available in them. Layers that may be split differently count against all cards."""
         cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.placement.budgets)]
         if self.placement.may_resplit:
             pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
@@ -262,7 +258,7 @@ class Fitting:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the engine makes of the load, whatever the context."""
+        """What the engine makes of the load; the same for every context."""
         try:
             return self._facts(self.native)
         except RefusedError:
@@ -276,7 +272,7 @@ class Fitting:
 
     @cached_property
     def streams(self) -> int:
-        """Caches that the context is divided among: sequences which do not share one."""
+        """Caches that the context is divided among: sequences that do not share one."""
         streams: int = self.facts.get("kv_streams", 1)
         return streams if self.facts.get("n_ctx_seq") != self.facts.get("n_ctx") else 1
 
@@ -291,9 +287,9 @@ class Fitting:
 
     @cached_property
     def minimum(self) -> int:
-        """The shortest context offered unasked: 16K or --min-context, the native window where that is shorter.
+        """The shortest context that is chosen: 16K or --min-context, or the native context if that is shorter.
 
-        A user who asks for more than 16K wants it of every model. The built-in engine is content with less.
+        A --min-context above 16K applies to every model. The built-in engine's minimum is lower.
         """
         wanted = self.task.min_context
         usual = EMBEDDING_TOKENS if self.task.embeds else MINIMUM_TOKENS
@@ -306,8 +302,8 @@ class Fitting:
     @cached_property
     def windows(self) -> tuple[int, ...]:
         """Contexts to try, the longest first (SPEC A4): the requested one, else 32K and 16K."""
-        if self.asked is not None:
-            return (self.asked,)
+        if self.requested is not None:
+            return (self.requested,)
         budget = self.task.window_budget_bytes
         if budget is not None:
             held = budget_window(self._cache_bytes, budget, step=self.step, most=self.most)
@@ -318,7 +314,7 @@ class Fitting:
         tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
         if longer and self.engine.streams_weights:
-            return tuple(dict.fromkeys(longer))  # shorter ones take what the memory leaves
+            return tuple(dict.fromkeys(longer))  # shorter contexts take what the memory leaves
         return tuple(dict.fromkeys((*longer, self.minimum)))
 
     @cached_property
@@ -327,11 +323,11 @@ class Fitting:
 
     @property
     def least(self) -> int:
-        """No shorter context is ever opened."""
+        """The shortest context there is."""
         return min(self.step, self.most)
 
     @cached_property
-    def asked(self) -> int | None:
+    def requested(self) -> int | None:
         """The requested context: by its length, by 0 for the native one, or by a job."""
         tokens, job = self.task.load.context_tokens, self.task.job
         if job is not None and tokens is not None:
@@ -343,7 +339,7 @@ class Fitting:
         return self.native if tokens == 0 else tokens
 
     @property
-    def asked_because(self) -> str:
+    def requested_because(self) -> str:
         job = self.task.job
         return "as requested" if job is None else job_window(job, self.native)[1]
 
@@ -353,15 +349,14 @@ class Fitting:
         return bool(geometry.native_context or geometry.trained_context)
 
     def _cache_bytes(self, tokens: int) -> int:
-        """A floor is a hundred times quicker than the whole bill."""
+        """A floor is a hundred times faster than the whole bill."""
         if self._floor is None:
             return self.price(tokens).estimate.kv_cache_bytes
         return self._floor.cache_bytes(self.task.model, self.load(tokens), self.placement.setup)
 
     def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
         """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 for none."""
-        blocked = [budget.blocked for budget in self.placement.budgets if budget.blocked]
-        yield from blocked
+        yield from (budget.blocked for budget in self.placement.budgets if budget.blocked)
         if weighed.refused:
             yield weighed.refused
         elif not weighed.fits:
@@ -388,7 +383,7 @@ def _check_numbers(task: Task) -> None:
 
 
 def _needed(use: Usage) -> str:
-    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that refuses it if it is a different one."""
+    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that it breaks if it is not that one."""
     need = (
         f"{format_bytes(use.required_bytes)}; {use.budget.name} has "
         f"{format_bytes(use.budget.available_bytes)} usable"

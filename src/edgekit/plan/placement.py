@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice, takewhile
 
 from edgekit.bill.types import Placement, Placements, Task
@@ -16,7 +16,7 @@ from edgekit.plan.fit import Fitting, longest
 
 
 def placements_of(task: Task) -> Placements:
-    """Whole ones first; behind them no placement takes more of the devices than the one before it.
+    """Whole ones first; of the rest, each takes no more of the devices than the one before it.
 
     Raises HardwareError where the engine cannot run there at all.
     """
@@ -26,7 +26,7 @@ def placements_of(task: Task) -> Placements:
 def whole_placements(task: Task) -> Placements:
     """Those with all of the model where the engine computes: on the devices, or on a CPU without any.
 
-    Where the user settled a placement that leaves something elsewhere, that one.
+    If the user gave a placement that leaves something elsewhere, that one.
     """
     found = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
     return found or placements_of(task)
@@ -71,12 +71,12 @@ NEARLY_HELD = (
 
 
 class Ladder:
-    """Every rung takes less of the devices, and as a rule more of the RAM, than the one before it."""
+    """The placements of a task. Every rung takes less of the devices, and usually more of the RAM, than the last."""
 
     def __init__(self, task: Task, placements: Placements) -> None:
         self.task, self._placements = task, placements
         self._rungs: dict[int, Fitting] = {}
-        self._held: dict[int, int] = {}  # tokens -> the first rung they hold, taken together
+        self._held: dict[int, int] = {}  # tokens -> the first rung whose devices hold them together
 
     def rung(self, place: int) -> Fitting:
         if place not in self._rungs:
@@ -89,7 +89,7 @@ class Ladder:
 
     @cached_property
     def _wholes(self) -> int:
-        """How many placements at the top are whole. Each is tried on its own, at least the first."""
+        """How many placements at the top are whole. Each of them is tried, at least the first."""
         leading = sum(1 for _ in takewhile(lambda placement: placement.whole, self._placements))
         return min(max(leading, 1), len(self._placements))
 
@@ -108,7 +108,7 @@ class Ladder:
         return rung if rung is None or rung.placement.whole else self._finer(rung, tokens)
 
     def _finer(self, rung: Fitting, tokens: int) -> Fitting:
-        """The best of the placements between this and the one before it; itself where they are not worth it."""
+        """The best of the placements between this one and the last; this one if they gain too little."""
         between = rung.engine.finer_placements(self.task.model, rung.placement)
         finer = [Fitting(self.task, placement) for placement in between]
         if not finer or self.last == 0:
@@ -130,7 +130,8 @@ class Ladder:
         if self.last < SHORT or self._wholes > self.last:
             rungs = (self.rung(place) for place in range(self._wholes, self.last + 1))
             return next((one for one in rungs if one.fits(tokens)), None)
-        if self._is_hopeless(tokens):
+        # weights and caches alone may be more than all memories hold together; on the CPU nothing is held twice
+        if self.rung(self.last).held_bytes(tokens) > together_bytes(self.top.placement.budgets):
             return None
         first = self._first_held(tokens)
         several = len(gpu_budgets(self.top.placement.budgets)) > 1
@@ -141,13 +142,13 @@ class Ladder:
         return next((one for one in rungs if one.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
-        """Where no placement holds the context: the one that is least over its limits."""
+        """The placement that exceeds its limits least, where none holds the context."""
         tried = [one for one in self._rungs.values() if _is_run(one, tokens)]
         return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
 
     @cached_property
     def longest(self) -> int:
-        """Of all placements."""
+        """The longest context that any placement holds."""
         step, most = self.top.step, self.top.most
         is_short = self.last < SHORT
         found = self.top.longest
@@ -163,13 +164,8 @@ class Ladder:
         )
         return max(found, anywhere)
 
-    def _is_hopeless(self, tokens: int) -> bool:
-        """Weights and caches alone are more than all memories together may hold: no rung fits."""
-        needed = self.rung(self.last).held_bytes(tokens)  # on the CPU nothing is held twice
-        return needed > together_bytes(self.top.placement.budgets)
-
     def _first_held(self, tokens: int) -> int:
-        """Fewer tokens never need a lower rung, so what is known of others narrows it. The last needs no device."""
+        """Fewer tokens never need a lower rung, so known results narrow the search. The last needs no device."""
         if tokens in self._held:
             return self._held[tokens]
         known_low = (rung - 1 for known, rung in self._held.items() if known < tokens)
@@ -178,16 +174,21 @@ class Ladder:
             (rung for known, rung in self._held.items() if known > tokens), default=self.last
         )
         low = min(max(low, 0), high - 1)
-        found = self._searched(tokens, low, high) if self._overflows(low, tokens) else low
+        rung = self.rung(low)
+        overflows = rung.held_share(tokens) > 1 or rung.devices_share(tokens) > 1
+        found = self._searched(tokens, low, high) if overflows else low
         self._held[tokens] = found
         return found
 
     def _searched(self, tokens: int, low: int, high: int) -> int:
-        """Weights and caches are cheap to work out, and compute buffers hardly change from one rung to the next."""
-        rest = 0.0
+        """Weights and caches are cheap to compute, and compute buffers hardly change from one rung to the next."""
+        rest = 0.0  # the share of the devices that the buffers take
+
+        def seems_held(place: int) -> bool:
+            return self.rung(place).held_share(tokens) + rest <= 1
+
         while high - low > 1:
-            places = range(low + 1, high)
-            guess = bisect_left(places, True, key=partial(self._seems_held, tokens, rest))
+            guess = bisect_left(range(low + 1, high), True, key=seems_held)
             place = min(low + 1 + guess, high - 1)
             share = self.rung(place).devices_share(tokens)
             rest = share - self.rung(place).held_share(tokens)
@@ -196,14 +197,6 @@ class Ladder:
             else:
                 low = place
         return high
-
-    def _seems_held(self, tokens: int, rest: float, place: int) -> bool:
-        return self.rung(place).held_share(tokens) + rest <= 1
-
-    def _overflows(self, place: int, tokens: int) -> bool:
-        """Whether the devices together have too little room."""
-        rung = self.rung(place)
-        return rung.held_share(tokens) > 1 or rung.devices_share(tokens) > 1
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:

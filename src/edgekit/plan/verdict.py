@@ -29,7 +29,7 @@ def judge(task: Task) -> Verdict:
 
 
 def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
-    """The verdict on a choice. `max_context` where it is known, or does not matter."""
+    """The verdict on a choice. Give `max_context` if it is known or does not matter."""
     found = pinned_candidate(choice.candidate) if choice.fits else choice.candidate
     return result_for(found, max_context=max_context)
 
@@ -39,19 +39,19 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
     reasons: tuple[str, ...] = ()
     if found.step:
         most = max_context
-        if most is None:  # never above the model's own, also where more was asked for
+        if most is None:  # never above the model's own context, even if more was requested
             most = held.longest if found.tokens > held.most else max(held.longest, found.tokens)
     else:
         most = _longest_anywhere(found) if max_context is None else max_context
         reasons = tuple(_reasons(found, most))
     geometry = task.model.geometry
-    # Of a bare name only sizes are assumed: its layers are those of another model.
+    # A bare name says nothing about speed: its layers are those of another model.
     is_rough = task.bill is not None and weighed.estimate.basis is Basis.ASSUMED
     return Verdict(
         engine=task.engine,
         status=found.status,
         context_tokens=found.tokens,
-        asked=held.asked is not None,
+        asked=held.requested is not None,
         max_context=most,
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
@@ -73,13 +73,13 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
 
 
 def is_too_short(result: Verdict) -> bool:
-    """Whether the model's own context is shorter than the least that is wanted: no memory helps."""
+    """Whether the model's own context is shorter than the minimum, so that no memory helps."""
     native = (result.native_context or 0) * result.streams
     return result.failed and not result.asked and 0 < native < result.context_tokens
 
 
 def weights_name(setup: Any, name: str) -> str:
-    """The quantisation of the weights: the one the engine is told, else the name of the file's."""
+    """The quantisation of the weights: the one that the setup asks for, else that of the file."""
     quantize: Any = getattr(setup, "quantize", None)
     if hasattr(quantize, "packing") and quantize.rest:
         mode = quantize.packing.mode.value
@@ -88,7 +88,7 @@ def weights_name(setup: Any, name: str) -> str:
 
 
 def pinned_candidate(found: Candidate) -> Candidate:
-    """Layers divided among cards as they are billed: the engine would divide them by what is free when it starts."""
+    """With layers split among the cards as billed; the engine would split them by what is free when it starts."""
     if not found.held.placement.may_resplit:
         return found
     divided = found.held.engine.pinned(found.task.model, found.weighed.way)
@@ -105,7 +105,7 @@ def _longest_anywhere(found: Candidate) -> int:
 
 def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
     top = found.held
-    if top.asked is None and top.minimum > top.most:
+    if top.requested is None and top.minimum > top.most:
         length, wanted = top.most // top.streams, top.minimum // top.streams
         return [
             f"the model has a context of {length:,} tokens, and --min-context asks for {wanted:,}"
@@ -116,8 +116,8 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
     """Whether the answer to a bill without the tensor directory is the answer.
 
-    That is so where it is the same with every line at its lower and at its upper bound, and all of the model fits
-    comfortably or no context fits at all. In between the directory decides. `loads_only`: only `can_load` matters.
+    It is, if it stays the same with every line at its lower and at its upper bound, and the whole model fits
+    comfortably or no context fits at all. Otherwise the directory decides. `loads_only`: only `can_load` matters.
     """
     if task.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False
@@ -152,7 +152,7 @@ def _is_near_reading_speed(task: Task, result: Verdict) -> bool:
 
 
 def _at_bound(task: Task, sign: int) -> Price:
-    """The engine's bill with every line as far off as it may be."""
+    """The engine's bill with every line at its bound."""
     engine = engine_named(task.engine)
 
     def moved(line: MemoryLine) -> MemoryLine:
@@ -168,9 +168,9 @@ def _at_bound(task: Task, sign: int) -> Price:
 
 
 def download_bytes(result: Verdict) -> int | None:
-    """The weights that were judged, as a file or repository holds them; None where that is not known.
+    """The size of the judged weights as a file or repository; None where that is not known.
 
-    Of a repository that was read its own size, else what a quantisation of the model's tensors takes.
+    For a repository that was read, its size; else what the quantised tensors of the model take.
     """
     if result.variant is None:
         return None
