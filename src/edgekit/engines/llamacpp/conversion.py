@@ -1,4 +1,4 @@
-"""The GGUF that a model in another format, or at another mix, would become: its keys and tensors, without converting."""
+"""The GGUF that a model in another format, or at another mix, would become: its keys and tensors."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class SourceModel:
         return MixedModel(mix=name, tensors=mixed, basis=self.basis, because=because)
 
 
-# Equal on all 43 recorded models that were compared; other families may have keys that gguf_keys.py does not write.
+# Equal on all 43 recorded models that were compared; other families may have keys that conversion.py does not write.
 COMPUTE_WITHIN = 0.05
 
 
