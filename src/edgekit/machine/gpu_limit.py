@@ -159,3 +159,13 @@ def _share(shares: tuple[tuple[int, int, int], ...], total_bytes: int) -> int:
     """Rounded up to a page."""
     part, whole = next((part, whole) for least, part, whole in shares if total_bytes >= least)
     return -(-total_bytes * part // (whole * _APPLE_PAGE_BYTES)) * _APPLE_PAGE_BYTES
+
+
+_HEAP_SMALL_BYTES = 4 * GIB  # anv_device.c: half of up to 4 GiB, three quarters of more
+
+
+def mesa_heap_bytes(ram_bytes: int) -> tuple[int, str]:
+    """The heap that Mesa's Vulkan driver gives an integrated GPU, and why."""
+    part, whole = (1, 2) if ram_bytes <= _HEAP_SMALL_BYTES else (3, 4)
+    because = f"Mesa's Vulkan driver lets the GPU use {part}/{whole} of the RAM"
+    return ram_bytes * part // whole, because

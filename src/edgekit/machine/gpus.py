@@ -13,7 +13,11 @@ from typing import NamedTuple
 
 from edgekit.basis import Basis
 from edgekit.machine.devices import known_bandwidth
-from edgekit.machine.gpu_limit import default_working_set_bytes, working_set_because
+from edgekit.machine.gpu_limit import (
+    default_working_set_bytes,
+    mesa_heap_bytes,
+    working_set_because,
+)
 from edgekit.machine.surroundings import (
     Findings,
     Surroundings,
@@ -219,7 +223,6 @@ _MEMORY_BAR = 2  # xe_bars.h, LMEM_BAR
 _WHOLE_BAR_BYTES = 2 * GIB  # a smaller window (256 MiB) means a BIOS without resizable BAR
 # The driver reserves 1/128 (8,128 of an A750's 8,192 MiB are left), a desktop some hundred MiB.
 _RESERVED_SHARE = 16
-_HEAP_SMALL_BYTES = 4 * GIB  # anv_device.c: half of up to 4 GiB, three quarters of more
 
 # PCI id: name, and the sizes it was sold with in GiB. The plain kernel's i915 does not report the size, and the window
 # (BAR) is the next power of two: a card of 12 GiB shows 16.
@@ -243,13 +246,6 @@ _INTEL_CARDS = {
 
 def find_intel(here: Surroundings) -> Findings:
     return _drm_findings(here, _INTEL_PCI_VENDOR, _intel_name, _intel_device)
-
-
-def mesa_heap_bytes(ram_bytes: int) -> tuple[int, str]:
-    """The heap that Mesa's Vulkan driver gives an integrated GPU, and why."""
-    part, whole = (1, 2) if ram_bytes <= _HEAP_SMALL_BYTES else (3, 4)
-    because = f"Mesa's Vulkan driver lets the GPU use {part}/{whole} of the RAM"
-    return ram_bytes * part // whole, because
 
 
 def _intel_name(_: Surroundings, card: DrmCard) -> str:

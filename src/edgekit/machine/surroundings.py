@@ -1,7 +1,8 @@
-"""What probes look at, and what they bring back. The defaults are this machine; a test plants a tree."""
+"""What probes read, and what they return. The defaults read this machine; tests plant a tree of files."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -16,13 +17,12 @@ from edgekit.units import LARGEST
 
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 
-# One question to the NVIDIA driver: the name of a function of NVML, its arguments -> its answer.
-# What it refuses is raised as NvmlError.
+# Calls a function of NVML by name. A refusal is raised as NvmlError.
 Nvml = Callable[..., Any]
 
 
 class NvmlError(Exception):
-    """The driver's refusal, by its number."""
+    """NVML refused a call; `code` is its nvmlReturn_t."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -30,7 +30,7 @@ class NvmlError(Exception):
 
 
 class Psutil(Protocol):
-    """The three questions that are asked of psutil."""
+    """The part of psutil that is used."""
 
     def virtual_memory(self) -> Any: ...
     def swap_memory(self) -> Any: ...
@@ -45,11 +45,15 @@ def _psutil() -> Psutil:
 
 
 def _nvml() -> Nvml:
-    """Imported on first use: it costs 15 ms, and most machines have no such card."""
+    """pynvml, imported on first use: it costs 15 ms, and most machines have no NVIDIA GPU."""
     import pynvml
 
-    # Both forms of this answer go by one name there, told apart by an argument.
-    named = {"nvmlDeviceGetMemoryInfo_v2": lambda handle: _memory_v2(pynvml, handle)}
+    # pynvml has one function for both forms of this answer.
+    named = {
+        "nvmlDeviceGetMemoryInfo_v2": lambda handle: pynvml.nvmlDeviceGetMemoryInfo(
+            handle, pynvml.nvmlMemory_v2
+        )
+    }
 
     def ask(function: str, *arguments: Any) -> Any:
         call = named.get(function) or getattr(pynvml, function, None)
@@ -63,28 +67,20 @@ def _nvml() -> Nvml:
     return ask
 
 
-def _memory_v2(pynvml: Any, handle: Any) -> Any:
-    return pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
-
-
 def _sysctl(name: str) -> bytes | None:
-    """A value of macOS' kernel as its bytes; None where there is no such name, or no such kernel."""
-    import ctypes
-
+    """A value of macOS' kernel as bytes; None for an unknown name, or on another system."""
     try:
         call = ctypes.CDLL(None).sysctlbyname
     except (OSError, TypeError, AttributeError):
         return None
-    size = ctypes.c_size_t(256)  # the longest asked for is the name of a processor
+    size = ctypes.c_size_t(256)  # the longest value is the name of a processor
     value = ctypes.create_string_buffer(size.value)
     failed = call(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0))
     return None if failed else value.raw[: size.value]
 
 
 def _page_file() -> tuple[int, int] | None:
-    """Windows' ullTotalPageFile and ullAvailPageFile: what it promises in all, and still; None elsewhere."""
-    import ctypes
-
+    """Windows' ullTotalPageFile and ullAvailPageFile, the commit limit and what is left; None elsewhere."""
     windll = getattr(ctypes, "windll", None)
     status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its length and the load, then seven sizes
     if windll is None or not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
@@ -97,34 +93,34 @@ class Surroundings:
     system: System = field(default_factory=lambda: _SYSTEMS.get(sys.platform, System.OTHER))
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    host: HostMemory | None = None  # found first: unified memory is the host's
+    host: HostMemory | None = None  # probed first, because GPUs may share it
     psutil: Callable[[], Psutil] = _psutil
     nvml: Callable[[], Nvml] = _nvml
     sysctl: Callable[[str], bytes | None] = _sysctl
     page_file: Callable[[], tuple[int, int] | None] = _page_file
     calibration: Callable[[], Stored] = read_calibration
-    deadline_s: float = 3.0  # for a driver to answer; a healthy one needs some 0.1 s
+    deadline_s: float = 3.0  # for a driver to answer; a healthy one takes about 0.1 s
 
 
 def in_wsl(here: Surroundings) -> bool:
-    """Linux inside of Windows, which shows its cards there, whosever they are."""
+    """WSL2: Linux inside Windows, which shows it its GPUs as /dev/dxg."""
     return here.system is System.LINUX and (here.root / "dev/dxg").exists()
 
 
 class Findings(NamedTuple):
-    """Nothing of its kind here: both empty. Something that could not be asked: a note."""
+    """What a probe found. No such hardware: two empty tuples. A probe that failed: a note."""
 
     devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-# mountinfo is the longest one read: 100,000 mounts of a crowded node would be cut, 5,000 are not.
+# mountinfo is the longest file read: 5,000 mounts fit, 100,000 of a crowded node would be cut.
 _TEXT_BYTES = 1024**2
-_PIECE_BYTES = 4 * 1024  # asked for at once: a read of a megabyte takes that megabyte first
+_PIECE_BYTES = 4 * 1024  # per read: a read of a megabyte allocates that megabyte first
 
 
 def text_of(path: Path) -> str | None:
-    """None where it is absent, unreadable or no file."""
+    """The text of a file in /proc or /sys; None if it cannot be read. At most 1 MiB."""
     data = bytes_of(path, _TEXT_BYTES)
     return None if data is None else data.decode("utf-8", "replace")
 
@@ -142,12 +138,12 @@ def bytes_of(path: Path, length: int) -> bytes | None:
 
 
 def number_of(path: Path) -> int | None:
-    """A count of bytes; None where there is none, or none that can be meant."""
+    """The number in a file; None if there is none, or no machine could have it."""
     return number_in(text_of(path) or "")
 
 
 def number_in(text: str) -> int | None:
-    """'25753026560' and '0x744c' -> int; anything else, and what no machine has, -> None."""
+    """'25753026560' and '0x744c' -> int; None for other text and for numbers that no machine could have."""
     found = re.fullmatch(r"\s*(?:(\d{1,20})|0[xX]([0-9a-fA-F]{1,16}))\s*", text, re.ASCII)
     if found is None:
         return None
@@ -156,7 +152,7 @@ def number_in(text: str) -> int | None:
 
 
 def pairs_of(path: Path, between: str = "=") -> dict[str, str]:
-    """Lines of 'key=value', as uevent has them, or with another sign between."""
+    """Lines of 'key=value' as in uevent, or with another separator."""
     lines = (text_of(path) or "").splitlines()
     parts = (line.partition(between) for line in lines)
     return {key.strip(): value.strip() for key, sign, value in parts if sign}

@@ -1,4 +1,4 @@
-"""Nouns of the sixth room: what a machine has."""
+"""What a machine has: memory, devices, limits, budgets, and what was measured on it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Vendor(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """What holds a process below the machine's memory: a container, a resource limit."""
+    """What leaves a process less than the machine's memory: a container, a resource limit."""
 
     name: str  # "cgroup v2 /sys/fs/cgroup/user.slice/memory.max"
     limit_bytes: int
-    used_bytes: int  # of it, by what cannot be dropped: file pages that can are not counted
+    used_bytes: int  # without file pages that the kernel can drop
 
     @property
     def left_bytes(self) -> int:
@@ -40,15 +40,15 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """The memory of the processor. Swap is told, never counted."""
+    """The RAM. Swap is shown, never counted."""
 
     total_bytes: int
-    free_bytes: int  # what could be had without swapping: MemAvailable, not MemFree
+    free_bytes: int  # available without swapping: MemAvailable, not MemFree
     swap_total_bytes: int = 0
     swap_free_bytes: int = 0
     limits: tuple[MemoryLimit, ...] = ()
     bandwidth_bytes_per_s: int | None = None
-    bandwidth_because: str = ""  # "measured here on 2026-11-16"; "": as the maker has it
+    bandwidth_because: str = ""  # "measured here on 2026-11-16"; empty: the maker's figure
 
     @property
     def usable_bytes(self) -> int:
@@ -57,65 +57,67 @@ class HostMemory:
 
     @property
     def tightest(self) -> MemoryLimit | None:
-        """The limit that decides; None where the machine itself does."""
-        found = min(self.limits, key=lambda limit: limit.left_bytes, default=None)
-        return found if found is not None and found.left_bytes < self.free_bytes else None
+        """The limit that decides; None if free memory does."""
+        lowest = min(self.limits, key=lambda limit: limit.left_bytes, default=None)
+        return lowest if lowest is not None and lowest.left_bytes < self.free_bytes else None
 
     @property
     def whole_bytes(self) -> int:
-        """All there is, for a process inside the limits."""
+        """Total memory for a process inside the limits."""
         return min((self.total_bytes, *(limit.limit_bytes for limit in self.limits)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """Somebody who holds memory of a device."""
+    """A process that uses memory of a device."""
 
     pid: int
     name: str = ""
-    used_bytes: int | None = None  # None: the driver does not say
+    used_bytes: int | None = None  # None: the driver does not report it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device that computes: a card, a slice of one, or the other half of a unified memory."""
+    """A GPU: a card, a slice of one, or one that shares the RAM."""
 
     name: str
     vendor: Vendor
-    index: int = 0  # as its driver counts
+    index: int = 0  # the driver's number
     total_bytes: int
     free_bytes: int
     unified: bool = False  # shares the RAM: one memory for CPU and GPU
     integrated: bool = False  # part of a processor, even if it has memory of its own
-    limit_bytes: int | None = None  # the most it may use of a unified memory (wired limit, GTT)
+    limit_bytes: int | None = None  # the most it may use of unified memory (wired limit, GTT)
     limit_because: str = ""
-    own_bytes: int = 0  # free, and counted in limit_bytes but not in the RAM: an APU's carve-out
+    own_bytes: int = (
+        0  # free memory of its own, part of limit_bytes but not of the RAM: an APU's carve-out
+    )
     bandwidth_bytes_per_s: int | None = None
-    capability: tuple[int, int] | None = None  # CUDA's
+    capability: tuple[int, int] | None = None  # CUDA compute capability
     partition: str = ""  # "MIG 1g.10gb"
     users: tuple[Process, ...] = ()
     basis: Basis = Basis.EXACT  # how its memory is known
-    because: str = ""  # where from: "NVML", "sysfs mem_info_vram_total"
+    because: str = ""  # source: "NVML", "sysfs mem_info_vram_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A machine as engines see it: found here, or only wished for."""
+    """A machine as engines see it: this one, or one that was described."""
 
     name: str  # "this machine", "2x RTX 3090"
     system: System
     processor: str = ""
-    arm: bool = False  # what its processor is: engines are built otherwise for it
+    arm: bool = False  # an ARM processor, for which engines are built differently
     cores: int | None = None
-    host: HostMemory | None  # None: of a machine that is only wished for, and was not said
+    host: HostMemory | None  # None: unknown, because it was not described
     devices: tuple[Device, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # what could not be asked, and why
+    notes: tuple[str, ...] = field(default=())  # what could not be detected, and why
     what_if: bool = False
-    measured: Measured | None = None  # by `edgekit calibrate`, on this machine; None: nothing was
+    measured: Measured | None = None  # by `edgekit calibrate`, on this machine
 
     @property
     def is_phone(self) -> bool:
-        """Or a tablet: known by name only."""
+        """Whether it is a phone or a tablet, which are only known by name."""
         return self.system is System.OTHER and self.what_if
 
 
@@ -123,14 +125,13 @@ class PoolKind(enum.Enum):
     DEVICE = "device"
     HOST = "host"
 
-    __hash__ = (
-        object.__hash__
-    )  # there is one of each, and Enum's own is slow: every placement is made of them
+    # Members are singletons, and Enum's own hash is slow: every placement hashes them.
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True, order=False)
 class Pool:
-    """Where memory is taken from. Unified memory is a matter of the hardware, not of the bill."""
+    """Where an engine allocates. Unified memory has both pools too: the Budget joins them."""
 
     kind: PoolKind
     index: int = 0
@@ -152,8 +153,8 @@ def pool_of(place: int) -> Pool:
 class Budget:
     """One physical memory that a bill is compared with. Unified memory is one budget for two pools.
 
-    There the system limits what the GPU may take (macOS' wired limit, amdgpu's GTT). Weights and caches that stay with
-    the CPU do not count against that limit: `for_bill` knows how much of a bill they are.
+    The system may limit what the GPU takes of unified memory (macOS' wired limit, amdgpu's GTT). Weights and caches
+    that stay with the CPU do not count against that limit: `for_bill` sets how much of a bill they are.
     """
 
     name: str
@@ -165,14 +166,14 @@ class Budget:
     limit_bytes: int | None = None  # the most that the GPU may take of a unified memory
     limit_because: str = ""
     cpu_bytes: int = 0  # of the bill, held by the CPU: the limit does not apply to it
-    gpu_only_bytes: int = 0  # of the free memory, out of the CPU's reach: an APU's carve-out
+    gpu_only_bytes: int = 0  # free memory that the CPU cannot use: an APU's carve-out
     blocked: str = ""  # why the engine would not start, however small the model
     has_default_reserve: bool = True  # False: the user set it, or the engine takes a fixed share
-    is_share: bool = False  # the engine takes all of it when it starts (vLLM): nothing is tight
+    is_share: bool = False  # the engine takes all of it at start (vLLM), so no bill is a tight fit
 
     @property
     def unreserved_bytes(self) -> int:
-        """What is free, less the reserve: for CPU and GPU together."""
+        """Free memory minus the reserve, for CPU and GPU together."""
         return max(0, self.free_bytes - self.reserve_bytes)
 
     @property
@@ -182,43 +183,43 @@ class Budget:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the system's limit on the GPU decides, rather than what is free."""
+        """Whether the system's limit on the GPU decides, not free memory."""
         return self.available_bytes < self.unreserved_bytes
 
 
 def gpu_budgets(budgets: Iterable[Budget]) -> tuple[Budget, ...]:
-    """What the GPUs alone may hold: their own memories, and their share of a unified one where the system limits it."""
-    every = tuple(budgets)
-    cards = (one for one in every if HOST not in one.pools)
-    return (*cards, *(_gpu_share(one) for one in every if one.limit_bytes is not None))
+    """What the GPUs alone may hold: their own memory, and their share of unified memory if the system limits it."""
+    budgets = tuple(budgets)
+    shares = []
+    for budget in budgets:
+        if budget.limit_bytes is not None:
+            size = min(budget.limit_bytes, budget.unreserved_bytes)
+            share = Budget(
+                name=budget.name,
+                pools=budget.pools - {HOST},
+                total_bytes=size,
+                free_bytes=size,
+                reserve_bytes=0,
+                has_default_reserve=False,
+                because=budget.limit_because,
+            )
+            shares.append(share)
+    return (*(budget for budget in budgets if HOST not in budget.pools), *shares)
 
 
 def together_bytes(budgets: Iterable[Budget]) -> int:
-    """What all of them together offer; layers left to the CPU make use of what a limit on the GPU leaves."""
-    return sum(one.unreserved_bytes for one in budgets)
-
-
-def _gpu_share(budget: Budget) -> Budget:
-    size = min(budget.limit_bytes or 0, budget.unreserved_bytes)
-    return Budget(
-        name=budget.name,
-        pools=budget.pools - {HOST},
-        total_bytes=size,
-        free_bytes=size,
-        reserve_bytes=0,
-        has_default_reserve=False,
-        because=budget.limit_because,
-    )
+    """Memory of all budgets; layers on the CPU can use what a limit on the GPU leaves."""
+    return sum(budget.unreserved_bytes for budget in budgets)
 
 
 def is_arm() -> bool:
-    """Whether this program runs as one for ARM."""
+    """Whether this program was built for ARM."""
     return platform.machine().lower() in {"arm64", "aarch64"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """How fast the folder for temporary files is, past the system's own memory."""
+    """The speed of the folder for temporary files, bypassing the page cache."""
 
     folder: str
     read_bytes_per_s: int
@@ -228,7 +229,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMeasured:
-    """The memory of a processor, read by all of its cores at once."""
+    """RAM bandwidth, read by all cores at once, and disk speed."""
 
     host: str  # which machine: see `host_key`
     date: str  # of the bandwidth
@@ -238,9 +239,9 @@ class HostMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What an engine did with one model, beside what was expected of it.
+    """The measured speed of an engine with one model, and the speed that was expected.
 
-    The expectation is that of one version of EdgeKit, from one bandwidth: with others it says nothing.
+    The expectation holds for one version of EdgeKit and one bandwidth only.
     """
 
     label: str
@@ -248,11 +249,9 @@ class Pace:
     prompt_tokens: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
-    expected_decode: (
-        float | None
-    )  # the middle of the modelled range; None: nothing was expected of such a device
+    expected_decode: float | None  # the middle of the modelled range; None: no model for the device
     expected_prefill: float | None
-    bandwidth_bytes_per_s: int | None  # of the host's memory, as it was modelled with
+    bandwidth_bytes_per_s: int | None  # of the RAM, as it was modelled
     edgekit: str
     date: str
 
@@ -265,10 +264,10 @@ class EngineMeasured:
     through: str  # "xllamacpp"
     version: str
     host: str
-    device: str  # the processor, or the cards it computed on
+    device: str  # the processor, or the GPUs
     date: str
-    overhead_bytes: int | None = None  # the most that its process held on the host beside the bill
-    overhead_label: str = ""  # with which model that was
+    overhead_bytes: int | None = None  # the most that its process used in RAM beyond the bill
+    overhead_label: str = ""  # the model with which that was measured
     samples: int = 0
     pace: Pace | None = None
 
@@ -279,7 +278,7 @@ class EngineMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A part of a bill that an engine did not keep to."""
+    """A line of a bill from which an engine differed."""
 
     label: str
     part: str
@@ -292,7 +291,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """All that is remembered, of every machine that shares the folder."""
+    """Everything that was measured, on every machine that shares the folder."""
 
     hosts: tuple[HostMeasured, ...] = ()
     engines: tuple[EngineMeasured, ...] = ()
@@ -301,11 +300,11 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of one machine, with the engines that are installed on it now."""
+    """What was measured on one machine, with the engines that are installed now."""
 
     host: HostMeasured | None = None
     engines: tuple[EngineMeasured, ...] = ()
-    differences: tuple[Difference, ...] = ()  # of any model: rules that an engine does not keep to
+    differences: tuple[Difference, ...] = ()  # from any model
 
     def engine(self, name: str, device: str) -> EngineMeasured | None:
         return next(

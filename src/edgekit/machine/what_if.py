@@ -1,6 +1,6 @@
-"""What a person would like to have -> a machine: --device "2x RTX 3090" --ram 64G, or --ram 32G --vram 24G,24G.
+"""A described machine: --device "2x RTX 3090" --ram 64G, or --ram 32G --vram 24G,24G.
 
-Nothing else runs on a machine that is only wished for: all of its memory is free.
+It is assumed to be idle: all of its memory is free.
 """
 
 from __future__ import annotations
@@ -8,12 +8,17 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.machine.devices import AppLimit, DeviceKind, KnownDevice, find_device
+from edgekit.machine.devices import DeviceKind, KnownDevice, find_device
+from edgekit.machine.gpu_limit import (
+    default_working_set_bytes,
+    mesa_heap_bytes,
+    working_set_because,
+)
 from edgekit.machine.types import (
     Device,
     HostMemory,
@@ -24,73 +29,69 @@ from edgekit.machine.types import (
 )
 from edgekit.units import GIB, MIB, format_bytes, parse_size
 
-MAX_CARDS = 64  # the largest machines have 16; 72 GB200 in a rack are 18 machines
+MAX_CARDS = 64  # the largest machines have 16; a rack of 72 GB200 is 18 machines
 MAX_TEXT_CHARS = 2000
-SMALLEST_BYTES = 256 * MIB  # less is a number without its unit, or no machine for a model
+SMALLEST_BYTES = 256 * MIB  # less is a number without its unit, or too small for any model
 LARGEST_BYTES = 2**50
-
-_BETWEEN = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # the Ryzen is called AI Max+ 395
-_COUNT = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
-_SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
-_FIRST_MACOS, _FIRST_MACOS_SINCE = 26, "2025-10"  # Macs from the M5 on run no older one
 IDLE = "assumes the machine is otherwise idle"
-_NO_RAM = "system RAM unknown, so no offloading was considered (add --ram 32G)"
-_NO_GPU = "runs on the CPU: EdgeKit does not model this GPU"
+
+_SEPARATOR = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # but not in "Ryzen AI Max+ 395"
+_COUNT_BEFORE = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
+_COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # "RTX 3090 x2"
+_SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
+_MACOS_26_SINCE = "2025-10"  # Macs from the M5 on run macOS 26 or later
+_BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
 
 
 def what_if_machine(
     *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
 ) -> Machine:
-    """The machine that is described. Raises UsageError for what makes no sense, with the names that are near."""
-    found = [device for wish in devices for device in _devices(wish)]
+    """The described machine. Raises UsageError, with similar names for an unknown device."""
+    found = [
+        device
+        for text in devices
+        for count, name in _counted_parts("--device", text)
+        for device in [find_device(name)] * count
+    ]
     if found and vram is not None:
         raise UsageError("--device and --vram both describe the GPUs: give one of them")
     ram_bytes = None if ram is None else _size("--ram", ram)
     if any(device.unified for device in found):
-        return _whole(found, ram_bytes)
-    cards = [_card(device) for device in found] or list(_unnamed(vram))
+        return _unified_machine(found, ram_bytes)
+    if vram is None:
+        cards = [_card(device) for device in found]
+    else:
+        parts = _counted_parts("--vram", vram)
+        cards = [
+            _unnamed_card(_size("--vram", size)) for count, size in parts for _ in range(count)
+        ]
     if not cards and ram_bytes is None:
         raise UsageError("describe a machine with --device, --ram or --vram")
-    return _assembled(cards, ram_bytes, arm=_arm(found))
+    return _machine_with_cards(cards, ram_bytes, arm=any(device.arm for device in found))
 
 
 def machine_of(device: KnownDevice) -> Machine:
-    """The machine that has this device: it alone, the memory of the processor beside a card unknown."""
-    return (
-        _whole([device], None)
-        if device.unified
-        else _assembled([_card(device)], None, arm=device.arm)
-    )
+    """The machine with just this device; the RAM next to a card is unknown."""
+    if device.unified:
+        return _unified_machine([device], None)
+    return _machine_with_cards([_card(device)], None, arm=device.arm)
 
 
-def _devices(wish: str) -> Iterator[KnownDevice]:
-    for part in _parts("--device", wish):
-        count, name = _counted("--device", part)
-        device = find_device(name)
-        yield from [device] * count
-
-
-def _parts(flag: str, wish: str) -> list[str]:
-    if len(wish) > MAX_TEXT_CHARS:
-        raise UsageError(f"{flag}: {wish[:40]!r}... is too long")
-    return _BETWEEN.split(wish)
-
-
-_COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # 'RTX 3090 x2'
-
-
-def _counted(flag: str, text: str) -> tuple[int, str]:
-    """'2x RTX 3090' -> 2 of them."""
-    after = _COUNT_AFTER.fullmatch(text)
-    if after is not None:
-        text = f"{after[2]}x {after[1]}"
-    found = _COUNT.fullmatch(text)
-    count, name = (1, text) if found is None else (int(found[1]), found[2])
-    if not name.strip():
-        raise UsageError(f"{flag} is empty, or ends with a comma")
-    if not 1 <= count <= MAX_CARDS:
-        raise UsageError(f"{flag}: {text[:40]!r}: the number of GPUs must be 1 to {MAX_CARDS}")
-    return count, name.strip()
+def _counted_parts(flag: str, text: str) -> list[tuple[int, str]]:
+    """'2x RTX 3090, RTX 4090' -> [(2, 'RTX 3090'), (1, 'RTX 4090')]."""
+    if len(text) > MAX_TEXT_CHARS:
+        raise UsageError(f"{flag}: {text[:40]!r}... is too long")
+    parts = []
+    for part in _SEPARATOR.split(text):
+        after = _COUNT_AFTER.fullmatch(part)
+        before = _COUNT_BEFORE.fullmatch(f"{after[2]}x {after[1]}" if after else part)
+        count, name = (1, part) if before is None else (int(before[1]), before[2])
+        if not name.strip():
+            raise UsageError(f"{flag} is empty, or ends with a comma")
+        if not 1 <= count <= MAX_CARDS:
+            raise UsageError(f"{flag}: {part[:40]!r}: the number of GPUs must be 1 to {MAX_CARDS}")
+        parts.append((count, name.strip()))
+    return parts
 
 
 def _size(flag: str, text: str) -> int:
@@ -99,23 +100,17 @@ def _size(flag: str, text: str) -> int:
     except UsageError as error:
         raise UsageError(f"{flag}: {error}") from error
     if size_bytes < SMALLEST_BYTES:
-        hint = (
-            f": needs a unit, such as {text.strip()}G"
-            if text.strip().isdecimal() and size_bytes
-            else ""
-        )
+        is_number = text.strip().isdecimal() and size_bytes
+        hint = f": needs a unit, such as {text.strip()}G" if is_number else ""
         raise UsageError(f"{flag}: {text[:40]!r} is too small{hint}")
     if size_bytes > LARGEST_BYTES:
         raise UsageError(f"{flag}: {text[:40]!r} is too large")
     return size_bytes
 
 
-_BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
-
-
 def _card(device: KnownDevice) -> Device:
     reported = f"{device.name}: the driver reports {device.memory_bytes // MIB:,} MiB"
-    kept = device.memory_bytes - device.usable_bytes
+    reserved = device.memory_bytes - device.usable_bytes
     return Device(
         name=device.name,
         vendor=device.vendor,
@@ -124,161 +119,136 @@ def _card(device: KnownDevice) -> Device:
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         capability=device.capability or (_BEFORE_VOLTA if device.vendor is Vendor.NVIDIA else None),
         basis=device.basis,
-        because=f"{reported} and keeps {kept // MIB:,} MiB for itself" if kept else reported,
+        because=f"{reported} and keeps {reserved // MIB:,} MiB for itself"
+        if reserved
+        else reported,
     )
 
 
-def _unnamed(vram: str | None) -> Iterator[Device]:
-    for part in () if vram is None else _parts("--vram", vram):
-        count, text = _counted("--vram", part)
-        size_bytes = _size("--vram", text)
-        for _ in range(count):
-            yield Device(
-                name=f"{_short(size_bytes)} GPU",
-                vendor=Vendor.NVIDIA,
-                total_bytes=size_bytes,
-                free_bytes=size_bytes,
-                basis=Basis.ASSUMED,
-                because="--vram",
-            )
+def _unnamed_card(size_bytes: int) -> Device:
+    return Device(
+        name=f"{_short(size_bytes)} GPU",
+        vendor=Vendor.NVIDIA,
+        total_bytes=size_bytes,
+        free_bytes=size_bytes,
+        basis=Basis.ASSUMED,
+        because="--vram",
+    )
 
 
-def _arm(devices: Sequence[KnownDevice]) -> bool:
-    """Cards go into machines of the usual kind, but for those that are sold with an ARM processor."""
-    return any(device.arm for device in devices)
-
-
-def _assembled(cards: Sequence[Device], ram_bytes: int | None, *, arm: bool) -> Machine:
-    """Cards, and a processor with memory of its own."""
+def _machine_with_cards(cards: Sequence[Device], ram_bytes: int | None, *, arm: bool) -> Machine:
+    """GPUs with their own memory next to a CPU with RAM."""
     if len(cards) > MAX_CARDS:
         raise UsageError(f"{len(cards)} GPUs; the limit is {MAX_CARDS}")
     host = None if ram_bytes is None else HostMemory(total_bytes=ram_bytes, free_bytes=ram_bytes)
-    parts = _tally(card.name for card in cards)
-    if ram_bytes is not None:
+    counts = Counter(card.name for card in cards)
+    parts = [name if count == 1 else f"{count}x {name}" for name, count in counts.items()]
+    notes = [IDLE]
+    if ram_bytes is None:
+        notes.append("system RAM unknown, so no offloading was considered (add --ram 32G)")
+    else:
         parts.append(f"{_short(ram_bytes)} RAM")
-    notes = (IDLE,) if host else (IDLE, _NO_RAM)
     return Machine(
         name=" + ".join(parts),
-        system=_system(has_cards=bool(cards)),
+        system=_this_system(has_cards=bool(cards)),
         arm=arm,
         host=host,
         devices=tuple(replace(card, index=place) for place, card in enumerate(cards)),
-        notes=notes,
+        notes=tuple(notes),
         what_if=True,
     )
 
 
-def _whole(devices: Sequence[KnownDevice], ram_bytes: int | None) -> Machine:
-    """A device that is a machine: one memory for its GPU and its processor."""
+def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> Machine:
+    """A device that is a complete machine: one memory for its GPU and its CPU."""
     device = devices[0]
     if len(devices) > 1:
-        shared = next(one.name for one in devices if one.unified)
+        name = next(one.name for one in devices if one.unified)
+        raise UsageError(f"{name} is a complete machine: it cannot be combined with other devices")
+    sold_bytes = device.size_gb * GIB
+    if ram_bytes not in {None, device.memory_bytes, sold_bytes}:
         raise UsageError(
-            f"{shared} is a complete machine: it cannot be combined with other devices"
-        )
-    if ram_bytes not in {None, device.memory_bytes, _sold_bytes(device)}:
-        raise UsageError(
-            f"--ram: {device.name} has {_short(_sold_bytes(device))} of unified memory: "
+            f"--ram: {device.name} has {_short(sold_bytes)} of unified memory: "
             "name the device with another size, or give --ram alone"
         )
+    if device.kind is DeviceKind.MAC:
+        system = System.MACOS
+    elif device.kind is DeviceKind.PHONE:
+        system = System.OTHER
+    elif device.kind is DeviceKind.BOARD:
+        system = System.LINUX
+    else:
+        system = _this_system(has_cards=True)
+    limits, notes = _app_limits(device)
+    if not limits and not device.has_gpu:
+        notes = ("runs on the CPU: EdgeKit does not model this GPU",)
+    gpus: tuple[Device, ...] = ()
+    if device.has_gpu:
+        limit_bytes, limit_because = _gpu_limit(device, system)
+        gpu = replace(
+            _card(device),
+            unified=True,
+            limit_bytes=limit_bytes,
+            limit_because=limit_because,
+            because=f"{device.name}: {device.memory_bytes // MIB:,} MiB, shared with its CPU",
+        )
+        gpus = (gpu,)
     return Machine(
         name=device.name,
-        system=_system_of(device),
+        system=system,
         processor=device.model,
         arm=device.arm,
         host=HostMemory(
             total_bytes=device.memory_bytes,
-            free_bytes=device.memory_bytes if device.app_limit else device.usable_bytes,
-            limits=_app_limits(device),
+            free_bytes=device.memory_bytes if limits else device.usable_bytes,
+            limits=limits,
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         ),
-        devices=(_shared_gpu(device),) if device.has_gpu else (),
-        notes=(IDLE, *_caveat(device)),
+        devices=gpus,
+        notes=(IDLE, *notes),
         what_if=True,
     )
 
 
-def _app_limits(device: KnownDevice) -> tuple[MemoryLimit, ...]:
-    """What the system of a phone lets one app hold."""
-    found = device.app_limit
-    if found is None:
-        return ()
-    system = "iOS" if device.vendor is Vendor.APPLE else "Android"
-    name = f"the memory limit of {system} for one app"
-    return (MemoryLimit(name=name, limit_bytes=found.app_bytes, used_bytes=0),)
-
-
-def _caveat(device: KnownDevice) -> tuple[str, ...]:
-    if device.app_limit is not None:
-        return (_app_words(device.app_limit, apple=device.vendor is Vendor.APPLE),)
-    return () if device.has_gpu else (_NO_GPU,)
-
-
-def _app_words(limit: AppLimit, *, apple: bool) -> str:
+def _app_limits(device: KnownDevice) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
+    """What a phone's system lets one app use, and a note on it."""
+    limit = device.app_limit
+    if limit is None:
+        return (), ()
     size = format_bytes(limit.app_bytes)
-    known = " (assumed)" if limit.assumed else ""
-    if not apple:
-        return f"Android allows one app {size}{known}, minus what other apps use"
-    found = f"iOS kills an app that uses more than {size}{known} (with the increased-memory-limit entitlement)"
-    return (
-        found
-        if limit.plain_bytes is None
-        else f"{found}; {format_bytes(limit.plain_bytes)} without it"
-    )
+    assumed = " (assumed)" if limit.assumed else ""
+    if device.vendor is Vendor.APPLE:
+        system = "iOS"
+        note = f"iOS kills an app that uses more than {size}{assumed} (with the increased-memory-limit entitlement)"
+        if limit.plain_bytes is not None:
+            note += f"; {format_bytes(limit.plain_bytes)} without it"
+    else:
+        system = "Android"
+        note = f"Android allows one app {size}{assumed}, minus what other apps use"
+    name = f"the memory limit of {system} for one app"
+    return (MemoryLimit(name=name, limit_bytes=limit.app_bytes, used_bytes=0),), (note,)
 
 
-def _shared_gpu(device: KnownDevice) -> Device:
-    limit_bytes, because = _gpu_limit(device)
-    return replace(
-        _card(device),
-        unified=True,
-        limit_bytes=limit_bytes,
-        limit_because=because,
-        because=f"{device.name}: {device.memory_bytes // MIB:,} MiB, shared with its CPU",
-    )
-
-
-def _gpu_limit(device: KnownDevice) -> tuple[int | None, str]:
-    """The most that the GPU may use of the one memory, by default."""
-    half, linux = device.memory_bytes // 2, _system_of(device) is System.LINUX
+def _gpu_limit(device: KnownDevice, system: System) -> tuple[int | None, str]:
+    """The most that the GPU may use of unified memory by default, and why."""
     if device.kind is DeviceKind.MAC:
-        from edgekit.machine.gpu_limit import default_working_set_bytes, working_set_because
-
-        macos = _FIRST_MACOS if device.released >= _FIRST_MACOS_SINCE else 0
+        macos = 26 if device.released >= _MACOS_26_SINCE else 0
         limit_bytes = default_working_set_bytes(device.memory_bytes, macos=macos)
         return limit_bytes, working_set_because(limit_bytes, device.memory_bytes)
     if device.kind is not DeviceKind.APU:
         return None, ""
-    if linux and device.vendor is Vendor.INTEL:
-        from edgekit.machine.gpus import mesa_heap_bytes
-
+    if system is System.LINUX and device.vendor is Vendor.INTEL:
         return mesa_heap_bytes(device.memory_bytes)
-    if linux:  # ttm_tt.c: half of the RAM; a Strix Halo of 128 GB logs 63,968 MiB
-        return half, "amdgpu lets the GPU use half of the RAM by default (ttm.pages_limit)"
-    return half, "Windows lets the GPU use half of the RAM by default"
+    half_bytes = device.memory_bytes // 2
+    if system is System.LINUX:  # ttm_tt.c: half of the RAM; a Strix Halo of 128 GB logs 63,968 MiB
+        return half_bytes, "amdgpu lets the GPU use half of the RAM by default (ttm.pages_limit)"
+    return half_bytes, "Windows lets the GPU use half of the RAM by default"
 
 
-def _sold_bytes(device: KnownDevice) -> int:
-    return device.size_gb * GIB
-
-
-def _system_of(device: KnownDevice) -> System:
-    if device.kind is DeviceKind.MAC:
-        return System.MACOS
-    if device.kind is DeviceKind.PHONE:
-        return System.OTHER
-    return System.LINUX if device.kind is DeviceKind.BOARD else _system(has_cards=True)
-
-
-def _system(*, has_cards: bool) -> System:
-    """Ours; but no Mac takes such cards."""
+def _this_system(*, has_cards: bool) -> System:
+    """The system we run on; Linux instead of macOS for cards that no Mac takes."""
     here = _SYSTEMS.get(sys.platform, System.OTHER)
     return System.LINUX if has_cards and here is System.MACOS else here
-
-
-def _tally(names: Iterable[str]) -> list[str]:
-    counted = Counter(names).items()
-    return [name if count == 1 else f"{count}x {name}" for name, count in counted]
 
 
 def _short(size_bytes: int) -> str:
