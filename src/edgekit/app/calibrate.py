@@ -32,8 +32,8 @@ from edgekit.machine.calibration import (
     device_key,
     host_key,
     installed_version,
+    stored_text,
     today,
-    told_text,
     watched,
     with_differences,
     with_engine,
@@ -209,7 +209,7 @@ def _disk(folder: Path, tell: Callable[[str], None]) -> tuple[Disk | None, str]:
     except (OSError, EdgekitError) as error:
         return None, f"disk speed was not measured: {error}"
     return Disk(
-        folder=told_text(str(folder)),
+        folder=stored_text(str(folder)),
         read_bytes_per_s=max(1, int(speed.read_bytes_per_s)),
         write_bytes_per_s=max(1, int(speed.write_bytes_per_s)),
         date=today(),
@@ -371,12 +371,12 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
         engine = EngineMeasured(
             engine=name,
             through=through,
-            version=told_text(installed_version(through) or found.answer.version),
+            version=stored_text(installed_version(through) or found.answer.version),
             host=host_key(machine),
             device=device_key(machine, cards),
             date=today(),
             overhead_bytes=beside,
-            overhead_label="" if beside is None else told_text(found.label),
+            overhead_label="" if beside is None else stored_text(found.label),
             samples=0 if beside is None else 1,
             pace=pace,
         )
@@ -404,12 +404,12 @@ def differences_of(
 ) -> tuple[Difference, ...]:
     return tuple(
         Difference(
-            label=told_text(label),
+            label=stored_text(label),
             part=row.part,
             predicted_bytes=row.predicted_bytes,
             measured_bytes=row.measured.middle_bytes,
             engine=engine,
-            version=told_text(version),
+            version=stored_text(version),
             date=today(),
         )
         for row in rows

@@ -1,8 +1,7 @@
-"""What was measured on this machine -> one JSON file in the user's data folder, and back.
+"""What `edgekit calibrate` measured on this machine, stored as one JSON file in the user's data folder.
 
-Whoever changes it holds a lock beside it, reads it again, and puts a whole new file in its place: so nothing of another
-is lost. A file that is damaged, or somebody else's, is told and left out; before a new one takes its place it is moved
-aside, never overwritten.
+A writer takes a lock, reads the file again and replaces it as a whole, so nothing that another process wrote is lost.
+A damaged or foreign file is reported and ignored; before a new one replaces it, it is moved aside, never overwritten.
 """
 
 from __future__ import annotations
@@ -40,25 +39,22 @@ if TYPE_CHECKING:
 NAME = "calibration.json"
 LOCK = "calibration.lock"
 SCHEMA = 1
-MAX_FILE_BYTES = MIB  # the longest rows, as many as are kept, take some 600 KB
+MAX_FILE_BYTES = MIB  # the maximum number of the longest rows takes about 600 KB
 MOST_HOSTS = 32  # machines that share one home
 MOST_ENGINES = 64
 MOST_DIFFERENCES = 64
 MOST_TEXT = 160  # characters of a label or a name
-WAIT_S = 20.0  # for another that writes
+WAIT_S = 20.0  # for another writer
 _RETRY_S = 0.02
-_REPLACE_S = 2.0  # Windows replaces no file that somebody is reading just now
-_SLOWEST, _FASTEST = (
-    1e-6,
-    1e12,
-)  # tokens a second: one in eleven days, and more than any machine has
+_REPLACE_S = 2.0  # Windows cannot replace a file while it is being read
+_SLOWEST, _FASTEST = 1e-6, 1e12  # tokens per second: one in eleven days; more than any machine
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What the file has; where it cannot be used, nothing, and why."""
+    """What the file contains; if it cannot be used, nothing and the reason."""
 
     calibration: Calibration = field(default_factory=Calibration)
     problem: str = ""
@@ -68,7 +64,7 @@ class Stored:
 
 
 def read_calibration() -> Stored:
-    """Never raises, and makes nothing."""
+    """Never raises, never creates anything."""
     folder = data_folder()
     if folder is None or not os.path.lexists(folder / NAME):
         return Stored()
@@ -94,13 +90,13 @@ def _read(path: Path) -> Calibration:
     try:
         return _parsed(json.loads(raw), path)
     except (ValueError, TypeError, RecursionError) as error:
-        told = one_line(str(error), 100)
-        raise HeaderError(f"a damaged calibration ({told})", file=str(path)) from error
+        reason = one_line(str(error), 100)
+        raise HeaderError(f"a damaged calibration ({reason})", file=str(path)) from error
 
 
 def _parsed(data: Any, path: Path) -> Calibration:
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise ValueError("no schema")  # noqa: TRY004 - both are told as one
+        raise ValueError("no schema")  # noqa: TRY004 - one message for both
     if data["schema"] > SCHEMA:
         raise SourceError(
             f"{path} was made by a newer EdgeKit (schema {data['schema']}, this one knows {SCHEMA}): upgrade"
@@ -128,7 +124,7 @@ def _row(kind: type[T], data: object) -> T:
 def _value(name: str, value: object) -> object:
     if name in _NESTED:
         return None if value is None else _row(_NESTED[name], value)
-    if (value is None and name in _MAY_BE_NOTHING) or _CHECKS.get(name, _is_text)(value):
+    if (value is None and name in _OPTIONAL) or _CHECKS.get(name, _is_text)(value):
         return value
     raise ValueError(f"{name}: {value!r:.40}")
 
@@ -146,7 +142,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_rate(value: object) -> bool:
-    """Tokens a second that a machine can have: a quotient of two of them is a number that can be shown."""
+    """Tokens per second in a range where the quotient of two is a number that can be shown."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return _SLOWEST <= value < _FASTEST
@@ -157,7 +153,7 @@ def _is_bandwidth(value: object) -> bool:
 
 
 _NESTED: dict[str, type] = {"disk": Disk, "pace": Pace}
-_MAY_BE_NOTHING = frozenset(
+_OPTIONAL = frozenset(
     {"bandwidth_bytes_per_s", "overhead_bytes", "expected_decode", "expected_prefill"}
 )
 _CHECKS: dict[str, Callable[[object], bool]] = {
@@ -187,25 +183,25 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 
 
 def change_calibration(change: Callable[[Calibration], Calibration]) -> Stored:
-    """The calibration as it is after the change; `problem` says what was moved aside for it.
+    """The calibration after the change; `problem` says what was moved aside for it.
 
-    Raises SourceError where it cannot be written.
+    Raises SourceError if it cannot be written.
     """
     path = made_data_folder("what was measured") / NAME
     with _locked(path.parent / LOCK):
-        before, problem = _kept_or_aside(path)
+        before, problem = _read_or_move_aside(path)
         after = change(before)
         _write(path, after)
     return Stored(calibration=after, problem=problem)
 
 
 def forget_calibration() -> Stored:
-    """What there was, gone now. A file that cannot be read is moved aside instead, and told."""
+    """Delete the file and return what it contained. A file that cannot be read is moved aside instead."""
     folder = data_folder()
     if folder is None or not os.path.lexists(folder / NAME):
         return Stored()
     with _locked(folder / LOCK):
-        before, problem = _kept_or_aside(folder / NAME)
+        before, problem = _read_or_move_aside(folder / NAME)
         try:
             (folder / NAME).unlink(missing_ok=True)
         except OSError as error:
@@ -213,25 +209,22 @@ def forget_calibration() -> Stored:
     return Stored(calibration=before, problem=problem)
 
 
-def _kept_or_aside(path: Path) -> tuple[Calibration, str]:
+def _read_or_move_aside(path: Path) -> tuple[Calibration, str]:
     if not os.path.lexists(path):
         return Calibration(), ""
     try:
         return _read(path), ""
     except HeaderError as error:
-        aside = _free_name(path)
+        number = 1
+        while os.path.lexists(
+            aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")
+        ):
+            number += 1
         try:
             path.rename(aside)
         except OSError as why:
             raise SourceError(f"{path} cannot be moved aside: {why.strerror}") from why
         return Calibration(), f"{error}: moved to {aside}"
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")):
-        number += 1
-    return aside
 
 
 @contextmanager
@@ -256,13 +249,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, calibration: Calibration) -> None:
-    """Whole or not at all."""
-    told = json.dumps({"schema": SCHEMA, **asdict(calibration)}, indent=1, ensure_ascii=False)
+    """Replace the file as a whole, or not at all."""
+    text = json.dumps({"schema": SCHEMA, **asdict(calibration)}, indent=1, ensure_ascii=False)
     try:
         handle, part = mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(f"{told}\n".encode())
+                file.write(f"{text}\n".encode())
                 file.flush()
                 os.fsync(file.fileno())
             _replace(Path(part), path)
@@ -296,13 +289,13 @@ def today() -> str:
     return datetime.now().astimezone().date().isoformat()
 
 
-def told_text(text: str) -> str:
-    """A stranger's label or name, as it may be kept."""
+def stored_text(text: str) -> str:
+    """A label or name of unknown origin, shortened for the file."""
     return one_line(text, MOST_TEXT)
 
 
 def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
-    """In place of what was known of that machine; what could not be measured this time stays."""
+    """Replaces the row of that machine; what could not be measured this time stays."""
     old = next((one for one in calibration.hosts if one.host == row.host), None)
     if old is not None:
         newest = old if row.bandwidth_bytes_per_s is None else row
@@ -312,24 +305,18 @@ def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
 
 
 def with_engine(calibration: Calibration, row: EngineMeasured) -> Calibration:
-    """The largest overhead is kept: the next model may be like the one that needed most."""
+    """Replaces the row of that engine, but keeps the largest overhead: the next model may need as much."""
     old = next((one for one in calibration.engines if one.key == row.key), None)
     if old is not None:
-        row = replace(
-            _larger(old, row), samples=old.samples + row.samples, pace=row.pace or old.pace
-        )
+        row = replace(row, samples=old.samples + row.samples, pace=row.pace or old.pace)
+        if old.overhead_bytes is not None and (row.overhead_bytes or 0) <= old.overhead_bytes:
+            row = replace(row, overhead_bytes=old.overhead_bytes, overhead_label=old.overhead_label)
     others = [one for one in calibration.engines if one.key != row.key]
     return replace(calibration, engines=(*others, row)[-MOST_ENGINES:])
 
 
-def _larger(old: EngineMeasured, new: EngineMeasured) -> EngineMeasured:
-    if old.overhead_bytes is None or (new.overhead_bytes or 0) > old.overhead_bytes:
-        return new
-    return replace(new, overhead_bytes=old.overhead_bytes, overhead_label=old.overhead_label)
-
-
 def with_differences(calibration: Calibration, rows: Iterable[Difference]) -> Calibration:
-    """The newest last; the same difference of the same version once."""
+    """Newest last; one row per difference and version."""
     found = {(one.label, one.part, one.version): one for one in calibration.differences}
     for row in rows:
         key = (row.label, row.part, row.version)
@@ -342,22 +329,22 @@ def with_differences(calibration: Calibration, rows: Iterable[Difference]) -> Ca
 
 
 def host_key(machine: Machine) -> str:
-    """The same for the same processor with as many cores and as much memory: several machines may share a home."""
+    """Identifies a machine by processor, cores and memory: several may share a home folder."""
     memory = 0 if machine.host is None else round(machine.host.total_bytes / GIB)
-    name = told_text(machine.processor)[:100] or "an unnamed processor"
+    name = stored_text(machine.processor)[:100] or "an unnamed processor"
     return f"{name}, {machine.cores or 'unknown'} cores, {memory} GiB"
 
 
 def device_key(machine: Machine, cards: Iterable[Device] = ()) -> str:
-    """What an engine computes on: the cards, or the processor."""
+    """What an engine runs on: the GPUs, or the processor."""
     names = " + ".join(card.name for card in cards)
-    return told_text(names or machine.processor or "the processor")
+    return stored_text(names or machine.processor or "the processor")
 
 
 def measured_on(
     machine: Machine, calibration: Calibration, installed: Callable[[str], str | None] | None = None
 ) -> Measured | None:
-    """None where nothing was. What another version of an engine did does not count for the one that is here now."""
+    """What was measured on this machine with the engine versions that are installed now; None if nothing."""
     host = host_key(machine)
     installed = installed or installed_version
     versions = {name: installed(name) for name in {one.through for one in calibration.engines}}
@@ -381,6 +368,8 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+# -- how busy the machine was --------------------------------------------------------------------
+
 _NOT_BUSY = frozenset({"idle", "iowait", "guest", "guest_nice"})  # guests are in "user" already
 
 
@@ -398,23 +387,22 @@ class Others:
 
 @contextmanager
 def watched() -> Iterator[Others]:
-    """On Windows the time of child processes is unknown: nothing counts as other programs'."""
+    """How much of the CPU other programs use during the block. 0 on Windows, which does not report the CPU time of
+    child processes.
+    """
     others = Others()
-    begin, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+    begin, before_s = time.monotonic(), _others_s()
     yield others
     passed_s = max(time.monotonic() - begin, 1e-3) * (os.cpu_count() or 1)
-    taken_s = (_busy_s() - busy_s) - (_own_s() - own_s)
-    others.share = 0.0 if sys.platform == "win32" else min(1.0, max(0.0, taken_s / passed_s))
+    share = min(1.0, max(0.0, (_others_s() - before_s) / passed_s))
+    others.share = 0.0 if sys.platform == "win32" else share
 
 
-def _busy_s() -> float:
-    """Of all cores, by all programs."""
+def _others_s() -> float:
+    """CPU time of all programs, without this one and its children."""
     import psutil
 
     times = psutil.cpu_times()._asdict()
-    return float(sum(value for name, value in times.items() if name not in _NOT_BUSY))
-
-
-def _own_s() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    all_s = float(sum(value for name, value in times.items() if name not in _NOT_BUSY))
+    own = os.times()
+    return all_s - (own.user + own.system + own.children_user + own.children_system)

@@ -1,4 +1,4 @@
-"""Unified memory: how much of it an Apple GPU may use, and the command that lets a GPU use more.
+"""Unified memory: how much of it a GPU may use by default, and the command that lets it use more.
 
 macOS: iogpu.wired_limit_mb. Linux with an AMD APU: ttm.pages_limit, which sets how much RAM amdgpu may map (GTT; kernel
 sources, ttm_tt.c and amdgpu_ttm.c). NVIDIA's boards (DGX Spark, Jetson) have no such limit, Mesa's for Intel is fixed.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.units import GIB, MIB, format_bytes
 
-# What stays with the system: an eighth, as people leave 8 of 64 GB, and never less than P12 gives a small Mac.
+# Left to the system: an eighth, as people leave 8 of 64 GB, and at least 3 GiB, as on a small Mac.
 KEPT_SHARE = 8
 LEAST_KEPT_BYTES = 3 * GIB
 PAGE_BYTES = 4096  # of x86-64, where AMD's APUs are
@@ -19,10 +19,10 @@ PAGE_BYTES = 4096  # of x86-64, where AMD's APUs are
 _VARIABLE_GRAPHICS_MEMORY = (3, 4)
 
 _APPLE_PAGE_BYTES = 16384
-# What Metal recommends (recommendedMaxWorkingSetSize) as engines logged it: from this much memory
-# on, this share of it. The test has the logs. macOS 26 gives more; between two sizes that were
-# seen the smaller share holds. Large ones keep 48 GiB: 256 GiB logged 208, 512 logged 464.
-_TWO_THIRDS = (11184811, 2**24)  # as a float of 32 bits has it: of 24 GiB one page more than 16 GiB
+# Metal's recommendedMaxWorkingSetSize as engines logged it: the share of the memory, from this size on. The test has
+# the logs. macOS 26 allows more; between two sizes that were seen the smaller share applies. Large machines leave
+# 48 GiB to the system: 256 GiB logged 208, 512 logged 464.
+_TWO_THIRDS = (11184811, 2**24)  # as a 32-bit float: of 24 GiB one page more than 16 GiB
 _SHARES = ((36 * GIB, 3, 4), (0, *_TWO_THIRDS))
 _SHARES_26 = (
     (128 * GIB, 84, 100),
@@ -31,7 +31,7 @@ _SHARES_26 = (
     (16 * GIB, 74, 100),
     (0, *_TWO_THIRDS),
 )
-_RAISED_IN = 26
+_RAISED_IN = 26  # macOS
 _MOST_KEPT_BYTES = 48 * GIB
 _LARGEST_LOGGED_26_BYTES = 128 * GIB
 # MTLDevice.maxBufferLength: 4 GiB of 8 (working set 5.3), 36 of 64 (48), 27 of 48 (36); llama.cpp pull requests 1706
@@ -41,13 +41,13 @@ _BUFFER_SHARE = (3, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaisedLimit:
-    """What to run (or to set), and what it gives."""
+    """The command or setting that raises the limit, and the machine afterwards."""
 
     how: str  # "sudo sysctl iogpu.wired_limit_mb=57344"
-    is_command: bool  # whether `how` can be typed into a shell
+    is_command: bool  # `how` can be typed into a shell
     setting: str  # "iogpu.wired_limit_mb=57344", "ttm.pages_limit=28573696"; "" where there is none
     short_note: str  # when it works
-    note: str  # the same in full, and how it is undone
+    note: str  # in full, with how to undo it
     before_bytes: int  # what the GPU may use now
     limit_bytes: int  # what it may use afterwards
     machine: Machine  # the machine afterwards
@@ -62,75 +62,63 @@ class RaisedLimit:
 
 
 def raised_limit(machine: Machine) -> RaisedLimit | None:
-    """All that the system does not need, for the GPU; None where there is no limit to raise, or no more to gain."""
+    """Everything that the system does not need, for the GPU; None if there is no limit to raise or nothing to gain."""
     place, device = next(
         ((n, one) for n, one in enumerate(machine.devices) if one.limit_bytes is not None),
         (0, None),
     )
     if machine.host is None or device is None or device.limit_bytes is None:
         return None
-    total = machine.host.total_bytes
-    most = total - max(total // KEPT_SHARE, LEAST_KEPT_BYTES)
+    total_bytes = machine.host.total_bytes
+    most_bytes = total_bytes - max(total_bytes // KEPT_SHARE, LEAST_KEPT_BYTES)
+    is_command = True
     if device.vendor is Vendor.APPLE:
-        raised = _wired(device, machine, most // MIB)
+        mib = most_bytes // MIB
+        setting = f"iogpu.wired_limit_mb={mib}"
+        how = f"sudo sysctl {setting}"
+        short_note = "until the next restart"
+        note = (
+            "lasts until the next restart; sudo sysctl iogpu.wired_limit_mb=0 restores the default"
+        )
+        limit_bytes = mib * MIB
     elif device.vendor is Vendor.AMD and machine.system is System.LINUX:
-        raised = _mapped(device, machine, most // GIB)
+        gib = most_bytes // GIB
+        setting = f"ttm.pages_limit={gib * GIB // PAGE_BYTES}"
+        how = f"sudo amd-ttm --set {gib}"
+        short_note = "after a restart; needs the package amd-debug-tools"
+        note = (
+            "takes effect after a restart; sudo amd-ttm --clear restores the default. amd-ttm is in the package "
+            f"amd-debug-tools; the kernel parameter {setting} does the same"
+        )
+        limit_bytes = gib * GIB + device.own_bytes
     elif device.vendor is Vendor.AMD and machine.system is System.WINDOWS:
-        raised = _carved_out(device, machine, total)
+        setting = ""
+        how = "Variable Graphics Memory at its highest (AMD Software, Performance, Tuning)"
+        is_command = False
+        short_note = "after a restart"
+        note = "takes effect after a restart"
+        part, whole = _VARIABLE_GRAPHICS_MEMORY
+        limit_bytes = total_bytes * part // whole
     else:
         return None
-    if raised.limit_bytes <= device.limit_bytes:
+    if limit_bytes <= device.limit_bytes:
         return None
     devices = list(machine.devices)
-    devices[place] = replace(device, limit_bytes=raised.limit_bytes, limit_because=raised.setting)
-    return replace(raised, machine=replace(machine, devices=tuple(devices)))
-
-
-def _wired(device: Device, machine: Machine, mib: int) -> RaisedLimit:
-    setting = f"iogpu.wired_limit_mb={mib}"
+    devices[place] = replace(device, limit_bytes=limit_bytes, limit_because=setting)
     return RaisedLimit(
-        how=f"sudo sysctl {setting}",
-        is_command=True,
+        how=how,
+        is_command=is_command,
         setting=setting,
-        short_note="until the next restart",
-        note="lasts until the next restart; sudo sysctl iogpu.wired_limit_mb=0 restores the default",
-        before_bytes=device.limit_bytes or 0,
-        limit_bytes=mib * MIB,
-        machine=machine,
-    )
-
-
-def _mapped(device: Device, machine: Machine, gib: int) -> RaisedLimit:
-    setting = f"ttm.pages_limit={gib * GIB // PAGE_BYTES}"
-    return RaisedLimit(
-        how=f"sudo amd-ttm --set {gib}",
-        is_command=True,
-        setting=setting,
-        short_note="after a restart; needs the package amd-debug-tools",
-        note="takes effect after a restart; sudo amd-ttm --clear restores the default. amd-ttm is in the package "
-        f"amd-debug-tools; the kernel parameter {setting} does the same",
-        before_bytes=device.limit_bytes or 0,
-        limit_bytes=gib * GIB + device.own_bytes,
-        machine=machine,
-    )
-
-
-def _carved_out(device: Device, machine: Machine, total_bytes: int) -> RaisedLimit:
-    part, whole = _VARIABLE_GRAPHICS_MEMORY
-    return RaisedLimit(
-        how="Variable Graphics Memory at its highest (AMD Software, Performance, Tuning)",
-        is_command=False,
-        setting="",
-        short_note="after a restart",
-        note="takes effect after a restart",
-        before_bytes=device.limit_bytes or 0,
-        limit_bytes=total_bytes * part // whole,
-        machine=machine,
+        short_note=short_note,
+        note=note,
+        before_bytes=device.limit_bytes,
+        limit_bytes=limit_bytes,
+        machine=replace(machine, devices=tuple(devices)),
     )
 
 
 def longest_buffer_bytes(device: Device) -> int | None:
-    """The longest buffer that Metal gives a device; None where that is not known."""
+    """The longest buffer that Metal allocates on a device; None if unknown."""
     if device.vendor is not Vendor.APPLE or device.limit_bytes is None:
         return None
     return device.limit_bytes * _BUFFER_SHARE[0] // _BUFFER_SHARE[1]
@@ -139,7 +127,7 @@ def longest_buffer_bytes(device: Device) -> int | None:
 def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
     """What the GPU of an Apple chip may use of this memory by default.
 
-    `macos` is its major version; where that is unknown, the smaller share of older versions counts.
+    `macos` is the major version; if unknown (0), the smaller share of older versions applies.
     """
     before = max(_share(_SHARES, total_bytes), total_bytes - _MOST_KEPT_BYTES)
     if macos < _RAISED_IN:

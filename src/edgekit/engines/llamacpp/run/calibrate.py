@@ -22,7 +22,7 @@ from edgekit.engines.process import ending_in_order
 from edgekit.engines.program import CalibrateRequest, EngineRun, Paced, Verification
 from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
-from edgekit.machine.calibration import today, told_text, watched
+from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, Machine, Pace
 from edgekit.model.open import OpenModel, open_model
 from edgekit.units import format_bytes
@@ -149,7 +149,7 @@ def _pace(
     expected = modelled_speed(run, filled)
     prefill = None if expected is None else expected.prefill
     return Pace(
-        label=told_text(opened.label),
+        label=stored_text(opened.label),
         bytes_per_token=int(sum(pool.weights_bytes + pool.state_bytes for pool in run.reads.pools)),
         prompt_tokens=paced.prompt_tokens,
         decode_tokens_per_s=round(paced.decode_tokens_per_s, 3),
