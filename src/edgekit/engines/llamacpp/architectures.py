@@ -22,6 +22,37 @@ class LlamaCppArchitecture:
     full_heads: bool = (
         False  # MLA: caches every head, and its file has the latent's matrix in one piece
     )
+    # loading
+    full_rotation: bool = False  # n_rot must be the width of a head
+    rotated_heads: bool = False  # matrices are n_rot wide for each head
+    one_expert_is_none: bool = False  # an expert count of 1 means no experts
+    without_head: bool = False  # no output head, not even one made of the token embedding
+    head_made_first: bool = (
+        False  # a tied head is made before the embedding is loaded: always two copies
+    )
+    head_as_embedding: bool = (
+        False  # without a token embedding in the file the head is loaded twice, once in its place
+    )
+    scans_state: bool = (
+        False  # llama-arch.cpp: SSM_SCAN reads its ssm_a; a product reads that of others
+    )
+    # contexts and caches
+    has_encoder: bool = False  # llama_model_has_encoder: an output for every token
+    always_embeds: bool = False  # llama-context.cpp: output_reserve
+    no_flash_attention: bool = False
+    index_values: bool = False  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
+    caches_empty_layers: bool = (
+        False  # layers without attention too: V as wide as the widest, where that is needed
+    )
+    # -sm tensor
+    unsliced: bool = False  # llama-arch.cpp: llm_arch_supports_sm_tensor
+    delta_net: bool = False  # queries, keys and values of the recurrence are sliced together
+    mirrored_states: bool = False  # every device runs the whole convolution
+    mirrored_caches: bool = False
+    slices_uncompared: bool = (
+        False  # its own rules were read in the source, not compared with the engine
+    )
+    # conversion
     dense_prediction: bool = False  # its prediction blocks have no experts: not modelled
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.bill.cache_types import CacheType
 from edgekit.bill.types import Component, MemoryLine
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.context import head_sizes, pad
 from edgekit.engines.llamacpp.placement import device_bytes
 from edgekit.engines.llamacpp.prepared import prepare
@@ -19,9 +20,6 @@ HOST_ALIGNMENT = 32
 STATE_BYTES = 4  # states are f32, whatever the cache type
 
 INDEX_V = "index v"
-INDEX_VALUES = frozenset({"minimax-m3"})  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
-# Layers without attention are in the cache as well: nothing wide, unless V must be as wide as the widest.
-EMPTY_LAYERS = frozenset({"deci"})
 
 # Builds that gave a cache to blocks of multi-token prediction in the main context: from a loop over all blocks
 # (llama-kv-cache.cpp @ 7acb4e8) to a filter in create_memory of llama-model.cpp: of one architecture, and then of all.
@@ -156,9 +154,13 @@ def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
     """What llama.cpp keeps for a layer, where that is more or less than the layer remembers."""
     if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
         return replace(mixer, index_dim=0)
-    if architecture in INDEX_VALUES and isinstance(mixer, Attention) and mixer.index_dim:
+    if (
+        known_architecture(architecture).index_values
+        and isinstance(mixer, Attention)
+        and mixer.index_dim
+    ):
         return _IndexedValues(mixer)
-    if architecture in EMPTY_LAYERS and not mixer.streams:
+    if known_architecture(architecture).caches_empty_layers and not mixer.streams:
         return _EMPTY
     return mixer
 

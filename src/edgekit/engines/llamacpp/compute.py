@@ -11,6 +11,7 @@ from typing import NamedTuple
 from edgekit.basis import Basis
 from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Component, MemoryLine
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.caches import layer_cache_bytes, shares_of
 from edgekit.engines.llamacpp.context import head_sizes
 from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
@@ -83,7 +84,6 @@ _BOUND = _Known(
     "upper bound: everything alive at once in the largest step of a layer",
 )
 FLOAT_BYTES = 4
-ALWAYS_EMBEDS = frozenset({"t5"})  # llama-context.cpp: output_reserve
 MOST_STREAMS = 64  # DeepSeek-V4 has 4
 ASSUMED_VOCABULARY = 262_144  # Gemma's, about the largest there is
 SHIFT_COPIES = 2
@@ -138,7 +138,7 @@ def _line(pool: Pool, size_bytes: int, known: _Known) -> MemoryLine:
 def output_line(model: Model, context: Context) -> MemoryLine:
     known = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if known is None else known
-    embeds = context.embeddings or model.geometry.architecture in ALWAYS_EMBEDS
+    embeds = context.embeddings or known_architecture(model.geometry.architecture).always_embeds
     hidden = model.geometry.hidden * _streams(model) if embeds else 0
     wide = f"{vocabulary} logits" + (f" + {hidden} embedding" if hidden else "")
     return MemoryLine(

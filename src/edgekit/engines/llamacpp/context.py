@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.types import Load
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import (
     CELL_PADDING,
@@ -30,8 +31,6 @@ from edgekit.model.types import (
 MAX_SEQUENCES = 256  # llama-cparams.h: LLAMA_MAX_SEQ
 MAX_TOKENS = 2**31 - 1  # contexts and batches are 32-bit numbers in llama.cpp
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # arg.cpp
-WITH_ENCODER = frozenset({"t5", "t5encoder"})  # llama_model_has_encoder: all rows are kept
-ALWAYS_WITHOUT_FLASH_ATTENTION = frozenset({"grok"})
 
 
 def head_sizes(model: Model) -> HeadSizes:
@@ -113,7 +112,7 @@ def _check_numbers(load: Load) -> None:
 
 
 def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
-    able = geometry.architecture not in ALWAYS_WITHOUT_FLASH_ATTENTION
+    able = not known_architecture(geometry.architecture).no_flash_attention
     wanted = able and load.flash_attention is not False  # None: auto, which is on where it can be
     if not wanted and type_v.is_quantized:
         raise RefusedError(
@@ -191,7 +190,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
         n_batch=n_batch,
         n_ubatch=n_ubatch,
         n_outputs_max=n_batch
-        if geometry.architecture in WITH_ENCODER
+        if known_architecture(geometry.architecture).has_encoder
         else _output_rows(load, setup, n_batch, sequences),
         streams=sequences if apart else 1,
         cells=per_sequence,

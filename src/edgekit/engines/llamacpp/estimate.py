@@ -259,9 +259,7 @@ def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
     """Divisions among devices that were read from the source, and not compared with the engine."""
     if setup.split_mode is not SplitMode.TENSOR:
         return setup.has_device and setup.split_mode is SplitMode.ROW
-    from edgekit.engines.llamacpp.slices import UNCOMPARED
-
-    return setup.has_device and model.geometry.architecture in UNCOMPARED
+    return setup.has_device and known_architecture(model.geometry.architecture).slices_uncompared
 
 
 def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import (
@@ -40,24 +41,6 @@ INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_la
 FIRST_BLOCK_TENSORS = frozenset({"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"})
 # ... and those that every block uses: one copy wherever a block is.
 SHARED_TENSORS = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
-# No head of its own, and none made of the token embedding either.
-WITHOUT_HEAD = frozenset(
-    {
-        "bert",
-        "bitnet",
-        "eurobert",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "modern-bert",
-        "neo-bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-    }
-)
-# The head is made of the token embedding before that is loaded itself: two copies even in one place.
-HEAD_MADE_FIRST = frozenset({"gemma3n", "gemma4"})
-# Without a token embedding in the file the head is loaded twice, once in its place.
-HEAD_AS_EMBEDDING = frozenset({"codeshell"})
 # LFM2 calls its output norm by the name of an embedding norm.
 OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
 
@@ -75,19 +58,6 @@ LOADED_IDLE = {
     ),
 }
 
-# llama-arch.cpp: their ssm_a is read by SSM_SCAN, that of others by a product.
-SCANNING = frozenset(
-    {
-        "falcon-h1",
-        "granitehybrid",
-        "jamba",
-        "mamba",
-        "mamba2",
-        "nemotron_h",
-        "nemotron_h_moe",
-        "plamo2",
-    }
-)
 SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
 # Builds that load such blocks whether they are run or not: from the first that could run them to 82dbc4f.
 _IF_RUN = 10212
@@ -214,7 +184,7 @@ def _searchers(patterns: list[str]) -> list[Callable[[str], bool]]:
 def _can_scan(model: Model) -> bool:
     """Whether CUDA runs a scan with an ssm_a of the file's shape (llama-model-loader.cpp: weight_buft_supported)."""
     name = model.geometry.architecture
-    if name not in SCANNING:
+    if not known_architecture(name).scans_state:
         return True
     shape = next(
         (one.shape for one in model.header.tensors or () if one.name.endswith(".ssm_a")), ()
@@ -430,18 +400,18 @@ def _pools(
 
 def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
     """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
-    architecture = model.geometry.architecture
+    known = known_architecture(model.geometry.architecture)
     names = prepare(model).tensors_by_name.get(lambda: _names(model))
     embedding = names.get(EMBEDDING)
-    if embedding is None and architecture in HEAD_AS_EMBEDDING and HEAD in names:
+    if embedding is None and known.head_as_embedding and HEAD in names:
         yield PlacedTensor(
             tensor=names[HEAD], pool=placement.moved.get(HEAD, placement.output), block=None
         )
-    if embedding is None or HEAD in names or architecture in WITHOUT_HEAD:
+    if embedding is None or HEAD in names or known.without_head:
         return
     first = placement.moved.get(EMBEDDING, HOST)
     again = tied_pool(placement)
-    if again != first or architecture in HEAD_MADE_FIRST:
+    if again != first or known.head_made_first:
         yield PlacedTensor(tensor=embedding, pool=again, block=None)
 
 

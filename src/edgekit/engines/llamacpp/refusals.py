@@ -11,6 +11,7 @@ import sys
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.loader_table import (
     GATE_UP,
     HAS,
@@ -37,11 +38,6 @@ PER_LAYER = (  # a number, or one for each layer
     "attention.head_count_kv",
 )
 SECTIONS = "rope.dimension_sections"
-FULL_ROTATION = frozenset(
-    {"deci", "falcon", "llama", "llama-embed"}
-)  # n_rot is the width of a head
-ROTATED_HEADS = frozenset({"bailingmoe", "gpt-oss"})  # matrices are n_rot wide for each head
-ONE_EXPERT_IS_NONE = frozenset({"hunyuan-dense", "hunyuan_vl"})
 FUSED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight")  # in the place of others
 SCALES = (".scale", ".input_scale")  # optional beside any weight
 Shape = tuple[int | None, ...]  # None: not known
@@ -83,7 +79,7 @@ def _width_checks(model: Model) -> Iterator[tuple[str, str]]:
     message = _failed("a->ne[0] == b->ne[0]")
     if all(isinstance(layer.mixer, LatentAttention) for layer in model.geometry.layers):
         yield "not is_mla or n_embd_k_gqa == n_lora_kv + n_rot", message
-    if model.geometry.architecture in ROTATED_HEADS:
+    if known_architecture(model.geometry.architecture).rotated_heads:
         yield "n_embd_head_k == n_rot and n_embd_head_v == n_rot", message
 
 
@@ -163,7 +159,7 @@ def _bad_numbers(keys: _Keys) -> Iterator[str]:
             + f" (rope.scaling.type is {scaling[:40]!r})"
         )
     heads, width = keys.number("attention.head_count", 0), keys.number("embedding_length")
-    if keys.architecture in FULL_ROTATION and heads and width is not None:
+    if known_architecture(keys.architecture).full_rotation and heads and width is not None:
         head = keys.number("attention.key_length", width // heads)
         rotated = keys.number("rope.dimension_count", head)
         if head is not None and rotated is not None and rotated != head:
@@ -180,7 +176,7 @@ def _bad_experts(keys: _Keys) -> Iterator[str]:
     )
     if experts is None or not isinstance(most, int) or groups is None or groups_used is None:
         return
-    if keys.architecture in ONE_EXPERT_IS_NONE and experts <= 1:
+    if known_architecture(keys.architecture).one_expert_is_none and experts <= 1:
         experts, most = 0, 0
     if experts > MAX_EXPERTS:
         yield _failed("hparams.n_expert <= LLAMA_MAX_EXPERTS")

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import lcm, prod
 
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.errors import RefusedError
 from edgekit.formats.types import Tensor
 from edgekit.model.types import (
@@ -24,18 +25,6 @@ from edgekit.model.types import (
 )
 
 LANES = 128  # slices are multiples of it, for the kernels
-# llama-arch.cpp: llm_arch_supports_sm_tensor
-UNSLICED = frozenset({
-    "bailingmoe3", "bitnet", "deepseek2", "deepseek32", "dots3note", "falcon-h1", "gemma3n",
-    "glm-dsa", "glm5-next", "granitehybrid", "grok", "hy_v4", "jamba", "kimi-k3", "kimi-linear",
-    "mamba", "mamba2", "minicpm3", "minimax-01", "minimax-m2", "minimax-m3", "mistral4", "mpt",
-    "nemotron_h", "nemotron_h_moe", "olmo2", "olmoe", "plamo2", "qwen3tts", "t5",
-})  # fmt: skip
-DELTA_NETS = frozenset({"qwen3next", "qwen35", "qwen35moe"})
-MIRRORED_STATES = frozenset({"lfm2", "lfm2moe"})  # every device runs the whole convolution
-MIRRORED_CACHES = frozenset({"deepseek4", "hrm_text"})
-# Sliced by rules of their own, which were read and not compared with the engine.
-UNCOMPARED = frozenset({"qwen3next"}) | MIRRORED_CACHES
 
 # Name of a weight in a block -> the axis it is sliced along, and what the slices are cut for.
 _RULES = tuple(
@@ -89,7 +78,8 @@ def check_sliced(model: Model) -> None:
     """Raises RefusedError for an architecture whose tensors llama.cpp does not slice."""
     name = model.geometry.architecture
     states = any(isinstance(layer.mixer, Recurrent) for layer in model.geometry.layers)
-    if name in UNSLICED or (states and name not in DELTA_NETS | MIRRORED_STATES):
+    known = known_architecture(name)
+    if known.unsliced or (states and not (known.delta_net or known.mirrored_states)):
         raise RefusedError(
             f"llama.cpp does not have -sm tensor for the architecture {name!r}; use -sm layer"
         )
@@ -123,7 +113,7 @@ class Slicer:
 
     def remembered(self, mixer: LayerKind, block: int) -> list[LayerKind]:
         """What each device keeps of a layer."""
-        if self.architecture in MIRRORED_CACHES:
+        if known_architecture(self.architecture).mirrored_caches:
             return [mixer] * self.devices
         turn = self._turn(block)
         streams = [self._stream(one, mixer, block, turn) for one in mixer.streams]
@@ -143,7 +133,10 @@ class Slicer:
         return [replace(stream, elements=size) for size in sizes]
 
     def _state(self, state: State, mixer: LayerKind, block: int, turn: int) -> list[State]:
-        if not isinstance(mixer, Recurrent) or self.architecture in MIRRORED_STATES:
+        if (
+            not isinstance(mixer, Recurrent)
+            or known_architecture(self.architecture).mirrored_states
+        ):
             return [state] * self.devices
         taps = max(1, mixer.conv_kernel - 1) if state.name == "conv" else mixer.state_size
         parts = [replace(one, elements=one.elements * taps, grain=one.grain * taps)
@@ -191,7 +184,9 @@ class Slicer:
         queries, keys, values = self._grains(attention, block)
         heads = queries // attention.key_dim
         query = attention.heads * attention.key_dim
-        if self.architecture in DELTA_NETS and name.startswith(("attn_q.", "attn_qkv")):
+        if known_architecture(self.architecture).delta_net and name.startswith(
+            ("attn_q.", "attn_qkv")
+        ):
             query, queries = 2 * query, lcm(2 * queries, 1)
         if name.startswith("attn_qkv"):
             return [

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.placement import (
     EMBEDDING,
     HEAD,
-    WITHOUT_HEAD,
     PlacedTensor,
     block_number,
     placed_sums,
@@ -130,7 +130,9 @@ def _repacked(
         )
     names = {one.tensor.name: one for one in placed}
     tied = names.get(EMBEDDING)
-    has_tied_head = HEAD not in names and model.geometry.architecture not in WITHOUT_HEAD
+    has_tied_head = (
+        HEAD not in names and not known_architecture(model.geometry.architecture).without_head
+    )
     on_host = tied_pool(placement) == HOST  # the embedding may be there, and its copy elsewhere
     if tied is not None and tied.tensor.type.name in types and has_tied_head and on_host:
         yield MemoryLine(

@@ -7,6 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable
 
+from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.graph import Target
 from edgekit.engines.llamacpp.graph.llama.build import Build
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
@@ -16,7 +17,6 @@ from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph
 from edgekit.engines.llamacpp.placement import (
     SHARED_TENSORS,
-    WITHOUT_HEAD,
     block_number,
     pools_of,
 )
@@ -156,7 +156,9 @@ def _separate(build: Build, placement: TensorPlacement) -> None:
     """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
     copies: dict[str, GraphTensor] = {}
     # without a head of their own, and where -ot places the embedding, it is read where it is
-    tied = build.hparams.arch not in WITHOUT_HEAD and EMBEDDING not in placement.moved
+    tied = (
+        not known_architecture(build.hparams.arch).without_head and EMBEDDING not in placement.moved
+    )
     several = {leaf for leaf in build.graph.leafs if _is_several(leaf, tied=tied)}
     layers = [il % build.hparams.n_block for il in build.facts]
     marks = [mark.nodes for mark in build.graph.marks]
