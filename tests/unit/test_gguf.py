@@ -145,7 +145,7 @@ def test_a_header_reader_reads_the_header(file: dict[str, Any]) -> None:
 
 
 def test_small_arrays_are_kept_and_large_ones_counted() -> None:
-    small, large = [1] * limits.KEPT_NUMBERS, [1] * (limits.KEPT_NUMBERS + 1)
+    small, large = [1] * limits.STORED_NUMBERS, [1] * (limits.STORED_NUMBERS + 1)
     file = read(
         gguf(
             [
@@ -177,7 +177,7 @@ def test_the_tokenizer_is_never_held() -> None:
 
 
 def test_string_arrays_with_many_or_long_entries_are_counted() -> None:
-    many, long = ["x"] * (limits.KEPT_STRINGS + 1), ["x", "y" * (limits.KEPT_ENTRY_BYTES + 1)]
+    many, long = ["x"] * (limits.STORED_STRINGS + 1), ["x", "y" * (limits.STORED_ENTRY_BYTES + 1)]
     file = read(
         gguf(
             [
@@ -204,7 +204,7 @@ def test_a_string_longer_than_64_kib_is_noted_not_kept() -> None:
 def test_kept_values_share_one_budget() -> None:
     keys = [key(f"k{index:03}", STRING, "x" * 65_536) for index in range(70)]
     file = read(gguf(keys))
-    assert len(file.keys) == limits.KEPT_BYTES // 65_536
+    assert len(file.keys) == limits.STORED_BYTES // 65_536
     assert len(file.keys) + len(file.long_strings) == 70
 
 

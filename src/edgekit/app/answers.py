@@ -125,7 +125,7 @@ class Fit:
         None  # None: the engine refuses the model, or cannot run on the machine
     )
     bill: EstimateAnswer | None = field(default=None, repr=False)
-    command: str = ""  # starts the engine; "" where it does not load
+    command: str = ""  # starts the engine; "" if the model does not load
     estimate_command: str
     refused: str = ""
     refused_about: str = ""  # the flag to blame

@@ -35,14 +35,14 @@ _LISTED = 64  # at most this many of a repository's quantisations are read
 def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry, bool]:
     """The entry that is now in the user's catalog, and whether it is new there. Raises EdgekitError.
 
-    What is opened is the file or repository itself, never what the catalog says about it.
+    Opens the file or repository itself, never an entry of the catalog.
     """
     entry = entry_of(open_model(reference, reach=reach), reference, name=name)
     return entry, save_entry(entry)
 
 
 def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
-    """An entry of the user's, read again: the facts that changed, each with both values. Raises EdgekitError."""
+    """Reads a user's entry again: the facts that changed, each with both values. Raises EdgekitError."""
     new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
     changes = changes_between(entry, new)
     if changes:
@@ -51,7 +51,7 @@ def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
 
 
 def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> Entry:
-    """What `catalog add` keeps. EdgekitError where the model cannot be described."""
+    """The entry that `catalog add` stores. Raises EdgekitError if the model cannot be described."""
     model = opened.model
     named = name or id_of(opened.label)
     files = opened.files
@@ -60,13 +60,13 @@ def entry_of(opened: OpenModel, reference: str, *, name: str | None = None) -> E
     return Entry(
         id=named,
         repository=hub.repo if hub is not None else None,
-        reference=_kept_reference(reference, files),
+        reference=_stored_reference(reference, files),
         **facts_of(model, named, also=also, found=f"the header of {opened.label}"),
     )
 
 
-def _kept_reference(reference: str, files: ModelFiles | None) -> str:
-    """What finds it again from any folder; without credentials or query."""
+def _stored_reference(reference: str, files: ModelFiles | None) -> str:
+    """A reference that works from any folder, without credentials or query."""
     if files is not None and files.origin is Origin.LOCAL:
         return os.path.abspath(os.path.expanduser(reference.strip()))  # noqa: PTH100, PTH111
     if "://" not in reference:
@@ -76,7 +76,7 @@ def _kept_reference(reference: str, files: ModelFiles | None) -> str:
 
 
 def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Everything about an entry that its header tells. `found` names that header in a sentence."""
+    """The facts of an entry that are in its header. `found` describes that header in messages."""
     header, geometry = model.header, model.geometry
     total, active, sources = _parameters(model, found)
     read = Source(text=found, basis=geometry.basis)
@@ -109,7 +109,7 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
 
 
 def _rebuilding(header: ModelHeader) -> dict[str, Any]:
-    """What the model is opened from again: of a GGUF its own keys and its tensors, of others the config."""
+    """What is needed to open the model again: keys and tensors of a GGUF, else the config."""
     if header.config:
         return {"config": needed_config(header.config)}
     if header.tensors is None:
@@ -124,7 +124,7 @@ def _rebuilding(header: ModelHeader) -> dict[str, Any]:
 
 
 def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[str, Source]]:
-    """All, those that work on one token, and how both are known."""
+    """All parameters, those used for one token, and the sources of both."""
     header, geometry = model.header, model.geometry
     total = count_weights(header.tensors, header.quantization) if header.tensors else None
     counted = Source(text=found, basis=Basis.EXACT)
@@ -151,7 +151,7 @@ def _expected(model: Model) -> tuple[ExpectedTensor, ...] | None:
 
 
 def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
-    """As the file is, then at the usual quantisations and at those of `also` that are known; the largest first."""
+    """The file's own size, then those at the usual quantisations and at the known ones of `also`; the largest first."""
     header = model.header
     stored = _stored_name(header)
     sizes: dict[str, Size] = {}
@@ -177,11 +177,11 @@ def _sizes_source(header: ModelHeader, found: str) -> Source:
 
 def changes_between(old: Entry, new: Entry) -> Mapping[str, tuple[Any, Any]]:
     """Facts that differ, each with both values; differences in `sources` alone do not count."""
-    told = ("architecture", "parameters", "active_parameters", "native_context", "vocabulary")
+    numbers = ("architecture", "parameters", "active_parameters", "native_context", "vocabulary")
     listed = ("kinds", "sizes", "keys", "tensors", "config", "repository")
     return {
         field: (getattr(old, field), getattr(new, field))
-        for field in (*told, *listed)
+        for field in (*numbers, *listed)
         if getattr(old, field) != getattr(new, field)
     }
 

@@ -154,9 +154,9 @@ class KeyStore:
     """
 
     wanted: Callable[[str], bool] = lambda _: True
-    max_bytes: int = limits.KEPT_BYTES
-    max_string_bytes: int = limits.KEPT_STRING_BYTES
-    max_numbers: int = limits.KEPT_NUMBERS
+    max_bytes: int = limits.STORED_BYTES
+    max_string_bytes: int = limits.STORED_STRING_BYTES
+    max_numbers: int = limits.STORED_NUMBERS
     keys: dict[str, Value] = field(default_factory=dict)
     arrays: dict[str, ArrayFact] = field(default_factory=dict)
     long_strings: dict[str, int] = field(default_factory=dict)
@@ -324,7 +324,7 @@ def _read_string_array(cursor: Cursor, key: str, count: int, store: KeyStore) ->
     store.strings_walked += count
     cursor.check_limit(f"{quoted(key)}: array length", store.strings_walked, limits.STRINGS_WALKED)
     begin = cursor.position
-    is_small = count <= limits.KEPT_STRINGS and not key.startswith("tokenizer.")
+    is_small = count <= limits.STORED_STRINGS and not key.startswith("tokenizer.")
     if not is_small or not store.reserve(count * _NUMBER_COST_BYTES):
         # The count is noted first: it is known even if the walk stops half-way.
         store.note_array(key, "string", count, offset=begin)
@@ -334,7 +334,7 @@ def _read_string_array(cursor: Cursor, key: str, count: int, store: KeyStore) ->
     texts: list[str] = []
     for _ in range(count):
         length = cursor.u64()
-        if length <= limits.KEPT_ENTRY_BYTES and store.reserve(length):
+        if length <= limits.STORED_ENTRY_BYTES and store.reserve(length):
             texts.append(_text(cursor.take(length)))
         else:
             cursor.skip(length)

@@ -280,7 +280,7 @@ def _read_format(stream: JsonStream) -> str | None:
         stream.check_limit(f"entries of {METADATA}", entries, limits.METADATA_ENTRIES)
         stream.check_limit(f"length of {METADATA}", length, limits.METADATA_BYTES)
         if key == "format":
-            file_format = text[: limits.KEPT_ENTRY_BYTES]
+            file_format = text[: limits.STORED_ENTRY_BYTES]
     return file_format
 
 

@@ -37,7 +37,7 @@ from edgekit.model.types import (
 __all__ = ["not_a_language_model", "read_geometry"]
 
 
-# Hyper-parameters of layers that need a rule of their own: without a record they cannot be read.
+# Hyper-parameters of layers that cannot be read without a record in architectures.json.
 _HINTS = (
     "conv_kernel",
     "state_size",
@@ -152,7 +152,7 @@ def _layers(
         hyper,
         types,
         gated=architecture.gated or "glu" in (hyper.text("ffn_kind") or ""),
-        beside=architecture.dense_and_experts or bool(hyper.flag("beside_experts")),  # Grok 2
+        dense_and_experts=architecture.dense_and_experts or bool(hyper.flag("dense_and_experts")),
         alternating=architecture.alternating,
         width=architecture.width,
     )

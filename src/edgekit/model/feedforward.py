@@ -23,13 +23,13 @@ def feed_forwards(
     types: tuple[LayerType, ...],
     *,
     gated: bool,
-    beside: bool,
+    dense_and_experts: bool,
     alternating: bool,
     width: WidthRule,
 ) -> tuple[Pair, ...]:
     """A pair for each layer.
 
-    `beside`: layers have a dense part and experts. `alternating`: layers are a mixer or a feed-forward.
+    `dense_and_experts`: layers have both. `alternating`: layers are a mixer or a feed-forward.
     """
     count = len(types)
     # Alternating models may consist of recurrences and experts only.
@@ -45,7 +45,7 @@ def feed_forwards(
         raise hyper.missing("feed_forward")
     if not alternating:
         return tuple(
-            (half if beside or not moe else None, experts if moe else None)
+            (half if dense_and_experts or not moe else None, experts if moe else None)
             for half, moe in zip(dense, routed, strict=True)
         )
     experts_at = {LayerType.EXPERTS}

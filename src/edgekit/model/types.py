@@ -1,7 +1,7 @@
-"""What a model is, without any engine.
+"""What a model is, whichever engine runs it.
 
-A LayerKind says what must be remembered: streams (numbers per token) and states (numbers per sequence). How an
-engine stores them (cells, pages, padding, cache type) is not known here.
+A LayerKind says what a layer must store: streams (numbers per token) and states (numbers per sequence). How an engine
+stores them (cells, pages, padding, cache type) is the engine's business.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edgekit.formats.types import ModelHeader
 
 
 class Span(enum.Enum):
-    """Which tokens a stream keeps."""
+    """The tokens that a stream holds."""
 
     ALL = "all"
-    WINDOW = "window"  # the last `span_tokens`
-    CHUNK = "chunk"  # those since the last multiple of `span_tokens`
+    WINDOW = "window"  # the last `span_tokens` tokens
+    CHUNK = "chunk"  # the tokens since the last multiple of `span_tokens`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """Numbers that are remembered for every token, or for every `tokens_per_row` of them."""
+    """Numbers that are stored for every token, or for every `tokens_per_row` tokens."""
 
     name: str
     elements: int
@@ -36,7 +36,7 @@ class Stream:
     tokens_per_row: int = 1
 
 
-@lru_cache(maxsize=1024)  # asked for every layer of every placement
+@lru_cache(maxsize=1024)  # called for every layer of every placement
 def _streams(wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int) -> tuple[Stream, ...]:
     return tuple(
         Stream(name=name, elements=elements, span=span, span_tokens=span_tokens)
@@ -47,14 +47,14 @@ def _streams(wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Numbers that are remembered once for a sequence, however long it is."""
+    """Numbers that are stored once per sequence, whatever its length."""
 
     name: str
     elements: int
 
 
 class LayerKind:
-    """What one layer remembers: nothing, unless its kind says otherwise."""
+    """What one layer stores: nothing by default."""
 
     __slots__ = ()
 
@@ -81,11 +81,9 @@ class Attention(LayerKind):
     value_dim: int
     span: Span = Span.ALL
     span_tokens: int = 0
-    index_dim: int = 0  # width of a sparse indexer's key, where the layer has one
-    gated: bool = False  # the query projection carries an output gate and is twice as wide
-    values_are_keys: bool = (
-        False  # no value projection: V is made from K (both are still remembered)
-    )
+    index_dim: int = 0  # width of a sparse indexer's key, if the layer has one
+    gated: bool = False  # the query projection includes an output gate and is twice as wide
+    values_are_keys: bool = False  # no value projection: V is made from K (both are still stored)
 
     @property
     def label(self) -> str:
@@ -107,10 +105,10 @@ _SPAN_LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(LayerKind):
-    """MLA: one latent and one rotary key per token stand for all heads.
+    """MLA: one latent and one rotary key per token represent all heads.
 
-    A GGUF from before April 2025 does not allow it (`absorbed` is False): every head's key and value must be held. Some
-    engines hold them always; both widths are here for them.
+    A GGUF from before April 2025 does not allow that (`absorbed` is False): the key and value of every head must be
+    stored. Some engines always store them; both widths are here for them.
     """
 
     heads: int
@@ -139,7 +137,7 @@ class LatentAttention(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressedAttention(LayerKind):
-    """DeepSeek-V4: a short window of raw keys, and one compressed key per `ratio` tokens (K stands for V too)."""
+    """DeepSeek-V4: a short window of raw keys, and one compressed key per `ratio` tokens (K is also V)."""
 
     heads: int
     key_dim: int
@@ -173,7 +171,7 @@ class CompressedAttention(LayerKind):
             return ()
         overlap = (
             2 if self.ratio == 4 else 1
-        )  # llama-kv-cache-dsv4.cpp @ b21e4de: CSA keeps two blocks
+        )  # llama-kv-cache-dsv4.cpp @ b21e4de: CSA has two blocks
         rows = overlap * self.ratio
         return tuple(
             State(name=name, elements=2 * rows * overlap * width)  # 2: values and scores
@@ -192,15 +190,15 @@ class Cell(enum.Enum):
     LIGHTNING = "lightning attention"
     GATED_LINEAR = "gated linear attention"
     SHORT_CONV = "short convolution"
-    GATED_CONV = "gated convolution"  # Gear: of keys and values, in the place of attention
-    KEY_CONV = "convolved keys and values"  # Baichuan-M1: before they are remembered
+    GATED_CONV = "gated convolution"  # Gear: of keys and values, instead of attention
+    KEY_CONV = "convolved keys and values"  # Baichuan-M1: before they are cached
     RWKV = "rwkv"
     RG_LRU = "rg-lru"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrent(LayerKind):
-    """A state of fixed size: a short convolution's tail and the recurrence itself."""
+    """A state of fixed size: the tail of a short convolution, and the recurrence itself."""
 
     cell: Cell
     conv_elements: int = 0
@@ -224,7 +222,7 @@ class Recurrent(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridLayer(LayerKind):
-    """Attention and a recurrence side by side in one layer (Falcon-H1)."""
+    """Attention and a recurrence in one layer (Falcon-H1)."""
 
     attention: Attention
     recurrent: Recurrent
@@ -244,7 +242,7 @@ class HybridLayer(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCache(LayerKind):
-    """Attention that reads the cache of an earlier layer and owns none (Gemma 3n and 4)."""
+    """Attention that reads the cache of an earlier layer and has none (Gemma 3n and 4)."""
 
     attention: Attention
     source_layer: int
@@ -256,7 +254,7 @@ class SharedCache(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCache(LayerKind):
-    """Nothing is remembered: a feed-forward layer, or an encoder's attention over the batch at hand."""
+    """Nothing is stored: a feed-forward layer, or an encoder's attention within the batch."""
 
     attention: Attention | None = None
 
@@ -266,7 +264,7 @@ class NoCache(LayerKind):
 
 
 def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
-    """The attention in a layer of any kind, whether or not it owns a cache."""
+    """The attention in a layer of any kind, whether or not it has its own cache."""
     match kind:
         case Attention() | LatentAttention():
             return kind
@@ -284,13 +282,13 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Routed experts, of which `used` run for a token, and the shared one that always runs."""
+    """Routed experts, of which `used` run for each token, and a shared one that always runs."""
 
     count: int
     used: int
     width: int
-    shared_width: int = 0  # all shared experts together
-    latent: int = 0  # experts work at this width instead of the hidden one, where not 0
+    shared_width: int = 0  # of all shared experts
+    latent: int = 0  # width of the experts' input, if it is not the hidden width
     gated: bool = True
 
 
@@ -304,7 +302,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """How a model was stretched past the window it was trained on."""
+    """How a model was extended beyond the context it was trained on."""
 
     type: str
     factor: float | None = None
@@ -313,7 +311,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """An encoder for pictures or sound that stands beside the language model."""
+    """An encoder for images or sound, next to the language model."""
 
     kind: str  # "vision", "audio"
     layers: int | None
@@ -322,15 +320,15 @@ class Tower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelGeometry:
-    architecture: str  # exactly what the file calls it
+    architecture: str  # as the file spells it
     layers: tuple[Layer, ...] = field(repr=False)
     hidden: int
-    vocabulary: int | None  # None: lies beyond what was read
+    vocabulary: int | None  # None: not in the part that was read
     trained_context: int | None  # as the file states it
-    native_context: int | None  # after rope scaling: what may be asked for
+    native_context: int | None  # after rope scaling: the longest that may be requested
     rope: Rope | None = None
-    loops: int = 1  # how often the weights are run through; every round is among the layers
-    per_layer_embedding: int = 0  # width of an embedding table that every layer has for itself
+    loops: int = 1  # how often the layers run; `layers` has every round
+    per_layer_embedding: int = 0  # width of each layer's own embedding table
     mtp_layers: int = 0  # multi-token-prediction blocks after the last layer
     tied_embeddings: bool | None = None
     causal: bool = True
@@ -341,7 +339,7 @@ class ModelGeometry:
 
     @property
     def embeds(self) -> bool:
-        """Whether it is made to give vectors, not text: an encoder, or a decoder whose file names a pooling."""
+        """Whether it is an embedding model: an encoder, or a decoder whose file states a pooling."""
         return not self.causal or self.pooling in {"mean", "cls", "last"}
 
 
@@ -351,7 +349,7 @@ def block_count(geometry: ModelGeometry) -> int:
 
 
 def embeds_in_one_batch(geometry: ModelGeometry) -> bool:
-    """Whether an input cannot be cut in pieces for an embedding: it can if only its last token counts."""
+    """Whether an input must be embedded in one batch; it can be split if only its last token is pooled."""
     return not geometry.causal or geometry.pooling != "last"
 
 
@@ -360,16 +358,16 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
-    """A header and what it means. What engines work out for it is freed with it."""
+    """A header and its geometry, with what engines have worked out for it."""
 
     header: ModelHeader
     geometry: ModelGeometry = field(repr=False)
     _prepared: dict[type[Any], Any] = field(default_factory=dict, init=False, repr=False)
 
     def prepared(self, kind: type[P]) -> P:
-        """The only object of this class that belongs to the model, made without arguments when it is first needed.
+        """The model's instance of this class, created without arguments on first use.
 
-        Engines have a class each, with the results that they need again for the next load.
+        Each engine has such a class, for results that it needs again for the next load.
         """
         found: P | None = self._prepared.get(kind)
         if found is None:
@@ -377,17 +375,17 @@ class Model:
         return found
 
     def forget(self) -> None:
-        """Free what engines worked out."""
+        """Frees what engines have worked out."""
         self._prepared.clear()
 
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-MOST_RESULTS = 256  # of one kind: a search over the placements of a large model has some twenty
+MOST_RESULTS = 256  # of one kind: a search over the placements of a large model has about twenty
 
 
 class Cached(Generic[V]):
-    """One result."""
+    """A result that is worked out once for a model. Two threads may both work it out; that is harmless."""
 
     __slots__ = ("_result",)
 
@@ -403,7 +401,7 @@ class Cached(Generic[V]):
 
 
 class CachedBy(Generic[K, V]):
-    """Results by what they depend on besides the model. The oldest are dropped."""
+    """Like `Cached`, for results that depend on a key. The oldest are dropped."""
 
     __slots__ = ("_results",)
 
