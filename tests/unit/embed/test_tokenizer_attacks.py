@@ -121,7 +121,7 @@ def test_honest_ones_are_read(keys: dict[str, Any], tokens: list[int], tmp_path:
         (gpt2(model="rwkv"), UnknownTokenizerError, "engines/native/tokenizer/families.py"),
         (gpt2(model=None), UnknownTokenizerError, "is missing"),
         (gpt2(model=7), HeaderError, "not a string"),
-        (gpt2(pre="of-tomorrow"), UnknownTokenizerError, "engines/native/tokenizer/pretokenizers.py"),
+        (gpt2(pre="of-tomorrow"), UnknownTokenizerError, "engines/native/tokenizer/pretokenizers.json"),
         (gpt2(pre=None), UnknownTokenizerError, "tokenizer.ggml.pre is missing"),
         (gpt2(pre="whitespace"), UnknownTokenizerError, "unsupported combination"),
         (gpt2(merges=None), HeaderError, "merges is missing"),

@@ -16,7 +16,7 @@ from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 from tests.threads import running, started_since
 
-from edgekit.engines.native.generator import StreamEngine, held_back
+from edgekit.engines.native.generator import StreamEngine, deferred_interrupts
 from edgekit.engines.native.kernels.choice import KERNELS, choose
 from edgekit.errors import (
     CancelledError,
@@ -255,7 +255,7 @@ class Stop:
 @pytest.fixture
 def _every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint is asked between all tiles, not only every few milliseconds."""
-    monkeypatch.setattr("edgekit.engines.native.crew.EVERY_S", 0.0)
+    monkeypatch.setattr("edgekit.engines.native.crew.REPORT_EVERY_S", 0.0)
 
 
 @pytest.mark.usefixtures("_every_look")
@@ -304,7 +304,7 @@ def test_a_look_can_be_taken_every_few_milliseconds(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As often as there are tasks, when nobody spares looks."""
-    monkeypatch.setattr("edgekit.engines.native.crew.EVERY_S", 0.0)
+    monkeypatch.setattr("edgekit.engines.native.crew.REPORT_EVERY_S", 0.0)
     shares: list[float] = []
     with session(models["llama"], window=512) as engine:
         engine.feed(some_tokens(500), shares.append)
@@ -352,7 +352,7 @@ def test_ctrl_c_waits_until_all_threads_do(models: dict[str, Path]) -> None:
 
 
 def test_a_second_signal_is_not_held() -> None:
-    with held_back() as interrupts:
+    with deferred_interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)  # waits
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

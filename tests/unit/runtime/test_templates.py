@@ -234,6 +234,7 @@ def test_a_message_of_nobody() -> None:
 def test_every_row_has_its_marks() -> None:
     from edgekit.engines.native import templates
 
-    named = {name for name, *_ in templates._MARKS} | set(templates._LAST_TOKENS.values())
+    rows = templates._DATA["marks"]
+    named = {row["format"] for row in rows} | set(templates._DATA["end_tokens"].values())
     assert named == set(FORMATS)
-    assert all(chain.from_iterable(marks for _, marks, _ in templates._MARKS))
+    assert all(chain.from_iterable(row["has"] for row in rows))

@@ -1,4 +1,4 @@
-"""Threads that share the steps of a round: each has its own buffers, and takes a step when it is free."""
+"""Threads that share the steps of a round, each with its own buffers; progress; and numpy's own threads held back."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Crew:
         self._busy = 0  # of the others
         self._counting = threading.Lock()
         self._all_idle = _taken()
-        self._bells = [_taken() for _ in others]
+        self._wakeups = [_taken() for _ in others]
         self._threads: list[threading.Thread] = []
-        for worker, bell in zip(others, self._bells, strict=True):
+        for worker, wakeup in zip(others, self._wakeups, strict=True):
             thread = threading.Thread(
-                target=self._serve, args=(worker, bell), name="edgekit-tiles", daemon=True
+                target=self._serve, args=(worker, wakeup), name="edgekit-tiles", daemon=True
             )
             try:
                 thread.start()
@@ -69,10 +69,10 @@ class Crew:
         """
         self._tasks.extend(tasks)
         self._stopping = False
-        self._busy = max(0, min(len(self._bells), len(tasks) - 1))
+        self._busy = max(0, min(len(self._wakeups), len(tasks) - 1))
         helped = self._busy > 0
-        for bell in self._bells[: self._busy]:
-            bell.release()
+        for wakeup in self._wakeups[: self._busy]:
+            wakeup.release()
         self._take_all(self.first, pause)
         if helped:
             self._wait(pause)
@@ -82,22 +82,22 @@ class Crew:
             raise error
 
     def close(self) -> None:
-        """Returns when the threads have gone. Twice is as good as once."""
+        """Returns when the threads have ended. Idempotent."""
         threads, self._threads = self._threads, []
         self._closing = True
-        for bell in self._bells[: len(threads)]:
-            bell.release()
+        for wakeup in self._wakeups[: len(threads)]:
+            wakeup.release()
         for thread in threads:
             thread.join()
 
     def _take_all(self, worker: CrewMember, pause: Pause | None) -> None:
-        """Steps until there are no more; an error is kept for the caller, and stops everybody."""
+        """Takes steps until none are left. An error is raised by run(), and stops all threads."""
         tasks = self._tasks
         try:
             while tasks and not self._stopping:
                 try:
                     step, first, last = tasks.popleft()
-                except IndexError:  # another thread was quicker
+                except IndexError:  # another thread took it
                     return
                 step(worker, first, last)
                 if pause is not None:
@@ -111,7 +111,7 @@ class Crew:
             self._error = error
 
     def _wait(self, pause: Pause) -> None:
-        """Nobody's buffers may be in use when a round ends, whatever ended it."""
+        """No buffer may be in use when a round ends, whatever ended it."""
         while True:
             try:
                 self._all_idle.acquire(timeout=WAIT_S)
@@ -124,9 +124,9 @@ class Crew:
                 self._stop(error)
         self._all_idle.acquire(blocking=False)
 
-    def _serve(self, worker: CrewMember, bell: threading.Lock) -> None:
+    def _serve(self, worker: CrewMember, wakeup: threading.Lock) -> None:
         while True:
-            bell.acquire()
+            wakeup.acquire()
             if self._closing:
                 return
             self._take_all(worker, None)
@@ -137,7 +137,7 @@ class Crew:
 
 
 def no_thread(error: RuntimeError) -> MemoryPressureError:
-    """What "can't start new thread" means."""
+    """The error for "can't start new thread"."""
     return MemoryPressureError(
         f"cannot start another thread ({error}): use fewer (threads), or raise the limits "
         "(ulimit -u, ulimit -v, the container's pids)"
@@ -145,45 +145,45 @@ def no_thread(error: RuntimeError) -> MemoryPressureError:
 
 
 def _taken() -> threading.Lock:
-    """A lock as a bell: who waits takes it, who rings gives it back."""
+    """A locked lock: releasing it wakes the thread that waits for it."""
     lock = threading.Lock()
-    lock.acquire()  # noqa: SIM115,RUF100 - released by whoever rings
+    lock.acquire()  # noqa: SIM115,RUF100 - released by the thread that wakes another
     return lock
 
 
-EVERY_S = 0.005  # a look at the clock is cheap, a look at the memory is not
+REPORT_EVERY_S = 0.005  # looking at the clock is cheap, looking at the memory is not
 
 
-class WorkShare:
-    """Counts work in any unit, of which a call has `total`."""
+class Progress:
+    """How much of a call is done, reported to a checkpoint every few milliseconds. Work is counted in any unit."""
 
     def __init__(self, checkpoint: Checkpoint, total: int) -> None:
         self._checkpoint = checkpoint
         self._total = max(1, total)
         self._done = 0
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._round = 0
         self._tasks = 1
 
-    def begin(self, work: int, tasks: int) -> None:
-        """A round of so many tasks that will do so much work."""
+    def begin_round(self, work: int, tasks: int) -> None:
+        """Of `tasks` tasks that do `work` together."""
         self._done += self._round
         self._round, self._tasks = work, max(1, tasks)
 
     def pause(self, tasks_left: int) -> None:
-        """Between tasks: calls the checkpoint when it is time, and lets through what that raises."""
+        """Between tasks: calls the checkpoint when it is time. What that raises ends the call."""
         now = time.monotonic()
-        if now - self._told_at >= EVERY_S:
+        if now - self._reported_at >= REPORT_EVERY_S:
             here = self._round * (self._tasks - tasks_left) / self._tasks
             self._checkpoint(min(1.0, (self._done + here) / self._total))
-            self._told_at = time.monotonic()
+            self._reported_at = time.monotonic()
 
     def finish(self) -> None:
         self._checkpoint(1.0)
 
 
-# Where numpy's wheels have their OpenBLAS: Linux and Windows, macOS on Intel.
-_PLACES = ("../numpy.libs/*openblas*", ".dylibs/*openblas*")
+# Where numpy's wheels have OpenBLAS: Linux and Windows, macOS on Intel.
+_LIBRARIES = ("../numpy.libs/*openblas*", ".dylibs/*openblas*")
 
 
 class _Blas(NamedTuple):
@@ -192,7 +192,7 @@ class _Blas(NamedTuple):
 
 
 class _Holds:
-    """How many passes hold it back, and what it was before the first."""
+    """How many passes want one thread, and how many threads there were before."""
 
     lock = threading.Lock()
     count = 0
@@ -201,7 +201,7 @@ class _Holds:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """While in it, numpy multiplies in the thread that calls it. Nothing happens where its BLAS is another."""
+    """Make numpy multiply in the calling thread only. No effect with a BLAS other than OpenBLAS."""
     blas = _find()
     if blas is None:
         yield
@@ -223,7 +223,7 @@ def one_thread() -> Iterator[None]:
 @functools.cache
 def _find() -> _Blas | None:
     folder = Path(np.__file__).parent
-    for place in _PLACES:
+    for place in _LIBRARIES:
         for path in sorted(folder.glob(place)):
             try:
                 library = ctypes.CDLL(str(path))  # numpy has loaded it already

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engines.native.crew import Crew, CrewMember, Task, WorkShare, one_thread
+from edgekit.engines.native.crew import Crew, CrewMember, Progress, one_thread
 from edgekit.engines.native.encoder_plan import EncoderPlan
 from edgekit.engines.native.forward import Buffers, Pass, Tokens, make_buffers, make_worker
 from edgekit.engines.native.kernels.types import Kernels, Starts, TextAttention
 from edgekit.engines.native.layers import (
-    AddPlaces,
+    AddPositions,
     Network,
     attention_tasks,
     make_network,
     make_tables,
 )
 from edgekit.engines.native.types import Checkpoint, Floats, Pooling
-from edgekit.engines.native.weights import EncoderWeights
+from edgekit.engines.native.weights import Weights
 from edgekit.errors import (
     TextError,
     UsageError,
@@ -45,10 +45,10 @@ def open_encoder(
     monitor: Monitor,
     plan: EncoderPlan,
 ) -> Encoder:
-    """Reserves and allocates what the plan says, and reads the weights that stay.
+    """Reserves and allocates what the plan of this file says, and reads the weights that stay.
 
-    `plan` is of the same file. MemoryPressureError when the monitor does not give the memory;
-    WeightsError for weights that are no numbers; the file stays the caller's to close.
+    Raises MemoryPressureError if the monitor refuses the memory, WeightsError for weights that are not numbers. The
+    caller closes the file.
     """
     if walked.name != file.name:
         raise ValueError(f"the header is from {walked.name}, but the weights are from {file.name}")
@@ -60,7 +60,7 @@ Texts = Sequence[Sequence[int]]
 
 
 class StreamedEncoder:
-    """Made by `open_encoder`. One pass at a time: who comes while one runs, waits."""
+    """Made by `open_encoder`. Runs one pass at a time; other calls wait."""
 
     def __init__(
         self, file: WeightFile, *, kernels: Kernels, monitor: Monitor, plan: EncoderPlan
@@ -73,7 +73,7 @@ class StreamedEncoder:
                 held.enter_context(monitor.try_allocate(line.size_bytes, line.what))
             self._crew = Crew([make_worker(plan) for _ in range(plan.threads)])
             held.callback(self._crew.close)
-            weights = EncoderWeights(
+            weights = Weights(
                 file, plan, kernels, self._crew.first, monitor.check, unpacked=plan.unpacked
             )
             self._network = make_network(plan.model, weights, kernels)
@@ -88,8 +88,8 @@ class StreamedEncoder:
     def encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
         """One pooled vector for each text into the rows of `into`, not scaled yet.
 
-        TextError for a text that is empty, too long, or has tokens that the model does not have.
-        What `checkpoint` raises ends the call within one tile, and the encoder stays usable.
+        Raises TextError for a text that is empty, too long, or has tokens that the model does not have. What
+        `checkpoint` raises ends the call within one tile, and the encoder stays usable.
         """
         if into.shape != (len(texts), self.width):
             raise ValueError(f"{len(texts)} vectors of {self.width} do not fit into {into.shape}")
@@ -106,7 +106,7 @@ class StreamedEncoder:
             self._passing.release()
 
     def close(self) -> None:
-        """Waits for the pass that runs, ends the threads and gives the memory back."""
+        """Waits for the running pass, ends the threads and frees the memory."""
         with self._passing:
             if not self._closed:
                 self._closed = True
@@ -115,33 +115,28 @@ class StreamedEncoder:
 
     def _encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
         passes = list(self._passes(texts))
-        share = WorkShare(checkpoint, sum(self._work(texts[place]) for place in passes))
+        chunks = sum(-(-sum(map(len, texts[place])) // self._plan.chunk_tokens) for place in passes)
+        progress = Progress(checkpoint, chunks * self._network.matrix_bytes)
         for place in passes:
-            self._run(texts[place], into[place], place.start, share)
-        share.finish()
+            self._run(texts[place], into[place], place.start, progress)
+        progress.finish()
 
-    def _run(self, texts: Texts, into: Floats, first: int, share: WorkShare) -> None:
-        forward = Forward(
+    def _run(self, texts: Texts, into: Floats, first: int, progress: Progress) -> None:
+        texts_pass = TextsPass(
             [len(text) for text in texts],
             plan=self._plan,
             network=self._network,
-            kernels=self._kernels,
             crew=self._crew,
             buffers=self._buffers,
             rotary=self._rotary,
-            share=share,
+            progress=progress,
         )
-        ids = self._ids(texts, forward.tokens, first)
+        ids = self._ids(texts, texts_pass.tokens, first)
         if self._plan.streams:
             self._file.check_unchanged()
-        forward.run(ids, into)
+        texts_pass.run(ids, into)
         if self._plan.streams:  # what was read in between was still of the same file
             self._file.check_unchanged()
-
-    def _work(self, texts: Texts) -> int:
-        """Bytes of weights that a pass goes through."""
-        chunks = -(-sum(map(len, texts)) // self._plan.chunk_tokens)
-        return chunks * self._network.matrix_bytes
 
     def _passes(self, texts: Texts) -> Iterator[slice]:
         """Consecutive texts that fit into one pass."""
@@ -177,8 +172,8 @@ class StreamedEncoder:
             )
 
 
-class Forward(Pass):
-    """One pass over some texts."""
+class TextsPass(Pass):
+    """One pass over some texts, whose tokens attend to each other."""
 
     def __init__(
         self,
@@ -186,52 +181,62 @@ class Forward(Pass):
         *,
         plan: EncoderPlan,
         network: Network,
-        kernels: Kernels,
         crew: Crew,
         buffers: Buffers,
         rotary: tuple[Floats, ...],
-        share: WorkShare,
+        progress: Progress,
     ) -> None:
-        """`rotary`: cosines and sines of each place, where heads turn."""
+        """`rotary`: cosines and sines of each position, if the model has them."""
         self._starts: Starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=self._starts[1:])
+        tokens = int(self._starts[-1])
         super().__init__(
-            int(self._starts[-1]),
-            plan=plan,
-            network=network,
-            kernels=kernels,
-            crew=crew,
-            buffers=buffers,
-            share=share,
+            tokens, plan=plan, network=network, crew=crew, buffers=buffers, progress=progress
         )
         self._pooling, self._rotary = plan.pooling, rotary
         self._chunks = [
-            slice(first, min(first + plan.chunk_tokens, self.tokens))
-            for first in range(0, self.tokens, plan.chunk_tokens)
+            slice(first, min(first + plan.chunk_tokens, tokens))
+            for first in range(0, tokens, plan.chunk_tokens)
         ]
-        self._attention = self._attention_tasks()
+        texts = TextAttention(
+            q=self.query,
+            k=self.key,
+            v=self.value,
+            out=self.query,
+            starts=self._starts,
+            heads=self.size.heads,
+            kv_heads=self.size.kv_heads,
+            head_dim=self.size.head_dim,
+            scale=self.size.head_dim**-0.5,
+            causal=plan.model.causal,
+            slopes=network.slopes,
+        )
+        self._attention = attention_tasks(self.kernels, texts, plan.threads)
 
     def run(self, ids: Tokens, into: Floats) -> None:
         self._embed(ids)
-        if self._size.rotary:
-            self._place_tokens()
-        for layer in self._network.layers:
+        if self.size.rotary:  # each token's row of the tables: positions restart with every text
+            positions = np.arange(self.tokens)
+            positions -= np.repeat(self._starts[:-1], np.diff(self._starts))
+            for table, rows in zip(self._rotary, (self.cos, self.sin), strict=True):
+                np.take(table, positions, axis=0, out=rows, mode="clip")
+        for layer in self.network.layers:
             for chunk in self._chunks:
-                self._to_heads(layer, chunk)
-            self._round(self._attention)
+                self.make_heads(layer, chunk)
+            self.run_round(self._attention)
             for chunk in self._chunks:
-                self._after_attention(layer, chunk)
-                self._feed_forward(layer, chunk)
-        self._normalize(self._network.norm_last, self.x, self.x)
+                self.after_attention(layer, chunk)
+                self.feed_forward(layer, chunk)
+        self.normalize(self.network.norm_last, self.x, self.x)
         for place, (start, end) in enumerate(pairwise(self._starts.tolist())):
             pool(self.x[start:end], self._pooling, into[place])
 
     def _embed(self, ids: Tokens) -> None:
-        plan, network = self._plan, self._network
-        self._look_up(ids)
-        if network.places is not None:
-            add = AddPlaces(network.places, self._starts.tolist(), self.x)
-            self._round(add.tasks(plan.tile_bytes, plan.scratch_floats))
+        plan, network = self.plan, self.network
+        self.look_up(ids)
+        if network.positions is not None:
+            add = AddPositions(network.positions, self._starts.tolist(), self.x)
+            self.run_round(add.tasks(plan.tile_bytes, plan.scratch_floats))
         norm, token_type = network.norm_first, network.token_type
         if norm is None:
             return
@@ -242,31 +247,7 @@ class Forward(Pass):
                 x += token_type
             norm(x, x)
 
-        self._by_token(finish, self.x)
-
-    def _place_tokens(self) -> None:
-        """Each token's row of the rotary tables: places begin anew with every text."""
-        places = np.arange(self.tokens)
-        places -= np.repeat(self._starts[:-1], np.diff(self._starts))
-        for table, into in zip(self._rotary, (self._cos, self._sin), strict=True):
-            np.take(table, places, axis=0, out=into, mode="clip")
-
-    def _attention_tasks(self) -> list[Task]:
-        size = self._size
-        texts = TextAttention(
-            q=self._query,
-            k=self._key,
-            v=self._value,
-            out=self._query,
-            starts=self._starts,
-            heads=size.heads,
-            kv_heads=size.kv_heads,
-            head_dim=size.head_dim,
-            scale=size.head_dim**-0.5,
-            causal=self._plan.model.causal,
-            slopes=self._network.slopes,
-        )
-        return attention_tasks(self._kernels, texts, self._plan.threads)
+        self.run_by_token(finish, self.x)
 
 
 SMALLEST_LENGTH = 1e-9  # a shorter vector has no direction worth scaling up
@@ -283,21 +264,15 @@ def pool(rows: Floats, pooling: Pooling, into: Floats) -> None:
 
 
 def scale_row(row: Floats, *, normalize: bool = True) -> None:
-    """In place to length 1, where it has a length. WeightsError for a vector that is no vector."""
+    """In place to length 1, unless it is 0. Raises WeightsError for a vector that is not finite."""
     length = float(np.sqrt(np.vdot(row, row)))
-    if not np.isfinite(length):
-        length = _length(row)
-    if normalize and length > SMALLEST_LENGTH:
-        row /= np.float32(length)
-
-
-def _length(row: Floats) -> float:
-    """In float64, where the squares of large numbers still have room."""
-    wide = row.astype(np.float64)
-    length = float(np.sqrt(np.vdot(wide, wide)))
+    if not np.isfinite(length):  # float64 has room for the squares of large numbers
+        wide = row.astype(np.float64)
+        length = float(np.sqrt(np.vdot(wide, wide)))
     if not np.isfinite(length):
         raise WeightsError(
             "the model's output is not a finite number: its weights are damaged, or were "
             "converted to a type that cannot represent them"
         )
-    return length
+    if normalize and length > SMALLEST_LENGTH:
+        row /= np.float32(length)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.engines.native.buffers import matrices
-from edgekit.engines.native.crew import Crew, WorkShare, one_thread
+from edgekit.engines.native.crew import Crew, Progress, one_thread
 from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
@@ -25,7 +25,7 @@ from edgekit.engines.native.model import read_model
 from edgekit.engines.native.pages import PagedCache, PageFile, check_gate, make_caches
 from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
 from edgekit.engines.native.types import Checkpoint, Floats, Limits
-from edgekit.engines.native.weights import EncoderWeights
+from edgekit.engines.native.weights import Weights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import LARGEST, format_bytes
@@ -55,8 +55,8 @@ def open_stream(
 ) -> StreamEngine:
     """Reserves and allocates what the plan says, and reads the weights that stay.
 
-    MemoryPressureError when the monitor does not give the memory, KvSpillUnsupportedError when cold pages would be
-    back too late or have no place to go, and the errors of `read_model` and `plan_stream`.
+    Raises MemoryPressureError if the monitor refuses the memory, KvSpillUnsupportedError if the disk is too slow or
+    too full for cold pages, and the errors of `read_model` and `plan_stream`.
     """
     kernels = kernels or choose()
     with ExitStack() as held:
@@ -92,11 +92,11 @@ class StreamEngine:
         pages: PageFile | None,
         held: ExitStack,
     ) -> None:
-        """`held` is closed with the engine, or when it cannot be made."""
+        """`held` is closed with the engine, or if this fails."""
         self.plan = plan
         self._file, self._kernels, self._monitor = file, kernels, monitor
         self._feeding = threading.Lock()
-        self._reader: int | None = None  # the thread that reads
+        self._reader: int | None = None  # the thread inside `feed`
         self._position = 0
         self._needs_reset = False
         self._streams = any(tensor.name not in plan.kept for tensor in matrices(plan.model))
@@ -119,7 +119,7 @@ class StreamEngine:
         workers = [make_worker(plan) for _ in range(plan.threads)]
         self._crew = Crew(workers)
         held.callback(self._crew.close)
-        weights = EncoderWeights(self._file, plan, kernels, self._crew.first, self._monitor.check)
+        weights = Weights(self._file, plan, kernels, self._crew.first, self._monitor.check)
         self._network = make_network(plan.model, weights, kernels)
         self._buffers = make_stream_buffers(plan)
         self._caches = tuple(make_caches(plan, pages))
@@ -129,17 +129,17 @@ class StreamEngine:
 
     @property
     def position(self) -> int:
-        """Tokens that were read since the beginning, whether or not they are still in the window."""
+        """Tokens read since the beginning, including those that have left the window."""
         return self._position
 
     @property
     def needs_reset(self) -> bool:
-        """A prompt was broken off in a full window: some layers have forgotten more than others."""
+        """Whether a prompt was interrupted in a full window: some layers have dropped more tokens than others."""
         return self._needs_reset
 
     @property
     def cache_bytes(self) -> int:
-        """In memory, with the page that cold ones are read back into."""
+        """In memory, including the page that cold pages are read back into."""
         return sum(size for key, size in self.allocated.items() if key.startswith(CACHES))
 
     @property
@@ -152,17 +152,17 @@ class StreamEngine:
 
     @property
     def room_tokens(self) -> int | None:
-        """How many more the window holds; None where it rolls."""
+        """How many more tokens the window holds; None if it rolls."""
         return None if self.plan.rolling else self.plan.context_tokens - self._position
 
     def feed(self, tokens: Sequence[int], checkpoint: Checkpoint | None = None) -> Floats:
-        """Reads them behind those before, and gives the logits of the next token: one vector, filled anew each time.
+        """Appends the tokens and returns the logits of the next one, in a vector that every call overwrites.
 
-        ContextTooLargeError when they do not fit a window that does not roll, TextError for what is no token; nothing
-        was read then. What `checkpoint` raises ends the call within a tile: the chunks before it stay read
-        (`position`), and the session can go on, unless `needs_reset`.
+        Raises ContextTooLargeError if they do not fit a window that does not roll, TextError for a number that is not
+        a token; nothing has been read then. What `checkpoint` raises ends the call within a tile: the chunks before
+        it stay read (`position`), and the session can continue, unless `needs_reset`.
         """
-        with held_back() as interrupts:
+        with deferred_interrupts() as interrupts:
             if not self._feeding.acquire(blocking=False):
                 raise UsageError(
                     "the engine is busy: it has one session and processes one text at a time"
@@ -171,14 +171,14 @@ class StreamEngine:
             try:
                 self._check(tokens)
                 with one_thread() if self._kernels.name == "numpy" else nullcontext():
-                    self._feed(tokens, checkpoint or _go_on, interrupts)
+                    self._feed(tokens, checkpoint or _no_checkpoint, interrupts)
             finally:
                 self._reader = None
                 self._feeding.release()
         return self._buffers.logits
 
     def _refuse_inside(self, what: str) -> None:
-        """A checkpoint that waited for the reading it is part of would wait for ever."""
+        """A checkpoint that waited for the call it is part of would never return."""
         if self._reader == threading.get_ident():
             raise UsageError(
                 f"the engine cannot be {what} from inside its own callback: raise an "
@@ -186,7 +186,7 @@ class StreamEngine:
             )
 
     def reset(self) -> None:
-        """Forgets all tokens. The memory stays."""
+        """Forgets all tokens. The memory stays allocated."""
         self._refuse_inside("reset")
         with self._feeding:
             self._check_open()
@@ -195,9 +195,9 @@ class StreamEngine:
             self._position, self._needs_reset = 0, False
 
     def close(self) -> None:
-        """Waits for what is being read, ends the threads and gives the memory back. Twice is as good as once."""
+        """Waits for `feed`, ends the threads and frees the memory. Idempotent."""
         self._refuse_inside("closed")
-        with held_back(), self._feeding:
+        with deferred_interrupts(), self._feeding:
             if not self._closed:
                 self._closed = True
                 self._held.close()
@@ -215,24 +215,24 @@ class StreamEngine:
         self.close()
 
     def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint, interrupts: Interrupts) -> None:
-        def look_up(share: float) -> None:
+        def look(share: float) -> None:
             interrupts.check()
             self._monitor.check()
             checkpoint(share)
 
         step = self.plan.chunk_tokens
         chunks = -(-len(tokens) // step)
-        share = WorkShare(
-            look_up, chunks * self._network.matrix_bytes + self._network.output.size_bytes
+        progress = Progress(
+            look, chunks * self._network.matrix_bytes + self._network.output.size_bytes
         )
         self._check_unchanged()
         for first in range(0, len(tokens), step):
             part, is_last = tokens[first : first + step], first + step >= len(tokens)
             try:
-                self._run(part, share, is_last=is_last)
+                self._run(part, progress, is_last=is_last)
                 if is_last:
                     self._check_unchanged()  # what was read in between was still of the same file
-                    share.finish()
+                    progress.finish()
             except BaseException:
                 rings = (cache.ring for cache in self._caches)
                 if any(ring.is_written_over(self._position, len(part)) for ring in rings):
@@ -240,19 +240,18 @@ class StreamEngine:
                 raise
             self._position += len(part)
 
-    def _run(self, tokens: Sequence[int], share: WorkShare, *, is_last: bool) -> None:
-        forward = StreamPass(
+    def _run(self, tokens: Sequence[int], progress: Progress, *, is_last: bool) -> None:
+        stream_pass = StreamPass(
             len(tokens),
             self._position,
             plan=self.plan,
             network=self._network,
-            kernels=self._kernels,
             crew=self._crew,
             buffers=self._buffers,
             caches=self._caches,
-            share=share,
+            progress=progress,
         )
-        forward.run(np.array(tokens, np.int64), self._buffers.logits if is_last else None)
+        stream_pass.run(np.array(tokens, np.int64), self._buffers.logits if is_last else None)
 
     def _check_unchanged(self) -> None:
         if self._streams:
@@ -290,16 +289,18 @@ def _is_whole(token: object) -> bool:
     return isinstance(token, int | np.integer)
 
 
-def _go_on(_share: float) -> None:
-    """Nobody wants to be asked."""
+def _no_checkpoint(_share: float) -> None:
+    pass
 
 
-SAMPLER = "sampler"  # the line that is not the engine's to allocate: runtime/sampling does
+# --- what was allocated, by the line of the bill that pays for it
+
+SAMPLER = "sampler"  # the only line that the engine does not allocate: Sampler does
 CACHES = ("cache", "page read back")
 
 
 def line_key(line: MemoryLine) -> str:
-    """The array that a line pays for: the words before its arithmetic, and its layer."""
+    """The name of the array that a line pays for: the words before its arithmetic, and its layer."""
     return _key(line.because.partition(":")[0], line.layer)
 
 
@@ -310,16 +311,21 @@ def _key(name: str, layer: int | None) -> str:
 def allocated_bytes(
     *,
     workers: Sequence[CrewMember],
-    weights: EncoderWeights,
+    weights: Weights,
     buffers: StreamBuffers,
     caches: Sequence[LayerCache],
 ) -> Mapping[str, int]:
-    """What numpy says of each array, under the key of its line."""
+    """The size of each array as numpy reports it, under the key of its line."""
     common = buffers.common
     sink_query = buffers.sink_query
+    kept: dict[str, int] = {}
+    for name, rows in weights.rows.items():
+        if rows.kept is not None:
+            key = _key("weights kept", int(name.split(".")[1]) if name.startswith("blk.") else None)
+            kept[key] = kept.get(key, 0) + rows.kept.nbytes
     found = {
         "norms and biases": sum(vector.nbytes for vector in weights.held.values()),
-        **_kept(weights),
+        **kept,
         **{_key("cache", layer): cache.size_bytes for layer, cache in enumerate(caches)},
         "page read back": max(
             (cache.cold_bytes for cache in caches if isinstance(cache, PagedCache)), default=0
@@ -329,10 +335,10 @@ def allocated_bytes(
         "chunk": common.chunk.nbytes,
         "queries": common.query.nbytes,
         "queries of sinks": 0 if sink_query is None else sink_query.nbytes,
-        "attention": buffers.mixed.nbytes + buffers.state.nbytes,
+        "attention": buffers.attended.nbytes + buffers.state.nbytes,
         "keys and values, then feed-forward": common.arena.nbytes,
         "staging": buffers.keys.nbytes + buffers.values.nbytes,
-        "rotary": sum(turning.size_bytes for turning in buffers.turnings),
+        "rotary": sum(tables.size_bytes for tables in buffers.rotary_tables),
         "tiles": sum(
             worker.packed.nbytes + worker.scratch.nbytes + worker.side.nbytes for worker in workers
         ),
@@ -340,62 +346,54 @@ def allocated_bytes(
     return {key: size_bytes for key, size_bytes in found.items() if size_bytes}
 
 
-def _kept(weights: EncoderWeights) -> dict[str, int]:
-    """Of each layer, and of what is outside of them."""
-    found: dict[str, int] = {}
-    for name, rows in weights.rows.items():
-        if rows.kept is not None:
-            place = int(name.split(".")[1]) if name.startswith("blk.") else None
-            key = _key("weights kept", place)
-            found[key] = found.get(key, 0) + rows.kept.nbytes
-    return found
+# --- Ctrl-C
+#
+# Python raises KeyboardInterrupt between any two instructions. Between waking a thread and counting it, that would
+# leave threads working on freed buffers. So the signal waits a few milliseconds, for the next look at the clock.
 
-
-_HELD = ("SIGINT", "SIGTERM")
+_DEFERRED = ("SIGINT", "SIGTERM")
 Handler = Callable[[int, FrameType | None], object]
 
 
 class Interrupts:
-    """Signals that have come, and what their own handlers would have done at once."""
+    """Signals that have arrived, and the handlers that they are deferred from."""
 
     def __init__(self) -> None:
         self.handlers: dict[int, Handler] = {}
-        self._came: list[int] = []
+        self._arrived: list[int] = []
 
-    def come(self, number: int, frame: FrameType | None) -> None:
-        """A handler. The second of a kind is not held: whoever presses twice has waited long enough."""
-        if number in self._came:
-            self._call(number, frame)
-        self._came.append(number)
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """A second signal of the same kind is not deferred: the user has waited long enough."""
+        if number in self._arrived:
+            self.handlers[number](number, frame)
+        self._arrived.append(number)
 
     def check(self) -> None:
-        """Does what was held back; mostly that is to raise KeyboardInterrupt."""
-        while self._came:
-            self._call(self._came.pop(0), None)
-
-    def _call(self, number: int, frame: FrameType | None) -> None:
-        self.handlers[number](number, frame)
+        """Calls the deferred handlers, which usually raise KeyboardInterrupt."""
+        while self._arrived:
+            number = self._arrived.pop(0)
+            self.handlers[number](number, None)
 
 
 @contextmanager
-def held_back() -> Iterator[Interrupts]:
-    """While in it, signals that Python handles wait for `check`, and at the latest for the end.
+def deferred_interrupts() -> Iterator[Interrupts]:
+    """Signals with a Python handler wait for `check`, at the latest for the end of the block.
 
-    In other threads than the first, which get no signals, it does nothing.
+    Only the main thread receives signals: in others this does nothing.
     """
-    held = Interrupts()
+    interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
-        yield held
+        yield interrupts
         return
     try:
-        for name in _HELD:
+        for name in _DEFERRED:
             number = getattr(signal, name)
             handler = signal.getsignal(number)
             if callable(handler):
-                held.handlers[number] = handler
-                signal.signal(number, held.come)
-        yield held
+                interrupts.handlers[number] = handler
+                signal.signal(number, interrupts.handle)
+        yield interrupts
     finally:
-        for number, handler in held.handlers.items():
+        for number, handler in interrupts.handlers.items():
             signal.signal(number, handler)
-        held.check()
+        interrupts.check()

@@ -1,9 +1,14 @@
-"""A model's weights by name -> layers: what a pass multiplies, adds and normalises, in its order."""
+"""A model's weights as layers, and the steps that threads run over them between two looks at the clock.
+
+A step is called with a worker's buffers and a range. Steps of one round write to different places, so they run in any
+order and at the same time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +18,7 @@ from edgekit.engines.native.families import Activation, NativeNorm, Position
 from edgekit.engines.native.kernels.types import BlockError, Kernels, TextAttention
 from edgekit.engines.native.model import NativeModel, NativeRope
 from edgekit.engines.native.types import Floats
-from edgekit.engines.native.weights import EncoderWeights, TensorRows
+from edgekit.engines.native.weights import TensorRows, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderLayer:
+class Layer:
     query: Matrix
     key: Matrix
     value: Matrix
@@ -49,19 +54,20 @@ class EncoderLayer:
 class Network:
     """A model that is ready to run."""
 
+    kernels: Kernels
     embedding: TensorRows
-    places: TensorRows | None  # where places are learned
+    positions: TensorRows | None  # learned ones
     token_type: Floats | None
-    norm_first: Normalize | None  # of the sum of these
-    layers: tuple[EncoderLayer, ...]
+    norm_first: Normalize | None  # of the sum of these three
+    layers: tuple[Layer, ...]
     norm_last: Normalize | None
-    output: Matrix  # from the last vector to the next token: its own, or the embedding once more
-    rope_factors: Floats | None  # by which pairs turn more slowly, where the file has them
-    slopes: Floats | None  # where scores fall with the distance
+    output: Matrix  # from a vector to logits: the model's own, or the embedding once more
+    rope_factors: Floats | None  # by which pairs rotate more slowly, if the file has them
+    slopes: Floats | None  # of ALiBi
     matrix_bytes: int  # of all layers
 
 
-def make_network(model: NativeModel, weights: EncoderWeights, kernels: Kernels) -> Network:
+def make_network(model: NativeModel, weights: Weights, kernels: Kernels) -> Network:
     builder = _Builder(model, weights, kernels)
     size = model.dimensions
     layers = tuple(builder.layer(place) for place in range(size.layers))
@@ -70,8 +76,9 @@ def make_network(model: NativeModel, weights: EncoderWeights, kernels: Kernels) 
         slopes = np.array(alibi_slopes(size.heads), np.float32)
     outside = {"token_embd.weight", "position_embd.weight", "output.weight"}
     return Network(
+        kernels=kernels,
         embedding=weights.rows["token_embd.weight"],
-        places=weights.rows.get("position_embd.weight"),
+        positions=weights.rows.get("position_embd.weight"),
         token_type=weights.held.get("token_types.weight"),
         norm_first=builder.norm("token_embd_norm"),
         layers=layers,
@@ -88,12 +95,12 @@ def make_network(model: NativeModel, weights: EncoderWeights, kernels: Kernels) 
 
 
 class _Builder:
-    """Picks the tensors of a layer, whatever form the file has them in."""
+    """Finds the tensors of a layer, joined or separate in the file."""
 
-    def __init__(self, model: NativeModel, weights: EncoderWeights, kernels: Kernels) -> None:
+    def __init__(self, model: NativeModel, weights: Weights, kernels: Kernels) -> None:
         self._model, self._weights, self._kernels = model, weights, kernels
 
-    def layer(self, place: int) -> EncoderLayer:
+    def layer(self, place: int) -> Layer:
         prefix, size = f"blk.{place}.", self._model.dimensions
         query, key, value = self._joined(
             prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"), (size.query, size.key, size.key)
@@ -102,7 +109,7 @@ class _Builder:
         first = self._model.family.norm_first
         between = self.norm(prefix + ("ffn_norm" if first else "attn_output_norm"))
         assert between is not None  # noqa: S101 - model.py has checked that it is there
-        return EncoderLayer(
+        return Layer(
             query=query,
             key=key,
             value=value,
@@ -175,16 +182,16 @@ def alibi_slopes(heads: int, largest_bias: float = 8.0) -> list[float]:
 
 
 STEP_FLOPS = 800_000_000  # 8 ms on one core at 100 GFLOPS, 40 ms at 20
-UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for so many tokens
+UNPACKING_TOKENS = 8  # unpacking a weight takes as long as using it for this many tokens
 STEP_FLOATS = 32_768  # of elementwise work
 STEPS_PER_THREAD = 4  # so that all threads end a round at about the same time
-ROWS_TOGETHER = 16  # tiles of whole groups of rows: what a matrix multiplication likes
-FAST_ROWS = 96  # with fewer it spends its time on the tokens' side: half as fast at 16
+ROWS_TOGETHER = 16  # a multiple of this suits the matrix multiplication
+FAST_ROWS = 96  # fewer rows are slower: half as fast at 16
 
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """out = x @ rows.T; a bias is added when the round is over, to whole tokens: four times as fast."""
+    """out = x @ rows.T. The bias is added after the round, to whole tokens, which is four times as fast."""
 
     rows: TensorRows
     x: Floats
@@ -200,12 +207,10 @@ class Multiply:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """out = activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias), of the same rows of both."""
+    """out = activation(x @ gate.T + gate's bias) * (x @ up.T + up's bias), for the same rows of both."""
 
-    gate: TensorRows
-    gate_bias: Floats | None
-    up: TensorRows
-    up_bias: Floats | None
+    gate: Matrix
+    up: Matrix
     activation: Activation
     x: Floats
     out: Floats
@@ -214,20 +219,18 @@ class Gated:
         tokens, count = len(self.x), last - first
         out = self.out[:, first:last]
         side = worker.side[: tokens * count].reshape(tokens, count)
-        self.gate.multiply(worker, self.x, out, first, last)
-        self.up.multiply(worker, self.x, side, first, last)
-        if self.gate_bias is not None:
-            out += self.gate_bias[first:last]
-        if self.up_bias is not None:
-            side += self.up_bias[first:last]
-        self.gate.kernels.gate(out, side, self.activation.value)
+        for matrix, into in ((self.gate, out), (self.up, side)):
+            matrix.rows.multiply(worker, self.x, into, first, last)
+            if matrix.bias is not None:
+                np.add(into, matrix.bias[first:last], out=into)
+        self.gate.rows.kernels.gate(out, side, self.activation.value)
 
     def tasks(self, threads: int, tile_bytes: int, side_floats: int) -> Iterator[Task]:
         step = min(
-            _rows_per_step(rows, 2 * len(self.x), threads, tile_bytes)
-            for rows in (self.gate, self.up)
+            _rows_per_step(matrix.rows, 2 * len(self.x), threads, tile_bytes)
+            for matrix in (self.gate, self.up)
         )
-        return _ranges(self, self.gate.count, max(1, min(step, side_floats // len(self.x))))
+        return _ranges(self, self.gate.rows.count, max(1, min(step, side_floats // len(self.x))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +251,8 @@ class Normalize:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Of queries, keys or values: bias and norm where a model has them, then the rotation of the heads."""
+class FinishHeads:
+    """Adds the bias of queries, keys or values, normalises and rotates them, where the model has these."""
 
     kernels: Kernels
     x: Floats
@@ -267,18 +270,17 @@ class Turn:
 
     def __call__(self, _worker: CrewMember, first: int, last: int) -> None:
         self.prepare(first, last)
-        self.turn(first, last)
+        self.rotate(first, last)
 
     def prepare(self, first: int, last: int) -> None:
         x = self.x[first:last]
         if self.bias is not None:
             x += self.bias
         if self.norm is not None:
-            width = len(self.norm.weight)  # of one head, or of all of them together
-            parts = x.reshape(-1, width)
+            parts = x.reshape(-1, len(self.norm.weight))  # of one head, or of all heads together
             self.norm(parts, parts)
 
-    def turn(self, first: int, last: int) -> None:
+    def rotate(self, first: int, last: int) -> None:
         if self.cos is not None and self.sin is not None:
             self.kernels.rope(
                 self.x[first:last],
@@ -326,8 +328,8 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
-class AddPlaces:
-    """The table's rows first..last to the tokens that stand in these places of their texts."""
+class AddPositions:
+    """Adds the table's rows first..last to the tokens at these positions of their texts."""
 
     table: TensorRows
     starts: Sequence[int]
@@ -338,13 +340,13 @@ class AddPlaces:
         rows = worker.scratch[: (last - first) * width]
         self.table.unpack(worker, rows, first, last)
         rows = rows.reshape(last - first, width)
-        for start, end in zip(self.starts, self.starts[1:], strict=False):
+        for start, end in pairwise(self.starts):
             count = min(last, end - start) - first
             if count > 0:
                 self.x[start + first : start + first + count] += rows[:count]
 
     def tasks(self, tile_bytes: int, scratch_floats: int) -> Iterator[Task]:
-        longest = max(end - start for start, end in zip(self.starts, self.starts[1:], strict=False))
+        longest = max(end - start for start, end in pairwise(self.starts))
         step = min(tile_bytes // self.table.row_bytes, scratch_floats // self.table.columns)
         return _ranges(self, longest, max(1, step))
 
@@ -392,14 +394,16 @@ def _ranges(step: Step, count: int, size: int) -> Iterator[Task]:
     return ((step, first, min(first + size, count)) for first in range(0, count, size))
 
 
-_ROWS = 16  # places whose angles are worked out at a time
+# --- rotary positions, as ggml-cpu/ops.cpp (rope_yarn) @ b21e4de computes them
+
+_POSITIONS_TOGETHER = 16  # whose angles are computed at a time
 
 
-def make_tables(model: NativeModel, factors: Floats | None, places: int) -> tuple[Floats, ...]:
-    """Cosines and sines of so many places from 0 on; nothing where heads do not turn."""
+def make_tables(model: NativeModel, factors: Floats | None, positions: int) -> tuple[Floats, ...]:
+    """Cosines and sines of the positions from 0 on; nothing for a model without rotary positions."""
     if model.rope is None:
         return ()
-    shape = (places, model.dimensions.rotary // 2)
+    shape = (positions, model.dimensions.rotary // 2)
     cos, sin = np.empty(shape, np.float32), np.empty(shape, np.float32)
     fill_tables(model.rope, factors, cos, sin)
     return cos, sin
@@ -411,28 +415,24 @@ def fill_tables(
     cos: Floats,
     sin: Floats,
     *,
-    first_place: int = 0,
-    last_place: int | None = None,
+    first_position: int = 0,
+    last_position: int | None = None,
 ) -> None:
-    """Row i of cos and sin [places, pairs] for first_place + i, and for last_place beyond that."""
+    """Row i of cos and sin [positions, pairs] for first_position + i, or for last_position if that is less."""
     pairs = cos.shape[1]
     slow = 1.0 if factors is None else factors.astype(np.float64)
     speeds = rope.base ** (-np.arange(pairs, dtype=np.float64) / pairs) / slow
-    speeds *= _blend(rope, pairs)
-    for first in range(0, len(cos), _ROWS):
-        last = min(first + _ROWS, len(cos))
-        places = np.arange(first_place + first, first_place + last, dtype=np.float64)
-        if last_place is not None:
-            np.minimum(places, last_place, out=places)
-        angles = places[:, None] * speeds
+    if rope.yarn_from is None:
+        speeds *= rope.interpolate
+    else:  # fast pairs keep their speed, slow ones are interpolated
+        span = max(0.001, rope.yarn_to - rope.yarn_from)
+        kept = 1 - np.clip((np.arange(pairs) - rope.yarn_from) / span, 0, 1)
+        speeds *= rope.interpolate * (1 - kept) + kept
+    for first in range(0, len(cos), _POSITIONS_TOGETHER):
+        last = min(first + _POSITIONS_TOGETHER, len(cos))
+        positions = np.arange(first_position + first, first_position + last, dtype=np.float64)
+        if last_position is not None:
+            np.minimum(positions, last_position, out=positions)
+        angles = positions[:, None] * speeds
         cos[first:last] = np.cos(angles) * rope.magnitude
         sin[first:last] = np.sin(angles) * rope.magnitude
-
-
-def _blend(rope: NativeRope, pairs: int) -> NDArray[np.float64]:
-    """What each pair's speed is multiplied with: fast pairs keep theirs, slow ones are interpolated."""
-    if rope.yarn_from is None:
-        return np.full(pairs, rope.interpolate)
-    span = max(0.001, rope.yarn_to - rope.yarn_from)
-    kept: NDArray[np.float64] = 1 - np.clip((np.arange(pairs) - rope.yarn_from) / span, 0, 1)
-    return np.asarray(rope.interpolate * (1 - kept) + kept)

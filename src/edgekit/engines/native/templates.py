@@ -1,18 +1,20 @@
-"""Messages -> the text that a model was taught to answer: a table of the chat formats that are known here.
+"""Chat messages -> the prompt in the format that a model was trained on: the formats are in chat_formats.json.
 
-A file says how in a program (`tokenizer.chat_template`, Jinja), which is not run here: a format is known
-by its marks, and written as llama.cpp writes the one of that name: src/llama-chat.cpp @ b21e4de. Three
-things are read out of the program: what the system says where nobody else does, that thoughts of
-earlier answers are left out, and that an answer begins with a thought.
+A file has its format as a Jinja program (`tokenizer.chat_template`), which is not run here: a known format is
+recognised by its marks and written as llama.cpp writes the one of that name. Three things are read from the program:
+the default system message, whether thoughts of earlier answers are left out, and whether an answer begins with a
+thought.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pkgutil import get_data
+from typing import TYPE_CHECKING, Any
 
 from edgekit.engines.chat import ROLES, Message
 from edgekit.engines.native.tokenizer.vocabulary import read_places
@@ -28,27 +30,27 @@ if TYPE_CHECKING:
 
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-TEMPLATE_BYTES = 64 * KIB  # the longest of those that llama.cpp has for tests is gpt-oss's, 16,738
+TEMPLATE_BYTES = 64 * KIB  # the longest in llama.cpp's tests is gpt-oss's, 16,738
 _WINDOW_BYTES = 32 * KIB
 _THOUGHT_END = "</think>"
 _CUT_OFF = "Cutting Knowledge Date: December 2023"
-# Written in the program as it is, with a line end of its own or one that is spelled.
+# As the program has it, with a line end or a spelled-out one.
 _SYSTEM = re.compile(r"<\|im_start\|>system(?:\\n|\n)([^'\"{}<>\\]+)<\|im_end\|>")
-_THINKS = re.compile(r"<think>(?:\\n|\n)['\"]")  # in what begins an answer
+_THINKS = re.compile(r"<think>(?:\\n|\n)['\"]")  # at the begin of an answer
 
 Around = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedTurns:
-    """Each message stands between two marks of its role."""
+    """Each message is between two marks of its role."""
 
     system: Around
     user: Around
     assistant: Around
     begin: str = ""  # of the answer
     strips: bool = False
-    system_in_user: bool = False  # the model knows no system: it stands before what the user says
+    system_in_user: bool = False  # the system message goes before the first user message
 
     def write(self, messages: Sequence[Message]) -> str:
         parts, system = [], ""
@@ -66,7 +68,7 @@ class MarkedTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
-    """What stands between two answers is one [INST], with the system's words in it."""
+    """Everything between two answers is one [INST], including the system message."""
 
     begin: str = "[INST] "
     again: str = "[INST] "  # after an answer
@@ -88,84 +90,33 @@ class Instructions:
         return "".join(parts)
 
 
-def _turns(before: str, role: str, after: str, *, answerer: str = "assistant") -> MarkedTurns:
-    """Where only the role's name differs."""
-    names = ("system", "user", answerer)
-    system, user, assistant = ((f"{before}{said}{role}", after) for said in names)
-    return MarkedTurns(system=system, user=user, assistant=assistant, begin=assistant[0])
-
-
-_CHATML = _turns("<|im_start|>", "\n", "<|im_end|>\n")
-_LLAMA3 = _turns("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>")
-_GEMMA = _turns("<start_of_turn>", "\n", "<end_of_turn>\n", answerer="model")
-_PHI3 = _turns("<|", "|>\n", "<|end|>\n")
-_LLAMA2 = Instructions(system=("", "\n"), end=" [/INST]", assistant=("", "</s>"))
-_SYS = ("<<SYS>>\n", "\n<</SYS>>\n\n")
-
-FORMATS: dict[str, MarkedTurns | Instructions] = {
-    "chatml": _CHATML,
-    "llama3": replace(_LLAMA3, strips=True),
-    "gemma": replace(_GEMMA, strips=True, system_in_user=True),
-    "phi3": _PHI3,
-    "llama2": _LLAMA2,
-    "llama2-sys": replace(_LLAMA2, system=_SYS),
-    "llama2-sys-bos": replace(_LLAMA2, system=_SYS, again="<s>[INST] "),
-    "llama2-sys-strip": replace(_LLAMA2, system=_SYS, strips=True),
-    "mistral-v1": Instructions(begin=" [INST] ", again=" [INST] ", end=" [/INST]"),
-    "mistral-v3": Instructions(strips_answers=True),
-    "mistral-v3-tekken": Instructions(begin="[INST]", again="[INST]", assistant=("", "</s>")),
-    "mistral-v7": MarkedTurns(
-        system=("[SYSTEM_PROMPT] ", "[/SYSTEM_PROMPT]"),
-        user=("[INST] ", "[/INST]"),
-        assistant=(" ", "</s>"),
-    ),
-    "mistral-v7-tekken": MarkedTurns(
-        system=("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
-        user=("[INST]", "[/INST]"),
-        assistant=("", "</s>"),
-    ),
+_DATA: dict[str, Any] = json.loads(get_data("edgekit.engines.native", "chat_formats.json") or b"")
+_KINDS: dict[str, Callable[..., MarkedTurns | Instructions]] = {
+    "turns": MarkedTurns,
+    "instructions": Instructions,
 }
-
-# A format, the marks that its programs have, and those of others that look like it. The first row counts.
-_MARKS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("chatml", ("<|im_start|>", "<|im_end|>"), ("<|im_sep|>", "<end_of_utterance>", "## Metadata")),
-    ("mistral-v7", ("[INST] ", "[SYSTEM_PROMPT] "), ()),
-    ("mistral-v7-tekken", ("[INST]", "[SYSTEM_PROMPT]"), ()),
-    ("mistral-v1", ("' [INST] ' + system_message",), ()),
-    ("mistral-v1", (" [INST]", "[AVAILABLE_TOOLS]"), ()),
-    ("mistral-v3-tekken", ('"[INST]"', "[AVAILABLE_TOOLS]"), ()),
-    ("mistral-v3", ("[INST]", "[AVAILABLE_TOOLS]"), ()),
-    ("llama2-sys-strip", ("[INST]", "content.strip()"), ()),
-    ("llama2-sys-bos", ("bos_token + '[INST]",), ()),
-    ("llama2-sys", ("[INST]", "<<SYS>>"), ()),
-    ("llama2", ("[INST]",), ()),
-    ("phi3", ("<|assistant|>", "<|end|>"), ("thought_instructions",)),
-    ("gemma", ("<start_of_turn>", "<end_of_turn>"), ()),
-    (
-        "llama3",
-        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-        (">>>", "has_code_interpreter", "system_prompt_suffix"),
-    ),
-)
-# Of a file that has no program: the token that ends a turn.
-_LAST_TOKENS = {"<|im_end|>": "chatml", "<|eot_id|>": "llama3", "<end_of_turn>": "gemma"}
+FORMATS = {
+    name: kind(**{key: tuple(one) if isinstance(one, list) else one for key, one in row.items()})
+    for section, kind in _KINDS.items()
+    for name, row in _DATA[section].items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
     """How the messages of one model are written."""
 
-    name: str  # llama.cpp's own
-    system: str = ""  # what the system says where no message does
-    knowledge: str = ""  # what stands before the system's words, or alone
+    name: str  # llama.cpp's
+    system: str = ""  # the default system message
+    knowledge: str = ""  # goes before the system message
     forgets_thoughts: bool = False  # of earlier answers
     thinks_first: bool = False  # an answer begins with a thought
-    bos: int | None = None  # that the program writes itself
+    bos: int | None = None  # if the program writes it itself
 
     def text(self, messages: Sequence[Message]) -> str:
-        """With special tokens as they are spelled, without the one before every text; the answer begun.
+        """The prompt up to the begin of the answer, with special tokens spelled out, without the BOS token.
 
-        UsageError where there is nothing to answer, or a message is of nobody.
+        Raises UsageError without a message, or for an unknown role.
         """
         if not messages:
             raise UsageError("no message to answer")
@@ -174,24 +125,25 @@ class ChatFormat:
                 known = ", ".join(ROLES)
                 raise UsageError(f"unknown message role {quoted(one.role)}: choose one of {known}")
         row = FORMATS[self.name]
-        if self.knowledge:
-            row = replace(
-                row, strips=False
-            )  # its last line end stays, and the rest is stripped below
-        told = row.write(self._completed(messages))
-        return f"{told}<think>\n" if self.thinks_first else told
+        if self.knowledge:  # its last line end stays; messages are stripped in _completed
+            row = replace(row, strips=False)
+        text = row.write(self._completed(messages))
+        return f"{text}<think>\n" if self.thinks_first else text
 
     def tokens(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
-        """As llama.cpp would cut it: a special token that somebody spells is that token."""
+        """As llama.cpp tokenizes it: the text of a special token becomes that token."""
         begin = tokenizer.before
         if not begin and self.bos is not None:
             begin = (self.bos,)
         return [*begin, *tokenizer.encode_plain(self.text(messages))]
 
     def _completed(self, messages: Sequence[Message]) -> list[Message]:
-        found = (
-            [_without_thoughts(one) for one in messages] if self.forgets_thoughts else [*messages]
-        )
+        found = [*messages]
+        if self.forgets_thoughts:
+            for place, one in enumerate(found):
+                _, mark, rest = one.content.rpartition(_THOUGHT_END)
+                if mark and one.role == "assistant":
+                    found[place] = replace(one, content=rest.lstrip("\n"))
         if (self.system or self.knowledge) and found[0].role != "system":
             found.insert(0, Message(role="system", content=self.system))
         if self.knowledge:
@@ -200,57 +152,46 @@ class ChatFormat:
         return found
 
 
-def _without_thoughts(message: Message) -> Message:
-    _, mark, rest = message.content.rpartition(_THOUGHT_END)
-    if not mark or message.role != "assistant":
-        return message
-    return replace(message, content=rest.lstrip("\n"))
-
-
 def chat_format(file: WeightFile, walked: Walked) -> ChatFormat | None:
-    """None where the file was taught no format that stands in the table."""
+    """None if the file's format is not in the table. Without a program, the token that ends a turn decides."""
     template = _read_template(file, walked)
-    bos = walked.keys.get("tokenizer.ggml.bos_token_id")
     if template is None:
         named = read_places(file, walked).named
-        return next(
-            (ChatFormat(name=row) for text, row in _LAST_TOKENS.items() if text in named), None
-        )
+        known = (name for token, name in _DATA["end_tokens"].items() if token in named)
+        return next((ChatFormat(name=name) for name in known), None)
+    bos = walked.keys.get("tokenizer.ggml.bos_token_id")
     return format_of(template, bos=bos if type(bos) is int else None)
 
 
 def format_of(template: str, *, bos: int | None = None, today: str = "") -> ChatFormat | None:
-    """Which one a program writes. `today` stands in what some of them tell the model: "26 Jul 2024"."""
-    name = next((name for name, *marks in _MARKS if _is_marked(template, *marks)), None)
-    if name is None:
+    """The format that a program writes: the first row whose marks it has. `today` is like "26 Jul 2024"."""
+    for row in _DATA["marks"]:
+        has_marks = all(mark in template for mark in row["has"])
+        if has_marks and not any(mark in template for mark in row.get("lacks", ())):
+            break
+    else:
         return None
+    knowledge = ""
+    if (
+        row["format"] == "llama3" and _CUT_OFF in template
+    ):  # what Llama 3.1 and later are told first
+        day = "26 Jul 2024"  # 3.1 cannot ask for today's date
+        if "strftime_now" in template:
+            day = today or datetime.now(UTC).astimezone().strftime("%d %b %Y")
+        knowledge = f"{_CUT_OFF}\nToday Date: {day}\n\n"
     system = _SYSTEM.search(template)
     return ChatFormat(
-        name=name,
+        name=row["format"],
         system=system[1] if system else "",
-        knowledge=_knowledge(template, today) if name == "llama3" else "",
+        knowledge=knowledge,
         forgets_thoughts=_THOUGHT_END in template,
         thinks_first=bool(_THINKS.search(template.rpartition("add_generation_prompt")[2])),
         bos=bos if "bos_token" in template else None,
     )
 
 
-def _is_marked(template: str, marks: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    return all(mark in template for mark in marks) and not any(mark in template for mark in others)
-
-
-def _knowledge(template: str, today: str) -> str:
-    """What Llama 3.1 and later are told before anything else."""
-    if _CUT_OFF not in template:
-        return ""
-    day = "26 Jul 2024"  # where it cannot ask for today's, which 3.1 does not
-    if "strftime_now" in template:
-        day = today or datetime.now(UTC).astimezone().strftime("%d %b %Y")
-    return f"{_CUT_OFF}\nToday Date: {day}\n\n"
-
-
 def _read_template(file: WeightFile, walked: Walked) -> str | None:
-    """The walk keeps what is short; for what is longer the keys are read again."""
+    """The walk keeps short texts only; for a longer one the keys are read again."""
     if TEMPLATE_KEY in walked.keys:
         return str(walked.keys[TEMPLATE_KEY])
     cursor = Cursor(file, window_bytes=_WINDOW_BYTES)
@@ -261,6 +202,6 @@ def _read_template(file: WeightFile, walked: Walked) -> str | None:
     )
     read_keys(cursor, read_start(cursor, file), store)
     if TEMPLATE_KEY in store.long_strings:
-        return ""  # of no known format
+        return ""  # not a known format
     found = store.keys.get(TEMPLATE_KEY)
     return found if isinstance(found, str) else None

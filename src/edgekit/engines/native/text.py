@@ -1,4 +1,4 @@
-"""A GGUF file -> what turns texts into its tokens and tokens into text, and the chat format it was taught."""
+"""Text in and out of the built-in engine: prompts, new tokens, pieces of text, and a conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import (
     SPACE,
     TokenKind,
-    TokenPlaces,
     read_places,
     read_vocabulary,
 )
@@ -35,19 +34,21 @@ if TYPE_CHECKING:
     from edgekit.engines.native.types import Checkpoint
 
 
-ANY_FILE = replace(Limits(), file_bytes=2**62)  # weights are streamed: their size is no danger
+ANY_FILE = replace(
+    Limits(), file_bytes=2**62
+)  # weights are streamed, so their size is not a danger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileText:
     tokenizer: TextTokenizer
     pieces: TextPieces
-    chat: ChatFormat | None  # None: it was taught none that is known here
+    chat: ChatFormat | None  # None: unknown
 
 
 @contextmanager
 def open_text(path: Path | str) -> Iterator[FileText]:
-    """UnknownTokenizerError where its vocabulary is of a kind that is not known here."""
+    """Raises UnknownTokenizerError for an unknown kind of vocabulary."""
     with closing(WeightFile(Path(path), ANY_FILE)) as file:
         walked = walk(file, wanted=lambda _: False)
         yield FileText(
@@ -66,15 +67,25 @@ def generate(
     stop: frozenset[int],
     checkpoint: Checkpoint | None = None,
 ) -> Iterator[int]:
-    """New tokens behind the prompt, up to one of `stop`, which is not given, or `max_tokens`.
+    """New tokens after the prompt, up to `max_tokens` or one of `stop`, which is not yielded.
 
-    Without `max_tokens` a window that does not roll ends it when it is full. ContextTooLargeError, before anything is
-    computed, when the prompt does not fit, or what was asked for behind it. Who stops listening ends the work; the
-    last token was not read by the engine then, nor is it after `max_tokens`.
+    Without `max_tokens`, a window that does not roll ends the answer when it is full. Raises ContextTooLargeError
+    before anything is computed if the prompt and `max_tokens` do not fit. Closing the iterator ends the work. The
+    engine has not read the last token then, nor after `max_tokens`.
     """
     if max_tokens is not None and max_tokens < 1:
         raise UsageError(f"the number of new tokens must be at least 1 (got {max_tokens})")
-    _check_room(engine, len(tokens), max_tokens)
+    # The last new token is not read, so it needs no cell.
+    capacity, wanted = engine.room_tokens, len(tokens) + (max_tokens or 1) - 1
+    if capacity is not None and wanted > capacity:
+        window, before = engine.plan.context_tokens, engine.position
+        taken = f" ({before:,} are in use)" if before else ""
+        new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
+        raise ContextTooLargeError(
+            f"a prompt of {len(tokens):,} tokens{new} does not fit in the context of "
+            f"{window:,}{taken}: use a context of {before + wanted:,} or more, or a rolling "
+            "window"
+        )
     return _tokens(engine, tokens, sampler, max_tokens=max_tokens, stop=stop, checkpoint=checkpoint)
 
 
@@ -103,32 +114,21 @@ def _tokens(
         logits = engine.feed((token,), checkpoint)
 
 
-def _check_room(engine: StreamEngine, prompt: int, max_tokens: int | None) -> None:
-    """The last new token is not read, so it needs no place."""
-    room, wanted = engine.room_tokens, prompt + (max_tokens or 1) - 1
-    if room is None or wanted <= room:
-        return
-    window, before = engine.plan.context_tokens, engine.position
-    taken = f" ({before:,} are in use)" if before else ""
-    new = f" plus {max_tokens:,} new ones" if max_tokens is not None else ""
-    raise ContextTooLargeError(
-        f"a prompt of {prompt:,} tokens{new} does not fit in the context of "
-        f"{window:,}{taken}: use a context of {before + wanted:,} or more, or a rolling "
-        "window"
-    )
-
-
 _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 
 
 class TextPieces:
-    """The texts of a file's tokens stay in the file, which must stay open. One answer at a time."""
+    """Tokens -> text. The texts of the tokens stay in the file, which must stay open. One answer at a time."""
 
     def __init__(self, file: WeightFile, walked: Walked) -> None:
-        """UnknownTokenizerError where a table lacks the row; HeaderError where the file lies."""
+        """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a broken one."""
         self._file = file
         self._places = read_places(file, walked)
-        self._letters = _byte_letters() if _has_byte_letters(self._places) else None
+        pre = self._places.pre
+        spells_bytes = self._places.family.method is Method.BPE and not (
+            pre is not None and pre.raw
+        )
+        self._letters = _byte_letters() if spells_bytes else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
@@ -137,17 +137,17 @@ class TextPieces:
         return self._places.stops
 
     def push(self, token: int) -> str:
-        """The letters that are whole now; none for a token that is not shown. TextError for no token."""
+        """The characters that are complete now; none for a token that is not shown. Raises TextError."""
         return self._decoder.decode(self.piece(token))
 
     def flush(self) -> str:
-        """What is left of a letter that was never finished, shown as such; ready for the next answer."""
+        """The rest of an incomplete character, as a replacement character; ready for the next answer."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token: empty for control tokens and for those that stand for nothing."""
+        """The bytes of one token: empty for control tokens and unused ones."""
         if not 0 <= token < len(self._places):
             raise TextError(f"token {token:,} does not exist: there are {len(self._places):,}")
         kind = self._places.kinds[token]
@@ -165,13 +165,13 @@ class TextPieces:
             text = raw.decode()
         except UnicodeDecodeError as error:
             raise self._error(token, raw, "which is not valid UTF-8") from error
-        # A letter that stands for no byte is itself.
+        # A letter that does not stand for a byte is itself.
         return b"".join(self._letters.get(letter) or letter.encode() for letter in text)
 
     def _byte(self, token: int, raw: bytes) -> bytes:
-        if not (told := _BYTE.fullmatch(raw)):
+        if not (found := _BYTE.fullmatch(raw)):
             raise self._error(token, raw, "which is not a byte like <0x0A>")
-        return bytes((int(told[1], 16),))
+        return bytes((int(found[1], 16),))
 
     def _error(self, token: int, raw: bytes, what: str) -> HeaderError:
         return HeaderError(
@@ -179,13 +179,8 @@ class TextPieces:
         )
 
 
-def _has_byte_letters(places: TokenPlaces) -> bool:
-    raw = places.pre is not None and places.pre.raw
-    return places.family.method is Method.BPE and not raw
-
-
 def _byte_letters() -> dict[str, bytes]:
-    """GPT-2's letters for the 256 bytes: what prints is itself, the others are those from U+0100 on."""
+    """GPT-2's letters for the 256 bytes: printable ones are themselves, the others are U+0100 and up."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(0x100)) - set(shown))
     letters = dict(zip(map(chr, shown), shown, strict=True))
@@ -198,7 +193,7 @@ def _byte_letters() -> dict[str, bytes]:
 
 @dataclass(slots=True, kw_only=True)
 class StreamTalker:
-    """What was read before is not read again, as long as the next prompt begins with it."""
+    """A conversation. A prompt that continues the last one is not read again from the start."""
 
     engine: StreamEngine
     text: FileText
@@ -210,7 +205,7 @@ class StreamTalker:
 
     @property
     def reads_beyond(self) -> bool:
-        """Whether a prompt that is longer than the window may simply be read."""
+        """Whether a prompt may be longer than the window."""
         return self.engine.plan.rolling
 
     def tokens(self, prompt: Prompt) -> list[int]:
@@ -224,9 +219,9 @@ class StreamTalker:
     ) -> Iterator[str]:
         sampler = Sampler(sampling, self.engine.vocabulary)
         rest = self._not_read(tokens)
-        for token in tokens[: len(tokens) - len(rest)]:  # what was read before counts as said, too
+        for token in tokens[: len(tokens) - len(rest)]:  # they count for the repeat penalty, too
             sampler.accept(token)
-        self.text.pieces.flush()  # half a letter of an answer that was broken off
+        self.text.pieces.flush()  # of an answer that was interrupted
         into.prompt_tokens = len(tokens)
         begun_s = first_s = time.monotonic()
         try:
@@ -249,11 +244,10 @@ class StreamTalker:
         return not self.engine.plan.rolling and self.engine.position >= self.window_tokens
 
     def _not_read(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Which part of it is still to be read: all of it after a reset, unless it goes on where the last one ended."""
-        known = len(self._read)
-        fed = self.engine.position
-        goes_on = 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read
-        if goes_on and not self.engine.needs_reset:
+        """The part that must still be read: all of it after a reset, unless it continues the last prompt."""
+        known, fed = len(self._read), self.engine.position
+        continues = 0 < fed <= known < len(tokens) and list(tokens[:known]) == self._read
+        if continues and not self.engine.needs_reset:
             rest = tokens[fed:]
         else:
             self.engine.reset()
@@ -263,7 +257,7 @@ class StreamTalker:
 
 
 def prompt_tokens(text: FileText, prompt: Prompt) -> list[int]:
-    """As the model was taught: with its chat format, or plain."""
+    """In the model's chat format, or plain. Raises UsageError if the format is not known."""
     if prompt.is_plain:
         return [*text.tokenizer.before, *text.tokenizer.encode_plain(prompt.text)]
     if text.chat is None:

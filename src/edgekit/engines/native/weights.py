@@ -1,22 +1,20 @@
-"""A plan and a file -> weights: a few held, some kept, the others read tile by tile."""
+"""The weights of a file as a plan has them: vectors held as float32, matrices kept or read tile by tile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.buffers import matrices, row_bytes, vectors
+from edgekit.engines.native.buffers import PassPlan, matrices, row_bytes, vectors
 from edgekit.engines.native.crew import CrewMember
-from edgekit.engines.native.encoder_plan import F32
 from edgekit.engines.native.kernels.types import BlockError
-from edgekit.engines.native.model import NativeModel
 from edgekit.engines.native.types import Floats
 from edgekit.errors import WeightsError
-from edgekit.formats.dtype import TensorType
+from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import Tensor
 
 if TYPE_CHECKING:
@@ -25,11 +23,12 @@ if TYPE_CHECKING:
 
 
 Packed = NDArray[np.uint8]
+F32 = by_name("F32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRows:
-    """Consecutive rows of one tensor, and who unpacks them."""
+    """Consecutive rows of one tensor, and the kernels that unpack them."""
 
     kernels: Kernels
     name: str
@@ -38,9 +37,9 @@ class TensorRows:
     count: int
     row_bytes: int
     offset: int  # of the first, in the file
-    kept: Packed | None  # all of them, when they stay in memory
+    kept: Packed | None  # all of them, if they stay in memory
     file: WeightFile
-    ahead_bytes: int  # how far the system is told to read on
+    ahead_bytes: int  # how far ahead the system should read
 
     def part(self, first: int, count: int) -> TensorRows:
         skipped = first * self.row_bytes
@@ -48,7 +47,7 @@ class TensorRows:
         return replace(self, offset=self.offset + skipped, count=count, kept=kept)
 
     def packed(self, worker: CrewMember, first: int, last: int) -> Packed:
-        """The bytes of rows first..last: in place when they are kept, else read into the tile."""
+        """The bytes of rows first..last: in place if they are kept, else read into the tile."""
         begin, end = first * self.row_bytes, last * self.row_bytes
         if self.kept is not None:
             return self.kept[begin:end]
@@ -60,7 +59,7 @@ class TensorRows:
         return into
 
     def multiply(self, worker: CrewMember, x: Floats, out: Floats, first: int, last: int) -> None:
-        """X times the rows first..last into `out` [tokens, rows]."""
+        """Multiply x by the rows first..last into `out` [tokens, rows]."""
         packed = self.packed(worker, first, last)
         try:
             self.kernels.multiply(self.kind, packed, x, out, worker.scratch)
@@ -86,38 +85,22 @@ class TensorRows:
         )
 
 
-class WeightsPlan(Protocol):
-    """Which weights stay, and how the others are read."""
-
-    @property
-    def model(self) -> NativeModel: ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def tile_bytes(self) -> int: ...
-
-    @property
-    def kept(self) -> frozenset[str]: ...
-
-
-class EncoderWeights:
-    """By name in the file: `rows` of what is multiplied or looked up, `held` vectors as float32."""
+class Weights:
+    """By name in the file: `rows` to multiply by or to look up, and `held` vectors as float32."""
 
     def __init__(
         self,
         file: WeightFile,
-        plan: WeightsPlan,
+        plan: PassPlan,
         kernels: Kernels,
         worker: CrewMember,
         check: Callable[[], None],
         *,
         unpacked: frozenset[str] = frozenset(),
     ) -> None:
-        """Reads all that is held or kept; `check` is called every few tiles.
+        """Reads everything that is held or kept; `check` is called every few tiles.
 
-        `unpacked`: those of the kept ones that stay as float32.
+        `unpacked`: kept tensors that stay as float32.
         """
         self._file, self._plan, self._kernels = file, plan, kernels
         self._worker, self._check, self._unpacked = worker, check, unpacked
@@ -129,12 +112,12 @@ class EncoderWeights:
 
     @property
     def head(self) -> TensorRows:
-        """From a vector to tokens. An embedding that serves as such is read row after row."""
+        """The matrix that makes logits. An embedding used for this is read row after row."""
         own = self.rows.get("output.weight")
         return own or replace(self.rows["token_embd.weight"], ahead_bytes=self._ahead_bytes)
 
-    def _streamed(self, tensor: Tensor) -> TensorRows:
-        return TensorRows(
+    def _matrix(self, tensor: Tensor) -> TensorRows:
+        rows = TensorRows(
             kernels=self._kernels,
             name=tensor.name,
             kind=tensor.type,
@@ -144,13 +127,9 @@ class EncoderWeights:
             offset=tensor.offset,
             kept=None,
             file=self._file,
-            ahead_bytes=self._ahead_bytes,
+            # Rows of the embedding are read here and there: reading ahead would be useless.
+            ahead_bytes=0 if tensor.name == "token_embd.weight" else self._ahead_bytes,
         )
-
-    def _matrix(self, tensor: Tensor) -> TensorRows:
-        rows = self._streamed(tensor)
-        if tensor.name == "token_embd.weight":  # rows here and there: nothing follows them
-            rows = replace(rows, ahead_bytes=0)
         if tensor.name not in self._plan.kept:
             return rows
         if tensor.name not in self._unpacked:
