@@ -10,9 +10,18 @@ from tests.unit.report.verdicts import recorded
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, HOST, Budget
-from edgekit.report.bars import MOST_CELLS, PARTS, Memory, bar, memories, parts_in
+from edgekit.report.bars import (
+    MOST_CELLS,
+    Memory,
+    bar,
+    memories,
+    parts_in,
+    share_words,
+    sizes_words,
+)
+from edgekit.report.bill import PARTS
 from edgekit.report.text import ASCII, BLOCKS, glyphs_for
-from edgekit.units import GIB
+from edgekit.units import GIB, KIB, MIB
 
 
 def use(required: int, available: int, reserve: int = 0) -> Usage:
@@ -58,7 +67,7 @@ def test_bar_without_parts_has_one_kind_of_cell() -> None:
     assert bar(memory((8, 4, 2, 1), 17, 3), 23, ASCII) == "[###############..|...]"
 
 
-def test_bar_is_no_longer_than_one_can_read() -> None:
+def test_bar_has_at_most_64_cells() -> None:
     assert len(bar(memory((5, 0, 0, 0), 10), 500)) == MOST_CELLS + 3
 
 
@@ -97,7 +106,7 @@ def test_memories_of_alike_cards_are_numbered() -> None:
     ]
 
 
-def test_parts_are_those_of_the_pool_and_of_the_start() -> None:
+def test_parts_in_counts_reserved_lines_of_the_pools() -> None:
     def line(component: Component, size_bytes: int, *, reserved: bool = True) -> MemoryLine:
         return MemoryLine(
             component=component, size_bytes=size_bytes, pool=DEVICE, reserved=reserved
@@ -121,5 +130,59 @@ def test_parts_are_those_of_the_pool_and_of_the_start() -> None:
     ("encoding", "found"),
     [("utf-8", BLOCKS), ("cp437", BLOCKS), ("ascii", ASCII), ("latin-1", ASCII), (None, ASCII), ("no such", ASCII)],
 )  # fmt: skip
-def test_blocks_where_they_can_be_shown(encoding: str | None, found: object) -> None:
+def test_glyphs_for_an_encoding(encoding: str | None, found: object) -> None:
     assert glyphs_for(encoding) is found
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "told"),
+    [
+        (6 * GIB + 100 * MIB, 11 * GIB + 512 * MIB, "6.1 of 11.5 GiB"),
+        (1500 * GIB, 63 * GIB, "1,500.0 of 63.0 GiB"),
+        (0, 63 * GIB, "0.0 of 63.0 GiB"),
+        (50 * MIB, 7 * GIB, "50 MiB of 7.0 GiB"),
+        (KIB, 7 * GIB, "0.1 MiB of 7.0 GiB"),
+        (300 * MIB, 600 * MIB, "300.0 of 600.0 MiB"),
+        (GIB, 0, "1.0 of 0.0 GiB"),
+        (0, 0, "0.0 of 0.0 MiB"),
+    ],
+)
+def test_sizes_words_share_a_unit(part: int, whole: int, told: str) -> None:
+    assert sizes_words(part, whole) == told
+
+
+@pytest.mark.parametrize(
+    ("required", "available", "told"),
+    [
+        (53, 100, "53 %"),
+        (699, 1000, "70 %"),
+        (845, 1000, "84 %"),
+        (849, 1000, "85 %"),
+        (85, 100, "85 %"),
+        (85_001, 100_000, "just over 85 %"),
+        (853, 1000, "85.3 %"),
+        (86, 100, "86 %"),
+        (1, 1, "100 %"),
+        (100_001, 100_000, "just over 100 %"),
+        (1003, 1000, "100.3 %"),
+        (34_400, 1000, "3,440 %"),
+        (1, 1000, "<1 %"),
+        (0, 1000, "0 %"),
+        (0, 0, "0 %"),
+        (1, 0, ""),
+    ],
+)
+def test_share_words(required: int, available: int, told: str) -> None:
+    assert share_words(use(required, available)) == told
+
+
+@given(st.integers(1, 2**45), st.integers(1, 2**45))
+def test_share_words_agree_with_the_status(required: int, available: int) -> None:
+    held = use(required, available)
+    told = share_words(held)
+    bare = told.removeprefix("<").removesuffix(" %").replace(",", "")
+    number = float(bare.split()[-1])
+    if bare.startswith("just"):
+        number += 0.001
+    status = Status.PASSED if number <= 85 else Status.WARNING if number <= 100 else Status.FAILED
+    assert status is held.status

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.thoroughness import sampled
 from tests.unit.report.plans import at_speed, cpu, gguf, mac, planned
-from tests.unit.report.test_plan_text import (
+from tests.unit.report.test_plan import (
     SPEED,
     experts_on_the_host,
     nothing_fits,
@@ -168,7 +168,7 @@ def test_cards_answer_where_the_engine_runs_nothing() -> None:
 @pytest.mark.parametrize("width", [1, 20, 30, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("found", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
 @pytest.mark.parametrize("why", [False, True])
-def test_nothing_is_wider_than_the_screen(found: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
+def test_cards_text_fits_the_width(found: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     text = cards_text(found(), screen=Screen(width=width), why=why)
     page = text.partition("\nNext")[0]  # words of a command are not cut
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
@@ -177,21 +177,21 @@ def test_nothing_is_wider_than_the_screen(found: Any, width: int, why: bool) -> 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
 @pytest.mark.parametrize("found", [best_two, none_fits, lambda: of_the_catalog("RTX 3060")])
-def test_colour_only_decorates_and_ascii_is_enough(found: Any, width: int) -> None:
+def test_cards_text_with_colour_and_in_ascii(found: Any, width: int) -> None:
     painted = cards_text(found(), screen=Screen(width=width, colour=True))
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == cards_text(found(), screen=Screen(width=width))
     assert painted.startswith("\x1b[1m")
     assert cards_text(found(), screen=Screen(width=width, glyphs=ASCII)).isascii()
 
 
-def test_the_words_of_the_next_command_are_one_command() -> None:
+def test_cards_text_next_command_is_one_command() -> None:
     words = "--device '2x RTX 4090, RTX 3060' --users 4"
     after = cards_text(best_two(), screen=Screen(width=40), words=words).partition("\nNext")[2]
     command = after.replace("\\\n", " ")
     assert shlex.split(command) == ["edgekit", "plan", "gemma-3-27b", *shlex.split(words)]
 
 
-def test_a_damaged_entry_is_named() -> None:
+def test_cards_text_names_a_damaged_entry() -> None:
     text = cards_text(replace(best_two(), notes=("entry 'x' is damaged: skipped",)))
     assert "entry 'x' is damaged: skipped" in text
 
@@ -212,7 +212,7 @@ def test_a_damaged_entry_is_named() -> None:
         (120_000, None, "120000"),
     ],
 )
-def test_parameters_as_people_name_models(count: int, active: int | None, words: str) -> None:
+def test_parameters_words(count: int, active: int | None, words: str) -> None:
     assert parameters_words(count, active) == words
 
 
@@ -223,7 +223,7 @@ def here(*devices: Device, cores: int | None = 2) -> Machine:
     )
 
 
-def test_a_machine_that_was_found_says_what_is_free() -> None:
+def test_machine_words_of_a_detected_machine() -> None:
     card = Device(name="RTX 4090", vendor=Vendor.NVIDIA, total_bytes=24 * GIB, free_bytes=23 * GIB)
     gpu = replace(card, name="M3 Max", vendor=Vendor.APPLE, unified=True)
     assert machine_words(here()) == "this machine (2 cores, 24.0 GiB free)"
@@ -243,12 +243,12 @@ def test_a_machine_that_was_found_says_what_is_free() -> None:
         ({"users": 4}, "Best for chat with 4 users at once on "),
     ],
 )  # fmt: skip
-def test_the_answer_repeats_the_question(more: dict[str, Any], words: str) -> None:
+def test_cards_answer_repeats_the_question(more: dict[str, Any], words: str) -> None:
     request = Request(machine=one_card().task.machine, **more)
     assert cards_answer(made(suggested(one_card(), GEMMA), request=request)).startswith(words)
 
 
-def test_a_best_one_that_is_slow_is_called_so_at_once() -> None:
+def test_cards_answer_says_that_the_best_is_slow() -> None:
     for typical, end in ((2.0, ", but slower than reading speed"), (7.9, ", but slower than reading speed"), (7.96, "")):  # fmt: skip
         speed = replace(SPEED, decode=(typical, typical))
         first = at_speed(one_card(), speed, steady_tokens_per_s=9.0)
@@ -260,7 +260,7 @@ def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
     return re.split(r"  +", next(row for row in text.splitlines() if row.startswith("1  ")))
 
 
-def test_an_embedding_model_is_judged_by_how_fast_it_reads() -> None:
+def test_cards_text_of_an_embedding_model_has_its_reading_speed() -> None:
     embedder = replace(GEMMA, kinds=(ModelPurpose.EMBEDDING,))
     assert cells(one_card(), embedder)[-2] == "1,900"  # the middle of 940 and 3,721
     unread = at_speed(one_card(), replace(SPEED, prefill=None))
@@ -268,7 +268,7 @@ def test_an_embedding_model_is_judged_by_how_fast_it_reads() -> None:
     assert cells(at_speed(one_card(), None))[-2] == "?"
 
 
-def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:
+def test_cards_text_shows_cache_type_and_users() -> None:
     plan = one_card()
     small = replace(plan, result=replace(plan.result, cache="q8_0"))
     assert cells(small)[4] == "32K q8_0"
@@ -279,7 +279,7 @@ def test_a_cache_that_is_not_the_engines_own_and_users_are_in_the_row() -> None:
 @pytest.mark.parametrize(
     "name", ["llama-3.3-nemotron-super-49b-v1", "qwen3-coder-30b-a3b-instruct"]
 )
-def test_no_name_is_cut_at_80_columns(name: str) -> None:
+def test_cards_text_cuts_no_name_at_80_columns(name: str) -> None:
     """Other columns give way: parameters, usable memory, the download. Where it runs is always shown."""
     text = cards_text(
         made(suggested(experts_on_the_host(), replace(MOE, id=name))), screen=Screen(width=80)
@@ -299,14 +299,14 @@ def test_no_name_is_cut_at_80_columns(name: str) -> None:
         (lambda: planned(gguf("qwen3-0.6b"), mac(8, 3)), "GPU"),
     ],
 )
-def test_where_a_model_runs(plan: Any, where: str) -> None:
+def test_cards_text_shows_where_a_model_runs(plan: Any, where: str) -> None:
     assert cells(plan(), MOE)[-1] == where
 
 
 # For programs.
 
 
-def test_json_has_the_plan_of_each() -> None:
+def test_cards_json_has_the_plan_of_each() -> None:
     told = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
     assert (told["schema"], told["task"], told["engine"]) == (1, "chat", "llama.cpp")
     assert [one["id"] for one in told["suggestions"]] == ["gemma-3-27b", "qwen3-30b-a3b"]
@@ -320,7 +320,7 @@ def test_json_has_the_plan_of_each() -> None:
     assert "a problem" in told["notes"]
 
 
-def test_json_of_nothing_has_the_nearest() -> None:
+def test_cards_json_without_suggestions_has_the_nearest() -> None:
     told = json.loads(json_text(cards_json(none_fits())))
     assert told["suggestions"] == []
     assert told["nearest"]["plan"]["can_load"] is False

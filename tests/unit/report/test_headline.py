@@ -24,7 +24,13 @@ from edgekit.bill.verdict import Speed, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.machine.types import DEVICE, HOST, System
-from edgekit.report.headline import concurrency, headline
+from edgekit.report.headline import (
+    card_names,
+    concurrency,
+    context_words,
+    headline,
+    rounded_context_words,
+)
 from edgekit.units import GIB
 
 ALONE = machine(card("RTX 4090", 24), ram_gib=None)
@@ -221,3 +227,25 @@ def test_headline_figures_are_those_of_the_fullest_of_alike_cards() -> None:
     lines = (line(Component.WEIGHTS, 4 * GIB), line(Component.WEIGHTS, 9 * GIB, second))
     found = result(lines, machine(card("T4", 16), card("T4", 16), ram_gib=None))
     assert headline(found) == "Runs fully on your 2x T4: 9.0 of 15.0 GiB on the fuller card at 32K"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exact", "rounded"),
+    [
+        (512, "512 tokens", "512 tokens"),
+        (8192, "8K", "8K"),
+        (12_345, "12,345 tokens", "12K"),
+        (40_960, "40K", "40K"),
+        (131_072, "128K", "128K"),
+        (1_048_576, "1M", "1M"),
+        (1_536 * 1024, "1,536K", "1,536K"),
+    ],
+)
+def test_context_words(tokens: int, exact: str, rounded: str) -> None:
+    assert context_words(tokens) == exact
+    assert rounded_context_words(tokens) == rounded
+
+
+def test_card_names_counts_alike_cards() -> None:
+    cards = (card("RTX 3090", 24), card("RTX 3060", 12), card("RTX 3090", 24))
+    assert card_names(cards) == "2x RTX 3090 + RTX 3060"

@@ -47,7 +47,7 @@ def texts(figure: Any) -> list[str]:
     return [figure.get_suptitle(), axes.get_xlabel(), axes.get_ylabel(), *legend, *(t.get_text() for t in axes.texts)]  # fmt: skip
 
 
-def test_a_png(tmp_path: Path) -> None:
+def test_write_plot_png(tmp_path: Path) -> None:
     write_plot(CURVES, tmp_path / "plot.png", model="m", machine="x")
     data = (tmp_path / "plot.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
@@ -56,7 +56,7 @@ def test_a_png(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "plot.png"]
 
 
-def test_an_svg_is_the_same_for_the_same_curves(tmp_path: Path) -> None:
+def test_write_plot_svg_is_reproducible(tmp_path: Path) -> None:
     for name in ("a.svg", "b.SVG"):
         write_plot(CURVES, tmp_path / name, model="m", machine="x")
     one, other = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.SVG"))
@@ -65,61 +65,61 @@ def test_an_svg_is_the_same_for_the_same_curves(tmp_path: Path) -> None:
     assert b"<dc:date>" not in one
 
 
-def test_what_is_written_on_it() -> None:
+def test_plot_labels() -> None:
     told = texts(drawn())
     assert told[:3] == ["gemma-3-27b on RTX 4090", "context, tokens (1k = 1,024)", "RTX 4090, GiB"]
     assert told[3:6] == ["f16: 57,344", "q8_0: 114,688", "q4_0: 131,072 (all)"]
     assert {"20.00 GiB usable", "f16", "q8_0", "q4_0"} <= set(told)
 
 
-def test_the_budget_lines_stand_where_they_should() -> None:
+def test_plot_budget_lines() -> None:
     heights = {tuple(line.get_ydata()) for line in drawn().axes[0].lines}
     assert (20.0, 20.0) in heights
     assert (17.0, 17.0) not in heights  # one line, at what is usable
 
 
-def test_ticks_are_said_in_k() -> None:
+def test_plot_ticks_are_in_k() -> None:
     labels = [label.get_text() for label in drawn().axes[0].get_xticklabels()]
     assert labels == ["0", "16k", "32k", "48k", "64k", "80k", "96k", "112k", "128k"]
 
 
-def test_without_colour_dashes_tell_them_apart() -> None:
+def test_plot_lines_have_different_dashes() -> None:
     assert len({str(dashes) for _, dashes in STYLES}) == len({colour for colour, _ in STYLES}) == len(STYLES)  # fmt: skip
 
 
-def test_more_cache_types_than_styles() -> None:
+def test_plot_with_more_cache_types_than_styles() -> None:
     many = tuple(curve(f"type {n}", 1024 * n, 131_072) for n in range(1, len(STYLES) + 3))
     assert "type 7: 131,072 (all)" in texts(drawn(many))
 
 
-def test_nothing_fits() -> None:
+def test_plot_where_nothing_fits() -> None:
     assert "f16: does not fit" in texts(drawn((curve("f16", 10**6, 0),)))
 
 
-def test_hostile_names_are_text() -> None:
+def test_plot_of_hostile_names_is_text() -> None:
     told = texts(drawn(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
     assert told[0].startswith("$x_{1 on \N{REPLACEMENT CHARACTER}[2J 漢字yyy")
     assert len(told[0]) == 84
 
 
-def test_hostile_names_are_written(tmp_path: Path) -> None:
+def test_write_plot_with_hostile_names(tmp_path: Path) -> None:
     write_plot(CURVES, tmp_path / "plot.svg", model="$x_{1$", machine="漢字" + "y" * 500)
     assert (tmp_path / "plot.svg").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.pdf", "plot.svg.txt", ".svg"])
-def test_other_suffixes(name: str, tmp_path: Path) -> None:
+def test_write_plot_refuses_other_suffixes(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"ends in \.svg or \.png"):
         write_plot(CURVES, tmp_path / name, model="m", machine="x")
     assert not list(tmp_path.iterdir())
 
 
-def test_no_curves(tmp_path: Path) -> None:
+def test_write_plot_refuses_no_curves(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to draw"):
         write_plot((), tmp_path / "plot.svg", model="m", machine="x")
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_write_plot_to_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file or directory"):
         write_plot(CURVES, tmp_path / "none" / "plot.svg", model="m", machine="x")
     (tmp_path / "folder.png").mkdir()
@@ -128,7 +128,9 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["folder.png"]
 
 
-def test_an_old_picture_survives_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_plot_keeps_the_old_picture_on_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "plot.png"
     target.write_bytes(b"old")
 
@@ -141,7 +143,7 @@ def test_an_old_picture_survives_a_failure(tmp_path: Path, monkeypatch: pytest.M
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("plot.png", b"old")]
 
 
-def test_without_matplotlib_the_line_that_installs_it(
+def test_write_plot_without_matplotlib_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -149,7 +151,7 @@ def test_without_matplotlib_the_line_that_installs_it(
         write_plot(CURVES, tmp_path / "plot.svg", model="m", machine="x")
 
 
-def test_no_window_and_no_settings_are_left_behind() -> None:
+def test_write_plot_leaves_no_window_or_settings() -> None:
     script = (
         "import sys; from tests.unit.report.test_plot import drawn; drawn(); import matplotlib;"
         "assert matplotlib.rcParams['text.parse_math'] and matplotlib.rcParams['svg.hashsalt'] is None;"

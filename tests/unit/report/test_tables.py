@@ -94,28 +94,28 @@ not be read
 """
 
 
-def test_many_models() -> None:
+def test_check_table_of_many_models() -> None:
     assert check_table(MANY) == TABLE
     assert check_table(MANY, screen=Screen(glyphs=ASCII)) == TABLE.replace("·", "-")
 
 
-def test_all_engines_of_one_model() -> None:
+def test_check_table_of_all_engines() -> None:
     assert check_table(ENGINES) == ALL_ENGINES
 
 
-def test_a_narrow_screen_takes_several_lines_a_model() -> None:
+def test_check_table_on_a_narrow_screen_has_several_lines_per_model() -> None:
     assert check_table((MANY[0], MANY[3], MANY[4]), screen=Screen(width=32)) == NARROW
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
-def test_nothing_is_wider_than_the_screen(width: int) -> None:
+def test_check_table_fits_the_width(width: int) -> None:
     long = "an-organisation/a-model-with-a-very-long-name-Instruct-2507-GGUF:Q4_K_M"
     rows = (*MANY, *ENGINES, named(TIGHT, long), unread("x" * 300, "word " * 50))
     lines = check_table(rows, screen=Screen(width=width)).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
 
 
-def test_a_long_table_shows_each_row_before_the_next_is_known() -> None:
+def test_table_pieces_shows_each_row_before_the_next_is_known() -> None:
     asked = 0
 
     def rows() -> Iterator[Found]:
@@ -138,25 +138,25 @@ def test_a_long_table_shows_each_row_before_the_next_is_known() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 70, 80, 100, 200])
-def test_a_later_row_is_not_wider_than_the_screen(width: int) -> None:
+def test_check_table_later_rows_fit_the_width(width: int) -> None:
     later = (named(made(max_context=1_048_576), "x" * 300), unread("y" * 300), named(TIGHT, "z" * 60, "mlx"))  # fmt: skip
     lines = check_table((*[MANY[0]] * FIRST_ROWS, *later), screen=Screen(width=width)).splitlines()
     assert max(map(len, lines)) <= max(width, 20)
 
 
-def test_a_later_row_of_another_engine_names_it() -> None:
+def test_check_table_later_row_of_another_engine_names_it() -> None:
     told = check_table((*[MANY[0], MANY[1]] * FIRST_ROWS, named(made(), "last", "mlx")))
     assert "last (mlx)" in told
 
 
-def test_a_long_name_keeps_its_ends() -> None:
+def test_check_table_keeps_the_ends_of_a_long_name() -> None:
     rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
     told = check_table(rows, screen=Screen(width=70)).splitlines()
     assert told[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
     assert max(map(len, told)) == 70
 
 
-def test_the_cache_weights_and_users_of_a_row() -> None:
+def test_check_table_shows_cache_weights_and_users() -> None:
     check = named(made(), "a")
     chosen = replace(check.result, quantization="Q4_K_M", cache="q8_0")
     shared = replace(check.result, quantization="MXFP4_MOE", streams=4)
@@ -178,12 +178,12 @@ def test_the_cache_weights_and_users_of_a_row() -> None:
         (50, "fits  model-one.gguf  llama.cpp"),
     ],
 )
-def test_a_narrow_screen_has_fewer_columns(width: int, head: str) -> None:
+def test_check_table_on_a_narrow_screen_has_fewer_columns(width: int, head: str) -> None:
     rows = (named(made(), "model-one.gguf"), named(made(), "model-two.gguf", "mlx"))
     assert check_table(rows, screen=Screen(width=width), sizes=True).splitlines()[2] == head
 
 
-def test_a_context_beyond_the_models_own_that_fits() -> None:
+def test_check_table_of_a_context_beyond_the_native_one() -> None:
     told = check_table((named(made(context_tokens=262_144), "a"), MANY[0]))
     assert [row.split()[2:4] for row in told.splitlines()[3:5]] == [
         ["256K", "256K"],
@@ -191,7 +191,7 @@ def test_a_context_beyond_the_models_own_that_fits() -> None:
     ]
 
 
-def test_what_is_true_of_many_is_said_once() -> None:
+def test_check_table_has_each_reason_once() -> None:
     none_here = HardwareError("MLX needs a Mac with Apple silicon")
     rows = [
         found
@@ -205,7 +205,7 @@ def test_what_is_true_of_many_is_said_once() -> None:
     assert "\na, b on mlx: MLX needs a Mac with Apple silicon\n" in check_table(rows[:4])
 
 
-def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:
+def test_check_table_has_reasons_that_the_figures_do_not_show() -> None:
     blocked = named(recorded("vllm blocked"), "qwen", "vllm")
     short = named(made(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf")
     told = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
@@ -223,7 +223,7 @@ def test_a_verdict_that_the_figures_do_not_explain_has_its_reasons() -> None:
         (NotFoundError("x"), "not read"),
     ],
 )
-def test_why_there_is_no_verdict(error: EdgekitError, outcome: str) -> None:
+def test_outcome_of_an_error(error: EdgekitError, outcome: str) -> None:
     assert outcome_of(Unanswered(reference="x", engine=None, error=error)) == outcome
 
 
@@ -245,7 +245,7 @@ def test_counts() -> None:
     )
 
 
-def test_names_do_not_steer_the_terminal() -> None:
+def test_check_table_has_no_control_characters() -> None:
     evil = "a\x1b[2J\r\x07b"
     told = check_table((named(made(), evil), unread(evil, evil), MANY[0]))
     assert all(c == "\n" or c.isprintable() for c in told)

@@ -18,7 +18,7 @@ from edgekit.report.run import comparison_text
         (103, "OUTSIDE BOUNDS: weights"),
     ],
 )
-def test_comparison_names_the_engine_and_its_version(predicted: int, outcome: str) -> None:
+def test_comparison_text_names_the_engine_and_its_version(predicted: int, outcome: str) -> None:
     talker: Any = None
     measured = MeasuredBytes(low_bytes=100, high_bytes=100)
     row = ComparedRow(part="weights", predicted_bytes=predicted, measured=measured, allowed_bytes=1)

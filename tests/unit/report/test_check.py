@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.report.verdicts import (
@@ -20,12 +23,14 @@ from tests.unit.report.verdicts import (
     with_change,
 )
 
-from edgekit.app.answers import Check
+from edgekit.app.answers import Check, Unanswered
 from edgekit.app.check import TENSORS_NOT_CHECKED
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import ChangeKind, Speed
+from edgekit.errors import NotFoundError
 from edgekit.machine.types import MemoryLimit
-from edgekit.report.check import check_text, quiet_text
+from edgekit.report.check import check_json, check_text, quiet_text
+from edgekit.report.tables import checks_json, unanswered_json
 from edgekit.report.text import ASCII, BLOCKS, Screen
 from edgekit.units import GIB
 
@@ -141,7 +146,7 @@ def test_quiet_text_is_the_headline() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("why", [False, True])
-def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
+def test_check_text_fits_the_width(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     text = check_text(recorded(name), screen=Screen(width=width), why=why)
     page, _, command = text.partition("\nRun")
     command = command.partition("\n\n")[0]
@@ -154,7 +159,7 @@ def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> N
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_colour_only_decorates(name: str) -> None:
+def test_check_text_with_colour_only_decorates(name: str) -> None:
     check = recorded(name)
     painted = check_text(check, screen=Screen(width=80, colour=True))
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == check_text(check, screen=Screen(width=80))
@@ -164,12 +169,12 @@ def test_colour_only_decorates(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_narrow_encoding_is_enough(name: str) -> None:
+def test_check_text_in_ascii(name: str) -> None:
     check_text(recorded(name), screen=Screen(width=80, glyphs=ASCII)).encode("ascii")
     assert not check_text(recorded(name), screen=Screen(width=80, glyphs=BLOCKS)).isascii()
 
 
-def test_names_do_not_steer_the_terminal() -> None:
+def test_check_text_has_no_control_characters() -> None:
     evil = "RTX\x1b]0;owned\x07 4090\n\x9b31m"
     check = made(on=machine(card(evil, 24), ram_gib=16, notes=(evil,)))
     bill = replace(check.bill, label=evil, notes=(evil,), command=f"run '{evil}'", asked=evil)
@@ -179,7 +184,7 @@ def test_names_do_not_steer_the_terminal() -> None:
     assert quiet_text(replace(check, bill=bill)).count("\n") == 1
 
 
-def test_ram_of_unknown_size_is_not_judged() -> None:
+def test_check_text_does_not_judge_ram_of_unknown_size() -> None:
     check = made(on=machine(card("RTX 4090", 24), ram_gib=None))
     assert "RAM" not in check_text(check, screen=Screen(width=100))
     why = check_text(check, screen=Screen(width=100), why=True)
@@ -191,7 +196,7 @@ def test_ram_of_unknown_size_is_not_judged() -> None:
     )
 
 
-def test_the_limit_of_a_container_is_named() -> None:
+def test_check_text_names_the_limit_of_a_container() -> None:
     assert MACHINE.host is not None
     limit = MemoryLimit(name="cgroup v2 /c/memory.max", limit_bytes=8 * GIB, used_bytes=GIB)
     check = made(on=replace(MACHINE, host=replace(MACHINE.host, limits=(limit,))))
@@ -200,7 +205,7 @@ def test_the_limit_of_a_container_is_named() -> None:
     assert "RTX 4090: 24.00 GiB free minus 1 GiB" in why
 
 
-def test_cards_of_one_name_are_told_apart_only_where_they_differ() -> None:
+def test_check_text_groups_cards_with_the_same_figures() -> None:
     alike = check_text(made(on=machine(card("T4", 24), card("T4", 24))), why=True)
     assert "T4 #0  " in alike
     assert "T4 #1  " in alike
@@ -212,18 +217,18 @@ def test_cards_of_one_name_are_told_apart_only_where_they_differ() -> None:
     assert "         T4 #1: 20.00 GiB free minus" in unlike
 
 
-def test_what_the_model_was_made_for_may_be_unknown() -> None:
+def test_check_text_with_unknown_native_context() -> None:
     text = check_text(made(native_context=None), why=True)
     assert "recommended 59,392; native context unknown" in text
 
 
-def test_nothing_is_said_of_later_where_it_does_not_load() -> None:
+def test_check_text_of_what_does_not_load_has_no_later_section() -> None:
     small = made((*LINES, line(Component.WEIGHTS, 40 * GIB)))
     assert small.result.failed
     assert "Later" not in check_text(small, why=True)
 
 
-def test_a_check_without_changes_or_notes_has_no_empty_sections() -> None:
+def test_check_text_has_no_empty_sections() -> None:
     bare = made(LINES[:1], machine(card("RTX 4090", 24), ram_gib=None))
     estimate = replace(bare.bill.estimate, notes=())
     check = Check(
@@ -235,7 +240,130 @@ def test_a_check_without_changes_or_notes_has_no_empty_sections() -> None:
     assert labels == ["Context", "Memory", "Basis"]
 
 
-def test_a_context_beyond_the_models_own_has_no_maximum() -> None:
+def test_check_text_beyond_the_native_context_has_no_maximum() -> None:
     check = made(context_tokens=262_144, max_context=131_072, recommended_context=104_857)
     assert "max context" not in check_text(check)
     assert "recommended 104,857; native context 131,072" in check_text(check, why=True)
+
+
+NAMES = [
+    "schema", "model", "reference", "headline", "status", "can_load", "context_tokens", "context_asked", "context_because",
+    "max_context", "way_context", "recommended_context", "native_context",
+    "quantization", "cache", "download_bytes", "step", "speed", "required_bytes", "available_bytes", "utilization",
+    "engine", "machine", "budgets", "way", "flags", "reasons", "changes", "basis", "estimate", "command", "notes",
+]  # fmt: skip
+BUDGET = {
+    "name", "pools", "total_bytes", "free_bytes", "reserve_bytes", "because", "blocked", "available_bytes",
+    "limit_bytes", "limit_because", "required_bytes", "covered_bytes", "utilization", "status",
+}  # fmt: skip
+MISSING = Unanswered(
+    reference="no/such", engine="vllm", error=NotFoundError("there is no such model")
+)
+
+
+def test_check_json_has_the_figures_of_the_tightest_memory() -> None:
+    told = check_json(made())
+    assert list(told) == NAMES
+    assert (told["status"], told["can_load"]) == ("passed", True)
+    assert (told["required_bytes"], told["available_bytes"]) == (11 * GIB + GIB // 2, 23 * GIB)
+    assert told["utilization"] == 0.5
+    assert (told["context_tokens"], told["context_asked"], told["context_because"]) == (
+        32_768,
+        True,
+        None,
+    )
+    assert (told["max_context"], told["recommended_context"], told["native_context"]) == (
+        74_240,
+        59_392,
+        131_072,
+    )
+    assert told["engine"] == {"name": "llama.cpp", "version": "1.0"}
+    assert told["basis"] == "assumed"
+    assert told["command"] == "llama-server -m tiny.gguf -c 32768 -ngl all"
+    assert told["notes"] == ["a note of the model", "a note of the bill"]
+    assert told["estimate"]["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
+
+
+def test_check_json_has_the_headline_and_what_was_chosen() -> None:
+    speed = Speed(decode=(24.0, 60.0), prefill=(900.0, 3600.0), because="a token reads 8 GiB")
+    told = check_json(made(speed=speed, quantization="Q4_K_M", cache="q8_0", step=2))
+    assert told["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
+    assert (told["quantization"], told["cache"], told["step"]) == ("Q4_K_M", "q8_0", 2)
+    assert told["speed"] == {
+        "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "basis": "modelled",
+        "because": "a token reads 8 GiB",
+    }  # fmt: skip
+    bare = check_json(made())
+    assert (bare["quantization"], bare["cache"], bare["speed"]) == (None, None, None)
+
+
+def test_check_json_has_every_budget() -> None:
+    card, host = check_json(made())["budgets"]
+    assert set(card) == BUDGET
+    assert (card["name"], card["pools"], card["reserve_bytes"]) == ("RTX 4090", ["device"], GIB)
+    assert (host["required_bytes"], host["available_bytes"]) == (GIB + GIB // 2, 15 * GIB)
+    assert (host["utilization"], host["status"], host["blocked"]) == (0.1, "passed", None)
+
+
+def test_check_json_of_what_does_not_fit_has_reasons_and_no_command() -> None:
+    told = check_json(TOO_LARGE)
+    assert (told["status"], told["can_load"], told["command"]) == ("failed", False, None)
+    assert told["reasons"] == ["32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable"]
+    assert told["context_because"] == "the default minimum"
+    assert told["changes"] == [
+        {
+            "kind": "cache",
+            "value": "q8_0",
+            "told": "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
+            "flags": {"type_k": "q8_0", "type_v": "q8_0"},
+            "max_context": 131_072,
+        }
+    ]
+
+
+def test_check_json_utilization_of_an_empty_budget_is_null() -> None:
+    told = check_json(recorded("nothing free"))
+    assert told["available_bytes"] == 0
+    assert told["utilization"] is None
+    assert told["budgets"][0]["utilization"] is None
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_check_json_is_valid_with_whole_bytes(name: str) -> None:
+    told = check_json(recorded(name))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told | {
+        "estimate": json.loads(json.dumps(told["estimate"]))
+    }
+    for key, value in _leaves(told):
+        if key.endswith("_bytes"):
+            assert value is None or type(value) is int, key
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    match value:
+        case dict():
+            for name, one in value.items():
+                yield from _leaves(one, name)
+        case list():
+            for one in value:
+                yield from _leaves(one, key)
+        case _:
+            yield key, value
+
+
+def test_checks_json() -> None:
+    told = checks_json([made(), MISSING, TOO_LARGE])
+    assert told["schema"] == 1
+    assert told["models"] == [check_json(made()), unanswered_json(MISSING), check_json(TOO_LARGE)]
+    assert told["models"][1] == {
+        "reference": "no/such",
+        "engine": "vllm",
+        "error": {"type": "NotFoundError", "message": "there is no such model"},
+    }
+    assert told["summary"] == {
+        "fits": 1,
+        "tight": 0,
+        "does_not_fit": 1,
+        "cannot_run": 0,
+        "not_read": 1,
+    }

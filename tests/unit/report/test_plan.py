@@ -178,7 +178,7 @@ def with_commands(plan: Plan, *, why: bool = False, **more: Any) -> str:
 @pytest.mark.parametrize("why", [False, True])
 @pytest.mark.parametrize("width", sampled((1, 20, 40, 60, 80, 100, 200), each=3))
 @pytest.mark.parametrize("name", PLANS)
-def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
+def test_plan_text_fits_the_width(name: str, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     plan = PLANS[name]()
     page = with_commands(plan, width=width, why=why).partition("\nRun")[0]
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
@@ -186,7 +186,7 @@ def test_nothing_is_wider_than_the_screen(name: str, width: int, why: bool) -> N
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_colour_only_decorates_and_ascii_is_enough(name: str) -> None:
+def test_plan_text_with_colour_and_in_ascii(name: str) -> None:
     plan = PLANS[name]()
     coloured = with_commands(plan, width=80, colour=True)
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == with_commands(plan, width=80)
@@ -196,7 +196,7 @@ def test_colour_only_decorates_and_ascii_is_enough(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII])
-def test_every_decision_and_everything_tried_is_told(name: str, glyphs: Any) -> None:
+def test_plan_text_with_why_has_every_decision_and_try(name: str, glyphs: Any) -> None:
     plan = PLANS[name]()
     flat = " ".join(plan_text(plan, screen=Screen(width=100, glyphs=glyphs), why=True).split())
     for decision in plan.decisions:
@@ -205,19 +205,19 @@ def test_every_decision_and_everything_tried_is_told(name: str, glyphs: Any) -> 
             assert f"{'* ' if tried.taken else ''}{tried.value} {tried.told}" in flat
 
 
-def test_levers_stand_in_their_order_whatever_the_order_of_the_decisions() -> None:
+def test_plan_text_has_levers_in_their_order() -> None:
     plan = one_card()
     turned = replace(plan, decisions=plan.decisions[::-1])
     assert plan_text(turned) == plan_text(plan)
 
 
-def test_users_have_a_window_each() -> None:
+def test_plan_text_has_the_context_of_each_user() -> None:
     plan = one_card()
     text = plan_text(replace(plan, result=replace(plan.result, streams=4)))
     assert " GiB at 8K for each of 4 users" in text.splitlines()[0]
 
 
-def test_an_unknown_speed_is_left_out_and_never_made_up() -> None:
+def test_plan_text_leaves_out_an_unknown_speed() -> None:
     plan = one_card()
     plan = at_speed(plan, None)
     assert "tokens/s" not in plan_text(plan)
@@ -231,7 +231,7 @@ def commands_in(text: str, label: str = "Run") -> str:
     return text.partition(f"\n{label}")[2].partition("\n\n")[0]
 
 
-def test_the_main_command_in_full_and_the_others_by_name() -> None:
+def test_plan_text_has_the_main_command_in_full_and_the_others_by_name() -> None:
     plan = one_card()
     ready = ready_commands(plan)
     text = plan_text(plan, ready=ready, screen=Screen(width=60))
@@ -243,7 +243,7 @@ def test_the_main_command_in_full_and_the_others_by_name() -> None:
     assert all(" ".join(note.split()) in notes for note in server.notes)
 
 
-def test_one_program_alone_is_given_in_full() -> None:
+def test_plan_text_of_one_program_is_in_full() -> None:
     plan = one_card()
     ollama = by_program(ready_commands(plan))["ollama"]
     text = plan_text(plan, ready=ollama)
@@ -255,7 +255,7 @@ def test_one_program_alone_is_given_in_full() -> None:
             assert " ".join(line.split()) in " ".join(run.replace(" \\\n", " ").split())
 
 
-def test_steps_of_one_program_follow_each_other() -> None:
+def test_plan_text_has_the_steps_of_a_program_in_order() -> None:
     plan = planned(qwen(), cards(24, 24), engine="vllm", nodes=2, tensor_parallel_size=2, pipeline_parallel_size=2, settled=("tensor_parallel_size", "pipeline_parallel_size"))  # fmt: skip
     text = with_commands(plan)
     steps = [line.strip() for line in commands_in(text).splitlines()]
@@ -266,7 +266,7 @@ def test_steps_of_one_program_follow_each_other() -> None:
     assert "\nAlso" not in text
 
 
-def test_a_limit_of_the_system_is_not_what_runs_the_model() -> None:
+def test_plan_text_does_not_offer_the_gpu_limit_as_a_program() -> None:
     limit = Command(
         program="limit", name="GPU memory limit", kind="command", text="sudo sysctl x=1"
     )
@@ -289,14 +289,12 @@ def test_a_limit_of_the_system_is_not_what_runs_the_model() -> None:
         ("a  b", 3, "\\", ["a  b"]),
     ],
 )
-def test_a_shell_reads_the_lines_as_one(
-    command: str, width: int, mark: str, lines: list[str]
-) -> None:
+def test_command_lines(command: str, width: int, mark: str, lines: list[str]) -> None:
     assert command_lines(command, width, mark) == lines
 
 
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8), st.integers(4, 40))
-def test_no_word_is_lost_or_cut(words: list[str], width: int) -> None:
+def test_command_lines_keep_every_word(words: list[str], width: int) -> None:
     command = shlex.join([word for word in words if word.isprintable()] or ["a"])
     lines = command_lines(command, width, "\\")
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
@@ -351,7 +349,7 @@ def test_is_slow_only_where_the_speed_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_json_says_what_the_text_says(name: str) -> None:
+def test_plan_json(name: str) -> None:
     plan = PLANS[name]()
     ready = ready_commands(plan) if plan.fits else ()
     told = json.loads(json_text(plan_json(plan, ready=ready, notes=("a note",))))
@@ -371,7 +369,7 @@ def test_json_says_what_the_text_says(name: str) -> None:
     assert "a note" in told["notes"]
 
 
-def test_json_has_nulls_for_what_is_not_known() -> None:
+def test_plan_json_has_nulls_for_what_is_unknown() -> None:
     plan = at_speed(one_card(), None)
     told = plan_json(plan)
     assert (told["speed"], told["drafter"], told["users"]) == (None, None, None)

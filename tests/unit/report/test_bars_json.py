@@ -29,7 +29,7 @@ MACHINES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wished", MACHINES, ids=str)
-def test_parts_are_what_is_required(wished: dict[str, Any]) -> None:
+def test_bars_json_parts_add_up_to_required_bytes(wished: dict[str, Any]) -> None:
     result = model_preflight("sample:gemma-3-27b", "llama.cpp", context=8192, **wished)
     bars = bars_json(result.uses, result.estimate)
     order = [component.value for component in Component]
@@ -42,7 +42,7 @@ def test_parts_are_what_is_required(wished: dict[str, Any]) -> None:
     json.dumps(bars, allow_nan=False)
 
 
-def test_equal_cards_are_told_apart() -> None:
+def test_bars_json_numbers_equal_cards() -> None:
     result = model_preflight("sample:gemma-3-27b", "llama.cpp", device="2x RTX 3090", ram="64G")
     names = [bar["memory"] for bar in bars_json(result.uses, result.estimate)]
     assert names == ["RTX 3090 #0", "RTX 3090 #1", "RAM"]
@@ -52,7 +52,7 @@ def line(component: Component, size: int, pool: Pool, *, reserved: bool = True) 
     return MemoryLine(component=component, size_bytes=size, pool=pool, reserved=reserved)
 
 
-def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
+def test_bars_json_of_unified_memory_is_one_bar_without_later_lines() -> None:
     estimate = MemoryEstimate(
         engine="llama.cpp",
         backend="metal",
@@ -93,7 +93,7 @@ def test_a_unified_memory_is_one_bar_and_what_may_grow_is_in_none() -> None:
     }
 
 
-def test_a_limit_on_the_gpu_is_held_back() -> None:
+def test_bars_json_shows_a_gpu_limit_as_reserve() -> None:
     """36 GiB free, of which the GPU may use 27."""
     machine = what_if_machine(devices=["m3-max-36"])
     (budget,) = llamacpp_budgets(machine, machine.devices)
@@ -114,7 +114,7 @@ def test_a_limit_on_the_gpu_is_held_back() -> None:
         (26_000, "failed", "2,600 %"),
     ],
 )
-def test_shares_are_the_command_line_s_words(required: int, status: str, share: str) -> None:
+def test_bars_json_share_is_share_words(required: int, status: str, share: str) -> None:
     budget = Budget(
         name="RAM",
         pools=frozenset({HOST}),
@@ -129,7 +129,7 @@ def test_shares_are_the_command_line_s_words(required: int, status: str, share: 
     assert (bar["status"], bar["share"]) == (status, share)
 
 
-def test_a_memory_of_which_nothing_may_be_used() -> None:
+def test_bars_json_of_a_blocked_memory() -> None:
     (budget,) = vllm_budgets((card("T4", 16, free_bytes=0),), 0.9)
     estimate = MemoryEstimate(
         engine="vllm", backend="cuda", lines=(line(Component.WEIGHTS, 5, DEVICE),)

@@ -146,30 +146,30 @@ outside                    536,870,912            -  947,912,704  GPU + RAM
 """
 
 
-def test_the_answer_first_then_the_bill() -> None:
+def test_bill_text() -> None:
     assert bill_text(BILL) == TEXT
 
 
-def test_bold_marks_the_answer_only() -> None:
+def test_bill_text_with_colour_marks_the_headline_only() -> None:
     first, *rest = bill_text(BILL, screen=Screen(colour=True)).splitlines()
     assert first == f"\x1b[1m{TEXT.splitlines()[0]}\x1b[0m"
     assert rest == TEXT.splitlines()[1:]
 
 
-def test_every_line_is_explained() -> None:
+def test_explain_text() -> None:
     assert explain_text(BILL) == EXPLAINED
 
 
-def test_layers_stand_in_a_table() -> None:
+def test_layers_table() -> None:
     assert layers_table(BILL) == LAYERS
 
 
-def test_ranges_of_layers() -> None:
+def test_ranges() -> None:
     assert ranges([7, 0, 1, 2, 4, 6]) == "0-2, 4, 6-7"
     assert ranges([3]) == "3"
 
 
-def test_everything_fits_a_hundred_columns() -> None:
+def test_bill_text_fits_100_columns() -> None:
     long = replace(
         BILL,
         label="x" * 300,
@@ -188,12 +188,12 @@ def test_everything_fits_a_hundred_columns() -> None:
     assert run.replace("\\\n", "").split()[1:] == long.command.split()
 
 
-def test_names_do_not_steer_the_terminal() -> None:
+def test_bill_text_has_no_control_characters() -> None:
     evil = replace(BILL, label="\x1b[2J", command="llama-server -m '\x1b]0;owned\x07'")
     assert "\x1b" not in bill_text(evil)
 
 
-def test_several_devices_are_told_apart() -> None:
+def test_bill_text_numbers_several_devices() -> None:
     second = Pool(PoolKind.DEVICE, 1)
     estimate = replace(ESTIMATE, lines=(*LINES, line(Component.WEIGHTS, GIB, second, layer=1)))
     told = bill_text(replace(BILL, estimate=estimate)).splitlines()
@@ -204,21 +204,21 @@ def test_several_devices_are_told_apart() -> None:
     assert [device["model"] for device in pools["devices"]] == [5 * GIB, GIB]
 
 
-def test_a_bill_of_one_pool_has_no_total_row() -> None:
+def test_bill_text_of_one_pool_has_no_total_row() -> None:
     estimate = replace(ESTIMATE, lines=tuple(one for one in LINES if one.pool is HOST))
     told = bill_text(replace(BILL, estimate=estimate)).splitlines()
     assert told[0] == "816.00 MiB in RAM"
     assert sum(row.startswith(("RAM", "total", "GPU")) for row in told) == 1
 
 
-def test_the_bound_of_a_sum_is_weighed_by_its_lines() -> None:
+def test_how_known_weighs_bounds_by_size() -> None:
     compute = [one for one in LINES if one.component is Component.COMPUTE]
     assert how_known(compute) == (Basis.MODELLED, (100 * 0.1 + 300 * 0.02) / 400)
     assert how_known([*compute, replace(compute[0], within=None)])[1] is None
     assert how_known([]) == (Basis.EXACT, None)
 
 
-def test_json_sums_are_those_of_the_lines() -> None:
+def test_bill_json_sums_are_those_of_the_lines() -> None:
     answer = bill_json(BILL, layers=True)
     assert answer["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
     assert answer["total_bytes"] == sum(one["bytes"] for one in answer["lines"] if one["reserved"])

@@ -116,25 +116,25 @@ NOTHING = machine(ram_gib=None, name="a box")
 
 
 @pytest.mark.parametrize(("found", "told"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
-def test_what_there_is_and_what_is_usable(found: Machine, told: str) -> None:
+def test_hardware_text(found: Machine, told: str) -> None:
     assert hardware_text(found) == told
     assert hardware_text(found, screen=Screen(glyphs=ASCII)) == told.replace("·", "-")
 
 
-def test_alike_cards_with_one_between_them() -> None:
+def test_hardware_text_groups_equal_cards() -> None:
     cards = [replace(one, name="L4") if one.index == 1 else one for one in CARDS]
     told = hardware_text(machine(*cards))
     assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in told
     assert "\nGPU 1    L4, 16.00 GiB" in told
 
 
-def test_bold_marks_the_first_line_only() -> None:
+def test_hardware_text_with_colour_marks_the_headline_only() -> None:
     first, *rest = hardware_text(FOUR, screen=Screen(colour=True)).splitlines()
     assert first == f"\x1b[1m{WISHED.splitlines()[0]}\x1b[0m"
     assert rest == WISHED.splitlines()[1:]
 
 
-def test_a_machine_of_which_nothing_is_known() -> None:
+def test_hardware_text_of_an_unknown_machine() -> None:
     told = hardware_text(NOTHING)
     assert told.startswith("a box: RAM unknown\n")
     assert "llama.cpp  RAM unknown: add --ram 32G" in told
@@ -142,13 +142,13 @@ def test_a_machine_of_which_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 60, 80, 100, 200])
-def test_nothing_is_wider_than_the_screen(width: int) -> None:
+def test_hardware_text_fits_the_width(width: int) -> None:
     for found in (HERE, mac(36), FOUR, NOTHING):
         lines = hardware_text(found, screen=Screen(width=width)).splitlines()
         assert max(map(len, lines)) <= min(max(width, 20), 100)
 
 
-def test_names_do_not_steer_the_terminal() -> None:
+def test_hardware_text_has_no_control_characters() -> None:
     evil = "RTX\x1b[2J\n4090\x07"
     user = Process(pid=1, name=evil, used_bytes=GIB)
     found = machine(
@@ -162,13 +162,13 @@ def test_names_do_not_steer_the_terminal() -> None:
     json.dumps(hardware_json(found), allow_nan=False)
 
 
-def test_those_who_hold_most_are_named_and_the_rest_counted() -> None:
+def test_hardware_text_names_the_largest_processes() -> None:
     users = tuple(Process(pid=i, name=f"p{i}", used_bytes=i * GIB) for i in range(1, 9))
     told = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
     assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in told  # fmt: skip
 
 
-def test_json() -> None:
+def test_hardware_json() -> None:
     told = hardware_json(HERE)
     assert list(told) == ["schema", "machine", "engines"]
     found = told["machine"]
@@ -193,7 +193,7 @@ def test_json() -> None:
     assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
-def test_a_unified_memory_is_one_budget_of_two_pools() -> None:
+def test_hardware_json_of_unified_memory_is_one_budget_of_two_pools() -> None:
     budgets = hardware_json(mac(36))["engines"]["mlx"]["budgets"]
     assert [(one["name"], one["pools"]) for one in budgets] == [
         ("unified memory", ["device", "host"]),
@@ -202,7 +202,7 @@ def test_a_unified_memory_is_one_budget_of_two_pools() -> None:
     assert hardware_json(NOTHING)["machine"]["host"] is None
 
 
-def test_cards_of_another_vendor_are_not_llama_cpps() -> None:
+def test_hardware_json_leaves_out_cards_of_another_vendor() -> None:
     """Those of one vendor are used together, NVIDIA's first."""
     other = replace(card("Arc", 16), vendor=Vendor.INTEL)
     told = hardware_json(machine(other, card("T4", 16)))["engines"]
