@@ -1,4 +1,4 @@
-"""TABLE of the forms a cached number can be stored in. To add one: one row."""
+"""The types that a KV cache can be stored in: one row each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgekit.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheType:
-    """So many bytes for so many numbers that lie together."""
+    """A block of numbers and its size."""
 
     name: str
     block_elements: int
@@ -24,7 +24,7 @@ class CacheType:
         return self.block_bytes * 8 / self.block_elements
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of a row. The caller has made sure that blocks divide it."""
+        """Bytes of a row, which must be a multiple of the block."""
         return elements // self.block_elements * self.block_bytes
 
     def divides(self, elements: int) -> bool:
@@ -57,7 +57,7 @@ _BY_NAME = {row.name: row for row in TABLE}
 
 
 def cache_type(name: str) -> CacheType:
-    """The row of that name. Raises UsageError with the names there are."""
+    """The type of this name. Raises UsageError that lists the names."""
     row = _BY_NAME.get(name.lower())
     if row is None:
         raise UsageError(f"unknown cache type {name[:40]!r}; choose one of {', '.join(_BY_NAME)}")

@@ -1,4 +1,4 @@
-"""What must be held, and what is asked: lines of a bill, loads, tasks, placements and variants."""
+"""Values: the lines of a bill, the load it is for, and the task with its placements, weights and caches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgekit.units import GIB
 
 
 class Component(enum.Enum):
-    """What a line pays for."""
+    """What a line of the bill is for."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv cache"
@@ -42,12 +42,12 @@ class MemoryLine:
     component: Component
     size_bytes: int
     pool: Pool
-    layer: int | None = None  # None: belongs to no single layer
+    layer: int | None = None  # None: not of a single layer
     basis: Basis = Basis.EXACT
     because: str = ""  # the arithmetic with this model's numbers
     within: float | None = None  # MODELLED: how far off it may be, as a share of the line
-    reserved: bool = True  # False: may grow up to this (a prompt cache), is not taken at the start
-    part: str = ""  # what stands beside the model: "drafter", "projector", "adapter"
+    reserved: bool = True  # False: not taken at the start, may grow up to this (a prompt cache)
+    part: str = ""  # loaded next to the model: "drafter", "projector", "adapter"
     first_request: bool = False  # taken by the first request, not at the start
 
 
@@ -59,7 +59,7 @@ class Load:
     sequences: int | None = None
     batch_tokens: int | None = None
     microbatch_tokens: int | None = None
-    output_rows: int | None = None  # rows of logits kept in one micro-batch
+    output_rows: int | None = None  # rows of logits of one micro-batch
     cache_k: CacheType | None = None
     cache_v: CacheType | None = None
     flash_attention: bool | None = None
@@ -96,7 +96,7 @@ class MemoryEstimate:
         )
 
     def in_pools(self, pools: Collection[Pool]) -> int:
-        """Bytes of the reserved lines of these pools. Lines of one pool follow each other: it is looked up once."""
+        """Bytes of the reserved lines of these pools. Looked up once per run of lines of the same pool."""
         found, last, inside = 0, None, False
         for line in self.lines:
             if line.pool is not last:
@@ -107,8 +107,9 @@ class MemoryEstimate:
         return found
 
     def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
-        """Bytes by which the bounds of the reserved lines of these pools could exceed them, and whether a line of
-        them has no bound. What the engine and its driver take for themselves always has one.
+        """Bytes that the bounds of these pools' reserved lines could add, and whether one of them has no bound.
+
+        Runtime lines always have one.
         """
         added, unbounded = 0.0, False
         for line in self.lines:
@@ -130,7 +131,7 @@ class MemoryEstimate:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Those that something is taken from: devices first, in their order."""
+        """The pools that the bill takes something from: devices first, in their order."""
         found = {line.pool for line in self.lines if line.size_bytes}
         return tuple(sorted(found, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index)))
 
@@ -144,17 +145,17 @@ class MemoryEstimate:
 
     @property
     def kv_cache_bytes(self) -> int:
-        """All that is remembered of the tokens: caches and states."""
+        """Caches and recurrent states."""
         return self.of(*CACHES)
 
     @property
     def overhead_bytes(self) -> int:
-        """All the rest."""
+        """Everything but weights and caches."""
         return self.total_bytes - self.weights_bytes - self.kv_cache_bytes
 
     @property
     def basis(self) -> Basis:
-        """That of the weakest line that is in the total."""
+        """The weakest basis of a line in the total."""
         return weakest(line.basis for line in self.lines if line.size_bytes and line.reserved)
 
     @property
@@ -178,19 +179,19 @@ _STRENGTH = (Basis.EXACT, Basis.MODELLED, Basis.ASSUMED)
 
 
 def weakest(bases: Iterable[Basis]) -> Basis:
-    """The one to tell when numbers of several bases are added up."""
+    """The basis of a sum of numbers with these bases."""
     return max(bases, key=_STRENGTH.index, default=Basis.EXACT)
 
 
 def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) -> MemoryLine:
-    """The line, known no better than what it rests on."""
+    """The line with a basis that is no stronger than this one."""
     if weakest((basis, line.basis)) is line.basis:
         return line
     return known_as(line, basis, within if basis is Basis.MODELLED else None)
 
 
 def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine:
-    """The line with that basis. By hand: every line of every bill goes through here, and replace() takes its time."""
+    """The line with this basis. Not by replace(), which is slow: every line of every bill goes through here."""
     return MemoryLine(
         component=line.component,
         size_bytes=line.size_bytes,
@@ -211,7 +212,7 @@ Price = Callable[[Load, Any], MemoryEstimate]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A known piece of work."""
+    """A prompt and an answer of known length."""
 
     prompt_tokens: int
     new_tokens: int
@@ -219,20 +220,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How an engine would be started, and the budgets it is then held against."""
+    """How an engine would be started, and the budgets that its bill is compared with."""
 
     setup: Any = field(repr=False)
     budgets: tuple[Budget, ...]
-    because: str  # where the model is, in words
+    because: str  # where the model is, for reports
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
-    may_resplit: bool = False  # layers may be divided otherwise among several cards
+    may_resplit: bool = False  # layers may be split differently among several cards
     whole: bool = False  # everything that can be on a device is on one
     all_layers: bool = False  # every layer is on a device, though experts may not be
-    by_number: bool = False  # the card is named by its number among all of the machine's
+    by_number: bool = False  # the card is given by its number among all cards of the machine
     by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
-    is_short_command: bool = (
-        False  # among placements by tensor: takes one pattern, not one for each layer
-    )
+    is_short_command: bool = False  # by tensor, with one pattern instead of one for each layer
 
 
 Placements = tuple[Placement, ...]
@@ -247,11 +246,11 @@ class Variant:
     accuracy: int  # in hundredths of a bit per weight
     changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
     flags: Mapping[str, str] = field(default_factory=dict)  # the same, as a request has it
-    reference: str = ""  # what to ask for; "": it has to be made, or found
+    reference: str = ""  # what to open; "": it has to be made or found first
 
     @property
     def is_good(self) -> bool:
-        """About four bits and more: below, answers get clearly worse."""
+        """About four bits or more: below that, answers get clearly worse."""
         return self.accuracy >= GOOD_ACCURACY
 
 
@@ -261,8 +260,8 @@ class CacheChoice:
 
     name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
     place: int
-    flags: str  # that ask the engine for it
-    asked: bool = False  # the caller settled it
+    flags: str  # that select it
+    asked: bool = False  # the caller gave it
     is_eight_bit: bool = False
     load: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
@@ -270,7 +269,7 @@ class CacheChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The setup that was asked for, and which of its fields the caller has settled."""
+    """The requested setup, and which of its fields the caller gave."""
 
     setup: Any = None
     settled: frozenset[str] = frozenset()
@@ -278,47 +277,41 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """A smaller model of the same vocabulary, or the model's own blocks for further tokens."""
+    """A smaller model with the same vocabulary, or the model's own prediction layers."""
 
     name: str
-    model: Model | None = field(default=None, repr=False)  # None: the model's own blocks
+    model: Model | None = field(default=None, repr=False)  # None: its own prediction layers
     changes: Mapping[str, Any] = field(default_factory=dict)
-    because: str = ""  # why its vocabulary is taken to be the same
+    because: str = ""  # why its vocabulary is considered the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is asked: which model, on which engine and machine, for which load."""
+    """One model on one engine and one machine, with a load."""
 
     model: Model = field(repr=False)
-    variants: tuple[Variant, ...] = field(
-        default=(), repr=False
-    )  # weights to choose from, the most accurate first; empty: the model as it is
+    # Weights to choose from, the most accurate first; empty: the model as it is.
+    variants: tuple[Variant, ...] = field(default=(), repr=False)
     engine: str
     machine: Machine
     load: Load = field(default_factory=Load)
     start: Start = field(default_factory=Start)
-    bill: Price | None = field(
-        default=None, repr=False
-    )  # None: the engine's own, of the model alone
+    bill: Price | None = field(default=None, repr=False)  # None: the engine's, of the model alone
     job: Job | None = None
     min_context: int | None = None
-    window_budget_bytes: int | None = (
-        None  # SPEC W2: the size of the cache where no context is given
-    )
+    window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given
     max_use: float | None = None  # SPEC A1: refuse above this share of the usable memory
     reserve_bytes: int | None = None  # instead of the engine's own reserve
     own_cache_only: bool = False  # never a smaller cache than the engine's own
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
     label: str = ""  # the model's name in reports
-    repository: str = ""  # on the hub: what the weights are, or are made from; "": not known
+    repository: str = ""  # on the hub, of the weights or what they are made from; "": unknown
     is_remote: bool = False  # the weights are not on this machine
     users: int | None = None  # as given; `load` is for all of them
     drafters: tuple[Drafter, ...] = ()  # to propose, in the order in which they are tried
-    cancelled: threading.Event | None = field(
-        default=None, repr=False, compare=False
-    )  # set: the caller has gone
+    # Set when the caller has gone.
+    cancelled: threading.Event | None = field(default=None, repr=False, compare=False)
 
     @property
     def embeds(self) -> bool:
@@ -327,18 +320,18 @@ class Task:
 
     @property
     def in_one_batch(self) -> bool:
-        """Whether an input is computed at once, up to the whole context: an embedding's, unless only its last token
-        counts (server-context.cpp @ b21e4de: can_split).
+        """Whether a whole input is computed in one batch: for embeddings, unless only the last token counts
+        (server-context.cpp @ b21e4de: can_split).
         """
         embeds = bool(getattr(self.start.setup, "embeddings", False))
         return embeds and embeds_in_one_batch(self.model.geometry)
 
     def load_of(self, tokens: int) -> Load:
-        """What is asked of the engine for a context of that length."""
+        """The load with a context of this length."""
         load = replace(self.load, context_tokens=tokens)
         if not self.in_one_batch:
             return load
-        each = load.sequences or 1  # a mean over each needs whole ones
+        each = load.sequences or 1  # an embedding is a mean over a whole sequence
         whole = -(-tokens // each) * each
         batch, microbatch = load.batch_tokens, load.microbatch_tokens  # what was given stays
         return replace(

@@ -30,18 +30,14 @@ class Usage:
 
     budget: Budget
     required_bytes: int
-    bound_bytes: int = (
-        0  # what the bounds of its modelled lines could add, and what the reserve covers
-    )
-    covered_bytes: int = 0  # of the reserve, taken by the first request; not in required_bytes
-    assumed: bool = False  # a line of it is only assumed
-    max_use: float | None = (
-        None  # a further limit that the user set, as a share of the usable memory
-    )
+    bound_bytes: int = 0  # what the bounds of its modelled lines could add, and `covered_bytes`
+    covered_bytes: int = 0  # taken from the reserve by the first request; not in required_bytes
+    assumed: bool = False  # one of its lines is only assumed
+    max_use: float | None = None  # the user's own limit, as a share of the usable memory
 
     @property
     def utilization(self) -> float:
-        """A share; infinite where nothing may be used and something is needed."""
+        """A share; infinite if something is needed and nothing is usable."""
         if not self.required_bytes:
             return 0.0
         available = self.budget.available_bytes
@@ -49,7 +45,7 @@ class Usage:
 
     @property
     def status(self) -> Status:
-        """In whole numbers: 85 % of the memory is not above 85 %."""
+        """In integers: exactly 85 % of the memory is not above 85 %."""
         required, usable = self.required_bytes, self.budget.available_bytes
         most = ASSUMED_FULL_PERCENT if self.assumed else 100
         if self.budget.blocked:
@@ -68,12 +64,12 @@ class Usage:
 
     @property
     def fullness(self) -> float:
-        """How near the load comes to what is refused: above 1 it does not fit."""
+        """How close it is to the limit: above 1 it does not fit."""
         return fullness((self,))
 
 
 def fullness(uses: Iterable[Usage]) -> float:
-    """Of several memories together: 1 is the most they hold."""
+    """How close several memories together are to their limit, which is 1."""
     every = tuple(uses)
     required = sum(use.required_bytes for use in every)
     if not required:
@@ -101,7 +97,7 @@ class Weighed:
     estimate: MemoryEstimate = field(repr=False)
     uses: tuple[Usage, ...]
     way: Placement = field(repr=False)
-    refused: str = ""  # why the engine would not start with this, however much is free
+    refused: str = ""  # why the engine would not start, whatever memory is free
 
     @property
     def tightest(self) -> Usage:
@@ -127,7 +123,7 @@ class Speed:
     """Tokens per second, each as a range from slow to fast. Never better known than modelled."""
 
     decode: tuple[float, float]
-    prefill: tuple[float, float] | None  # None: what the device computes is not known
+    prefill: tuple[float, float] | None  # None: the device's compute rate is unknown
     because: str
     basis: Basis = Basis.MODELLED
 
@@ -139,7 +135,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a model fits. Required and available are those of the memory that is tightest.
+    """Whether a model fits. `required` and `available` are of the tightest memory.
 
     >>> from edgekit.models import model_preflight
     >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", ram="64G")
@@ -150,22 +146,22 @@ class Verdict:
     engine: str
     status: Status
     context_tokens: int  # what the verdict is for
-    asked: bool  # whether the caller named it
+    asked: bool  # the caller gave it
     max_context: int  # the longest that fits with these weights, this cache and placement
     quantization: str = ""  # of the weights judged: "Q4_K_M", "4 bit", "as stored"
-    cache: str = ""  # how the cache is kept: "f16", "q8_0", "fp8", "8 bit"
-    cache_asked: bool = False  # whether the caller named it
-    step: int = 0  # of SPEC A4's list that was taken; 0: nothing fits
+    cache: str = ""  # its type: "f16", "q8_0", "fp8", "8 bit"
+    cache_asked: bool = False  # the caller gave it
+    step: int = 0  # the row of SPEC A4's list that was taken; 0: nothing fits
     variant: Variant | None = field(default=None, repr=False)
     load: Load = field(default_factory=Load, repr=False)  # what the engine is asked to hold
-    streams: int = 1  # sequences that a context is divided among, where they share no cache
+    streams: int = 1  # sequences that the context is divided among, if they do not share a cache
     recommended_context: int
     native_context: int | None
     uses: tuple[Usage, ...]
     speed: Speed | None = None  # None: not known
     estimate: MemoryEstimate = field(repr=False)
-    reasons: tuple[str, ...]  # why it failed; empty where it did not
-    window: str  # why so many tokens, where none were asked for
+    reasons: tuple[str, ...]  # why it failed; empty if it did not
+    window: str  # why this context
     way: Placement
     machine: Machine = field(repr=False)
 
@@ -234,7 +230,7 @@ class Change:
     told: str  # the sentence
     flags: Mapping[str, str] = field(
         default_factory=dict
-    )  # what to ask for, by the names of REST; empty: no flag does it
+    )  # by their REST names; empty: no flag does it
     max_context: int | None = None  # with it
     result: Verdict | None = field(default=None, repr=False)
 
@@ -243,9 +239,9 @@ PreflightResult = Verdict  # its public name
 
 
 def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
-    """The same budget for a bill that leaves layers, experts or the token embeddings to the CPU.
+    """The budget for a bill that leaves layers, experts or the token embeddings on the CPU.
 
-    Vulkan and ROCm pin some of the CPU's memory, and that counts against the limit: buffers of the graph, and
+    Vulkan and ROCm pin some of the CPU's memory, which counts against the GPU's limit: buffers of the graph, and
     weights that are not mapped from the file. Metal pins none.
     """
     if budget.limit_bytes is None:
@@ -263,8 +259,8 @@ def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool =
 
 
 def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
-    """What the default reserve gives to the first request, as in llama.cpp's --fit: what is missing, where that is
-    no more than the first request takes. A reserve that the user gave stays free.
+    """What the first request takes of the default reserve, as in llama.cpp's --fit: what is missing, if that is no
+    more than the first request takes. A reserve that the user set stays free.
     """
     missing = max(0, estimate.in_pools(budget.pools) - budget.unreserved_bytes)
     if not missing or not budget.has_default_reserve or budget.limit_bytes is not None:
@@ -274,23 +270,23 @@ def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
 
 
 class Lever(enum.Enum):
-    """What can be turned, in the order in which memory that is left is spent."""
+    """What a plan can choose, in the order in which memory is spent on it."""
 
-    WEIGHTS = "weights"  # a bigger model: of one model, a more accurate file
+    WEIGHTS = "weights"  # a bigger model, or a more accurate file of one model
     PLACEMENT = "placement"
     CONTEXT = "context"
     CACHE = "cache"
     DRAFTER = "drafter"
     SEQUENCES = "sequences"
-    LIMIT = "limit"  # of the system: what macOS lets the GPU wire
+    LIMIT = "limit"  # the system's: what macOS lets the GPU wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One setting of a lever that was looked at."""
+    """One setting of a lever that was tried."""
 
     value: str
-    outcome: str | Callable[[], str] = field(compare=False)  # finding out may take a bill
+    outcome: str | Callable[[], str] = field(compare=False)  # a function if it takes another bill
     taken: bool = False
 
     @property
@@ -300,7 +296,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One lever: where it stands, and why there."""
+    """The setting of one lever, and why."""
 
     lever: Lever
     value: str  # "Q5_K_M", "32,768 tokens", "q8_0"

@@ -6,19 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from edgekit.bill.types import CacheChoice, Load, Start, Task, Variant
+from edgekit.bill.types import Load, Start, Task, Variant
 from edgekit.bill.verdict import (
     ASSUMED_FULL_PERCENT,
     Change,
     ChangeKind,
-    Speed,
     Usage,
     Verdict,
 )
 from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.errors import EdgekitError
+from edgekit.machine.devices import DeviceKind, usual_devices
 from edgekit.machine.gpu_limit import raised_limit
-from edgekit.machine.types import HOST, HostMemory, Machine, together_bytes
+from edgekit.machine.types import HOST, HostMemory, Machine, Vendor, together_bytes
+from edgekit.machine.what_if import machine_of
 from edgekit.plan.choice import (
     READING_TOKENS_PER_S,
     cache_choices,
@@ -32,7 +33,7 @@ from edgekit.plan.placement import placements_of
 from edgekit.plan.verdict import is_too_short, result_of
 from edgekit.units import GIB, MIB, format_bytes
 
-SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still of use
+SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still useful
 LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not offered for speed
 FASTER = 1.5  # times, for a shorter context to be offered
 WORTHWHILE = 1.25  # times: a context this much longer is worth a smaller cache
@@ -40,7 +41,7 @@ BEYOND_ANY_HOST_BYTES = 2**50
 
 
 def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
-    """Each on its own, those that cost least first. What an engine refuses is left out."""
+    """Single changes, the cheapest first. What an engine refuses is left out."""
     if is_too_short(result):
         return ()
     makers = _TO_FIT if result.failed else _TO_STRETCH
@@ -69,7 +70,7 @@ def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _context(task: Task, result: Verdict) -> Iterator[Change]:
-    """The longest context that fits, where the one that was judged does not; with other weights, a short one."""
+    """The longest context that fits if the judged one does not; a short one if that takes other weights."""
     streams = result.streams
     tried = (
         [result.max_context] if result.max_context else [one * streams for one in SHORTER_TOKENS]
@@ -104,6 +105,7 @@ def _cache(task: Task, result: Verdict) -> Iterator[Change]:
     """A smaller cache that holds a clearly longer context."""
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
+    keys = {flag.field or flag.key: flag.key for flag in engine_named(task.engine).flags}
     for choice in cache_choices(task)[1:]:
         if choice.name == result.cache:
             continue
@@ -115,7 +117,8 @@ def _cache(task: Task, result: Verdict) -> Iterator[Change]:
             value=choice.name,
             told=f"{choice.flags} ({'8-bit cache' if choice.is_eight_bit else 'less accurate'}): up to "
             f"{found.max_context // found.streams:,} tokens",
-            flags=_cache_flags(task, choice),
+            flags={keys[side]: kind.name for side, kind in choice.load.items()}
+            | {keys[name]: f"{value}" for name, value in choice.setup.items()},
             max_context=found.max_context,
             result=found,
         )
@@ -127,16 +130,9 @@ def _with_chosen_weights(task: Task, result: Verdict) -> Task:
     return task if result.variant is None else replace(task, variants=(result.variant,))
 
 
-def _cache_flags(task: Task, choice: CacheChoice) -> dict[str, str]:
-    keys = {flag.field or flag.key: flag.key for flag in engine_named(task.engine).flags}
-    return {keys[side]: kind.name for side, kind in choice.load.items()} | {
-        keys[name]: f"{value}" for name, value in choice.setup.items()
-    }
-
-
 def _limit(task: Task, result: Verdict) -> Iterator[Change]:
-    """What the system lets the GPU use of a unified memory can be raised, so that it fits, runs on the GPU or holds a
-    longer context. An answer never counts on it: it has to be set first.
+    """A higher limit on what the GPU may use of unified memory, if with it the model fits, runs on the GPU or holds a
+    longer context. A verdict never counts on it: the user has to set it first.
     """
     raised = raised_limit(task.machine)
     if not result.failed and result.way.whole:
@@ -144,10 +140,9 @@ def _limit(task: Task, result: Verdict) -> Iterator[Change]:
     found = None if raised is None else _judged(replace(task, machine=raised.machine))
     if raised is None or found is None:
         return
-    moves = found.way.whole and not result.way.whole
     if result.failed:
         outcome = f"fits at {found.context_tokens // found.streams:,} tokens"
-    elif moves:
+    elif found.way.whole and not result.way.whole:
         outcome = _gpu_words(found)
     elif not result.asked and found.max_context > result.max_context:
         outcome = f"up to {found.max_context // found.streams:,} tokens"
@@ -169,8 +164,8 @@ def _gpu_words(found: Verdict) -> str:
 
 
 def _to_the_gpu(task: Task, result: Verdict) -> Iterator[Change]:
-    """A context below the minimum that keeps all of the model on the GPU. Of a slow model also one that makes it
-    clearly faster, and weights of fewer bits that are all on the GPU.
+    """A context below the minimum with which the whole model is on the GPU. For a slow model, also one that makes it
+    clearly faster, and weights with fewer bits that are all on the GPU.
     """
     if result.way.whole or not result.way.cards:
         return
@@ -179,7 +174,10 @@ def _to_the_gpu(task: Task, result: Verdict) -> Iterator[Change]:
     for tokens in () if result.asked else SHORTER_TOKENS:
         load = replace(task.load, context_tokens=tokens * result.streams)
         found = _judged(replace(task, load=load))
-        if found is None or not (found.way.whole or (is_slow and _is_faster(found, speed))):
+        if found is None:
+            continue
+        times = found.speed.typical / speed.typical if found.speed and speed else 0.0
+        if not found.way.whole and not (is_slow and times >= FASTER):
             continue
         yield Change(
             kind=ChangeKind.CONTEXT,
@@ -204,17 +202,11 @@ def _to_the_gpu(task: Task, result: Verdict) -> Iterator[Change]:
             return
 
 
-def _is_faster(found: Verdict, than: Speed | None) -> bool:
-    if found.speed is None or than is None:
-        return False
-    return found.speed.typical >= FASTER * than.typical
-
-
 def _weights(task: Task, result: Verdict) -> Iterator[Change]:
     """The most accurate quantisation that makes it fit."""
     for variant, words, changed in _smaller_weights(task, result):
         found = _judged(changed)
-        if found is not None and found.can_load:
+        if found is not None:
             size = format_bytes(found.estimate.weights_bytes)
             yield Change(
                 kind=ChangeKind.WEIGHTS,
@@ -228,7 +220,7 @@ def _weights(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str, Task]]:
-    """Each with the words that ask for it, and the task."""
+    """Each with the flag that asks for it, and the task."""
     low = [one for one in task.variants if not one.is_good]
     for one in low:
         asked = replace(with_weights(task, one), variants=(one,))
@@ -241,7 +233,7 @@ def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str
 
 
 def _placement(task: Task, _: Verdict) -> Iterator[Change]:
-    """A card was given without the RAM of its machine: how much RAM would be enough."""
+    """If a card was given without the RAM of its machine: how much RAM would be enough."""
     machine = task.machine
     if machine.host is not None:
         return
@@ -262,7 +254,7 @@ def _placement(task: Task, _: Verdict) -> Iterator[Change]:
 
 
 def _free_for(use: Usage) -> str:
-    """How much has to be free: what it requires and the reserve, rounded up."""
+    """How much has to be free, rounded up: what is required, and the reserve."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
@@ -282,14 +274,12 @@ def _free_bytes(use: Usage) -> int:
 
 
 def _memory(task: Task, result: Verdict) -> Iterator[Change]:
-    """Where RAM is what is missing: how much there would have to be, and which limit holds it back."""
+    """If RAM is what is missing: how much would be enough, and which limit applies."""
     use, host = result.tightest, task.machine.host
-    unified = any(len(one.budget.pools) > 1 for one in result.uses)
-    lacks_there = (
-        HOST in use.budget.pools and not unified
-    )  # a larger Mac also keeps more for itself
-    if host is None or not lacks_there or not engine_named(task.engine).loads_gguf:
+    if host is None or HOST not in use.budget.pools or not engine_named(task.engine).loads_gguf:
         return
+    if any(len(one.budget.pools) > 1 for one in result.uses):
+        return  # a Mac with more memory also reserves more of it
     needed = _free_for(min((use, *_other_uses(task, result)), key=_free_bytes))
     limit = host.tightest
     told = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
@@ -299,54 +289,35 @@ def _memory(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
-    """What an engine that streams weights takes with fewer of them in memory, down to none."""
+    """What an engine that streams weights takes if it holds fewer of them in memory, down to none."""
     if engine_named(task.engine).streams_weights:
         for placement in placements_of(task):
             fitting = Fitting(task, placement)
-            in_steps = (
-                -(-result.context_tokens // fitting.step) * fitting.step
-            )  # as a context is searched for
-            yield fitting.price(in_steps).uses[0]
+            tokens = -(-result.context_tokens // fitting.step) * fitting.step
+            yield fitting.price(tokens).uses[0]
 
 
 def _engine(task: Task, _: Verdict) -> Iterator[Change]:
-    """The default engine quantises, and divides a model between the GPU and the RAM. Its users share what is counted
-    here.
+    """Another engine: one that quantises and divides a model between GPU and RAM, or else one that reads the weights
+    from the file for every token and needs far less memory than their size.
     """
-    if engine_named(task.engine).loads_gguf or (task.load.sequences or 1) > 1:
-        return
-    other = default_engine().name
-    asked = replace(task, engine=other, start=Start(), bill=None, variants=())
-    found = _judged(asked)
-    if found is not None and found.can_load:
-        yield Change(
-            kind=ChangeKind.ENGINE,
-            value=other,
-            told=f"--engine {other}: fits as a Q4_K_M GGUF, {found.way.because}, up to "
-            f"{found.max_context:,} tokens",
-            flags={"engine": other},
-            max_context=found.max_context,
-            result=found,
-        )
-
-
-def _streaming(task: Task, _: Verdict) -> Iterator[Change]:
-    """An engine that reads weights from the file for every token: a memory far below their size will do."""
     engine = engine_named(task.engine)
-    other = next((one.name for one in every_engine() if one.streams_weights), None)
-    if not engine.loads_gguf or engine.streams_weights or other is None:
-        return
     if (task.load.sequences or 1) > 1:
-        return
-    load = Load(context_tokens=task.load.context_tokens)
-    asked = replace(task, engine=other, load=load, start=Start(), bill=None, variants=())
-    found = _judged(asked)
-    if found is not None and found.can_load:
+        return  # its users would share what is counted here
+    if not engine.loads_gguf:
+        other, load, how = default_engine().name, task.load, "fits as a Q4_K_M GGUF, {},"
+    else:
+        streaming = [one.name for one in every_engine() if one.streams_weights]
+        if engine.streams_weights or not streaming:
+            return
+        other, how = streaming[0], "fits, but slow ({});"
+        load = Load(context_tokens=task.load.context_tokens)
+    found = _judged(replace(task, engine=other, load=load, start=Start(), bill=None, variants=()))
+    if found is not None:
         yield Change(
             kind=ChangeKind.ENGINE,
             value=other,
-            told=f"--engine {other}: fits, but slow ({found.way.because}); up to "
-            f"{found.max_context:,} tokens",
+            told=f"--engine {other}: {how.format(found.way.because)} up to {found.max_context:,} tokens",
             flags={"engine": other},
             max_context=found.max_context,
             result=found,
@@ -354,11 +325,7 @@ def _streaming(task: Task, _: Verdict) -> Iterator[Change]:
 
 
 def _device(task: Task, result: Verdict) -> Iterator[Change]:
-    """The smallest card, and the smallest Mac, that hold all of it."""
-    from edgekit.machine.devices import DeviceKind, usual_devices
-    from edgekit.machine.types import Vendor
-    from edgekit.machine.what_if import machine_of
-
+    """The smallest current GPU, and the smallest current Mac, that hold the whole model."""
     tokens = result.context_tokens
     engine = engine_named(task.engine)
     if task.start.settled & engine.placed or engine.streams_weights:
@@ -374,18 +341,16 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
-    """As many of the same card as hold it: engines share a model among 2, 4 or 8."""
+    """More cards of the same kind: engines split a model among 2, 4 or 8."""
     machine, engine = task.machine, engine_named(task.engine)
     cards = engine.devices(machine)
     if task.start.settled & engine.placed:
-        return  # what was settled for these cards may mean nothing on others
-    alike = {(card.name, card.free_bytes) for card in cards}
-    if len(alike) != 1 or cards[0].unified:
+        return  # what was given for these cards may mean nothing for others
+    if len({(card.name, card.free_bytes) for card in cards}) != 1 or cards[0].unified:
         return
     tokens = result.context_tokens
     for count in (count for count in (2, 4, 8) if count > len(cards)):
-        room = count * result.uses[0].budget.available_bytes
-        if room < result.estimate.weights_bytes:
+        if count * result.uses[0].budget.available_bytes < result.estimate.weights_bytes:
             continue
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
         if _holds(task, several, tokens):
@@ -406,7 +371,7 @@ def _of_device(name: str, told: str) -> Change:
 
 
 def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:
-    """They are sorted by memory: halving finds the first that holds it."""
+    """The first that holds the model. `machines` are sorted by memory, so halving finds it."""
     low, high = -1, len(machines)
     while high - low > 1:
         middle = (low + high) // 2
@@ -418,7 +383,7 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 
 
 def _holds(task: Task, machine: Machine, tokens: int) -> bool:
-    """Whether that machine holds the model whole with its first weights."""
+    """Whether the machine holds the whole model without giving up bits."""
     load = replace(task.load, context_tokens=tokens)
     try:
         found = choose(replace(task, machine=machine, load=load, job=None))
@@ -428,7 +393,7 @@ def _holds(task: Task, machine: Machine, tokens: int) -> bool:
 
 
 def _judged(task: Task) -> Verdict | None:
-    """None where it does not fit: the longest context is not worked out then."""
+    """None where it does not fit, or the engine refuses it."""
     try:
         found = choose(task)
         return result_of(found) if found.fits else None
@@ -438,15 +403,6 @@ def _judged(task: Task) -> Verdict | None:
 
 Maker = Callable[[Task, Verdict], Iterator[Change]]
 _TO_FIT: tuple[Maker, ...] = (
-    _own_cache,
-    _context,
-    _limit,
-    _weights,
-    _placement,
-    _memory,
-    _engine,
-    _streaming,
-    _more_cards,
-    _device,
-)
+    _own_cache, _context, _limit, _weights, _placement, _memory, _engine, _more_cards, _device
+)  # fmt: skip
 _TO_STRETCH: tuple[Maker, ...] = (_to_the_gpu, _limit, _cache)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.verdict import Lever, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.gpu_limit import raised_limit
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgekit.plan.plan import Plan
     from edgekit.sources.types import ModelFiles
 
-LIMIT = "limit"  # of unified memory: the command that raises it does not run the model
+LIMIT = "limit"  # program of the command that raises the limit of unified memory; it does not run the model
 
 
 def commands_of(
@@ -29,7 +29,7 @@ def commands_of(
     users: int | None = None,
     nodes: int = 1,
 ) -> tuple[Command, ...]:
-    """What starts the engine as it was judged, in the order to run it. None for a model known by name only."""
+    """What starts the engine as judged, in the order to run it. None for a model of which only the name is known."""
     if verdict.variant is None:
         return ()
     startup = Startup(
@@ -49,7 +49,7 @@ def commands_of(
 def ready_commands(
     plan: Plan, *, files: ModelFiles | None = None, given: Mapping[str, Any] | None = None
 ) -> tuple[Command, ...]:
-    """In the order in which to run them. `files`: where the model was found; `given`: the engine's flags."""
+    """In the order to run them. `files`: where the model was found; `given`: the engine's flags."""
     task = plan.task
     found = commands_of(
         plan.result,
@@ -64,9 +64,7 @@ def ready_commands(
 
 
 def _higher_limit(plan: Plan) -> tuple[Command, ...]:
-    """Raises the system's limit on what the GPU may use, where the plan says that it helps."""
-    from edgekit.bill.verdict import Lever
-
+    """The command that raises the system's limit on what the GPU may use, if the plan says that it helps."""
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)
     if decision is None or raised is None or not raised.is_command:
@@ -77,7 +75,7 @@ def _higher_limit(plan: Plan) -> tuple[Command, ...]:
 
 
 def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
-    """In the order in which they come; what runs the model first."""
+    """Commands of each program, in order; what runs the model comes first."""
     found: dict[str, list[Command]] = {}
     for one in sorted(ready, key=lambda one: one.program == LIMIT):
         found.setdefault(one.program, []).append(one)
@@ -85,13 +83,13 @@ def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
 
 
 def main_command(ready: Sequence[Command]) -> str:
-    """What starts the model, after what is to be run before it; "" where there is nothing."""
+    """What starts the model, after the commands to run before it; "" if there is none."""
     shown = next(iter(by_program(ready).values()), [])
     return shown[-1].text if shown else ""
 
 
 def main_notes(ready: Sequence[Command]) -> tuple[str, ...]:
-    """What is to be known before `main_command` is pasted."""
+    """What to know before running `main_command`."""
     shown = next(iter(by_program(ready).values()), [])
     return shown[-1].notes if shown else ()
 

@@ -9,7 +9,6 @@ from edgekit.bill.types import CacheChoice, Placement, Price, Start, Task
 from edgekit.bill.verdict import Usage
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
-from edgekit.machine.types import Budget
 from edgekit.plan.choice import with_cache
 from edgekit.plan.fit import Fitting
 from edgekit.plan.plan import Plan
@@ -31,12 +30,12 @@ class Curve:
     points: tuple[Point, ...] = field(repr=False)
     memory: str  # "RTX 4090", "RAM"
     budget_bytes: int  # what the engine may use of it
-    longest: int  # that fits every memory; 0: none does
-    native: int  # what the model was made for
+    longest: int  # context that fits every memory; 0: none does
+    native: int  # context of the model
 
 
 def plan_curves(plan: Plan, *, bill: Price | None = None) -> tuple[Curve, ...]:
-    """One for each cache type the engine has for the model. `bill` counts companions of the model, if there are any."""
+    """One for each cache type that the engine has for the model. `bill` includes files loaded with the model."""
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
     task = Task(
         model=plan.variant.model,
@@ -58,11 +57,23 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
     if not fittings:
         return ()
     place = _deciding([fitting for _, fitting in fittings])
-    return tuple(_curve(choice.name, fitting, place, points) for choice, fitting in fittings)
+    names = [budget.name for budget in placement.budgets]
+    is_unique = names.count(names[place]) == 1
+    return tuple(
+        Curve(
+            cache=choice.name,
+            points=tuple(_points(fitting, place, points)),
+            memory=names[place] if is_unique else f"{names[place]} #{place}",
+            budget_bytes=placement.budgets[place].available_bytes,
+            longest=fitting.longest,
+            native=fitting.most,
+        )
+        for choice, fitting in fittings
+    )
 
 
 def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, Fitting]]:
-    """Each with its whole setup: what the plan chose for its own cache is not carried over."""
+    """Each with a whole setup: what the plan set for its own cache is not carried over."""
     engine = engine_named(task.engine)
     default = engine.default_setup()
     own = {name: getattr(default, name) for name in engine.cache_fields}
@@ -70,7 +81,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
     plain = replace(task, start=Start(), load=bare)
     choices = [(plain, choice) for choice in engine.cache_choices(plain, placement)]
     usual = {choice.name for _, choice in choices}
-    # and the one that was asked for, where it is none of these
+    # and the one that was given, if it is not one of these
     choices += [
         (task, choice)
         for choice in engine.cache_choices(task, placement)
@@ -78,8 +89,8 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
     ]
     for base, choice in choices:
         setup = replace(placement.setup, **{**({} if choice.asked else own), **choice.setup})
-        asked = replace(with_cache(base, choice), start=Start(setup=setup))
-        fitting = Fitting(asked, replace(placement, setup=setup, may_resplit=False))
+        cached = replace(with_cache(base, choice), start=Start(setup=setup))
+        fitting = Fitting(cached, replace(placement, setup=setup, may_resplit=False))
         try:
             fitting.price(fitting.least)
         except RefusedError:
@@ -88,7 +99,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
 
 
 def _deciding(fittings: Sequence[Fitting]) -> int:
-    """The index of the memory that limits the most accurate cache; where none does, of the fullest."""
+    """The index of the memory that limits the most accurate cache; if none does, of the fullest."""
     for fitting in fittings:
         if fitting.longest < fitting.most:
             beyond = min(fitting.longest + fitting.step, fitting.most)
@@ -102,40 +113,14 @@ def _fullest(uses: Sequence[Usage]) -> int:
     )
 
 
-def _curve(name: str, fitting: Fitting, place: int, count: int) -> Curve:
-    budget = fitting.placement.budgets[place]
-    return Curve(
-        cache=name,
-        points=tuple(_points(fitting, place, count)),
-        memory=_memory_name(fitting.placement.budgets, place),
-        budget_bytes=budget.available_bytes,
-        longest=fitting.longest,
-        native=fitting.most,
-    )
-
-
-def _memory_name(budgets: Sequence[Budget], place: int) -> str:
-    """With a number where several cards have the same name."""
-    name = budgets[place].name
-    return f"{name} #{place}" if [one.name for one in budgets].count(name) > 1 else name
-
-
 def _points(fitting: Fitting, place: int, count: int) -> Iterator[Point]:
-    """Evenly up to what the model was made for, and the end of what fits. What the engine refuses is left out."""
-    for tokens in sorted({*_contexts(fitting, count), fitting.longest} - {0}):
+    """Evenly up to the native context, and the longest that fits. Contexts that the engine refuses are left out."""
+    step, most = fitting.step, fitting.most
+    parts = (most * part // (count - 1) // step * step for part in range(1, count - 1))
+    even = {fitting.least, *(max(tokens, fitting.least) for tokens in parts), most}
+    for tokens in sorted((even | {fitting.longest}) - {0}):
         try:
             uses = fitting.price(tokens).uses
         except RefusedError:
             continue
         yield Point(tokens=tokens, required_bytes=uses[place].required_bytes)
-
-
-def _contexts(fitting: Fitting, count: int) -> Iterator[int]:
-    step, most = fitting.step, fitting.most
-    yield fitting.least
-    for part in range(1, count):
-        yield (
-            max(most * part // (count - 1) // step * step, fitting.least)
-            if part < count - 1
-            else most
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 
@@ -16,20 +16,20 @@ from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.plan import Plan
 
-# ASSUMED. A model with experts answers about as well as a dense one of the geometric mean of all its parameters and of
-# those that work on a token. What a parameter achieves doubles with time (Xiao et al., Densing Law of LLMs, 2025: every
-# 3.5 months); a slower pace lets size count as well.
+# ASSUMED. A model with experts answers about as well as a dense one with the geometric mean of its total and its active
+# parameters. What a parameter achieves doubles every few months (Xiao et al., Densing Law of LLMs, 2025: 3.5 months);
+# a slower rate lets size count as well.
 DOUBLING_MONTHS = 6
-FIRST = date(2023, 1, 1)  # before it nothing is recommended for its age
-LAST = date(2050, 1, 1)  # whatever a file says
+FIRST = date(2023, 1, 1)  # older models count as of this date
+LAST = date(2050, 1, 1)  # and newer ones as of this, whatever a file says
 MOST_PARAMETERS = 10**15
-UNKNOWN = date(2024, 1, 1)  # of a model that nobody dates
+UNKNOWN = date(2024, 1, 1)  # for a model without a date
 SMALL_PARAMETERS = 8e9
 OUTDATED = date(2024, 7, 1)
 _DAYS_A_MONTH = 365.25 / 12
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
-# Of the worth of a model with a part in RAM, where the speed is unknown: few experts work on a token.
+# What is left of a model's worth if a part of it is in RAM and its speed is unknown. Of experts, few are active.
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
 FULL_RAM_PERCENT = 92  # of the usable RAM; what takes more counts FULL_RAM_SHARE
 FULL_RAM_SHARE = 0.25
@@ -38,17 +38,17 @@ EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 
 
 def rank_of(entry: Entry) -> float:
-    """The larger, the better it is expected to answer. Nothing about memory or speed."""
+    """How well the model is expected to answer, whatever its memory and speed. Higher is better."""
     parameters = min(entry.parameters or 0, MOST_PARAMETERS)
     active = min(entry.active_parameters or parameters, MOST_PARAMETERS)
-    is_later = bool(entry.not_before and not entry.released)  # than another one of that day
+    is_later = bool(entry.not_before and not entry.released)  # than a model released on that day
     days = (min(_dated(entry), LAST) - FIRST).days + is_later
     months = max(0.0, days / _DAYS_A_MONTH)
     return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
 
 
 def is_minor(entry: Entry) -> bool:
-    """Small or outdated: not to be preferred to a better model only because it is fast."""
+    """Small or outdated: not preferred to a better model just because it is fast."""
     return (entry.parameters or 0) < SMALL_PARAMETERS or _dated(entry) < OUTDATED
 
 
@@ -69,13 +69,13 @@ def version_of(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def root_of(family: str) -> str:
-    """'qwen3-vl' -> 'qwen': whose line it is."""
+    """'qwen3-vl' -> 'qwen': the line of models."""
     return re.split(r"[^a-z]", family.lower(), maxsplit=1)[0] or family
 
 
 def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
-    """Those made for the task, the first to be looked at first."""
-    embeds = task is ModelPurpose.EMBEDDING  # an embedding model of code writes none
+    """The models for the task, the best first."""
+    embeds = task is ModelPurpose.EMBEDDING  # an embedding model for code does not write code
     suited = [
         entry
         for entry in entries
@@ -87,7 +87,7 @@ def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """A model and how to run it there."""
+    """A model, and how to run it on the machine."""
 
     entry: Entry
     plan: Plan
@@ -95,9 +95,9 @@ class Suggestion:
 
     @property
     def worth(self) -> float:
-        """The rank, less what slowness and a full RAM cost; with an unknown speed, less where a part is in RAM.
+        """The rank, less for a slow model and for full RAM; if the speed is unknown, less if a part is in RAM.
 
-        More for a preferred model that is faster than people read.
+        More for a preferred model that is faster than reading speed.
         """
         worth = self.rank * self._ram_share
         speed = self.plan.speed
@@ -117,7 +117,7 @@ class Suggestion:
     def is_preferred(self) -> bool:
         """At least reading speed, and neither small nor outdated: it ranks before all others.
 
-        Where the speed is unknown, one that is not divided.
+        If the speed is unknown: it is all on the GPU.
         """
         if is_minor(self.entry) or ModelPurpose.EMBEDDING in self.entry.kinds:
             return False
@@ -130,7 +130,7 @@ class Suggestion:
 
     @property
     def _ram_share(self) -> float:
-        """What is left of its worth if it leaves little RAM to other programs, whatever the limit of the GPU is."""
+        """What is left of its worth if it leaves little RAM for other programs."""
         percent = max(
             (
                 100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)
@@ -144,12 +144,12 @@ class Suggestion:
 
     @property
     def is_quick(self) -> bool:
-        """At least reading speed. An unknown speed is not called slow."""
+        """At least reading speed. An unknown speed is not slow."""
         return ModelPurpose.EMBEDDING in self.entry.kinds or not self.plan.is_slow
 
 
 def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
-    """What is left of a model's worth at this speed: all of it where that is enough, a quarter at half of that."""
+    """What is left of a model's worth at this speed: all of it at `enough`, a quarter at half of that."""
     return min(1.0, tokens_per_s / enough) ** 2
 
 
@@ -159,11 +159,6 @@ def quickness(tokens_per_s: float) -> float:
 
 
 def smallest_bytes(entry: Entry) -> int:
-    """Of the quantisations with about four bits and more."""
-    return min(_good_bytes(entry), default=0)
-
-
-def _good_bytes(entry: Entry) -> Iterator[int]:
-    for size in entry.sizes:
-        if (accuracy_of(size.mix) or 0) >= GOOD_ACCURACY:
-            yield size.tensor_bytes
+    """The smallest quantisation with about four bits or more; 0 if there is none."""
+    good = (size for size in entry.sizes if (accuracy_of(size.mix) or 0) >= GOOD_ACCURACY)
+    return min((size.tensor_bytes for size in good), default=0)
