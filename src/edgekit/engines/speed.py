@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from edgekit.basis import Basis
@@ -20,7 +21,8 @@ from edgekit.bill.types import Component, Load, Task
 from edgekit.bill.verdict import Speed, Weighed
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
-from edgekit.machine.types import Device, Machine, PoolKind
+from edgekit.formats.records import Record, damaged, load_records
+from edgekit.machine.types import Device, Machine, PoolKind, Vendor
 from edgekit.model.types import LatentAttention, Model, ModelGeometry, Span, attention_of
 from edgekit.units import format_bytes
 
@@ -86,22 +88,55 @@ class Reading:
         return slow, fast
 
 
-CPU_READING = Reading(  # measured with llama.cpp on sixteen cores and on two
-    near_share=(0.35, 0.9),
-    far_share=(0.2, 0.8),
-    knee_bytes_per_s=100 * GB,
-    cache_share=0.15,
-    layer_s=(100 * MICRO, 5 * MICRO),
-    token_s=(500 * MICRO, 20 * MICRO),
-)
-METAL_READING = Reading(
-    near_share=(0.5, 0.95),
-    far_share=(0.3, 0.88),
-    knee_bytes_per_s=200 * GB,
-    cache_share=0.35,
-    layer_s=(80 * MICRO, 10 * MICRO),
-    token_s=(1000 * MICRO, 50 * MICRO),
-)
+def _range(stated: list[float]) -> Range:
+    slow, fast = stated
+    return slow, fast
+
+
+@cache
+def _throughput() -> tuple[Record, ...]:
+    return load_records("edgekit.engines", "throughput.json")
+
+
+@cache
+def reading(name: str) -> Reading:
+    """The record of that name in throughput.json."""
+    try:
+        found = next(one for one in _throughput() if one.get("reading") == name)
+        return Reading(
+            near_share=_range(found["near_share"]),
+            far_share=_range(found["far_share"]),
+            knee_bytes_per_s=found["knee_gb_per_s"] * GB,
+            cache_share=found["cache_share"],
+            layer_s=_range([one * MICRO for one in found["layer_us"]]),
+            token_s=_range([one * MICRO for one in found["token_us"]]),
+        )
+    except (StopIteration, KeyError, TypeError, ValueError) as error:
+        raise damaged(f"throughput.json, {name}: {error!r}") from error
+
+
+def flops_per_byte(device: Device, engine: str) -> Range | None:
+    """Operations per byte of bandwidth with a prompt, by the key that the engine has in throughput.json."""
+    generation: tuple[int, ...] = ()
+    if device.vendor is Vendor.NVIDIA:
+        if device.capability is None:
+            return None
+        generation = device.capability
+    elif device.vendor is Vendor.APPLE:
+        named = re.search(r"\bM(\d{1,2})\b", device.name)
+        generation = (int(named[1]) if named else 0,)
+    reached = [  # in rising order
+        record[engine]
+        for record in _throughput()
+        if record.get("vendor") == device.vendor.value
+        and engine in record
+        and tuple(record["since"]) <= generation
+    ]
+    return _range(reached[-1]) if reached else None
+
+
+CPU_READING = reading("cpu")
+METAL_READING = reading("metal")
 CROSSING_S: Range = (250 * MICRO, 15 * MICRO)  # from one device to another
 REDUCING_S: Range = (60 * MICRO, 8 * MICRO)  # ranks add up their results, twice per layer
 
@@ -120,27 +155,6 @@ LINK_BYTES_PER_S: Range = (3 * GB, 50 * GB)
 PROMPT_KERNELS: Range = (10.0, 2.0)
 # Share of the usual speed with experts: few tokens of a micro-batch use the same one.
 EXPERTS_SHARE: Range = (0.25, 1.0)
-
-# Operations per byte of bandwidth that engines reach with a prompt, from this M on: the fifth has matrix units.
-_APPLE: tuple[tuple[int, Range], ...] = (
-    (0, (10, 45)),  # M1 Max: 15 to 19; M2 Ultra: 19 to 22; M3 Pro: 30
-    (5, (25, 130)),  # M5 Max: 53 to 71
-)
-# The same by compute capability: rows are in rising order, and each holds until the next.
-Capabilities = tuple[tuple[tuple[int, int], Range], ...]
-
-
-def apple_flops_per_byte(device: Device) -> Range:
-    named = re.search(r"\bM(\d{1,2})\b", device.name)
-    number = int(named[1]) if named else 0
-    return next(flops for first, flops in reversed(_APPLE) if first <= number)
-
-
-def nvidia_flops_per_byte(device: Device, table: Capabilities) -> Range | None:
-    capability = device.capability
-    if capability is None:
-        return None
-    return next(flops for first, flops in reversed(table) if first <= capability)
 
 
 class HostSpeed(NamedTuple):

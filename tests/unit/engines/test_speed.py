@@ -29,12 +29,14 @@ from edgekit.engines.speed import (
     calibrate,
     host_speed,
     modelled_speed,
+    reading,
 )
 from edgekit.engines.token_reads import token_reads
 from edgekit.engines.vllm.estimate import estimate as vllm_estimate
 from edgekit.engines.vllm.speed import EAGER_READING
 from edgekit.engines.vllm.speed import READING as VLLM_READING
 from edgekit.engines.vllm.types import VllmSetup
+from edgekit.formats.records import load_records
 from edgekit.machine.calibration import device_key
 from edgekit.machine.types import DEVICE, HOST, EngineMeasured, Machine, Measured, Pace
 from edgekit.machine.what_if import what_if_machine
@@ -588,3 +590,23 @@ def test_only_llamacpp_is_scaled_to_what_was_measured() -> None:
     speed = on_engine(task, CUDA)
     assert speed is not None
     assert "scaled to another model" in speed.because
+
+
+def test_generations_of_a_vendor_are_in_rising_order_and_every_record_is_read() -> None:
+    records = load_records("edgekit.engines", "throughput.json")
+    for vendor in ("nvidia", "apple", "amd", "intel"):
+        since = [record["since"] for record in records if record.get("vendor") == vendor]
+        assert since == sorted(since)
+    assert {record["reading"] for record in records if "reading" in record} == set(NAMED_READINGS)
+    for name, one in NAMED_READINGS.items():
+        assert reading(name) is one
+
+
+NAMED_READINGS = {
+    "cpu": CPU_READING,
+    "metal": METAL_READING,
+    "llama.cpp on CUDA": READING[Backend.CUDA],
+    "llama.cpp on Vulkan": READING[Backend.VULKAN],
+    "vLLM": VLLM_READING,
+    "vLLM without CUDA graphs": EAGER_READING,
+}

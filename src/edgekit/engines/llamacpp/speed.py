@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgekit import __version__
@@ -14,22 +15,18 @@ from edgekit.engines.llamacpp.placements import devices
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup
 from edgekit.engines.speed import (
     CPU_READING,
-    GB,
     METAL_READING,
-    MICRO,
-    Capabilities,
     MeasuredRatio,
-    Range,
     Reading,
     SequenceRun,
-    apple_flops_per_byte,
+    flops_per_byte,
     largest_cards,
     modelled_speed,
-    nvidia_flops_per_byte,
+    reading,
     speed_bound,
 )
 from edgekit.engines.token_reads import LayerShare, TokenReads, token_reads
-from edgekit.machine.types import Device, Machine, Pool, PoolKind, Vendor
+from edgekit.machine.types import Machine, Pool, PoolKind, Vendor
 from edgekit.model.types import Model
 from edgekit.units import MIB
 
@@ -42,46 +39,13 @@ CARD_SPREAD = 0.15  # how far off another model is, compared with the one measur
 CORE_SPREAD = 0.3  # ... on the same CPU: the quantisation matters more
 BANDWIDTH_OFF = 0.1  # beyond this, the bandwidth is not the one that was modelled with
 
-# Measured on an H200; for others see docs/speed.md.
 READING: dict[Backend, Reading] = {
-    Backend.CUDA: Reading(
-        near_share=(0.55, 0.92),
-        far_share=(0.3, 0.78),
-        knee_bytes_per_s=1000 * GB,
-        cache_share=0.35,
-        layer_s=(60 * MICRO, 15 * MICRO),
-        token_s=(500 * MICRO, 50 * MICRO),
-    ),
+    Backend.CUDA: reading("llama.cpp on CUDA"),
     Backend.METAL: METAL_READING,
-    Backend.VULKAN: Reading(
-        near_share=(0.35, 0.92),
-        far_share=(0.2, 0.85),
-        knee_bytes_per_s=500 * GB,
-        cache_share=0.25,
-        layer_s=(120 * MICRO, 15 * MICRO),
-        token_s=(1500 * MICRO, 50 * MICRO),
-    ),
+    Backend.VULKAN: reading("llama.cpp on Vulkan"),
     Backend.CPU: CPU_READING,
 }
 _BACKENDS = {Vendor.NVIDIA: Backend.CUDA, Vendor.APPLE: Backend.METAL}  # of others: Vulkan
-# Operations per byte of bandwidth with a prompt.
-_NVIDIA: Capabilities = (
-    ((0, 0), (3, 60)),  # P40: 35
-    ((7, 0), (10, 80)),
-    ((7, 5), (20, 110)),
-    ((8, 0), (14, 55)),  # A100: 22 to 33
-    ((8, 6), (35, 110)),  # RTX 3090: 65 to 71; RTX A6000: 51
-    ((8, 7), (20, 150)),
-    ((8, 9), (50, 190)),  # RTX 4090: 106 to 154; RTX 4000 Ada: 67
-    ((9, 0), (15, 85)),  # H200: 27 to 54; H100 PCIe: 32 to 48
-    ((10, 0), (12, 120)),
-    ((12, 0), (45, 230)),
-    ((12, 1), (60, 350)),  # DGX Spark: little bandwidth for what it computes
-)
-_OTHERS: dict[Vendor, Range] = {
-    Vendor.AMD: (6, 100),  # RX 5700 XT 10, RX 7900 XTX 50, Radeon 8060S 49 to 70
-    Vendor.INTEL: (5, 90),  # Arc B580 58
-}
 
 
 def speed(
@@ -104,7 +68,7 @@ def sequence_run(
         machine=machine,
         cards=largest_cards(cards, len(setup.devices) or 1),
         reading=READING[Backend(bill.backend)],
-        flops_per_byte=_flops_per_byte,
+        flops_per_byte=partial(flops_per_byte, engine="llamacpp"),
         single_request=(load.sequences or 1) > 1,
     )
 
@@ -125,14 +89,6 @@ def _outside(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, flo
     if any(size >= head / 2 for size in devices.values()):
         return {**devices, **dict.fromkeys(host, 0.0)}
     return {**devices, **host}
-
-
-def _flops_per_byte(device: Device) -> Range | None:
-    if device.vendor is Vendor.APPLE:
-        return apple_flops_per_byte(device)
-    if device.vendor is Vendor.NVIDIA:
-        return nvidia_flops_per_byte(device, _NVIDIA)
-    return _OTHERS.get(device.vendor)
 
 
 def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from edgekit.bill.types import MemoryEstimate, Placement, Task
 from edgekit.bill.verdict import Speed
 from edgekit.engines.mlx.estimate import NAME
@@ -9,7 +11,7 @@ from edgekit.engines.mlx.placements import devices
 from edgekit.engines.speed import (
     METAL_READING,
     SequenceRun,
-    apple_flops_per_byte,
+    flops_per_byte,
     modelled_speed,
     speed_bound,
 )
@@ -27,7 +29,7 @@ def speed(
         machine=task.machine,
         cards=placement.cards,
         reading=METAL_READING,
-        flops_per_byte=apple_flops_per_byte,
+        flops_per_byte=partial(flops_per_byte, engine="mlx"),
         single_request=(task.load.sequences or 1) > 1,
     )
     return modelled_speed(run, filled)
