@@ -1,7 +1,7 @@
-"""Every limit on this process's memory -> whether one more buffer may be had, and whether to go on.
+"""Memory while something runs: `Monitor` guards this process, `MemoryProbe` measures any process.
 
-A buffer is reserved here before it is made. Beyond 85 % of any limit nothing more is given and work
-in progress stops: an error with numbers in it comes before the kernel's killer, which says nothing.
+A Monitor reserves a buffer before it is made. Beyond 85 % of any limit it refuses more and stops work in progress: an
+error with numbers comes before the kernel's out-of-memory killer, which does not explain itself.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from edgekit.errors import MemoryPressureError
 from edgekit.machine.host import group_limits, memory_groups, process_limits
+from edgekit.machine.surroundings import Surroundings
 from edgekit.machine.types import MemoryLimit
 from edgekit.units import MB, format_bytes
 
 BREAKER_PERCENT = 85
-CRITICAL_BYTES = 256 * MB  # of the whole machine: below it the next program that asks gets killed
+CRITICAL_BYTES = 256 * MB  # available on the machine: below it, programs get killed
 BUDGET = "memory budget"
 RESIDENT = "memory budget (all of this process)"
 
-_FRESH_S = 0.02  # how long a measurement counts for `check`, which is called between tiles
-_SMALL_BYTES = MB  # an event loop asks for the vectors of a few texts, and must not be held
-_COST_SHARE = 0.02  # and longer where measuring is slow: never more than this share of the time
+_FRESH_S = 0.02  # how long a measurement is used by `check`, which is called between tiles
+_COST_SHARE = 0.02  # longer if measuring is slow: it takes at most this share of the time
+_SMALL_BYTES = MB  # smaller requests use an old measurement: an event loop must not wait
 
-# What to do about a limit, by how its name begins.
+# What to do about a limit, by the begin of its name.
 _ADVICE = (
     (RESIDENT, "raise the budget, or use a process that holds less memory"),
     (BUDGET, "raise the budget, or embed fewer or shorter texts at a time"),
@@ -39,12 +42,12 @@ _ADVICE = (
 
 
 def usable_bytes(limit_bytes: int, breaker_percent: int = BREAKER_PERCENT) -> int:
-    """How much of a limit may be in use: what a plan may spend of a budget."""
+    """How much of a limit may be in use."""
     return limit_bytes * breaker_percent // 100
 
 
 class Reservation:
-    """Memory that was promised to somebody, until it is released: by hand, or at the end of a `with`."""
+    """Memory that is reserved until it is released, at the latest at the end of a `with` block."""
 
     __slots__ = ("_give_back", "size_bytes", "what")
 
@@ -52,15 +55,15 @@ class Reservation:
         self, what: str, size_bytes: int, give_back: Callable[[Reservation, int], None]
     ) -> None:
         self.what = what
-        self.size_bytes = size_bytes  # 0 when it was released
+        self.size_bytes = size_bytes  # 0 once it is released
         self._give_back = give_back
 
     def release(self) -> None:
-        """Twice is as good as once."""
+        """Idempotent."""
         self._give_back(self, 0)
 
     def shrink(self, size_bytes: int) -> None:
-        """Keeps so much of it, without asking again: what was built is in memory already."""
+        """Keeps `size_bytes` of it. They are not checked again: they are in memory already."""
         self._give_back(self, size_bytes)
 
     def __enter__(self) -> Self:
@@ -77,7 +80,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """What the machine said, and when."""
+    """A measurement, and how long it may be used."""
 
     limits: tuple[MemoryLimit, ...]
     available_bytes: int
@@ -85,7 +88,7 @@ class _Measured:
 
 
 class Monitor:
-    """Counts what is reserved, measures what is used, and says no in time. For any number of threads."""
+    """Counts reservations, measures what is in use, and refuses in time. Thread-safe."""
 
     def __init__(
         self,
@@ -96,21 +99,19 @@ class Monitor:
         critical_bytes: int = CRITICAL_BYTES,
         root: Path = Path("/"),
     ) -> None:
-        """`own_process`: the budget is for the whole process, interpreter and libraries included.
+        """`own_process`: the budget covers the whole process, with interpreter and libraries.
 
-        Otherwise it is for what is reserved here: a guest does not answer for its host.
-        The control groups are those of this moment; their limits are read again each time.
+        Otherwise it covers what is reserved here, as in a library that runs in another program.
         """
         self._budget_bytes = budget_bytes
         self._own_process = own_process
         self._percent = breaker_percent
         self._critical_bytes = critical_bytes
-        self._root = root
-        self._groups, _ = memory_groups(root)
+        self._probe = MemoryProbe(Surroundings(root=root))
         self._lock = threading.RLock()
         self._reserved_bytes = 0
         self._peak_bytes = 0
-        # The least that was ever in use under each limit: what others hold, at most.
+        # The least that was ever in use under each limit: an upper bound of what others use.
         self._least_used: dict[str, int] = {}
         self._measured = self._measure()
 
@@ -125,13 +126,13 @@ class Monitor:
 
     @property
     def limits(self) -> tuple[MemoryLimit, ...]:
-        """Every limit as it is now, the one with the least room first."""
+        """Every limit as it is now, the tightest first."""
         with self._lock:
             return tuple(sorted(self._limits(self._fresh()), key=self._room_bytes))
 
     @property
     def usable_bytes(self) -> int | None:
-        """What could be reserved now, below every breaker; None where nothing limits."""
+        """What could be reserved now; None without any limit."""
         rooms = [max(0, self._room_bytes(limit)) for limit in self.limits]
         return min(rooms, default=None)
 
@@ -140,11 +141,11 @@ class Monitor:
             return self._objection("", size_bytes, self._fresh()) is None
 
     def try_allocate(self, size_bytes: int, what: str) -> Reservation:
-        """Reserves it, or MemoryPressureError: who asked for how much, and what is in the way."""
+        """Raises MemoryPressureError, which says what is too much and why."""
         if size_bytes < 0:
             raise ValueError(f"{what}: a reservation of {size_bytes} bytes")
         with self._lock:
-            # What is reserved is counted to the byte; only what others use may be 20 ms old.
+            # Reservations are counted to the byte; only what others use may be 20 ms old.
             measured = self._recent() if size_bytes < _SMALL_BYTES else self._fresh()
             objection = self._objection(what, size_bytes, measured)
             if objection is not None:
@@ -153,13 +154,8 @@ class Monitor:
             self._peak_bytes = max(self._peak_bytes, self._reserved_bytes)
         return Reservation(what, size_bytes, self._give_back)
 
-    def is_critical(self) -> bool:
-        """Whether the whole machine is nearly out of memory."""
-        with self._lock:
-            return self._recent().available_bytes < self._critical_bytes
-
     def check(self) -> None:
-        """MemoryPressureError when work should stop. Cheap enough to be called between tiles."""
+        """Raises MemoryPressureError if work should stop. Cheap enough to be called between tiles."""
         with self._lock:
             objection = self._objection("", 0, self._recent())
         if objection is not None:
@@ -172,21 +168,33 @@ class Monitor:
             reservation.size_bytes = kept
 
     def _objection(self, what: str, size_bytes: int, measured: _Measured) -> str | None:
-        """Why so much more may not be had; None: it may."""
-        tightest = min(self._limits(measured), key=self._room_bytes, default=None)
-        if tightest is not None and self._room_bytes(tightest) < size_bytes:
-            return self._over_the_limit(what, size_bytes, tightest)
-        left = measured.available_bytes - size_bytes
-        if left < self._critical_bytes:
-            return self._too_little_left(what, size_bytes, measured.available_bytes)
+        """Why this much more may not be used; None if it may."""
+        need = f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
+        limit = min(self._limits(measured), key=self._room_bytes, default=None)
+        if limit is not None and self._room_bytes(limit) < size_bytes:
+            most = usable_bytes(limit.limit_bytes, self._percent)
+            advice = (advice for begin, advice in _ADVICE if limit.name.startswith(begin))
+            return (
+                f"{need}{format_bytes(limit.used_bytes)} of "
+                f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
+                f"{format_bytes(self._reserved_bytes)} of it reserved here, and the safety limit "
+                f"is {self._percent} % ({format_bytes(most)}); {next(advice, 'raise it')}"
+            )
+        if measured.available_bytes - size_bytes < self._critical_bytes:
+            return (
+                f"{need}the machine has {format_bytes(measured.available_bytes)} "
+                f"of memory available, and {format_bytes(self._critical_bytes)} must stay "
+                f"free for other programs ({format_bytes(self._reserved_bytes)} reserved "
+                "here); close some of them, or use a smaller memory budget"
+            )
         return None
 
     def _room_bytes(self, limit: MemoryLimit) -> int:
-        """Below its breaker; less than nothing when that is passed already."""
+        """What may still be used; negative if too much is in use already."""
         return usable_bytes(limit.limit_bytes, self._percent) - limit.used_bytes
 
     def _limits(self, measured: _Measured) -> Iterator[MemoryLimit]:
-        """With what is reserved: a reserved page may not have been touched, and so not measured."""
+        """Including reservations: a reserved page that has not been touched yet is not measured."""
         if self._budget_bytes is not None:
             yield MemoryLimit(
                 name=BUDGET, limit_bytes=self._budget_bytes, used_bytes=self._reserved_bytes
@@ -205,11 +213,8 @@ class Monitor:
         return self._measured
 
     def _measure(self) -> _Measured:
-        import psutil
-
         begin_s = time.monotonic()
-        groups, _ = group_limits(self._root, self._groups, cache_is_used=False)
-        limits = [*groups, *process_limits(self._root)]
+        limits = [*self._probe.limits()]
         if self._own_process and self._budget_bytes is not None:
             resident = psutil.Process().memory_info().rss
             limits.append(
@@ -218,7 +223,7 @@ class Monitor:
         for limit in limits:
             least = self._least_used.get(limit.name, limit.used_bytes)
             self._least_used[limit.name] = min(least, limit.used_bytes)
-        available_bytes = psutil.virtual_memory().available
+        available_bytes = self._probe.available_bytes()
         now_s = time.monotonic()
         return _Measured(
             limits=tuple(limits),
@@ -226,27 +231,20 @@ class Monitor:
             good_until_s=now_s + max(_FRESH_S, (now_s - begin_s) / _COST_SHARE),
         )
 
-    def _over_the_limit(self, what: str, size_bytes: int, limit: MemoryLimit) -> str:
-        most = usable_bytes(limit.limit_bytes, self._percent)
-        return (
-            f"{_asked(what, size_bytes)}{format_bytes(limit.used_bytes)} of "
-            f"{format_bytes(limit.limit_bytes)} ({limit.name}) is in use, "
-            f"{format_bytes(self._reserved_bytes)} of it reserved here, and the safety limit "
-            f"is {self._percent} % ({format_bytes(most)}); {_advice(limit.name)}"
-        )
 
-    def _too_little_left(self, what: str, size_bytes: int, available_bytes: int) -> str:
-        return (
-            f"{_asked(what, size_bytes)}the machine has {format_bytes(available_bytes)} "
-            f"of memory available, and {format_bytes(self._critical_bytes)} must stay "
-            f"free for other programs ({format_bytes(self._reserved_bytes)} reserved "
-            "here); close some of them, or use a smaller memory budget"
-        )
+class MemoryProbe:
+    """The limits on a process's memory, and what the machine has available."""
 
+    def __init__(self, here: Surroundings) -> None:
+        """The control groups are those of this moment; their limits are read again each time."""
+        self._here = here
+        self._groups, _ = memory_groups(here.root)
 
-def _asked(what: str, size_bytes: int) -> str:
-    return f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
+    def limits(self, process: int | str = "self") -> tuple[MemoryLimit, ...]:
+        """File pages do not count as used."""
+        groups, _ = group_limits(self._here.root, self._groups, cache_is_used=False)
+        return (*groups, *process_limits(self._here.root, process=process))
 
-
-def _advice(name: str) -> str:
-    return next((advice for begin, advice in _ADVICE if name.startswith(begin)), "raise it")
+    def available_bytes(self) -> int:
+        """Of the whole machine, without swapping."""
+        return int(self._here.psutil().virtual_memory().available)

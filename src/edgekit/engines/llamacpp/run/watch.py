@@ -1,4 +1,4 @@
-"""An engine at work -> stopped in order, with the reason, before something worse stops it without one."""
+"""Watches a running engine and stops it with a reason, before the system kills it without one."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.program import Ended, Resident
 from edgekit.errors import NotFoundError, SourceError
-from edgekit.machine.host import group_limits, memory_groups, process_limits
-from edgekit.machine.monitor import CRITICAL_BYTES
+from edgekit.machine.monitor import CRITICAL_BYTES, MemoryProbe
 from edgekit.machine.nvidia import find_nvidia, nvml_message
 from edgekit.machine.surroundings import Nvml, NvmlError, Surroundings
 from edgekit.machine.types import MemoryLimit
 from edgekit.units import MIB, format_bytes
 
 EVERY_S = 0.5
-LIMIT_PERCENT = 95  # of a limit, by what cannot be dropped: beyond it and rising, the end is near
-LITTLE_BYTES = 64 * MIB  # of a GPU: what the next request wants may not be there
+LIMIT_PERCENT = 95  # of a limit, in use by pages that cannot be dropped: stop if it still rises
+LITTLE_BYTES = 64 * MIB  # of a GPU: the next request may fail
 
-_LOOKS = 2  # a GPU is gone when it is twice in a row
+_LOOKS = 2  # a GPU is gone when two looks in a row say so
 
 
 class Watched(Protocol):
-    """An engine that is up, or loading."""
+    """An engine that is running or loading."""
 
     @property
     def launch(self) -> Launch: ...
@@ -49,9 +48,9 @@ def say_nothing(_: str) -> None:
 
 
 class Watch:
-    """Looks at memory, GPUs and the files behind the mapping twice a second, in a thread, for a `with` block.
+    """Looks at memory, GPUs and mapped files twice a second, in a thread, for a `with` block.
 
-    `warn` hears once of each thing that is wrong and does not end the engine.
+    `warn` is called once for each problem that does not end the engine.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Watch:
     ) -> None:
         self._reason = ""
         self._starved = False
-        self._is_lacking = False  # memory, and nothing else is wrong
+        self._is_lacking = False  # memory is the problem
         self._engine = engine
         self._warn = warn
         self._probes = probes or probes_of(engine.launch)
@@ -77,7 +76,7 @@ class Watch:
 
     @property
     def reason(self) -> str:
-        """Why it stopped the engine; empty: it did not."""
+        """Why it stopped the engine; empty if it did not."""
         self._settle()
         return self._reason
 
@@ -88,7 +87,7 @@ class Watch:
         return self._starved
 
     def _settle(self) -> None:
-        """Who ended an engine that has just ended is known when the thread is through."""
+        """Waits for the thread, which knows why an engine that has just ended did so."""
         if self._engine.poll() is not None and self._thread is not threading.current_thread():
             self._over.set()
             if self._thread.is_alive():
@@ -110,20 +109,20 @@ class Watch:
     def _watch(self) -> None:
         while self._engine.poll() is None:
             if why := self._look():
-                if self._engine.stop(why).why == why:  # else somebody was faster
+                if self._engine.stop(why).why == why:  # else another thread has stopped it
                     self._reason, self._starved = why, self._is_lacking
                 return
             if self._over.wait(self._every_s):
                 return
 
     def _look(self) -> str:
-        """Why to stop; empty: go on."""
+        """Why to stop; empty to continue."""
         for question in (self._files, self._system, self._limits, self._devices):
             try:
                 if why := question():
                     self._is_lacking = question in {self._system, self._limits}
                     return why
-            except Exception as error:  # noqa: BLE001 - a probe that fails must not end the watch over the others
+            except Exception as error:  # noqa: BLE001 - the other probes go on
                 self._once(f"{question.__name__.strip('_')} cannot be watched: {error}")
         return ""
 
@@ -194,22 +193,22 @@ def _is_over(limit: MemoryLimit) -> bool:
     return limit.used_bytes * 100 > limit.limit_bytes * LIMIT_PERCENT
 
 
-# --- the files behind a mapping
+# --- mapped files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileChange:
     path: Path
     what: str  # "was cut from 4,198,400 to 0 bytes"
-    fatal: bool = False  # the next page that is read ends the process that maps it
+    fatal: bool = False  # reading the missing part kills the process that maps it
 
 
 class MappedFiles:
-    """Held open, so that what was mapped can be told from what has its name now. Close it in the end."""
+    """Held open, to tell the mapped file from one that has its name now. Close it at the end."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        """NotFoundError, SourceError where one cannot be opened."""
-        self._lock = threading.Lock()  # a number that was closed may be another file's by now
+        """Raises NotFoundError or SourceError if one cannot be opened."""
+        self._lock = threading.Lock()  # a closed descriptor may already be another file's
         self._held: list[tuple[Path, int, os.stat_result]] = []
         try:
             for path in paths:
@@ -221,13 +220,13 @@ class MappedFiles:
         self.size_bytes = sum(before.st_size for _, _, before in self._held)
 
     def changes(self) -> tuple[FileChange, ...]:
-        """Since they were opened, the worst of each; none once they are closed."""
+        """Since they were opened: the worst change of each file; none once they are closed."""
         with self._lock:
             found = [_change(path, os.fstat(held), before) for path, held, before in self._held]
         return tuple(change for change in found if change is not None)
 
     def close(self) -> None:
-        """Twice is as good as once."""
+        """Idempotent."""
         with self._lock:
             while self._held:
                 os.close(self._held.pop()[1])
@@ -258,16 +257,15 @@ def _change(path: Path, now: os.stat_result, before: os.stat_result) -> FileChan
     return None
 
 
-# --- what is looked at: one callable each, so that a test can give its own
-
+# --- probes
 
 _DRIVER_S = 3.0  # for a driver to answer; a healthy one needs milliseconds
-_GONE = frozenset({6, 15, 16})  # nvml.h: not found, lost, reset wanted. Others only do not tell.
+_GONE = frozenset({6, 15, 16})  # nvml.h: not found, lost, reset required. Other errors say nothing.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedDevice:
-    """A GPU at this moment: what it has free, why it is gone, or why that is unknown."""
+    """A GPU at this moment: its free memory, why it is gone, or why that is unknown."""
 
     name: str
     free_bytes: int | None = None
@@ -277,60 +275,50 @@ class ProbedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    limits: Callable[
-        [int], tuple[MemoryLimit, ...]
-    ]  # on a process; file pages are not counted as used
-    available_bytes: Callable[[], int]  # of the whole machine, without swapping
+    """What is watched of an engine's process: one callable each, so that a test can pass its own."""
+
+    limits: Callable[[int], tuple[MemoryLimit, ...]]
+    available_bytes: Callable[[], int]
     devices: Callable[[], tuple[ProbedDevice, ...]]  # those that hold layers
 
 
 def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
-    """Of this machine, for an engine that was started so."""
+    """For an engine that was started like this."""
     here = here or Surroundings()
-    groups, _ = memory_groups(here.root)  # an engine stays in those of the one who started it
-
-    def limits(pid: int) -> tuple[MemoryLimit, ...]:
-        found, _ = group_limits(here.root, groups, cache_is_used=False)
-        return (*found, *process_limits(here.root, process=pid))
-
+    memory = MemoryProbe(
+        here
+    )  # an engine stays in the control groups of the process that started it
+    on_cuda = launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
+    # CUDA_VISIBLE_DEVICES and the like: ours, overridden by what the engine was given.
+    seen = replace(here, environment={**here.environment, **launch.environment})
     return Probes(
-        limits=limits,
-        available_bytes=lambda: int(here.psutil().virtual_memory().available),
-        devices=_Cards(_as_seen(launch, here)).look if _on_cuda(launch) else tuple,
+        limits=memory.limits,
+        available_bytes=memory.available_bytes,
+        devices=NvidiaProbe(seen).look if on_cuda else tuple,
     )
 
 
-def _as_seen(launch: Launch, here: Surroundings) -> Surroundings:
-    """CUDA_VISIBLE_DEVICES and the like: ours, and over it what the engine was given."""
-    return replace(here, environment={**here.environment, **launch.environment})
-
-
-def _on_cuda(launch: Launch) -> bool:
-    return launch.setup.backend is Backend.CUDA and launch.setup.n_gpu_layers > 0
-
-
 @dataclass(slots=True)
-class _Cards:
-    """NVIDIA's cards, asked in a thread: a driver that hangs must not keep us from looking at the rest."""
+class NvidiaProbe:
+    """NVIDIA's GPUs, queried in a thread: a driver that hangs must not block the other probes."""
 
     here: Surroundings
     _nvml: Nvml | None = None
     _indexes: tuple[int, ...] = ()
-    _asked: threading.Thread | None = None
+    _query: threading.Thread | None = None
     _answers: queue.SimpleQueue[tuple[ProbedDevice, ...]] = field(default_factory=queue.SimpleQueue)
 
     def look(self) -> tuple[ProbedDevice, ...]:
-        if self._asked is None or not self._asked.is_alive():
-            self._asked = threading.Thread(target=self._ask, name="edgekit-nvml", daemon=True)
-            self._asked.start()
+        if self._query is None or not self._query.is_alive():
+            self._query = threading.Thread(
+                target=lambda: self._answers.put(self._all()), name="edgekit-nvml", daemon=True
+            )
+            self._query.start()
         try:
             return self._answers.get(timeout=_DRIVER_S)
         except queue.Empty:
             silent = f"no answer for {_DRIVER_S:g} s"
             return (ProbedDevice(name="the NVIDIA driver", silent=silent),)
-
-    def _ask(self) -> None:
-        self._answers.put(self._all())
 
     def _all(self) -> tuple[ProbedDevice, ...]:
         try:
@@ -343,20 +331,18 @@ class _Cards:
                 nvml = self.here.nvml()
                 nvml("nvmlInit")
                 self._nvml = nvml
-            return tuple(_card(self._nvml, index) for index in self._indexes)
+            return tuple(_gpu(self._nvml, index) for index in self._indexes)
         except NvmlError as error:
             return (ProbedDevice(name="the NVIDIA driver", silent=nvml_message(error.code)),)
 
 
-def _card(nvml: Nvml, index: int) -> ProbedDevice:
+def _gpu(nvml: Nvml, index: int) -> ProbedDevice:
     name = f"GPU {index}"
     try:
         memory: Any = nvml("nvmlDeviceGetMemoryInfo", nvml("nvmlDeviceGetHandleByIndex", index))
     except NvmlError as error:
         why = nvml_message(error.code)
-        return (
-            ProbedDevice(name=name, gone=why)
-            if error.code in _GONE
-            else ProbedDevice(name=name, silent=why)
-        )
+        if error.code in _GONE:
+            return ProbedDevice(name=name, gone=why)
+        return ProbedDevice(name=name, silent=why)
     return ProbedDevice(name=name, free_bytes=int(memory.free))
