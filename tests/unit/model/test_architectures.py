@@ -46,7 +46,7 @@ def test_no_name_has_two_records(format_: str) -> None:
     assert [name for name, count in counts.items() if count > 1] == []
 
 
-def test_every_name_that_gguf_py_knows_has_rules_or_a_reason() -> None:
+def test_every_architecture_of_gguf_py_is_known() -> None:
     known = set(gguf.MODEL_ARCH_NAMES.values())
     assert len(known) > 100
     # clip's second name there is that of a projector too.
@@ -101,19 +101,19 @@ def test_defaults_are_hyperparameters() -> None:
     assert words <= SPELLINGS.keys()
 
 
-def test_no_name_of_a_gguf_with_its_own_tensors_is_a_model_type() -> None:
+def test_gguf_names_with_their_own_tensors_are_not_model_types() -> None:
     own = [record for record in records() if "gguf_tensors" in record]
     assert own
     assert all(not names(gguf=False) & set(record["gguf"]) for record in own)
 
 
-def test_the_file_is_laid_out_by_the_tool() -> None:
+def test_architectures_json_is_formatted_by_the_tool() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert laid_out(json.loads(text)) == text
 
 
 @pytest.mark.parametrize("text", [b"", b'{"records": [', b"{}"])
-def test_a_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+def test_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
     monkeypatch.setattr(reading, "get_data", lambda *_: text)
     with pytest.raises(
         EdgekitError, match=r"installation .* damaged: architectures.json .* install it again"
@@ -131,6 +131,6 @@ def test_a_damaged_file_is_reported(monkeypatch: pytest.MonkeyPatch, text: bytes
         ({"sublayers": "two"}, "'two' is not of type int"),
     ],
 )
-def test_a_damaged_record_is_reported(section: dict[str, Any], what: str) -> None:
+def test_damaged_record_is_reported(section: dict[str, Any], what: str) -> None:
     with pytest.raises(EdgekitError, match=f"damaged: architectures.json, made-up: .*{what}"):
         read_section(Architecture, section, RULES, where="made-up")

@@ -75,7 +75,7 @@ def widths(geometry: ModelGeometry) -> list[int]:
 
 
 # Feed-forwards.
-def test_recurrent_gemma_states_gate_and_up_together_and_one_cycle_of_layers() -> None:
+def test_recurrent_gemma_states_gate_plus_up_and_one_cycle() -> None:
     geometry = of("recurrent_gemma", attention_window_size=16, num_hidden_layers=5)
     assert widths(geometry) == [128 // 2] * 5
     assert spans(geometry) == "RRWRR"
@@ -101,7 +101,7 @@ GRANITE = {
 }
 
 
-def test_a_granite_hybrid_without_experts_is_as_wide_as_its_shared_one() -> None:
+def test_granite_hybrid_without_experts_has_the_shared_width() -> None:
     dense = of("granitemoehybrid", **GRANITE, num_local_experts=0)
     assert widths(dense) == [96] * 4
     routed = of("granitemoehybrid", **GRANITE, num_local_experts=4, num_experts_per_tok=2)
@@ -110,19 +110,19 @@ def test_a_granite_hybrid_without_experts_is_as_wide_as_its_shared_one() -> None
     assert spans(of("granitemoehybrid", **{**GRANITE, "layer_types": None})) == "RRRR"
 
 
-def test_arctic_has_a_dense_half_as_wide_as_the_model_beside_its_experts() -> None:
+def test_arctic_has_a_dense_part_as_wide_as_the_model() -> None:
     geometry = of("arctic", num_local_experts=4, num_experts_per_tok=2, moe_layer_frequency=2)
     assert widths(geometry) == [128, 64, 128, 64]
     assert [layer.experts is not None for layer in geometry.layers] == [False, True, False, True]
 
 
-def test_grok_2_has_a_dense_half_beside_its_experts() -> None:
+def test_grok_2_has_a_dense_part_and_experts() -> None:
     mixed = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     assert widths(of("grok-1", **mixed)) == [0] * 4
     assert widths(of("grok-1", **mixed, residual_moe=True)) == [128] * 4
 
 
-def test_openelm_has_a_ratio_for_each_layer() -> None:
+def test_openelm_has_a_ratio_per_layer() -> None:
     geometry = of(
         "openelm",
         intermediate_size=...,
@@ -145,14 +145,14 @@ def test_lille_rounds_eight_thirds_to_the_nearest_256() -> None:
     assert widths(geometry) == [1792] * 4  # 640 x 8 / 3 = 1706
 
 
-def test_a_layer_that_has_neither_experts_nor_a_width_is_refused() -> None:
+def test_layer_without_experts_or_width_is_refused() -> None:
     with pytest.raises(UnknownArchitectureError, match="feed_forward"):
         of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=1)
     every = of("deepseek_v3", **MLA, **EXPERTS, intermediate_size=..., first_k_dense_replace=0)
     assert all(layer.experts is not None for layer in every.layers)
 
 
-def test_phixtrals_experts_are_four_times_the_model() -> None:
+def test_phixtral_experts_are_four_times_hidden() -> None:
     geometry = of("phi-msft", intermediate_size=..., num_local_experts=4, num_experts_per_tok=2)
     experts = geometry.layers[0].experts
     assert experts is not None
@@ -165,7 +165,7 @@ def test_plamo_shares_each_kv_head_among_eight() -> None:
     assert kv_heads(of("plamo", num_key_value_heads=..., n_shared_head=4)) == [2] * 4
 
 
-def test_mimo_doubles_the_kv_heads_of_sliding_layers() -> None:
+def test_mimo_has_twice_the_kv_heads_in_sliding_layers() -> None:
     mimo = {**EXPERTS, "num_experts": ..., "n_routed_experts": 4, "sliding_window": 16}
     plain = of("mimo_v2_flash", **mimo, num_hidden_layers=7, head_dim=8, v_head_dim=4)
     assert spans(plain) == "FWWWWFW"
@@ -177,7 +177,7 @@ def test_mimo_doubles_the_kv_heads_of_sliding_layers() -> None:
     assert (spans(stated), kv_heads(stated)) == ("FWWF", [2, 8, 8, 2])
 
 
-def test_laguna_has_its_own_heads_in_each_layer() -> None:
+def test_laguna_has_heads_per_layer() -> None:
     geometry = of(
         "laguna",
         **EXPERTS,
@@ -190,7 +190,7 @@ def test_laguna_has_its_own_heads_in_each_layer() -> None:
     assert spans(geometry) == "FFFF"  # all are full where no list says otherwise
 
 
-def test_olmo_hybrid_queries_carry_no_gate() -> None:
+def test_olmo_hybrid_queries_have_no_gate() -> None:
     delta = {
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
@@ -236,7 +236,7 @@ def test_afm_reads_the_last_owners_cache() -> None:
     assert last.source_layer == 2
 
 
-def test_iquests_second_round_keeps_a_short_window() -> None:
+def test_iquest_second_round_has_a_short_window() -> None:
     geometry = of("iquestloopcoder")
     assert (spans(geometry), geometry.loops) == ("FFFFWWWW", 2)
     mixer = geometry.layers[4].mixer
@@ -244,7 +244,7 @@ def test_iquests_second_round_keeps_a_short_window() -> None:
     assert mixer.span_tokens == 64
 
 
-def test_baichuan_m1_keeps_the_last_keys_and_values_of_a_convolution() -> None:
+def test_baichuan_m1_stores_the_tail_of_its_convolution() -> None:
     geometry = of(
         "baichuan_m1",
         sliding_window=16,
@@ -273,7 +273,9 @@ def test_baichuan_m1_keeps_the_last_keys_and_values_of_a_convolution() -> None:
         ("minimax", {"num_local_experts": 4, "num_experts_per_tok": 2}, "FRFR"),
     ],
 )
-def test_layers_that_no_list_names(model_type: str, changes: dict[str, Any], expected: str) -> None:
+def test_layers_without_a_list_of_types(
+    model_type: str, changes: dict[str, Any], expected: str
+) -> None:
     assert spans(of(model_type, sliding_window=16, **changes)) == expected
 
 
@@ -286,7 +288,7 @@ PLAMO2 = {
 }
 
 
-def test_plamo_2_convolves_its_inner_width_alone() -> None:
+def test_plamo_2_convolves_only_its_inner_width() -> None:
     geometry = of("plamo2", **PLAMO2)
     assert spans(geometry) == "RFRFRF"
     mixer = geometry.layers[0].mixer
@@ -323,13 +325,13 @@ def test_bailing_hybrids_of_both_generations(
     assert (mixer.cell, sum(s.elements for s in mixer.states)) == (cell, states)
 
 
-def test_ring_linear_has_keys_and_values_where_it_attends() -> None:
+def test_ring_linear_caches_only_in_attention_layers() -> None:
     geometry = of("bailing_moe_linear", **EXPERTS, head_dim=8, layer_group_size=2)
     assert spans(geometry) == "RFRF"
     assert sum(s.elements for s in geometry.layers[1].mixer.streams) == 2 * 2 * 8
 
 
-def test_gear_convolves_keys_and_values_in_the_place_of_attention() -> None:
+def test_gear_convolves_keys_and_values_instead_of_attention() -> None:
     kinds = ["conv_mixer", "sliding_attention", "conv_mixer", "full_attention"]
     geometry = of("gear", head_dim=8, sliding_window=16, conv_L_cache=3, layer_types=kinds)
     assert spans(geometry) == "RWRF"
@@ -337,11 +339,11 @@ def test_gear_convolves_keys_and_values_in_the_place_of_attention() -> None:
 
 
 @pytest.mark.parametrize("name", ["paddleocr_vl_text", "ernie4_5_vl_moe_text", "muse_glimmer_text"])
-def test_language_models_of_picture_models_have_rows_of_their_own(name: str) -> None:
+def test_language_models_of_vision_models_are_known(name: str) -> None:
     assert name in names(gguf=False)
 
 
-def test_llama_cpp_names_without_windows_of_their_own_list_them() -> None:
+def test_windows_of_architectures_that_list_them_in_a_gguf() -> None:
     keys = {
         "general.architecture": "spark2_5",
         "spark2_5.block_count": 3,
@@ -356,7 +358,7 @@ def test_llama_cpp_names_without_windows_of_their_own_list_them() -> None:
 
 
 # Tensors.
-def test_longcat_has_tables_for_the_tokens_before() -> None:
+def test_longcat_has_tables_for_preceding_tokens() -> None:
     latent = {**MLA, "num_layers": 2, "ffn_hidden_size": 128, "expert_ffn_hidden_size": 32}
     count = parameters(
         "longcat_flash_ngram",
@@ -378,14 +380,14 @@ def test_ernie_vl_has_a_second_set_of_experts() -> None:
     assert count == 3 * 4 * (32 + 16) * 64  # the first layer is dense
 
 
-def test_grove_experts_share_small_ones_in_pairs() -> None:
+def test_grove_experts_share_small_experts_in_pairs() -> None:
     count = parameters(
         "grove_moe", TensorRole.EXPERT_UP, **EXPERTS, parallel_expert_intermediate_size=8
     )
     assert count == 4 * (4 * 32 * 64 + 2 * 8 * 64)
 
 
-def test_opts_embedding_may_be_narrower_than_its_layers() -> None:
+def test_opt_embedding_may_be_narrower_than_its_layers() -> None:
     narrow = {"word_embed_proj_dim": 32, "ffn_dim": 128, "do_layer_norm_before": False}
     assert parameters("opt", TensorRole.EMBEDDING, **narrow) == 1000 * 32
     assert parameters("opt", TensorRole.EMBEDDING_IN, **narrow) == 64 * 32
@@ -393,13 +395,13 @@ def test_opts_embedding_may_be_narrower_than_its_layers() -> None:
     assert parameters("opt", TensorRole.EMBEDDING_OUT) == 0
 
 
-def test_talkie_has_gains_in_the_place_of_norms() -> None:
+def test_talkie_has_gains_instead_of_norms() -> None:
     assert parameters("talkie", TensorRole.NORM) == 0
     assert parameters("talkie", TensorRole.SCALE) == 4 * (8 + 3) + 1
 
 
 # What config.json leaves out.
-def test_a_text_config_without_its_defaults_is_read_as_the_library_reads_it() -> None:
+def test_library_defaults_of_a_text_config() -> None:
     text = {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 4}
     geometry = read_geometry(config_header({"model_type": "qwen3_5_moe", "text_config": text}))
     experts = geometry.layers[0].experts
@@ -409,7 +411,7 @@ def test_a_text_config_without_its_defaults_is_read_as_the_library_reads_it() ->
     assert "shared_feed_forward" in geometry.because
 
 
-def test_a_file_may_leave_out_only_what_is_not_its_own() -> None:
+def test_hidden_size_has_no_library_default() -> None:
     small = of("qwen3")
     mixer = small.layers[0].mixer
     assert isinstance(mixer, Attention)
@@ -418,16 +420,16 @@ def test_a_file_may_leave_out_only_what_is_not_its_own() -> None:
         of("qwen3", hidden_size=...)
 
 
-def test_a_null_is_said_outright() -> None:
+def test_null_overrides_the_library_default() -> None:
     assert spans(of("mistral")) == "WWWW"  # the library's window
     assert spans(of("mistral", sliding_window=None)) == "FFFF"
 
 
-def test_a_default_that_does_not_fit_is_not_taken() -> None:
+def test_kv_heads_default_that_does_not_divide_is_ignored() -> None:
     assert kv_heads(of("qwen2", num_key_value_heads=...)) == [8] * 4  # the library's is 32
 
 
-def test_library_defaults_of_what_every_config_states_count_in_a_section_only() -> None:
+def test_some_library_defaults_apply_only_to_nested_sections() -> None:
     qwen3 = architecture_of("qwen3", gguf=False)
     assert qwen3 is not None
     assert qwen3.defaults(nested=True)["layers"] == 32
@@ -449,7 +451,7 @@ KIMI: dict[str, Any] = {
 }
 
 
-def test_kimi_k3_has_whole_gates_and_looks_back_at_its_blocks() -> None:
+def test_kimi_k3_has_full_gates_and_block_residuals() -> None:
     linear = {**KIMI["linear_attn_config"], "use_full_rank_gate": True}
     said = {"mla_use_output_gate": True, "attn_res_block_size": 2, "latent_moe_use_norm": True}
     more = {**KIMI, **said, "linear_attn_config": linear}

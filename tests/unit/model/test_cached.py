@@ -41,7 +41,7 @@ def test_cached_by_makes_one_result_per_key() -> None:
     assert len(cached) == 2
 
 
-def test_cached_does_not_remember_a_failure() -> None:
+def test_cached_does_not_store_a_failure() -> None:
     once: Cached[int] = Cached()
     by: CachedBy[str, int] = CachedBy()
     with pytest.raises(ValueError):

@@ -29,14 +29,16 @@ from edgekit.formats.types import Quantization, Tensor
         (8, 32, "mxfp8", 8 + 8 / 32),
     ],
 )
-def test_a_group_shares_its_scale(bits: int, group_size: int, mode: str, expected: float) -> None:
+def test_effective_bits_includes_the_scale(
+    bits: int, group_size: int, mode: str, expected: float
+) -> None:
     assert effective_bits(bits, group_size, mode) == expected
 
 
 @pytest.mark.parametrize(
     ("bits", "group", "mode"), [(4, 0, "affine"), (0, 64, "affine"), (4, 64, "x")]
 )
-def test_senseless_settings_are_refused(bits: int, group: int, mode: str) -> None:
+def test_effective_bits_refuses_invalid_settings(bits: int, group: int, mode: str) -> None:
     with pytest.raises(HeaderError):
         effective_bits(bits, group, mode)
 
@@ -200,7 +202,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], Quantization | None]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_how_configs_say_it(name: str) -> None:
+def test_read_quantization_of_configs(name: str) -> None:
     config, expected = CONFIGS[name]
     assert read_quantization(config) == expected
 
@@ -224,17 +226,19 @@ def test_how_configs_say_it(name: str) -> None:
         ({}, None),
     ],
 )
-def test_the_file_beside_the_config(extra: dict[str, Any], expected: Quantization | None) -> None:
+def test_read_quantization_of_the_quantisers_file(
+    extra: dict[str, Any], expected: Quantization | None
+) -> None:
     assert read_quantization({}, extra) == expected
 
 
-def test_the_config_goes_before_the_file_beside_it() -> None:
+def test_read_quantization_prefers_the_config() -> None:
     found = read_quantization({"quantization": {"bits": 4, "group_size": 64}}, {"bits": 8})
     assert found is not None
     assert found.bits == 4
 
 
-def test_every_public_config_is_read() -> None:
+def test_read_quantization_of_every_public_config() -> None:
     folder = TRUTH / "configs"
     if not folder.is_dir():
         pytest.skip(
@@ -377,31 +381,31 @@ COUNTS: dict[str, tuple[Quantization | None, list[Tensor], int | None]] = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_weights_are_counted_not_numbers(name: str) -> None:
+def test_count_weights_of_packed_tensors(name: str) -> None:
     quantization, tensors, expected = COUNTS[name]
     assert count_weights(tensors, quantization) == expected
 
 
-def test_one_tensor_alone() -> None:
+def test_count_weights_of_one_tensor() -> None:
     packed = make("q.weight", "U32", 10, 8)
     assert count_weights([packed], MLX4) == 640
     assert count_weights([packed], None) == 80
 
 
-def test_hostile_bits_do_not_divide() -> None:
+def test_count_weights_with_invalid_bits() -> None:
     for bits in (0, -1, "many", None, 4.5, 2**70, True):
         setting = Q(method="affine", bits=4, mlx=True, overrides=(("q", {"bits": bits}),))
         assert count_weights([make("q.weight", "U32", 10, 8)], setting) is None
 
 
 @pytest.mark.parametrize("bits", [4, 4.0, "4"])
-def test_four_bits_may_be_spelled_three_ways(bits: object) -> None:
+def test_bits_may_be_int_float_or_text(bits: object) -> None:
     found = read_quantization({"quantization_config": {"quant_method": "gptq", "bits": bits}})
     assert found is not None
     assert count_weights([make("q.qweight", "I32", 10, 8)], found) == 640
 
 
-def test_bits_that_differ_by_pattern_are_told_by_the_scales() -> None:
+def test_count_weights_by_scales_if_bits_differ_by_pattern() -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {".*q": {"bits": 8}}}
     found = read_quantization({"quantization_config": config})
     packed, scales = make("q.qweight", "I32", 16, 8), make("q.scales", "F16", 2, 8)
@@ -409,7 +413,7 @@ def test_bits_that_differ_by_pattern_are_told_by_the_scales() -> None:
     assert count_weights([packed], found) is None
 
 
-def test_groups_of_different_bits_are_told_by_the_scales() -> None:
+def test_count_weights_by_scales_if_groups_differ() -> None:
     groups = {
         name: {"weights": {"num_bits": bits, "group_size": 32}}
         for name, bits in (("a", 4), ("b", 8))

@@ -62,7 +62,7 @@ VALUES: tuple[tuple[str, int, Any], ...] = (
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_all_value_types_in_both_byte_orders(order: str) -> None:
+def test_read_gguf_reads_every_value_type_in_both_byte_orders(order: str) -> None:
     keys = [key(name, kind, value, order) for name, kind, value in VALUES]
     lists = [key(f"{name}s", ARRAY, (kind, [value, value]), order) for name, kind, value in VALUES]
     file = read(gguf(keys + lists, order=order))
@@ -74,7 +74,7 @@ def test_all_value_types_in_both_byte_orders(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", [oracle.GGUFEndian.LITTLE, oracle.GGUFEndian.BIG])
-def test_a_file_that_gguf_py_wrote(tmp_path: Path, order: oracle.GGUFEndian) -> None:
+def test_read_gguf_agrees_with_gguf_py(tmp_path: Path, order: oracle.GGUFEndian) -> None:
     path = tmp_path / "model.gguf"
     writer = oracle.GGUFWriter(path, "llama", endianess=order)
     writer.add_block_count(2)
@@ -98,16 +98,16 @@ def test_a_file_that_gguf_py_wrote(tmp_path: Path, order: oracle.GGUFEndian) -> 
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_versions_2_and_3_have_one_layout(version: int) -> None:
+def test_read_gguf_reads_versions_2_and_3(version: int) -> None:
     assert read(gguf(ARCHITECTURE, version=version)).version == version
 
 
-def test_a_vocabulary_without_tensors_is_a_file() -> None:
+def test_read_gguf_reads_a_vocabulary_without_tensors() -> None:
     file = read(gguf(ARCHITECTURE))
     assert (file.tensors, file.tensor_count, file.complete) == ((), 0, True)
 
 
-def test_quantised_rows_and_zero_dimensions() -> None:
+def test_tensor_sizes_of_quantised_rows_and_zero_dimensions() -> None:
     tensors = [
         entry("q", [512, 3], Q4_K, 0),
         entry("none", [32, 0], F32, 512 // 256 * 144 * 3),
@@ -122,7 +122,7 @@ def test_quantised_rows_and_zero_dimensions() -> None:
     ]
 
 
-def test_the_alignment_key_moves_the_data() -> None:
+def test_general_alignment_moves_the_data() -> None:
     head = gguf([*ARCHITECTURE, key("general.alignment", UINT32, 4096)], [entry("t", [8], F32, 0)])
     file = read(head, size_bytes=4096 + 32)
     assert file.tensors is not None
@@ -130,7 +130,7 @@ def test_the_alignment_key_moves_the_data() -> None:
 
 
 @pytest.mark.parametrize("file", [models()[0], models()[-1]], ids=lambda model: str(model["model"]))
-def test_a_header_reader_reads_the_header(file: dict[str, Any]) -> None:
+def test_read_gguf_never_reads_the_weights(file: dict[str, Any]) -> None:
     """Not a byte of the weights: the furthest byte asked for is the directory's last."""
     header = header_bytes(file["header_without_vocabulary"])
     source = BytesSource(header, size_bytes=padded(len(header)) + file["data_section_bytes"])
@@ -144,7 +144,7 @@ def test_a_header_reader_reads_the_header(file: dict[str, Any]) -> None:
 # --- what is kept, and what is only counted
 
 
-def test_small_arrays_are_kept_and_large_ones_counted() -> None:
+def test_small_arrays_are_stored_and_large_ones_counted() -> None:
     small, large = [1] * limits.STORED_NUMBERS, [1] * (limits.STORED_NUMBERS + 1)
     file = read(
         gguf(
@@ -159,7 +159,7 @@ def test_small_arrays_are_kept_and_large_ones_counted() -> None:
     assert file.arrays == {"large": ArrayFact(element="int32", count=1025)}
 
 
-def test_the_tokenizer_is_never_held() -> None:
+def test_tokenizer_arrays_are_counted_not_stored() -> None:
     file = read(
         gguf(
             [
@@ -176,7 +176,7 @@ def test_the_tokenizer_is_never_held() -> None:
     }
 
 
-def test_string_arrays_with_many_or_long_entries_are_counted() -> None:
+def test_string_arrays_with_many_or_long_entries_are_counted_not_stored() -> None:
     many, long = ["x"] * (limits.STORED_STRINGS + 1), ["x", "y" * (limits.STORED_ENTRY_BYTES + 1)]
     file = read(
         gguf(
@@ -194,21 +194,21 @@ def test_string_arrays_with_many_or_long_entries_are_counted() -> None:
     }
 
 
-def test_a_string_longer_than_64_kib_is_noted_not_kept() -> None:
+def test_strings_over_64_kib_are_noted_not_stored() -> None:
     longest, longer = "x" * 65_536, "x" * 65_537
     file = read(gguf([key("longest", STRING, longest), key("longer", STRING, longer)]))
     assert file.keys == {"longest": longest}
     assert file.long_strings == {"longer": 65_537}
 
 
-def test_kept_values_share_one_budget() -> None:
+def test_stored_values_share_one_limit() -> None:
     keys = [key(f"k{index:03}", STRING, "x" * 65_536) for index in range(70)]
     file = read(gguf(keys))
     assert len(file.keys) == limits.STORED_BYTES // 65_536
     assert len(file.keys) + len(file.long_strings) == 70
 
 
-def test_a_broken_letter_in_a_value_is_replaced() -> None:
+def test_invalid_utf8_in_a_value_is_replaced() -> None:
     assert read(gguf([key("general.author", STRING, b"Ren\xe9")])).keys == {
         "general.author": "Ren\ufffd"
     }
@@ -299,7 +299,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_gets_one_sentence(name: str) -> None:
+def test_read_gguf_names_the_fault_of_a_broken_file(name: str) -> None:
     data, sentence = WRONG[name]
     with pytest.raises(HeaderError, match=sentence) as caught:
         read_gguf(BytesSource(data, name="file.gguf"))
@@ -309,7 +309,7 @@ def test_a_wrong_file_gets_one_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "sentence"), [(31, "was removed"), (99, r"formats/dtype\.py")])
-def test_a_tensor_type_without_a_row(kind: int, sentence: str) -> None:
+def test_unknown_tensor_type_is_an_error(kind: int, sentence: str) -> None:
     with pytest.raises(UnknownDtypeError, match=f"tensor 't'.*{sentence}"):
         read(gguf([], [entry("t", [32], kind, 0)]))
 
@@ -322,13 +322,13 @@ def test_a_tensor_type_without_a_row(kind: int, sentence: str) -> None:
         (gguf([key("k" * 1_025, UINT8, 0)]), limits.KEY_BYTES),
     ],
 )
-def test_a_limit_carries_its_numbers(data: bytes, limit: int) -> None:
+def test_header_limit_error_has_value_and_limit(data: bytes, limit: int) -> None:
     with pytest.raises(HeaderLimitError) as caught:
         read(data)
     assert (caught.value.value, caught.value.limit) == (limit + 1, limit)
 
 
-def test_a_header_over_100_mb_is_refused_without_reading_it() -> None:
+def test_header_over_100_mb_is_refused_without_reading_it() -> None:
     data = gguf([text("a") + struct.pack("<IIQ", ARRAY, UINT64, 12_500_001)])
     source = BytesSource(data, size_bytes=10**9)
     with pytest.raises(HeaderLimitError, match="header length"):
@@ -356,7 +356,7 @@ def read_split(*parts: bytes) -> Any:
     return read_header(model_files(*sources))
 
 
-def test_shards_are_one_model(tmp_path: Path) -> None:
+def test_shards_are_joined_to_one_header(tmp_path: Path) -> None:
     parts = shards(tmp_path)
     header = read_split(*parts)
     assert header.keys["llama.block_count"] == 2
@@ -370,12 +370,12 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     assert header.file_bytes == sum(map(len, parts))
 
 
-def test_one_shard_alone_says_what_is_missing(tmp_path: Path) -> None:
+def test_missing_shards_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(HeaderError, match="shard 1 of 3, but 1 were found"):
         read_split(shards(tmp_path)[0])
 
 
-def test_a_shard_given_twice_or_in_the_wrong_place(tmp_path: Path) -> None:
+def test_shard_given_twice_or_out_of_order_is_an_error(tmp_path: Path) -> None:
     a, b, c = shards(tmp_path)
     with pytest.raises(
         HeaderError, match=r"2\.gguf: shard 3 was expected here, but the file is shard 2"
@@ -385,7 +385,7 @@ def test_a_shard_given_twice_or_in_the_wrong_place(tmp_path: Path) -> None:
         read_split(a, c, b)
 
 
-def test_a_whole_file_among_shards(tmp_path: Path) -> None:
+def test_file_without_a_shard_number_among_shards_is_an_error(tmp_path: Path) -> None:
     a, b, _ = shards(tmp_path)
     with pytest.raises(HeaderError, match="but the file is not a shard"):
         read_split(a, b, gguf(ARCHITECTURE))
@@ -411,7 +411,7 @@ def split_keys(number: int, *, count: int = 2, tensors: int = 2) -> list[bytes]:
         (gguf(split_keys(1)), "the shards have 1 tensors, but the first shard lists 2"),
     ],
 )
-def test_shards_that_do_not_belong_together(second: bytes, sentence: str) -> None:
+def test_shards_of_different_models_are_an_error(second: bytes, sentence: str) -> None:
     first = gguf([*ARCHITECTURE, *split_keys(0)], [ONE], data_bytes=128)
     with pytest.raises(HeaderError, match=sentence):
         read_split(first, second)
@@ -448,7 +448,7 @@ def llama3() -> tuple[bytes, int]:
     return data, len(data) + 291 * 2048
 
 
-def test_a_remote_header_takes_few_requests_and_little_more_than_itself(
+def test_remote_header_takes_few_requests_and_little_extra(
     llama3: tuple[bytes, int],
 ) -> None:
     data, size = llama3
@@ -462,7 +462,7 @@ def test_a_remote_header_takes_few_requests_and_little_more_than_itself(
     assert starts == [0, *(end for _, end in source.requests[:-1])]  # appended, never from 0 again
 
 
-def test_the_architecture_of_a_remote_file_is_one_request(llama3: tuple[bytes, int]) -> None:
+def test_architecture_of_a_remote_file_takes_one_request(llama3: tuple[bytes, int]) -> None:
     data, size = llama3
     source = GrowingSource(data, size_bytes=size)
     file = read_gguf(source, Depth.ARCHITECTURE)
@@ -474,14 +474,14 @@ def test_the_architecture_of_a_remote_file_is_one_request(llama3: tuple[bytes, i
     assert file.tensor_count == 291
 
 
-def test_a_local_file_is_always_read_whole(llama3: tuple[bytes, int]) -> None:
+def test_local_header_is_always_read_to_its_end(llama3: tuple[bytes, int]) -> None:
     data, size = llama3
     file = read_gguf(BytesSource(data, size_bytes=size), Depth.ARCHITECTURE)
     assert file.complete
     assert file.keys["general.file_type"] == 15
 
 
-def test_an_architecture_that_lies_behind_the_vocabulary_is_fetched() -> None:
+def test_architecture_after_the_vocabulary_is_fetched() -> None:
     words = ["x" * 100] * 10_000
     data = gguf([key("tokenizer.ggml.tokens", ARRAY, (STRING, words)), *ARCHITECTURE])
     source = GrowingSource(data)
@@ -490,7 +490,7 @@ def test_an_architecture_that_lies_behind_the_vocabulary_is_fetched() -> None:
     assert len(source.requests) > 1
 
 
-def test_keys_of_the_architecture_behind_something_long_are_fetched() -> None:
+def test_architecture_keys_after_a_long_value_are_fetched() -> None:
     filler = key("llama.notes", ARRAY, (UINT8, [0] * 600_000))
     last = key("llama.attention.head_count_kv", UINT32, 2)
     source = GrowingSource(gguf([*ARCHITECTURE, filler, last]))
@@ -498,7 +498,7 @@ def test_keys_of_the_architecture_behind_something_long_are_fetched() -> None:
     assert len(source.requests) > 1
 
 
-def test_a_directory_that_lies_beyond_the_first_request_is_left_there() -> None:
+def test_directory_beyond_the_first_request_is_not_fetched() -> None:
     filler = key("tokenizer.notes", ARRAY, (UINT8, [0] * 524_288))
     source = GrowingSource(gguf([*ARCHITECTURE, filler], [ONE], data_bytes=128))
     file = read_gguf(source, Depth.ARCHITECTURE)
@@ -506,7 +506,7 @@ def test_a_directory_that_lies_beyond_the_first_request_is_left_there() -> None:
     assert len(source.requests) == 1
 
 
-def test_of_a_remote_set_only_the_first_shard_is_opened_for_the_architecture() -> None:
+def test_architecture_of_remote_shards_opens_only_the_first() -> None:
     first = GrowingSource(gguf([*ARCHITECTURE, *split_keys(0)], [ONE], data_bytes=128), name="a")
     second = GrowingSource(
         gguf(split_keys(1), [entry("u", [32], F32, 0)], data_bytes=128), name="b"
@@ -521,7 +521,7 @@ def test_of_a_remote_set_only_the_first_shard_is_opened_for_the_architecture() -
     assert second.kept
 
 
-def test_a_source_is_closed_and_not_kept_when_its_header_is_wrong() -> None:
+def test_source_of_a_broken_header_is_closed_and_not_cached() -> None:
     source = GrowingSource(b"PK\x03\x04" + bytes(100))
     with pytest.raises(EdgekitError):
         read_header(model_files(source))
@@ -532,7 +532,7 @@ WITH_VOCABULARY = [model for model in models() if model.get("header_with_vocabul
 
 
 @pytest.mark.parametrize("model", WITH_VOCABULARY, ids=lambda model: str(model["model"]))
-def test_real_headers_with_their_vocabulary(model: dict[str, Any]) -> None:
+def test_real_headers_with_their_vocabularies(model: dict[str, Any]) -> None:
     folder = TRUTH / "headers"
     if not (folder / model["header_with_vocabulary"]).is_file():
         pytest.skip("headers with vocabularies are not part of the project; set EDGEKIT_TRUTH")

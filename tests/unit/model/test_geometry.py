@@ -109,30 +109,30 @@ def test_nested_configs(section: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-45, 0, True, 10**400, 2**32, 7.0, "7", None, [7]])
-def test_a_size_of_a_tower_that_no_tower_has_is_unknown(value: object) -> None:
+def test_impossible_size_of_a_tower_is_unknown(value: object) -> None:
     config = {"model_type": "some_vlm", "text_config": LLAMA, "vision_config": {"depth": value, "hidden_size": value}}  # fmt: skip
     (tower,) = read_geometry(config_header(config)).towers
     assert (tower.kind, tower.layers, tower.hidden) == ("vision", None, None)
 
 
-def test_config_nested_twice() -> None:
+def test_config_nested_two_levels_deep() -> None:
     config = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": LLAMA}}
     assert len(read_geometry(config_header(config)).layers) == 4
 
 
-def test_nested_config_that_leaves_out_the_librarys_defaults_is_not_exact() -> None:
+def test_nested_config_with_library_defaults_is_modelled() -> None:
     config = {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}
     geometry = read_geometry(config_header(config))
     assert (len(geometry.layers), geometry.hidden, geometry.basis) == (32, 4096, Basis.MODELLED)
     assert "hidden" in geometry.because
 
 
-def test_a_wrong_value_is_told_by_the_name_it_has_in_the_file() -> None:
+def test_wrong_value_is_named_as_the_file_spells_it() -> None:
     with pytest.raises(HeaderError, match=r"^config\.json: n_layer is 'many', not a whole number$"):
         of_config(num_hidden_layers=..., n_layer="many")
 
 
-def test_the_same_gap_at_the_top_is_an_error() -> None:
+def test_missing_key_is_an_error() -> None:
     with pytest.raises(
         UnknownArchitectureError,
         match=r"does not state its hidden .*hidden_size.*hyperparameters\.tsv",
@@ -159,16 +159,16 @@ def test_the_same_gap_at_the_top_is_an_error() -> None:
         ),
     ],
 )
-def test_effective_context(scaling: dict[str, Any] | None, expected: int) -> None:
+def test_native_context_after_rope_scaling(scaling: dict[str, Any] | None, expected: int) -> None:
     geometry = of_config(rope_scaling=scaling)
     assert (geometry.trained_context, geometry.native_context) == (4096, expected)
 
 
-def test_rope_parameters_take_the_place_of_rope_scaling() -> None:
+def test_rope_parameters_replace_rope_scaling() -> None:
     assert of_config(rope_parameters={"rope_type": "linear", "factor": 2.0}).native_context == 8192
 
 
-def test_gemma3_states_its_long_window() -> None:
+def test_gemma3_states_its_extended_context() -> None:
     geometry = of_config(
         model_type="gemma3_text",
         rope_scaling={"rope_type": "linear", "factor": 8.0},
@@ -218,7 +218,7 @@ def test_max_length_is_a_generation_default_not_a_context() -> None:
         pytest.param({"model_type": "llama"}, "FFFF", id="llama has no windows"),
     ],
 )
-def test_which_layers_slide(changes: dict[str, Any], expected: str) -> None:
+def test_sliding_layers(changes: dict[str, Any], expected: str) -> None:
     geometry = of_config(**{"sliding_window": 100, **changes})
     letters = "".join(
         "F" if attention(geometry, i).span is Span.ALL else "W" for i in range(len(geometry.layers))
@@ -226,7 +226,7 @@ def test_which_layers_slide(changes: dict[str, Any], expected: str) -> None:
     assert letters == expected
 
 
-def test_gguf_window_pattern_may_be_an_array() -> None:
+def test_window_pattern_of_a_gguf_may_be_an_array() -> None:
     geometry = of_gguf(
         "gemma4",
         attention__sliding_window=512,
@@ -255,7 +255,7 @@ def test_keys_and_values_of_different_width() -> None:
     assert [s.elements for s in geometry.layers[0].mixer.streams] == [2 * 24, 2 * 16]
 
 
-def test_shared_caches_own_nothing_and_name_their_source() -> None:
+def test_shared_caches_store_nothing_and_name_their_source() -> None:
     geometry = of_config(
         model_type="gemma4_text",
         sliding_window=16,
@@ -268,7 +268,7 @@ def test_shared_caches_own_nothing_and_name_their_source() -> None:
     assert [kind.source_layer for kind in late if isinstance(kind, SharedCache)] == [3, 2]
 
 
-def test_llama4_chunks_three_of_four() -> None:
+def test_llama4_has_chunked_attention_in_three_of_four_layers() -> None:
     geometry = of_config(
         model_type="llama4_text", attention_chunk_size=8192, num_hidden_layers=8, num_local_experts=16,
         num_experts_per_tok=1, intermediate_size_mlp=256, interleave_moe_layer_step=2,
@@ -297,7 +297,7 @@ MLA = {
 }
 
 
-def test_mla_remembers_one_latent_and_one_rotary_key() -> None:
+def test_mla_stores_one_latent_and_one_rotary_key() -> None:
     geometry = of_config(**MLA)
     assert per_token(geometry) == 4 * (32 + 8)
     kind = geometry.layers[0].mixer
@@ -320,7 +320,7 @@ def test_mla_switched_off_is_plain_attention() -> None:
 
 
 @pytest.mark.parametrize("absorbed", [True, False])
-def test_gguf_tells_by_its_keys_whether_the_latent_can_be_used(absorbed: bool) -> None:  # noqa: FBT001
+def test_mla_of_a_gguf_is_absorbed_only_with_the_newer_keys(absorbed: bool) -> None:  # noqa: FBT001
     mla = {"attention__key_length_mla": 24, "attention__value_length_mla": 16} if absorbed else {}
     geometry = of_gguf(
         "deepseek2",
@@ -336,7 +336,7 @@ def test_gguf_tells_by_its_keys_whether_the_latent_can_be_used(absorbed: bool) -
     assert sum(s.elements for s in kind.streams) == (32 + 8 if absorbed else 8 * (24 + 16))
 
 
-def test_indexer_adds_a_key_only_where_it_is_its_own() -> None:
+def test_indexer_key_only_in_layers_with_their_own_indexer() -> None:
     geometry = of_config(
         **{
             **MLA,
@@ -348,7 +348,7 @@ def test_indexer_adds_a_key_only_where_it_is_its_own() -> None:
     assert per_token(geometry) == 4 * 40 + 2 * 4
 
 
-def test_compressed_attention_keeps_one_row_for_many_tokens() -> None:
+def test_compressed_attention_stores_one_row_for_many_tokens() -> None:
     geometry = of_config(
         model_type="deepseek_v4", head_dim=16, num_key_value_heads=1, sliding_window=8, index_head_dim=4,
         compress_ratios=[0, 4, 128, 4, 0], n_routed_experts=4, num_experts_per_tok=1, moe_intermediate_size=8,
@@ -365,7 +365,7 @@ def test_compressed_attention_keeps_one_row_for_many_tokens() -> None:
 
 
 # Recurrences.
-def test_a_layer_without_kv_heads_is_a_recurrence() -> None:
+def test_layer_of_a_gguf_without_kv_heads_is_a_recurrence() -> None:
     geometry = of_gguf(
         "jamba",
         attention__head_count_kv=(0, 2, 0, 0),
@@ -380,7 +380,7 @@ def test_a_layer_without_kv_heads_is_a_recurrence() -> None:
     assert (state.conv_elements, state.state_elements) == (3 * 128, 16 * 128)
 
 
-def test_gated_delta_is_the_same_in_both_dialects() -> None:
+def test_gated_delta_is_equal_in_gguf_and_config() -> None:
     config = of_config(
         model_type="qwen3_next", full_attention_interval=4, linear_conv_kernel_dim=4, linear_num_key_heads=2,
         linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8,
@@ -394,7 +394,7 @@ def test_gated_delta_is_the_same_in_both_dialects() -> None:
     assert sum(s.elements for s in config.layers[0].mixer.states) == 3 * (32 + 2 * 2 * 16) + 16 * 32
 
 
-def test_nemotron_letters() -> None:
+def test_nemotron_pattern_of_letters() -> None:
     geometry = of_config(
         model_type="nemotron_h", hybrid_override_pattern="M*E-", mamba_num_heads=4, mamba_head_dim=8,
         ssm_state_size=16, n_groups=2, conv_kernel=4, n_routed_experts=4, num_experts_per_tok=2,
@@ -410,7 +410,7 @@ def test_nemotron_letters() -> None:
     assert geometry.layers[3].dense is not None
 
 
-def test_layers_may_be_told_by_the_list_alone() -> None:
+def test_layer_count_from_the_list_of_types() -> None:
     geometry = of_config(
         model_type="nemotron_h", num_hidden_layers=..., layers_block_type=["mamba", "attention", "mlp"],
         mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=16, n_groups=2, conv_kernel=4,
@@ -429,7 +429,7 @@ def test_hybrid_layers_have_streams_and_states() -> None:
     assert sum(s.elements for s in kind.states) == 3 * (64 + 2 * 8) + 8 * 64
 
 
-def test_kimi_counts_attention_layers_from_one() -> None:
+def test_kimi_numbers_attention_layers_from_one() -> None:
     geometry = of_config(
         **{**MLA, "model_type": "kimi_linear", "n_routed_experts": ..., "num_experts": 8},
         linear_attn_config={"full_attn_layers": [4], "kda_layers": [1, 2, 3], "head_dim": 8, "num_heads": 8,
@@ -440,7 +440,7 @@ def test_kimi_counts_attention_layers_from_one() -> None:
     ]
 
 
-def test_a_model_of_states_alone_needs_no_feed_forward() -> None:
+def test_mamba_model_needs_no_feed_forward() -> None:
     geometry = of_config(
         model_type="mamba2",
         intermediate_size=...,
@@ -481,7 +481,7 @@ def test_block_configs_switch_attention_off() -> None:
     assert geometry.layers[1].dense is None
 
 
-def test_gguf_counts_prediction_blocks_among_its_layers_and_configs_do_not() -> None:
+def test_mtp_blocks_are_counted_in_a_gguf_and_not_in_configs() -> None:
     assert (
         len(of_gguf("glm4moe", nextn_predict_layers=1).layers),
         of_gguf("glm4moe", nextn_predict_layers=1).mtp_layers,
@@ -496,13 +496,13 @@ def test_leading_dense_block_count_is_not_block_count() -> None:
     assert [layer.experts is not None for layer in geometry.layers] == [False, True, True, True]
 
 
-def test_general_keys_are_never_structure() -> None:
+def test_general_keys_are_not_hyperparameters() -> None:
     keys = {"general.architecture": "qwen2", "general.block_count": 9, "llama.block_count": 4,
             "llama.embedding_length": 64, "llama.attention.head_count": 8}  # fmt: skip
     assert len(read_geometry(gguf_header(keys)).layers) == 4
 
 
-def test_llama_keys_stand_in_for_missing_ones() -> None:
+def test_llama_keys_replace_missing_ones() -> None:
     geometry = of_gguf("qwen2", attention__head_count_kv=...)
     assert attention(geometry).kv_heads == 8
     keys = {"general.architecture": "qwen2", "qwen2.block_count": 2, "llama.block_count": 9,
@@ -510,7 +510,7 @@ def test_llama_keys_stand_in_for_missing_ones() -> None:
     assert len(read_geometry(gguf_header(keys)).layers) == 2
 
 
-def test_moe_layer_freq_as_a_list() -> None:
+def test_moe_layer_freq_may_be_a_list() -> None:
     geometry = of_config(
         model_type="mimo_v2_flash", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
         moe_layer_freq=[0, 1, 1, 0], n_shared_experts=None,
@@ -529,13 +529,13 @@ def test_moe_layer_freq_as_a_list() -> None:
           "block_auto_adjust_ff_dim": True, "block_multiple_of": 32}, 64),
     ],
 )  # fmt: skip
-def test_widths_that_are_derived(changes: dict[str, Any], width: int) -> None:
+def test_derived_feed_forward_widths(changes: dict[str, Any], width: int) -> None:
     half = of_config(**changes).layers[0].dense
     assert half is not None
     assert half.width == width
 
 
-def test_encoders_remember_nothing() -> None:
+def test_encoders_store_nothing() -> None:
     geometry = of_gguf(
         "bert", attention__causal=False, pooling_type=1, attention__head_count_kv=...
     )
@@ -543,7 +543,7 @@ def test_encoders_remember_nothing() -> None:
     assert (geometry.causal, geometry.pooling, per_token(geometry)) == (False, "mean", 0)
 
 
-def test_falcon_prints_a_head_count_it_does_not_use() -> None:
+def test_falcon_ignores_its_stated_kv_heads() -> None:
     old = of_config(model_type="falcon", num_key_value_heads=..., num_kv_heads=8, multi_query=True)
     new = of_config(
         model_type="falcon", num_key_value_heads=..., num_kv_heads=4, new_decoder_architecture=True
@@ -554,7 +554,7 @@ def test_falcon_prints_a_head_count_it_does_not_use() -> None:
     assert attention(of_config(**glm, multi_query_attention=False)).kv_heads == 8
 
 
-def test_a_key_that_was_too_long_to_keep_is_not_an_absent_one() -> None:
+def test_key_that_is_too_long_to_store_is_an_error() -> None:
     keys = {"general.architecture": "llama", "llama.block_count": 4, "llama.embedding_length": 64,
             "llama.attention.head_count": 8}  # fmt: skip
     arrays = {"llama.attention.head_count_kv": ArrayFact(element="uint32", count=5_000)}
@@ -563,7 +563,7 @@ def test_a_key_that_was_too_long_to_keep_is_not_an_absent_one() -> None:
 
 
 # What newer configs write, and families with a rule of their own.
-def test_a_layers_own_numbers_win() -> None:
+def test_per_layer_overrides() -> None:
     geometry = of_config(
         model_type="gemma4_text",
         head_dim=8,
@@ -585,27 +585,27 @@ def test_a_layers_own_numbers_win() -> None:
     assert [layer.dense.width for layer in geometry.layers if layer.dense] == [128, 128, 128, 256]
 
 
-def test_gemma4_counts_global_kv_heads_only_when_values_are_keys() -> None:
+def test_gemma4_has_global_kv_heads_only_if_values_are_keys() -> None:
     gemma = {"model_type": "gemma4_text", "sliding_window": 16, "num_global_key_value_heads": 1,
              "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
     assert attention(of_config(**gemma, attention_k_eq_v=False), 1).kv_heads == 2
     assert attention(of_config(**gemma, attention_k_eq_v=True), 1).kv_heads == 1
 
 
-def test_refined_web_is_the_new_falcon() -> None:
+def test_refined_web_is_read_as_falcon() -> None:
     old = {"num_key_value_heads": ..., "n_head_kv": 4, "multi_query": True}
     assert attention(of_config(model_type="RefinedWeb", **old)).kv_heads == 4
     assert attention(of_config(model_type="RefinedWebModel", **old)).kv_heads == 1
 
 
-def test_every_round_of_a_looped_model_has_a_cache() -> None:
+def test_looped_model_has_a_cache_for_every_round() -> None:
     looped, once = of_config(model_type="nanbeige", num_loops=3), of_config(model_type="nanbeige")
     assert (per_token(looped), looped.loops) == (3 * per_token(once), 3)
     assert count_parameters(looped) == count_parameters(once)
     assert per_token(of_gguf("nanbeige", num_loops=2)) == 2 * per_token(of_gguf("nanbeige"))
 
 
-def test_longcat_has_two_attentions_in_a_layer() -> None:
+def test_longcat_has_two_attentions_per_layer() -> None:
     geometry = of_config(
         **{
             **MLA,
@@ -634,7 +634,7 @@ def test_bamba_lists_its_attention_layers() -> None:
     assert kinds(of_config(model_type="bamba", **mamba)) == {"mamba-2": 4}
 
 
-def test_step_names_groups_and_expert_layers() -> None:
+def test_step_lists_kv_groups_and_expert_layers() -> None:
     geometry = of_config(
         model_type="step3p5", num_key_value_heads=..., num_attention_groups=2, moe_layers_enum="1, 3",
         num_experts=4, num_experts_per_tok=1, moe_intermediate_size=16, sliding_window=8,
@@ -653,7 +653,7 @@ def test_hunyuan_shares_caches_in_pairs() -> None:
     assert [type(layer.mixer) for layer in geometry.layers] == [Attention, SharedCache] * 2
 
 
-def test_compression_may_be_told_by_layer_type() -> None:
+def test_compression_ratio_by_layer_type() -> None:
     geometry = of_config(
         model_type="deepseek_v4", head_dim=16, num_key_value_heads=1, sliding_window=8, index_head_dim=4,
         layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
@@ -684,31 +684,29 @@ def test_compression_may_be_told_by_layer_type() -> None:
         ),
     ],
 )
-def test_windows_that_a_gguf_states(
-    architecture: str, layers: int, expected: dict[str, int]
-) -> None:
+def test_windows_of_ggufs(architecture: str, layers: int, expected: dict[str, int]) -> None:
     assert (
         kinds(of_gguf(architecture, block_count=layers, attention__sliding_window=100)) == expected
     )
 
 
-def test_gemma3n_gguf_always_has_twenty_owners() -> None:
+def test_gemma3n_gguf_has_twenty_cache_owners() -> None:
     geometry = of_gguf("gemma3n", block_count=30, attention__sliding_window=100)
     assert sum(isinstance(layer.mixer, SharedCache) for layer in geometry.layers) == 10
 
 
-def test_a_negative_window_is_none() -> None:
+def test_negative_window_means_no_window() -> None:
     assert kinds(of_config(model_type="mistral", sliding_window=-1)) == {"full attention": 4}
 
 
-def test_a_bidirectional_decoder_is_an_encoder() -> None:
+def test_bidirectional_decoder_is_an_encoder() -> None:
     geometry = of_config(
         model_type="gemma3_text", sliding_window=16, use_bidirectional_attention=True
     )
     assert (geometry.causal, per_token(geometry)) == (False, 0)
 
 
-def test_a_bidirectional_decoder_beside_a_tower_still_generates() -> None:
+def test_bidirectional_decoder_with_a_tower_is_causal() -> None:
     text = {**LLAMA, "model_type": "gemma", "use_bidirectional_attention": True}
     config = {"model_type": "paligemma", "text_config": text, "vision_config": {"depth": 2}}
     geometry = read_geometry(config_header(config))
@@ -730,13 +728,13 @@ def test_tied_embeddings_by_default(name: str, tied: bool | None) -> None:  # no
     assert of_config(model_type=name).tied_embeddings is tied
 
 
-def test_prediction_blocks_that_were_not_looked_for_leave_a_doubt() -> None:
+def test_mtp_blocks_without_a_tensor_directory_are_modelled() -> None:
     geometry = of_gguf("glm4moe", nextn_predict_layers=1)
     assert (geometry.basis, geometry.mtp_layers) == (Basis.MODELLED, 1)
     assert of_gguf("glm4moe").basis is Basis.EXACT
 
 
-def test_a_latent_may_slide() -> None:
+def test_mla_with_a_sliding_window() -> None:
     geometry = of_config(
         **MLA, sliding_window=16, layer_types=["sliding_attention", "full_attention"] * 2
     )
@@ -744,7 +742,7 @@ def test_a_latent_may_slide() -> None:
     assert geometry.layers[0].mixer.streams[0].span_tokens == 16
 
 
-def test_a_nested_section_that_leaves_out_kv_heads_is_not_exact() -> None:
+def test_nested_section_without_kv_heads_is_modelled() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     geometry = read_geometry(
         config_header({"model_type": "vlm", "text_config": {**text, "model_type": "qwen3"}})
@@ -754,7 +752,7 @@ def test_a_nested_section_that_leaves_out_kv_heads_is_not_exact() -> None:
     assert of_config(num_key_value_heads=...).basis is Basis.EXACT
 
 
-def test_a_gated_bert_says_so() -> None:
+def test_gated_bert_by_its_feed_forward_type() -> None:
     half = of_config(model_type="bert", feed_forward_type="geglu").layers[0].dense
     assert half is not None
     assert half.gated
@@ -763,19 +761,19 @@ def test_a_gated_bert_says_so() -> None:
     assert not plain.gated
 
 
-def test_an_unknown_name_without_a_vocabulary_is_refused() -> None:
+def test_unknown_architecture_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(UnknownArchitectureError, match="does not state its vocabulary"):
         of_config(model_type="brand_new", vocab_size=...)
 
 
-def test_a_model_of_mamba_alone_states_its_inner_width() -> None:
+def test_pure_mamba_states_its_inner_width() -> None:
     geometry = of_config(
         model_type="falcon_mamba", intermediate_size=96, expand=16, state_size=4, conv_kernel=4
     )
     assert sum(s.elements for s in geometry.layers[0].mixer.states) == 3 * 96 + 4 * 96
 
 
-def test_a_gguf_keeps_the_context_that_llama_cpp_reads() -> None:
+def test_context_of_a_gguf_is_that_of_llama_cpp() -> None:
     stretched = of_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0)
     assert stretched.native_context == 4096
     yarn: dict[str, Any] = {
@@ -786,7 +784,7 @@ def test_a_gguf_keeps_the_context_that_llama_cpp_reads() -> None:
     assert of_gguf(**yarn).native_context == 4 * 4096
 
 
-def test_a_list_of_expert_widths_is_its_widest() -> None:
+def test_list_of_expert_widths_is_the_widest() -> None:
     geometry = of_config(
         model_type="ernie4_5_vl_moe",
         moe_num_experts=4,
@@ -825,7 +823,7 @@ def test_unknown_layer_type_is_refused() -> None:
         config_header({"model_type": "mbart", "is_encoder_decoder": True}),
     ],
 )
-def test_what_is_not_a_language_model_has_a_name(header: Any) -> None:
+def test_not_a_language_model_says_what_it_is(header: Any) -> None:
     assert not_a_language_model(header)
 
 
@@ -889,6 +887,6 @@ def test_what_is_not_a_language_model_has_a_name(header: Any) -> None:
         ),
     ],
 )
-def test_impossible_numbers_are_errors(changes: dict[str, Any], error: type[EdgekitError]) -> None:
+def test_impossible_numbers_are_refused(changes: dict[str, Any], error: type[EdgekitError]) -> None:
     with pytest.raises(error):
         of_config(**changes)

@@ -53,18 +53,18 @@ GGUF_PY_ERRORS = {"Q8_1": 40}
 
 
 @pytest.mark.parametrize("name", STRUCTS)
-def test_a_block_has_the_bytes_of_its_struct(name: str) -> None:
+def test_block_bytes_are_those_of_the_struct(name: str) -> None:
     row = dtype.by_name(name)
     assert (row.block_bytes, row.block_elements) == STRUCTS[name]
 
 
-def test_every_blocked_ggml_type_is_checked_above() -> None:
+def test_every_ggml_block_type_is_checked() -> None:
     blocked = {row.name for row in dtype.TENSOR_TYPES if row.safetensors is None}
     assert blocked == set(STRUCTS)
 
 
 @pytest.mark.parametrize("kind", list(GGML_QUANT_SIZES), ids=lambda kind: str(kind.name))
-def test_the_table_equals_gguf_py(kind: GGMLQuantizationType) -> None:
+def test_tensor_types_equal_gguf_py(kind: GGMLQuantizationType) -> None:
     row = dtype.by_ggml_id(int(kind))
     elements, size_bytes = GGML_QUANT_SIZES[kind]
     assert row.name == kind.name
@@ -72,19 +72,19 @@ def test_the_table_equals_gguf_py(kind: GGMLQuantizationType) -> None:
     assert GGUF_PY_ERRORS.get(row.name, row.block_bytes) == size_bytes
 
 
-def test_the_known_error_of_gguf_py_is_still_there() -> None:
+def test_gguf_py_still_has_its_known_error() -> None:
     """When this fails, gguf-py was put right: empty GGUF_PY_ERRORS."""
     for name, size_bytes in GGUF_PY_ERRORS.items():
         assert GGML_QUANT_SIZES[GGMLQuantizationType[name]][1] == size_bytes
 
 
 @pytest.mark.parametrize("ggml_id", [4, 5, 31, 32, 33, 36, 37, 38])
-def test_a_removed_type_says_so(ggml_id: int) -> None:
+def test_removed_type_is_named_in_the_error(ggml_id: int) -> None:
     with pytest.raises(UnknownDtypeError, match="was removed from ggml; requantise the file"):
         dtype.by_ggml_id(ggml_id)
 
 
-def test_every_id_below_the_newest_is_a_row_or_removed() -> None:
+def test_every_ggml_id_is_a_row_or_removed() -> None:
     ids = {row.ggml_id for row in dtype.TENSOR_TYPES if row.ggml_id is not None}
     assert ids | set(dtype.REMOVED_GGML_IDS) == set(range(43))
     assert not ids & set(dtype.REMOVED_GGML_IDS)
@@ -94,7 +94,7 @@ def test_every_id_below_the_newest_is_a_row_or_removed() -> None:
     ("look_up", "unknown"),
     [(dtype.by_ggml_id, 99), (dtype.by_safetensors, "F5"), (dtype.by_name, "Q9_K")],
 )
-def test_an_unknown_type_names_the_table(look_up: Callable[[Any], object], unknown: object) -> None:
+def test_unknown_type_names_the_table(look_up: Callable[[Any], object], unknown: object) -> None:
     with pytest.raises(UnknownDtypeError, match=r"formats/dtype\.py"):
         look_up(unknown)
 
@@ -106,14 +106,14 @@ SAFETENSORS_BITS = {
 }  # fmt: skip
 
 
-def test_there_are_22_safetensors_dtypes() -> None:
+def test_safetensors_dtypes_are_complete() -> None:
     found = {r.safetensors: r.bits_per_weight for r in dtype.TENSOR_TYPES if r.safetensors}
     assert found == SAFETENSORS_BITS
     assert len(found) == 22
 
 
 @pytest.mark.parametrize("name", SAFETENSORS_BITS)
-def test_safetensors_itself_agrees_on_the_bits(name: str) -> None:
+def test_safetensors_dtypes_agree_with_the_library(name: str) -> None:
     size_bytes = dtype.by_safetensors(name).size_bytes(24)
     right = safetensors_file({"x": tensor(name, [2, 12], 0, size_bytes)}, data_bytes=size_bytes)
     assert len(_DESERIALIZE(right)[0][1]["data"]) == size_bytes
@@ -137,13 +137,13 @@ def test_safetensors_itself_agrees_on_the_bits(name: str) -> None:
         ("Q4_0", 2**70, 2**65 * 18),
     ],
 )
-def test_sizes_are_exact_ints(name: str, elements: int, size_bytes: int) -> None:
+def test_size_bytes_is_exact(name: str, elements: int, size_bytes: int) -> None:
     assert dtype.by_name(name).size_bytes(elements) == size_bytes
     assert dtype.by_name(name).row_bytes(elements) == size_bytes
 
 
 @pytest.mark.parametrize(("name", "elements"), [("Q4_K", 255), ("F4", 3), ("F6_E3M2", 6)])
-def test_a_row_that_does_not_end_on_a_block_is_refused(name: str, elements: int) -> None:
+def test_row_that_does_not_end_with_a_block_is_an_error(name: str, elements: int) -> None:
     with pytest.raises(HeaderError, match="not a multiple"):
         dtype.by_name(name).row_bytes(elements)
 
@@ -160,11 +160,11 @@ AVERAGES = {
 }  # fmt: skip
 
 
-def test_the_averages_of_named_mixes() -> None:
+def test_bits_per_weight_of_mixes() -> None:
     assert {mix.name: mix.bits_per_weight for mix in all_mixes()} == AVERAGES
 
 
-def test_file_types_equal_gguf_py() -> None:
+def test_file_types_of_mixes_equal_gguf_py() -> None:
     from gguf.constants import LlamaFileType
 
     known = {

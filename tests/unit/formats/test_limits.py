@@ -23,13 +23,13 @@ def shards_of(count: int) -> list[BytesSource]:
     ]
 
 
-def test_shards() -> None:
+def test_limit_of_shards() -> None:
     files = model_files(*[BytesSource(b"")] * (limits.SHARDS + 1))
     with pytest.raises(HeaderLimitError, match="number of shards: 4,097 is over"):
         read_header(files)
 
 
-def test_tensors_of_all_safetensors_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_tensors_in_safetensors_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     config = BytesSource(b"{}", name="config.json")
     files = model_files(*shards_of(3), container=Container.SAFETENSORS, config=config)
     assert read_header(files).tensor_count == 3
@@ -38,7 +38,7 @@ def test_tensors_of_all_safetensors_shards(monkeypatch: pytest.MonkeyPatch) -> N
         read_header(files)
 
 
-def test_tensors_of_all_gguf_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_tensors_in_gguf_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [
         BytesSource(split_header(i, 2), name=f"m-0000{i + 1}-of-00002.gguf", size_bytes=8192)
         for i in range(2)
@@ -49,7 +49,7 @@ def test_tensors_of_all_gguf_shards(monkeypatch: pytest.MonkeyPatch) -> None:
         read_header(model_files(*sources))
 
 
-def test_length_of_an_index() -> None:
+def test_limit_of_an_indexs_length() -> None:
     index = BytesSource(
         b"{", name="model.safetensors.index.json", size_bytes=limits.INDEX_BYTES + 1
     )
@@ -59,7 +59,7 @@ def test_length_of_an_index() -> None:
         read_header(files, depth=Depth.ARCHITECTURE)
 
 
-def test_tensors_in_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_tensors_in_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = shards_of(2)
     listed = {f"t{i}": source.name for i, source in enumerate(shards)}
     index = BytesSource(
@@ -73,7 +73,7 @@ def test_tensors_in_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
         read_header(files)
 
 
-def test_entries_of_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_metadata_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     source = BytesSource(safetensors({"__metadata__": {"a": "1", "b": "2", "c": "3"}}))
     read_safetensors(source)
     monkeypatch.setattr(limits, "METADATA_ENTRIES", 2)

@@ -28,7 +28,7 @@ def read(data: bytes) -> Any:
     return read_safetensors(BytesSource(data))
 
 
-def test_a_file_that_safetensors_wrote(tmp_path: Path) -> None:
+def test_read_safetensors_agrees_with_the_library(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     arrays: dict[str, Any] = {
         "b": np.zeros((3, 4), dtype=np.float16),
@@ -49,20 +49,20 @@ def test_a_file_that_safetensors_wrote(tmp_path: Path) -> None:
     }
 
 
-def test_tensors_come_in_the_order_of_their_bytes() -> None:
+def test_tensors_are_in_the_order_of_their_bytes() -> None:
     header = {"z": tensor("U8", [4], 0, 4), "a": tensor("U8", [2], 4, 6)}
     file = read(safetensors(header, data_bytes=6))
     assert [(t.name, t.offset - file.header_bytes) for t in file.tensors] == [("z", 0), ("a", 4)]
 
 
-def test_the_header_is_read_and_nothing_else() -> None:
+def test_read_safetensors_reads_only_the_header() -> None:
     data = safetensors({"a": A}, data_bytes=24)
     source = BytesSource(data)
     read_safetensors(source)
     assert source.furthest == len(data) - 24
 
 
-def test_a_header_longer_than_a_window_is_read_in_pieces() -> None:
+def test_header_longer_than_a_window_is_read_in_chunks() -> None:
     """Names with letters of two and four bytes, so that pieces end inside a letter."""
     header = {
         f"ü.{index}.😀": tensor("F4", [2, 2], 2 * index, 2 * index + 2) for index in range(9_000)
@@ -74,12 +74,12 @@ def test_a_header_longer_than_a_window_is_read_in_pieces() -> None:
     assert file.tensors[8_999].name == "ü.8999.😀"
 
 
-def test_a_padded_header_and_null_metadata_are_fine() -> None:
+def test_padded_header_and_null_metadata_are_accepted() -> None:
     raw = b'{"__metadata__":null,"a":' + json.dumps(A).encode() + b"}   \n"
     assert len(read(safetensors(raw, data_bytes=24)).tensors) == 1
 
 
-def test_a_remote_header_is_two_requests_at_most() -> None:
+def test_remote_header_takes_at_most_two_requests() -> None:
     header = {f"t{index}": tensor("U8", [1], index, index + 1) for index in range(20_000)}
     data = safetensors(header, data_bytes=20_000)
     source = GrowingSource(data)
@@ -173,7 +173,7 @@ STRICTER = ("tensor twice", "blank before the brace", "65 dimensions")
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_gets_one_sentence(name: str) -> None:
+def test_read_safetensors_names_the_fault_of_a_broken_file(name: str) -> None:
     data, sentence = WRONG[name]
     with pytest.raises(HeaderError, match=sentence) as caught:
         read_safetensors(BytesSource(data, name="file.safetensors"))
@@ -183,23 +183,23 @@ def test_a_wrong_file_gets_one_sentence(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRICTER)
-def test_where_we_are_stricter_than_safetensors(name: str) -> None:
+def test_files_that_only_we_refuse(name: str) -> None:
     """When this fails, safetensors has changed its mind: take the name out of STRICTER."""
     _DESERIALIZE(WRONG[name][0])
 
 
 @pytest.mark.parametrize("name", sorted(set(WRONG) - set(STRICTER)))
-def test_safetensors_itself_refuses_it_too(name: str) -> None:
+def test_files_that_the_library_refuses_too(name: str) -> None:
     with pytest.raises(official.SafetensorError):
         _DESERIALIZE(WRONG[name][0])
 
 
-def test_an_unknown_dtype_names_the_tensor_and_the_table() -> None:
+def test_unknown_dtype_names_the_tensor_and_the_table() -> None:
     with pytest.raises(UnknownDtypeError, match=r"tensor 'a': .*'F5'.* formats/dtype\.py"):
         read(one(dtype="F5"))
 
 
-def test_limits_have_a_file_that_breaks_them() -> None:
+def test_every_limit_is_enforced() -> None:
     long_name = "n" * (limits.NAME_BYTES + 1)
     with pytest.raises(HeaderLimitError, match="257 is over the limit of 256"):
         read(safetensors({long_name: A}, data_bytes=24))
@@ -233,7 +233,7 @@ def read_model(
     return read_header(files, depth=depth)
 
 
-def test_shards_are_one_model() -> None:
+def test_shards_are_joined_to_one_header() -> None:
     one, two = shard("m-1.safetensors", "a", "b"), shard("m-2.safetensors", "c")
     listing = index({"a": one.name, "b": one.name, "c": two.name}, total_size=48)
     header = read_model(one, two, index=listing)
@@ -246,7 +246,7 @@ def test_shards_are_one_model() -> None:
     assert (one.closed, two.closed, listing.closed) == (True, True, True)
 
 
-def test_the_architecture_needs_only_config_and_index() -> None:
+def test_architecture_needs_only_config_and_index() -> None:
     one = shard("m-1.safetensors", "a")
     header = read_model(
         one, index=index({"a": one.name}, total_size=16.0), depth=Depth.ARCHITECTURE
@@ -256,7 +256,7 @@ def test_the_architecture_needs_only_config_and_index() -> None:
     assert one.furthest == 0
 
 
-def test_remote_shards_are_read_side_by_side() -> None:
+def test_remote_shards_are_read_in_parallel() -> None:
     shards = [GrowingSource(shard("", f"t{n}").data, name=f"m-{n}.safetensors") for n in range(20)]
     files = model_files(*shards, container=Container.SAFETENSORS, origin=Origin.HUB, config=CONFIG)
     header = read_header(files)
@@ -265,13 +265,13 @@ def test_remote_shards_are_read_side_by_side() -> None:
     assert all(source.kept and source.closed for source in shards)
 
 
-def test_a_file_that_the_index_does_not_list_is_not_part_of_the_model() -> None:
+def test_file_that_the_index_does_not_list_is_ignored() -> None:
     one, copy = shard("m-1.safetensors", "a"), shard("consolidated.safetensors", "a", "b")
     header = read_model(one, copy, index=index({"a": one.name}))
     assert (header.tensor_count, header.file_bytes) == (1, len(one.data))
 
 
-def test_what_is_wrong_between_index_and_shards() -> None:
+def test_index_and_shards_that_disagree_are_an_error() -> None:
     one, two = shard("m-1.safetensors", "a"), shard("m-2.safetensors", "a")
     with pytest.raises(HeaderError, match=r"in 'm-9\.safetensors', which is missing"):
         read_model(one, index=index({"a": "m-9.safetensors"}))
@@ -304,11 +304,11 @@ def test_what_is_wrong_between_index_and_shards() -> None:
         ('{"weight_map": {}}', Totals()),
     ],
 )
-def test_totals_of_an_index(text: str, totals: Totals) -> None:
+def test_read_totals_of_an_index(text: str, totals: Totals) -> None:
     assert read_totals(BytesSource(text.encode())) == totals
 
 
-def test_totals_of_a_large_index_take_one_small_read() -> None:
+def test_read_totals_of_a_large_index_takes_one_small_read() -> None:
     names = {
         f"model.layers.{n}.self_attn.q_proj.weight": "model-00001.safetensors" for n in range(9_999)
     }
@@ -318,7 +318,7 @@ def test_totals_of_a_large_index_take_one_small_read() -> None:
     assert source.furthest == 65_536
 
 
-def test_mlx_is_known_by_its_quantisation_or_by_its_files() -> None:
+def test_mlx_is_recognised_by_quantisation_or_files() -> None:
     packed = BytesSource(b'{"quantization": {"group_size": 64, "bits": 4}}', name="config.json")
     assert read_model(shard("m", "a"), config=packed).mlx
     assert read_model(shard("m", "a"), config=packed, depth=Depth.ARCHITECTURE).mlx
@@ -327,7 +327,7 @@ def test_mlx_is_known_by_its_quantisation_or_by_its_files() -> None:
     assert not read_model(shard("m", "a")).mlx
 
 
-def test_the_file_beside_the_config_is_opened_only_if_the_config_says_nothing() -> None:
+def test_quantisers_file_is_opened_only_if_the_config_has_no_settings() -> None:
     beside = BytesSource(b'{"bits": 4, "group_size": 128}', name="quantize_config.json")
     header = read_model(shard("m", "a"), quantization=beside)
     assert header.quantization is not None
@@ -338,7 +338,7 @@ def test_the_file_beside_the_config_is_opened_only_if_the_config_says_nothing() 
     assert unread.furthest == 0
 
 
-def test_a_config_alone_is_a_header() -> None:
+def test_config_without_weights_is_a_header() -> None:
     header = read_header(model_files(container=Container.CONFIG, config=CONFIG))
     assert (header.config, header.tensors) == ({"model_type": "llama"}, None)
     assert header.container is Container.CONFIG
@@ -352,7 +352,7 @@ def test_a_config_alone_is_a_header() -> None:
     [b'{"a": 1}', b'\xef\xbb\xbf{"a": 1}', b'{"a": 0, "a": 1}', b'\n {"a": 1}\n'],
     ids=["plain", "byte order mark", "key twice", "blanks"],
 )
-def test_configs_that_are_read(data: bytes) -> None:
+def test_read_config_accepts(data: bytes) -> None:
     assert read_config(BytesSource(data)) == {"a": 1}
 
 
@@ -373,6 +373,6 @@ def test_configs_that_are_read(data: bytes) -> None:
         (b"," * (limits.CONFIG_VALUES + 1), "values: 262,145"),
     ],
 )
-def test_configs_that_are_not(data: bytes, sentence: str) -> None:
+def test_read_config_refuses(data: bytes, sentence: str) -> None:
     with pytest.raises(EdgekitError, match=sentence):
         read_config(BytesSource(data, name="config.json"))

@@ -71,11 +71,11 @@ def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, list[int
           "v.blk.0.attn_q.weight", "vpm.encoder.layers.40.self_attn.q_proj.weight"], Role.TOWER),
     ],
 )  # fmt: skip
-def test_roles_by_name(names: list[str], role: Role) -> None:
+def test_roles_of_tensor_names(names: list[str], role: Role) -> None:
     assert roles_of([tensor(name) for name in names], layers=28) == (role,) * len(names)
 
 
-def test_blocks_past_the_last_layer_predict() -> None:
+def test_blocks_after_the_last_layer_are_mtp() -> None:
     names = [
         "model.layers.61.mlp.experts.0.up_proj.weight",
         "blk.61.nextn.eh_proj.weight",
@@ -84,7 +84,7 @@ def test_blocks_past_the_last_layer_predict() -> None:
     assert set(roles_of([tensor(name) for name in names], layers=61)) == {Role.MTP}
 
 
-def test_a_name_for_every_tensor_costs_no_time() -> None:
+def test_roles_of_many_names_are_fast() -> None:
     """A real file has a few hundred shapes of names; one made to be slow has as many as tensors.
 
     Twice as many are twice as much work, and not four times.
@@ -108,7 +108,7 @@ def test_a_name_for_every_tensor_costs_no_time() -> None:
 @pytest.mark.parametrize(
     "name", ["mlp.experts.{e}.up_proj.weight", "mlp.switch_mlp.up_proj.weight"]
 )
-def test_working_weights_leave_out_experts_prediction_and_towers(name: str, tmp_path: Path) -> None:
+def test_active_weights_exclude_idle_experts_mtp_and_towers(name: str, tmp_path: Path) -> None:
     shapes: dict[str, list[int]] = {
         "model.embed_tokens.weight": [10, 8],
         "visual.patch.weight": [6, 6],
@@ -124,7 +124,7 @@ def test_working_weights_leave_out_experts_prediction_and_towers(name: str, tmp_
     assert found.weights.active == 10 * 8 + 2 * 1 * 4 * 8
 
 
-def test_experts_that_cannot_be_told_apart_leave_the_active_count_unknown(tmp_path: Path) -> None:
+def test_active_weights_are_unknown_if_experts_are_not_recognised(tmp_path: Path) -> None:
     found = inspect_model(
         write_model(tmp_path, MOE, {"model.embed_tokens.weight": [10, 8], "blob": [999]})
     )
@@ -149,13 +149,13 @@ def test_tied_embeddings(stated: object, names: list[str], tied: bool, tmp_path:
     assert found.geometry.tied_embeddings is tied
 
 
-def test_a_sequence_holds_streams_and_states() -> None:
+def test_full_context_bytes_are_streams_and_states() -> None:
     found = inspect_model("sample:gemma-3-27b")
     full, sliding = 10 * 2 * 16 * 128, 52 * 2 * 16 * 128
     assert found.full_context_bytes == 2 * (131_072 * full + 1_024 * sliding)
 
 
-def test_states_count_once(tmp_path: Path) -> None:
+def test_state_bytes_do_not_depend_on_the_context(tmp_path: Path) -> None:
     config = {
         **MOE,
         "model_type": "mamba2",
@@ -169,7 +169,7 @@ def test_states_count_once(tmp_path: Path) -> None:
     assert found.full_context_bytes == found.state_bytes == 4 * 2 * (3 * (16 + 2 * 4) + 4 * 16)
 
 
-def test_a_recurrent_layers_projections_are_not_attention() -> None:
+def test_projections_of_recurrent_layers_are_not_attention() -> None:
     names = ["blk.0.attn_qkv.weight", "blk.3.attn_q.weight", "blk.0.ssm_out.weight"]
     index = next(i for i, m in enumerate(models()) if m["model"] == "qwen3-next-80b-a3b")
     header = model_header(index)
@@ -179,13 +179,13 @@ def test_a_recurrent_layers_projections_are_not_attention() -> None:
     assert roles == (Role.RECURRENT, Role.ATTENTION, Role.RECURRENT)
 
 
-def test_a_path_may_be_a_path(tmp_path: Path) -> None:
+def test_inspect_model_accepts_a_path_object(tmp_path: Path) -> None:
     write_model(tmp_path, MOE, {"model.embed_tokens.weight": [10, 8]})
     assert inspect_model(tmp_path).header.tensor_count == 1
     assert len(repr(inspect_model(tmp_path))) < 1_000
 
 
-def test_a_count_that_the_index_states_is_taken(tmp_path: Path) -> None:
+def test_parameters_stated_by_the_index_are_used(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**MOE, "vocab_size": None}))
     index = {
         "metadata": {"total_size": 8, "total_parameters": 744},
@@ -203,7 +203,7 @@ def test_a_count_that_the_index_states_is_taken(tmp_path: Path) -> None:
     assert whole.total == 4
 
 
-def test_a_window_wider_than_the_context_holds_no_more_than_the_context(tmp_path: Path) -> None:
+def test_window_wider_than_the_context_is_limited_by_it(tmp_path: Path) -> None:
     config = {**MOE, "model_type": "mistral", "sliding_window": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = inspection_text(inspect_model(tmp_path))
@@ -211,7 +211,7 @@ def test_a_window_wider_than_the_context_holds_no_more_than_the_context(tmp_path
     assert "at most 2.00 KiB" in text  # 64 tokens x 2 layers x (4 + 4) elements x 2 bytes
 
 
-def test_an_encoder_says_how_it_pools() -> None:
+def test_pooling_of_an_encoder() -> None:
     index = next(i for i, m in enumerate(models()) if m["model"] == "all-minilm-l6-v2")
     files = gguf_files(
         "minilm",
