@@ -376,24 +376,22 @@ def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
     }
 
 
-def _pools_json(lines: list[MemoryLine]) -> dict[str, Any]:
+def _pools_json(lines: Iterable[MemoryLine]) -> dict[str, Any]:
     """Both kinds, also if they are empty; each device by itself if there are several."""
-
-    def sums(pools: Iterable[Pool]) -> dict[str, int]:
-        found, counted = {"model": 0, "context": 0, "compute": 0}, set(pools)
-        for line in lines:
-            column = "runtime" if line.component is Component.RUNTIME else column_of(line)
-            if line.pool in counted and column != "other":  # output has a key of its own
-                found[column] = found.get(column, 0) + line.size_bytes
-        return found
-
-    used = sorted({line.pool for line in lines}, key=lambda pool: pool.index)
-    pools: dict[str, Any] = {
-        kind.value: sums(pool for pool in used if pool.kind is kind) for kind in PoolKind
-    }
-    devices = [pool for pool in used if pool.kind is PoolKind.DEVICE]
+    kinds = {kind: {"model": 0, "context": 0, "compute": 0} for kind in PoolKind}
+    devices: dict[int, dict[str, int]] = {}
+    for line in lines:
+        kind, rows = line.pool.kind, [kinds[line.pool.kind]]
+        if kind is PoolKind.DEVICE:
+            empty = {"model": 0, "context": 0, "compute": 0}
+            rows.append(devices.setdefault(line.pool.index, empty))
+        column = "runtime" if line.component is Component.RUNTIME else column_of(line)
+        if column != "other":  # output has its own key
+            for row in rows:
+                row[column] = row.get(column, 0) + line.size_bytes
+    pools: dict[str, Any] = {kind.value: row for kind, row in kinds.items()}
     if len(devices) > 1:
-        pools["devices"] = [sums([pool]) for pool in devices]
+        pools["devices"] = [devices[index] for index in sorted(devices)]
     return pools
 
 
@@ -402,7 +400,12 @@ def _line_json(line: MemoryLine) -> dict[str, Any]:
         "component": line.component.value,
         "bytes": line.size_bytes,
         "pool": line.pool.label,
-        **fields(line, "layer basis within reserved part? because"),
+        "layer": line.layer,
+        "basis": line.basis.value,
+        "within": line.within,
+        "reserved": line.reserved,
+        "part": line.part or None,
+        "because": line.because,
     }
 
 

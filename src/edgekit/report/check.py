@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edgekit.app.answers import Check
+from edgekit.app.answers import Check, Fit
 from edgekit.bill.types import Component, MemoryEstimate
-from edgekit.bill.verdict import Change, ChangeKind, Speed, Usage, Verdict
+from edgekit.bill.verdict import Change, ChangeKind, Speed, Status, Usage, Verdict
 from edgekit.engines import engine_named
+from edgekit.engines.flags import typed
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.what_if import IDLE
@@ -17,7 +18,7 @@ from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import bar_lines, budget_names, memories, memory_lines, share_words
 from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
-from edgekit.report.headline import embeds, headline, is_beyond, range_words, speed_row
+from edgekit.report.headline import VERDICTS, embeds, headline, is_beyond, range_words, speed_row
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import PLAIN, Body, Screen, View, command_lines, render
 from edgekit.units import GIB, format_download
@@ -261,4 +262,31 @@ def speed_json(speed: Speed) -> dict[str, Any]:
         "prefill": None if prefill is None else [round(rate, 2) for rate in prefill],
         "basis": speed.basis.value,
         "because": speed.because,
+    }
+
+
+def fit_json(found: Fit) -> dict[str, Any]:
+    """The answer to a change of the page's controls: this load, without a search."""
+    result, bill = found.result, found.bill
+    if result is None:
+        sentence = f"Cannot run: {found.refused}"
+    elif found.refused:
+        sentence = f"{VERDICTS[result.status]}: {found.refused}"
+    else:
+        sentence = headline(result)
+    return {
+        "schema": SCHEMA,
+        "model": found.label,
+        **fields(found, "reference engine"),
+        "status": (Status.FAILED if result is None else result.status).value,
+        "told": sentence,
+        "can_load": result is not None and result.can_load,
+        **fields(found, "context_tokens native_context"),
+        "streams": 1 if result is None else result.streams,
+        "quantization": None if result is None else result.quantization,
+        "cache": None if result is None else result.cache,
+        "bars": [] if result is None else bars_json(result.uses, result.estimate),
+        "flags": typed(found.flags),
+        "estimate": None if bill is None else bill_json(bill, layers=True),
+        **fields(found, "estimate_command command? refused? refused_about? notes"),
     }

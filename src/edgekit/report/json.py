@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Any
 
 SCHEMA = 1
@@ -17,15 +18,20 @@ def fields(value: object, names: str) -> dict[str, Any]:
     An enum becomes its value, a tuple a list. A name that ends in `?` is null if it is empty.
     """
     found: dict[str, Any] = {}
-    for word in names.split():
-        name = word.removesuffix("?")
+    for name, is_optional in _parsed(names):
         held = getattr(value, name)
         if isinstance(held, Enum):
             held = held.value
         elif isinstance(held, tuple):
             held = list(held)
-        found[name] = None if word.endswith("?") and not held else held
+        found[name] = held if held or not is_optional else None
     return found
+
+
+@cache
+def _parsed(names: str) -> tuple[tuple[str, bool], ...]:
+    """Once for every call in the source: answers have thousands of lines."""
+    return tuple((word.removesuffix("?"), word.endswith("?")) for word in names.split())
 
 
 def error_json(error: Exception) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Curves of memory against context as a picture, FILE.svg or FILE.png, with a line for the usable memory."""
+"""Curves of memory against context as JSON, or as a picture (FILE.svg, FILE.png) with a line for the usable memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgekit.errors import EdgekitError, UsageError
+from edgekit.report.json import SCHEMA, fields
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_bytes
 
@@ -240,3 +241,14 @@ def _plain(text: str, most: int = 84) -> str:
     """Shortened to one line of the picture."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def curves_json(found: Sequence[Curve]) -> dict[str, Any]:
+    curves = [
+        {
+            **fields(curve, "cache memory budget_bytes longest native"),
+            "points": [[point.tokens, point.required_bytes] for point in curve.points],
+        }
+        for curve in found
+    ]
+    return {"schema": SCHEMA, "curves": curves}

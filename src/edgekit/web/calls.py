@@ -27,15 +27,16 @@ from edgekit.machine.types import Machine
 from edgekit.report.bill import bill_json
 from edgekit.report.cards import cards_json
 from edgekit.report.catalog import catalog_json
+from edgekit.report.check import fit_json
 from edgekit.report.hardware import devices_json, hardware_json
 from edgekit.report.inspection import inspection_json
 from edgekit.report.json import SCHEMA
 from edgekit.report.plan import plan_json
+from edgekit.report.plot import curves_json
 from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
 from edgekit.web.failures import about
-from edgekit.web.fit import curves_json, fit_json
 from edgekit.web.models import KeptNamed
 from edgekit.web.references import (
     allowed,
