@@ -1,15 +1,17 @@
-"""The way over HTTP for one reference: requests bounded in time and size, counted, tried again."""
+"""The HTTP client: requests bounded in time and size, counted, retried, and failures put into words."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit import __version__
@@ -31,16 +33,28 @@ from edgekit.sources.address import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import httpx2
 
     from edgekit.sources.types import Reach
 
+MAX_REDIRECTS = 5  # the hub needs 1, a renamed repository 2
+MAX_RETRIES = 3
+MAX_TIMEOUT_RETRIES = 1  # a silent server has cost a whole time-out already
+FIRST_PAUSE_S = 0.2  # doubled each time
+MAX_RETRY_AFTER_S = 8.0  # a person waits; for longer than this, they are told when to come back
+MAX_DRAINED_BYTES = 16 * 1024  # of a body that is only read so that the connection can be reused
+
+WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
+PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CANCELLED = "cancelled"
+_POLL_S = 0.05  # how often a waiting thread looks whether it was cancelled
+_METER = threading.Lock()  # several references may share one Traffic
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseHead:
-    """The head of an HTTP answer."""
+    """Status and headers of an HTTP response."""
 
     status: int
     headers: Mapping[str, str]  # names in lower case
@@ -58,35 +72,197 @@ class Trouble:
     retry_after_s: float | None = None  # what the server asked for
 
 
-# How many bytes of the body to take; raises to refuse it unread. Asked for the statuses below only.
+# How many bytes of the body to read; raises to refuse it unread. Called for WANTED_STATUSES only.
 Want = Callable[[ResponseHead], int]
-
-
-WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
-
-MAX_REDIRECTS = 5  # the hub needs 1, a renamed repository 2
-MAX_RETRIES = 3
-MAX_TIMEOUT_RETRIES = 1  # a silent server has cost a whole time-out already
-FIRST_PAUSE_S = 0.2  # doubled each time
-MAX_RETRY_AFTER_S = 8.0  # a person waits; longer than this, they are told when to come back
-
-_METER = threading.Lock()  # a meter may be shared by several references
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer with as much of its body as was wanted, or the trouble on the way."""
+    """A response with as much of its body as was wanted, or the trouble in getting it."""
 
     answer: ResponseHead | None
     body: bytes | bytearray = b""
     overrun: bool = False  # the server had more to send than was wanted
     trouble: Trouble | None = None
-    linked_etag: str | None = None  # X-Linked-ETag of the hub's redirect: the content's own hash
+    linked_etag: str | None = None  # X-Linked-ETag of the hub's redirect: the hash of the content
+
+
+# -- one request ---------------------------------------------------------------------------------
+
+
+class Exchange:
+    """One request and its response, on its own thread so that nothing can hold it past its time.
+
+    An HTTP client's time-outs are per read: they do not stop a server that sends one header byte per second, nor a name
+    server that never answers. Run it once, then look at its attributes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        name: str,
+        want: Want,
+        connect_timeout_s: float,
+        read_timeout_s: float,
+        public_only: bool = False,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        self._url = url
+        self._headers = headers
+        self._name = name
+        self._want = want
+        self._connect_timeout_s = connect_timeout_s
+        self._read_timeout_s = read_timeout_s
+        self._public_only = public_only
+        self._guard: Guard | None = None
+        self._cancelled = cancelled
+        self._done = threading.Event()
+        self._abandoned = False
+        self._error: BaseException | None = None
+        self._connection: Any = None  # the network stream, once there is one
+        self.answer: ResponseHead | None = None
+        self.body = bytearray()
+        self.received_bytes = 0
+        self.overrun = False
+        self.trouble: Trouble | None = None
+
+    def run(self, limit_s: float) -> bool:
+        """False if it took longer than `limit_s`. Raises what the exchange raised, and CancelledError."""
+        client, token = hub_client(), token_for(self._url)
+        threading.Thread(target=self._work, args=(client, token), daemon=True).start()
+        try:
+            is_finished = self._wait(min(limit_s, threading.TIMEOUT_MAX))
+        finally:
+            if not self._done.is_set():
+                self._abandon()
+        if is_finished and self._error is not None:
+            raise self._error
+        return is_finished
+
+    def _wait(self, limit_s: float) -> bool:
+        if self._cancelled is None:
+            return self._done.wait(limit_s)
+        end = time.monotonic() + limit_s
+        while not self._done.wait(max(0.0, min(_POLL_S, end - time.monotonic()))):
+            if self._cancelled.is_set():
+                raise CancelledError(_CANCELLED)
+            if time.monotonic() >= end:
+                return False
+        return True
+
+    def _abandon(self) -> None:
+        """Cut the connection, so that the thread ends instead of waiting for the next byte."""
+        self._abandoned = True
+        with contextlib.suppress(AttributeError, OSError):  # not connected yet, or no longer
+            self._connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    def _work(self, client: httpx2.Client, token: str | None) -> None:
+        try:
+            self._talk(client, token)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self._error = error
+        finally:
+            self._done.set()
+
+    def _talk(self, client: httpx2.Client, token: str | None) -> None:
+        import httpx2
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        try:
+            if self._public_only:
+                self._guard = Guard(self._url, name=self._name)
+                self._guard.check_host()
+            if self._abandoned:  # while the name was resolved
+                return
+            with contextlib.closing(self._send(client, token)) as response:
+                self._connection = response.extensions.get("network_stream")
+                self._receive(response, token_sent=token is not None)
+        except httpx2.TimeoutException:
+            self.trouble = lost(self._url, self.received_bytes, timed_out=True)
+        except httpx2.TransportError as error:
+            if self.answer is None and any(
+                isinstance(cause, ssl.SSLCertVerificationError) for cause in causes(error)
+            ):
+                raise bad_certificate(self._url, name=self._name) from error
+            if self.answer is None and isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
+                self.trouble = unreachable(self._url, str(error))
+            else:
+                received_bytes = 0 if self.answer is None else self.received_bytes
+                self.trouble = lost(self._url, received_bytes)
+        except OfflineModeIsEnabled as error:
+            raise offline(name=self._name) from error
+        except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: not a host name
+            # Without the client's own message: it quotes the address, which may contain a password.
+            raise RemoteInspectError(
+                f"{self._name}: invalid address; check its spelling"
+            ) from error
+
+    def _send(self, client: httpx2.Client, token: str | None) -> httpx2.Response:
+        from httpx2 import USE_CLIENT_DEFAULT, Timeout
+
+        request = client.build_request(
+            "GET",
+            self._url,
+            headers={
+                "user-agent": f"edgekit/{__version__}",
+                "accept-encoding": "identity",  # offsets are into the file, not into a gzip of it
+                **self._headers,
+            },
+            timeout=Timeout(self._read_timeout_s, connect=self._connect_timeout_s),
+            extensions={"trace": self._trace},
+        )
+        # A client that was set up with a login for the hub must not show it to other hosts.
+        request.headers.pop("authorization", None)
+        if token is not None:
+            request.headers["authorization"] = f"Bearer {token}"
+        auth = USE_CLIENT_DEFAULT if token is not None else None
+        return client.send(request, stream=True, follow_redirects=False, auth=auth)
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._connection = info["return_value"]
+            if self._abandoned:  # while it was being opened
+                self._abandon()
+        if self._guard is not None:
+            self._guard.watch(event, info)
+
+    def _receive(self, response: httpx2.Response, *, token_sent: bool) -> None:
+        import httpx2
+
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        answer = ResponseHead(
+            status=response.status_code, headers=headers, url=self._url, token_sent=token_sent
+        )
+        self.answer = answer
+        if answer.status not in WANTED_STATUSES:
+            with contextlib.suppress(httpx2.TransportError):  # only the head matters
+                for chunk in response.iter_raw():
+                    self.received_bytes += len(chunk)
+                    if self.received_bytes > MAX_DRAINED_BYTES or self._abandoned:
+                        break
+            return
+        if headers.get("content-encoding", "identity") != "identity":
+            raise RemoteInspectError(
+                f"{self._name}: {host_of(answer.url)} sends the file compressed although we asked for "
+                "it uncompressed, so byte offsets in it cannot be used; download the file and "
+                "give its path"
+            )
+        wanted_bytes = self._want(answer)
+        for chunk in response.iter_raw():
+            self.received_bytes += len(chunk)
+            self.body += chunk[: wanted_bytes - len(self.body)]
+            self.overrun = self.received_bytes > wanted_bytes
+            if self.overrun or self._abandoned:
+                break
+
+
+# -- the requests of one reference ---------------------------------------------------------------
 
 
 class Stopwatch:
-    """Wall time during which at least one thread was inside; what happens between is not counted."""
+    """The time during which at least one thread was inside."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,16 +290,24 @@ class Stopwatch:
 
 
 class Transport:
-    """Shared by all files of one reference, read by several threads at once perhaps.
+    """The connection of one reference, shared by its files and their threads.
 
-    The time limit is for them together, and counts only while the network is being used.
+    They share one time limit, which counts only while the network is being used.
     """
 
     def __init__(self, reach: Reach, *, cut_off: RemoteInspectError | None = None) -> None:
-        """With `cut_off` nothing is asked for: what is kept is served, whoever needs more hears it."""
+        """With `cut_off` nothing is requested: only cached bytes are served, and more raises that error."""
         self.reach = reach
         self._cut_off = cut_off
         self._watch = Stopwatch()
+
+    @property
+    def is_online(self) -> bool:
+        return self.reach.network and self._cut_off is None and not is_offline()
+
+    @property
+    def left_s(self) -> float:
+        return self.reach.total_timeout_s - self._watch.seconds
 
     def ask(
         self,
@@ -134,14 +318,14 @@ class Transport:
         want: Want,
         settled: Callable[[ResponseHead], bool] | None = None,
     ) -> Reply:
-        """One GET, redirects followed. `want` sees the head and says how much body to take.
+        """One GET with its redirects. `want` sees the head and says how much of the body to read.
 
-        `settled` may end it at a redirect that already says enough.
-        Raises for a status that will not change; what may pass comes back as trouble.
+        `settled` may stop at a redirect that already says enough. Raises for a status that will not change; what may
+        pass is returned as trouble.
         """
-        self._check_wanted()
+        self._check_cancelled()
         if self._cut_off is not None:
-            raise type(self._cut_off)(str(self._cut_off))  # several threads may hear it at once
+            raise type(self._cut_off)(str(self._cut_off))  # a copy: several threads may raise it
         if not self.is_online:
             raise offline(name=name)
         linked_etag, seen = None, {url}
@@ -165,7 +349,7 @@ class Transport:
         )
 
     def get(self, url: str, *, name: str, limit_bytes: int, accept: str = "*/*") -> Reply:
-        """A whole small document, tried again where that helps; too large is an error."""
+        """A whole small document, retried where that helps; one that is too large is an error."""
         patience = Patience(self, name=name)
         while True:
             reply = self.ask(url, {"accept": accept}, name=name, want=lambda _: limit_bytes)
@@ -185,16 +369,7 @@ class Transport:
         cancelled = self.reach.cancelled or threading.Event()
         with self._watch:
             cancelled.wait(seconds)
-        self._check_wanted()
-
-    def _check_wanted(self) -> None:
-        """Whether anybody still waits for it."""
-        if self.reach.cancelled is not None and self.reach.cancelled.is_set():
-            raise CancelledError(CALLED_OFF)
-
-    @property
-    def left_s(self) -> float:
-        return self.reach.total_timeout_s - self._watch.seconds
+        self._check_cancelled()
 
     def count(
         self, *, requests: int = 0, received_bytes: int = 0, ranges: int = 0, cached_bytes: int = 0
@@ -206,9 +381,9 @@ class Transport:
             traffic.ranges += ranges
             traffic.cached_bytes += cached_bytes
 
-    @property
-    def is_online(self) -> bool:
-        return self.reach.network and self._cut_off is None and not is_offline()
+    def _check_cancelled(self) -> None:
+        if self.reach.cancelled is not None and self.reach.cancelled.is_set():
+            raise CancelledError(_CANCELLED)
 
     def _exchange(self, url: str, headers: Mapping[str, str], *, name: str, want: Want) -> Reply:
         left_s = self.left_s
@@ -226,26 +401,17 @@ class Transport:
         )
         try:
             with self._watch:
-                finished = exchange.run(left_s)
+                is_finished = exchange.run(left_s)
         finally:
             self.count(requests=1, received_bytes=exchange.received_bytes)
-        if not finished:
+        if not is_finished:
             raise self._too_slow(name)
-        return self._reply(exchange, name=name)
-
-    def _reply(self, exchange: Exchange, *, name: str) -> Reply:
-        answer = exchange.answer
-        trouble = exchange.trouble
+        answer, trouble = exchange.answer, exchange.trouble
         if trouble is None and answer is not None:
             trouble = status_trouble(answer)
             if trouble is None and answer.status not in WANTED_STATUSES | _REDIRECTS:
                 raise status_error(answer, name=name)
-        return Reply(
-            answer=answer,
-            body=exchange.body,
-            overrun=exchange.overrun,
-            trouble=trouble,
-        )
+        return Reply(answer=answer, body=exchange.body, overrun=exchange.overrun, trouble=trouble)
 
     def _too_slow(self, name: str) -> RemoteTimeoutError:
         return RemoteTimeoutError(
@@ -257,7 +423,7 @@ class Transport:
 
 
 class Patience:
-    """How often one thing is tried again, and how long to wait before each time."""
+    """How often a request is retried, and how long to wait before each time."""
 
     def __init__(self, transport: Transport, *, name: str) -> None:
         self._transport = transport
@@ -266,11 +432,11 @@ class Patience:
         self._timeouts = 0
 
     def start_over(self) -> None:
-        """Something was received: only troubles without progress count."""
+        """Call it after progress: only troubles in a row count."""
         self._retries = self._timeouts = 0
 
     def wait(self, trouble: Trouble) -> None:
-        """Returns when it is time for another try; raises when it is not worth one."""
+        """Returns when it is time for another try; raises if none is worth it."""
         asked_s = trouble.retry_after_s or 0.0
         self._timeouts += trouble.timed_out
         if asked_s > MAX_RETRY_AFTER_S:
@@ -286,193 +452,9 @@ class Patience:
         self._transport.pause(pause_s, name=self._name)
 
 
-# Other bodies are read to their end so that the connection can be used again, up to this size.
-MAX_DRAINED_BYTES = 16 * 1024
-
-CALLED_OFF = "cancelled"
-_LOOK_EVERY_S = 0.05  # for somebody who gave up
-
-
-class Exchange:
-    """Run it once; then look at what it holds."""
-
-    def __init__(
-        self,
-        url: str,
-        headers: Mapping[str, str],
-        *,
-        name: str,
-        want: Want,
-        connect_timeout_s: float,
-        read_timeout_s: float,
-        public_only: bool = False,
-        cancelled: threading.Event | None = None,
-    ) -> None:
-        self._url = url
-        self._headers = headers
-        self._name = name
-        self._want = want
-        self._connect_timeout_s = connect_timeout_s
-        self._read_timeout_s = read_timeout_s
-        self._public_only = public_only
-        self._guard: Guard | None = None
-        self._cancelled = cancelled
-        self._done = threading.Event()
-        self._abandoned = False
-        self._error: BaseException | None = None
-        self.connection: Any = None  # as far as known; a cut ends it
-        self.answer: ResponseHead | None = None
-        self.body = bytearray()
-        self.received_bytes = 0
-        self.overrun = False
-        self.trouble: Trouble | None = None
-
-    def run(self, limit_s: float) -> bool:
-        """False when it was not done in time; raises what the exchange raised, and CancelledError."""
-        client, token = hub_client(), token_for(self._url)
-        threading.Thread(target=self._work, args=(client, token), daemon=True).start()
-        try:
-            finished = self._wait(min(limit_s, threading.TIMEOUT_MAX))
-        finally:
-            if not self._done.is_set():
-                self._abandon()
-        if finished and self._error is not None:
-            raise self._error
-        return finished
-
-    def _wait(self, limit_s: float) -> bool:
-        if self._cancelled is None:
-            return self._done.wait(limit_s)
-        end = time.monotonic() + limit_s
-        while not self._done.wait(max(0.0, min(_LOOK_EVERY_S, end - time.monotonic()))):
-            if self._cancelled.is_set():
-                raise CancelledError(CALLED_OFF)
-            if time.monotonic() >= end:
-                return False
-        return True
-
-    def _abandon(self) -> None:
-        """Cut the connection, so that the thread ends instead of waiting for the next byte."""
-        self._abandoned = True
-        with contextlib.suppress(AttributeError, OSError):  # none yet, or none any more
-            self.connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-
-    def _work(self, client: httpx2.Client, token: str | None) -> None:
-        try:
-            self._talk(client, token)
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
-            self._error = error
-        finally:
-            self._done.set()
-
-    def _talk(self, client: httpx2.Client, token: str | None) -> None:
-        import httpx2
-        from huggingface_hub.errors import OfflineModeIsEnabled
-
-        try:
-            if self._public_only:
-                self._guard = Guard(self._url, name=self._name)
-                self._guard.check_host()
-            if self._abandoned:  # while the name was looked up
-                return
-            with contextlib.closing(self._send(client, token)) as response:
-                self.connection = response.extensions.get("network_stream")
-                self._receive(response, token_sent=token is not None)
-        except httpx2.TimeoutException:
-            self.trouble = lost(self._url, self.received_bytes, timed_out=True)
-        except httpx2.TransportError as error:
-            self.trouble = self._explain(error)
-        except OfflineModeIsEnabled as error:
-            raise offline(name=self._name) from error
-        except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: no host has such a name
-            # Without the client's own words: they quote the parts, and one may be a password.
-            raise RemoteInspectError(
-                f"{self._name}: invalid address; check its spelling"
-            ) from error
-
-    def _send(self, client: httpx2.Client, token: str | None) -> httpx2.Response:
-        from httpx2 import USE_CLIENT_DEFAULT, Timeout
-
-        timeout = Timeout(self._read_timeout_s, connect=self._connect_timeout_s)
-        request = client.build_request(
-            "GET",
-            self._url,
-            headers={
-                "user-agent": f"edgekit/{__version__}",
-                "accept-encoding": "identity",  # offsets are into the file, not into a gzip of it
-                **self._headers,
-            },
-            timeout=timeout,
-            extensions={"trace": self._watch},
-        )
-        # A client that was set up with a login for the hub must not show it to other hosts.
-        request.headers.pop("authorization", None)
-        if token is not None:
-            request.headers["authorization"] = f"Bearer {token}"
-        auth = USE_CLIENT_DEFAULT if token is not None else None
-        return client.send(request, stream=True, follow_redirects=False, auth=auth)
-
-    def _watch(self, event: str, info: Mapping[str, Any]) -> None:
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            self.connection = info["return_value"]
-            if self._abandoned:  # while it was being made
-                self._abandon()
-        if self._guard is not None:
-            self._guard.watch(event, info)
-
-    def _receive(self, response: httpx2.Response, *, token_sent: bool) -> None:
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        answer = ResponseHead(
-            status=response.status_code, headers=headers, url=self._url, token_sent=token_sent
-        )
-        self.answer = answer
-        if answer.status not in WANTED_STATUSES:
-            self._drain(response)
-            return
-        if headers.get("content-encoding", "identity") != "identity":
-            raise encoded(answer, name=self._name)
-        wanted_bytes = self._want(answer)
-        for chunk in response.iter_raw():
-            self.received_bytes += len(chunk)
-            self.body += chunk[: wanted_bytes - len(self.body)]
-            self.overrun = self.received_bytes > wanted_bytes
-            if self.overrun or self._abandoned:
-                break
-
-    def _drain(self, response: httpx2.Response) -> None:
-        import httpx2
-
-        with contextlib.suppress(httpx2.TransportError):  # the head was all that mattered
-            for chunk in response.iter_raw():
-                self.received_bytes += len(chunk)
-                if self.received_bytes > MAX_DRAINED_BYTES or self._abandoned:
-                    break
-
-    def _explain(self, error: httpx2.TransportError) -> Trouble:
-        import ssl
-
-        import httpx2
-
-        if self.answer is not None:
-            return lost(self._url, self.received_bytes)
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, ssl.SSLCertVerificationError):
-                raise bad_certificate(self._url, name=self._name) from error
-            cause = cause.__cause__ or cause.__context__
-        if isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-            return unreachable(self._url, str(error))
-        return lost(self._url, 0)
-
-
-# Worth another try; every other status is an answer.
-PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
+# -- failures in words ---------------------------------------------------------------------------
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
-_NO_ACCESS = (
-    "the token has no access to it: request access on the model's page, or use another token"
-)
-
 # The hub's X-Error-Code says more than its status: it answers 401 for a repository that does not
 # exist. Names from huggingface_hub/utils/_http.py, hf_raise_for_status @ 2.4.0.
 _MISSING = {
@@ -484,39 +466,30 @@ _MISSING = {
 
 def status_error(answer: ResponseHead, *, name: str) -> RemoteInspectError:
     """The error for a status that another try will not change."""
-    code = answer.headers.get("x-error-code", "")
-    if code in _MISSING:
-        return _missing(answer, _MISSING[code], name=name)
-    if code == "GatedRepo" or answer.status in {401, 403}:
-        return _refused(answer, gated=code == "GatedRepo", name=name)
-    if answer.status in {404, 410}:
-        return _missing(answer, "not found", name=name)
+    code, host = answer.headers.get("x-error-code", ""), host_of(answer.url)
+    if code not in _MISSING and (code == "GatedRepo" or answer.status in {401, 403}):
+        what = "the model is gated" if code == "GatedRepo" else "the model is private or gated"
+        if answer.token_sent:
+            advice = "the token has no access to it: request access on the model's page, or use another token"
+        elif is_hub(answer.url):
+            advice = f"accept its terms on the model's page, then {_LOG_IN}"
+        else:
+            advice = "no token was sent, because tokens only go to Hugging Face"
+        return RemoteAccessError(f"{name}: {what} ({host} answered {answer.status}); {advice}")
+    if code in _MISSING or answer.status in {404, 410}:
+        advice = "check the spelling"
+        if code == "RepoNotFound":
+            log_in = "your token has no access to it" if answer.token_sent else _LOG_IN
+            advice += f"; if it is private, {log_in}"
+        return RemoteNotFoundError(f"{name}: {_MISSING.get(code, 'not found')} on {host}; {advice}")
     return RemoteInspectError(
-        f"{name}: {host_of(answer.url)} answered {answer.status} instead of sending a "
+        f"{name}: {host} answered {answer.status} instead of sending a "
         "model file; check the address, or download the file and give its path"
     )
 
 
-def _missing(answer: ResponseHead, what: str, *, name: str) -> RemoteNotFoundError:
-    advice = "check the spelling"
-    if "private" in what:
-        no_access = "your token has no access to it"
-        advice += f"; if it is private, {no_access if answer.token_sent else _LOG_IN}"
-    return RemoteNotFoundError(f"{name}: {what} on {host_of(answer.url)}; {advice}")
-
-
-def _refused(answer: ResponseHead, *, gated: bool, name: str) -> RemoteAccessError:
-    what = "the model is gated" if gated else "the model is private or gated"
-    where = f"{name}: {what} ({host_of(answer.url)} answered {answer.status})"
-    if answer.token_sent:
-        return RemoteAccessError(f"{where}; {_NO_ACCESS}")
-    if is_hub(answer.url):
-        return RemoteAccessError(f"{where}; accept its terms on the model's page, then {_LOG_IN}")
-    return RemoteAccessError(f"{where}; no token was sent, because tokens only go to Hugging Face")
-
-
 def status_trouble(answer: ResponseHead) -> Trouble | None:
-    """For a status that may pass: what to say, and how long the server asks us to wait."""
+    """The trouble for a status that may pass, with the time that the server asks us to wait."""
     if answer.status not in PASSING_STATUSES:
         return None
     too_many = " (too many requests)" if answer.status == 429 else ""
@@ -528,8 +501,6 @@ def status_trouble(answer: ResponseHead) -> Trouble | None:
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Retry-After in seconds or as a date, else the time to the next window of the rate limit."""
-    from email.utils import parsedate_to_datetime
-
     text = headers.get("retry-after", "").strip()
     if re.fullmatch(r"[0-9]{1,20}", text):
         return float(text)
@@ -563,14 +534,6 @@ def bad_certificate(url: str, *, name: str) -> RemoteInspectError:
     )
 
 
-def encoded(answer: ResponseHead, *, name: str) -> RemoteInspectError:
-    return RemoteInspectError(
-        f"{name}: {host_of(answer.url)} sends the file compressed although we asked for "
-        "it uncompressed, so byte offsets in it cannot be used; download the file and "
-        "give its path"
-    )
-
-
 def offline(*, name: str) -> RemoteInspectError:
     return RemoteInspectError(
         f"{name}: not on this machine, and the network is off (HF_HUB_OFFLINE); turn it "
@@ -578,16 +541,28 @@ def offline(*, name: str) -> RemoteInspectError:
     )
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from; the chain may be circular."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+# -- several requests at once --------------------------------------------------------------------
+
+AT_ONCE = 8  # connections: enough to hide round trips, few enough to be polite
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AT_ONCE = 8  # connections: enough to hide round trips, few enough to be polite
-
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Results in order; work begins at once, an error is raised in its turn and no more is begun then.
+    """Results in order, from threads that start at once. After an error no more work is started.
 
-    An executor of the standard library waits for its threads when a program is interrupted: up to the longest time-out.
+    The threads do not keep the program from ending: an executor of the standard library would wait for them, up to the
+    longest time-out.
     """
     futures: list[Future[Result]] = [Future() for _ in items]
     todo, lock, stop = iter(zip(items, futures, strict=True)), threading.Lock(), threading.Event()
@@ -595,23 +570,23 @@ def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Itera
     def run() -> None:
         while not stop.is_set():
             with lock:
-                found = next(todo, None)
-            if found is None:
+                pair = next(todo, None)
+            if pair is None:
                 return
-            item, future = found
+            item, future = pair
             try:
                 future.set_result(work(item))
-            except BaseException as error:  # noqa: BLE001 - handed to whoever waits for it
+            except BaseException as error:  # noqa: BLE001 - raised where the result is read
                 future.set_exception(error)
 
     for _ in range(min(AT_ONCE, len(items))):
         threading.Thread(target=run, daemon=True).start()
-    return _in_turn(futures, stop)
 
+    def results() -> Iterator[Result]:
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            stop.set()
 
-def _in_turn(futures: list[Future[Result]], stop: threading.Event) -> Iterator[Result]:
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        stop.set()
+    return results()
