@@ -1,7 +1,7 @@
-"""A hub model that ranges cannot show -> its files, whole, in the hub's own cache.
+"""Full downloads: the files of a hub model, into the hub's own cache, by huggingface_hub itself.
 
-What is to be fetched, and whether there is room for it, is settled before anybody is asked. Files that are
-finished stay whatever happens, so the next run goes on there; of others nothing is left.
+What to fetch, and whether the disk has space for it, is settled before the user is asked. Finished files always stay,
+so the next run continues there; unfinished ones are removed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import shutil
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -43,6 +45,7 @@ from edgekit.sources.http import (
     ResponseHead,
     Trouble,
     bad_certificate,
+    causes,
     offline,
     side_by_side,
     status_error,
@@ -58,18 +61,92 @@ from edgekit.units import MIB, format_bytes
 if TYPE_CHECKING:
     import httpx2
 
-
 SPARE_BYTES = 256 * MIB  # on a disk with less than this, other programs begin to fail
 LIGHT_FAILED = "the header alone was not enough"
 LISTING_TIMEOUT_S = 20.0  # the hub was asked a moment ago: not another two minutes
 
 
+# -- the file to run -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    label: str
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+def find_weights(
+    reference: str | os.PathLike[str],
+    *,
+    reach: Reach | None = None,
+    confirm: Callable[[Download], bool] | None = None,
+    several: bool = False,
+) -> Found:
+    """The GGUF file on this machine that `reference` means: a path, a name in a local store, or a hub id.
+
+    `several`: return the first file of a split model; otherwise split models are refused. A hub id that is not in the
+    hub's cache is downloaded if `confirm` agrees.
+    """
+    text = os.fspath(reference)
+    files = _local_files(text, reach or Reach(), confirm)
+    if files.origin is Origin.SAMPLE:
+        raise UsageError(
+            f"{text}: a built-in sample is only a header, without weights, so there is nothing to run"
+        )
+    if files.container is not Container.GGUF or not files.weights:
+        raise HeaderError(
+            "this is not a GGUF file, but one is needed: convert it "
+            "(convert_hf_to_gguf.py FOLDER --outtype f16), or give a GGUF repository",
+            file=files.label,
+        )
+    if len(files.weights) > 1 and not several:
+        raise UsageError(
+            f"{files.label} is split into {len(files.weights)} files: merge them "
+            f"(llama-gguf-split --merge {files.weights[0].name} MODEL.gguf) and give the "
+            "result"
+        )
+    with closing(files.weights[0].open()) as opened:
+        path = Path(opened.name)
+    return Found(label=files.label, path=path, notes=files.notes)
+
+
+def _local_files(text: str, reach: Reach, confirm: Callable[[Download], bool] | None) -> ModelFiles:
+    try:
+        files = locate(text, reach=replace(reach, network=False))
+    except SourceError as error:
+        if not reach.network:
+            raise
+        if hub_model_of(text) is None:
+            if not isinstance(error, RemoteInspectError):
+                raise
+            raise RemoteInspectError(
+                f"{text} is not on this machine: download the file and give its path"
+            ) from error
+        missing: SourceError = error
+    else:
+        if not files.origin.is_remote:
+            return files
+        # Only the header of a hub model is cached, not its weights.
+        missing = RemoteInspectError(f"{files.label} is not on this machine")
+    because = RemoteInspectError(
+        f"the weights of {text} are needed, but they are not on this machine"
+    )
+    because.__cause__ = missing
+    return download_model(
+        text, because, confirm=confirm, reach=reach, lacking="the weights are needed"
+    )
+
+
+# -- a whole model -------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """What is about to be downloaded, for whoever may refuse it."""
+    """What is about to be downloaded, for the user to confirm."""
 
     label: str  # the model: "org/name:Q4_K_M"
-    files: tuple[HubFile, ...]  # those that are not here yet
+    files: tuple[HubFile, ...]  # those that are not in the cache yet
     folder: Path  # the hub's cache
     because: str  # why the light inspection was not enough
     lacking: str = LIGHT_FAILED
@@ -87,25 +164,35 @@ def download_model(
     reach: Reach | None = None,
     lacking: str = LIGHT_FAILED,
 ) -> ModelFiles:
-    """The files of a hub model, downloaded where they are not in the hub's cache yet.
+    """The files of a hub model, downloaded if they are not in the hub's cache yet.
 
-    `because` is why the light inspection failed, or what else is `lacking`. It is raised again for everything but a hub
-    model, for what the hub does not have, when offline, and with a word about it when `confirm` refuses (None refuses
-    unasked).
-    SourceError before a byte is fetched when the disk has no room; RemoteAccessError says how to log in.
+    `because` says why the light inspection failed, or what else is `lacking`. It is raised again for anything but a hub
+    model, for a model that the hub does not have, when offline, and with advice if `confirm` refuses (None always
+    refuses). SourceError before any byte is fetched if the disk is too full; RemoteAccessError says how to log in.
     """
     reach = reach or Reach()
     model = hub_model_of(reference, reach=reach)
     is_missing = isinstance(because, RemoteNotFoundError)
     if model is None or is_missing or not reach.network or is_offline():
         raise because
-    if reach.within is not None:  # whoever asks does not sit at this machine
+    if reach.within is not None:  # the request came from another machine
         by_hand = f"download it on that machine (hf download {model.repo}), and try again"
         _refuse(because, f"Its full files may be enough: {by_hand}")
-    if confirm is None or reach.public_only:  # the library follows redirects to wherever they lead
+    if confirm is None or reach.public_only:  # the library follows redirects anywhere
         _refuse(because, _not_allowed("A full download"))
-    choice = locate_hub(model, _for_listing(reach))
-    files = _describe(model, choice, reach)
+    # Without cached answers, and without waiting for the hub as long as before.
+    listing_s = min(reach.total_timeout_s, LISTING_TIMEOUT_S)
+    choice = locate_hub(model, replace(reach, cache=False, total_timeout_s=listing_s))
+    if reach.progress is not None:
+        reach.progress(f"{choice.label}: looking up file sizes")
+    beside = filter(None, (choice.config, choice.index, choice.quantization))
+    first, *rest = {file.name: file for file in (*beside, *choice.weights)}.values()
+    described = describe_file(model, first, reach)
+    pinned = described.model  # all files at the commit of the first
+    files = [
+        described,
+        *side_by_side(lambda file: describe_file(pinned, file, reach), rest),
+    ]
     folder = hub_cache_folder()
     download = Download(
         label=choice.label,
@@ -115,28 +202,35 @@ def download_model(
         lacking=lacking,
     )
     if download.files:
-        _require_room(download)
+        _require_space(download)
+        size = format_bytes(download.size_bytes)
         if not confirm(download):
-            _refuse(
-                because, _not_allowed(f"The full download of {format_bytes(download.size_bytes)}")
-            )
-        _announce(download, reach)
-    for file in files:  # one that is here costs a look, or a link
-        fetch_patiently(file, folder)
+            _refuse(because, _not_allowed(f"The full download of {size}"))
+        if reach.progress is not None:
+            reach.progress("")  # the library's bar takes over the terminal
+        logging.getLogger("edgekit").warning(
+            "%s (%s); downloading %s to %s", lacking, download.because, size, folder
+        )
+    for file in files:  # one that is in the cache costs a look, or a link
+        _patiently(partial(fetch_file, file, folder))
     _name_commit(model, files, folder)
-    return _found(reference, choice, files[0].model, download)
+    found = find_hub_cached(pinned, folder)
+    if found is None:
+        raise SourceError(f"{folder} no longer has the files that were just downloaded: try again")
+    how = f"downloaded in full ({format_bytes(download.size_bytes)})"
+    note = f"{how if download.files else 'read from the hub cache'}: {lacking}"
+    return replace(
+        found,
+        reference=reference,
+        alternatives=choice.alternatives,
+        notes=(*choice.notes, f"{note} ({download.because})"),
+    )
 
 
-def _for_listing(reach: Reach) -> Reach:
-    """Nothing kept is wanted, and whoever has waited for the hub once need not wait as long again."""
-    limit_s = min(reach.total_timeout_s, LISTING_TIMEOUT_S)
-    return replace(reach, cache=False, total_timeout_s=limit_s)
-
-
-def _refuse(because: EdgekitError, told: str) -> NoReturn:
+def _refuse(because: EdgekitError, advice: str) -> NoReturn:
     if not isinstance(because, RemoteInspectError) or isinstance(because, RemoteAccessError):
-        raise because  # the same door is closed to a download
-    raise type(because)(f"{because}. {told}") from because
+        raise because  # a download would fail in the same way
+    raise type(because)(f"{because}. {advice}") from because
 
 
 def _not_allowed(what: str) -> str:
@@ -146,19 +240,12 @@ def _not_allowed(what: str) -> str:
     )
 
 
-def _describe(model: HubModel, choice: ModelFiles, reach: Reach) -> list[HubFile]:
-    """All files of the choice, at the commit that the first of them is at."""
-    beside = filter(None, (choice.config, choice.index, choice.quantization))
-    first, *rest = {file.name: file for file in (*beside, *choice.weights)}.values()
-    if reach.progress is not None:
-        reach.progress(f"{choice.label}: looking up file sizes")
-    described = describe_file(model, first, reach)
-    more = side_by_side(lambda file: describe_file(described.model, file, reach), rest)
-    return [described, *more]
-
-
-def _require_room(download: Download) -> None:
-    free_bytes = _free_bytes(download.folder)
+def _require_space(download: Download) -> None:
+    free_bytes = None
+    for place in (download.folder, *download.folder.parents):  # the folder may not exist yet
+        with suppress(OSError):
+            free_bytes = shutil.disk_usage(place).free
+            break
     if free_bytes is not None and free_bytes < download.size_bytes + SPARE_BYTES:
         raise SourceError(
             f"{download.label}: the full download needs "
@@ -169,31 +256,11 @@ def _require_room(download: Download) -> None:
         )
 
 
-def _free_bytes(folder: Path) -> int | None:
-    """Where `folder` is or will be; None where nobody can tell."""
-    for place in (folder, *folder.parents):
-        with suppress(OSError):
-            return shutil.disk_usage(place).free
-    return None
-
-
-def _announce(download: Download, reach: Reach) -> None:
-    if reach.progress is not None:
-        reach.progress("")  # the library's bar takes over the terminal
-    logging.getLogger("edgekit").warning(
-        "%s (%s); downloading %s to %s",
-        download.lacking,
-        download.because,
-        format_bytes(download.size_bytes),
-        download.folder,
-    )
-
-
 def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
-    """Until all was there the revision kept its old meaning; now the library may note the new one.
+    """Let the library note which commit the revision means, now that all files are there.
 
-    It does so when it is asked for a file by the revision's name, and fetches nothing: the smallest file, lest
-    the revision moved on in the meantime. Without the note the files are found all the same.
+    It does so when a file is requested by the revision's name. The smallest file, in case the revision has moved on in
+    the meantime and it is fetched again. Without the note the files are found all the same.
     """
     if not is_commit(model.revision):
         smallest = min(files, key=lambda file: file.size_bytes)
@@ -202,23 +269,12 @@ def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
             fetch_file(replace(smallest, model=named), folder)
 
 
-def _found(reference: str, choice: ModelFiles, pinned: HubModel, download: Download) -> ModelFiles:
-    found = find_hub_cached(pinned, download.folder)
-    if found is None:
-        raise SourceError(
-            f"{download.folder} no longer has the files that were just downloaded: try again"
-        )
-    how = f"downloaded in full ({format_bytes(download.size_bytes)})"
-    note = f"{how if download.files else 'read from the hub cache'}: {download.lacking}"
-    return replace(
-        found,
-        reference=reference,
-        alternatives=choice.alternatives,
-        notes=(*choice.notes, f"{note} ({download.because})"),
-    )
+# -- one file ------------------------------------------------------------------------------------
+# The library works in the caller's thread, so Ctrl-C reaches it, and it removes unfinished files, as after every
+# failure. It resumes a file after a cut. When it gives up, another try starts that file again: each unfinished file has
+# a new name.
 
-
-MAX_TRIES = 3  # of one file; before each ends, the library has tried to go on up to six times
+MAX_TRIES = 3  # of one file; in each of them the library resumes up to five times
 FIRST_PAUSE_S = 1.0  # doubled each time
 MAX_RESTARTS = 3  # of a server that starts from byte 0 after every cut
 
@@ -240,7 +296,7 @@ class HubFile:
     by_xet: bool  # fetched by hf_xet, which knows the length by the hash of the content
 
     def is_in(self, hub_cache: Path) -> bool:
-        """At this commit, or at another with the same content: then it is only linked."""
+        """At this commit, or at another with the same content, which only needs a link."""
         repository = repository_folder(self.model, hub_cache)
         link = repository / "snapshots" / str(self.model.revision) / self.name
         return link.is_file() or (repository / "blobs" / self.etag).is_file()
@@ -251,17 +307,17 @@ def is_commit(revision: str | None) -> bool:
 
 
 def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
-    """By a HEAD request. What the hub says must agree with its own listing."""
-    told = _patiently(lambda: _metadata(model, file.name, reach))
+    """By a HEAD request, whose answer must agree with the hub's listing."""
+    metadata = _patiently(lambda: _metadata(model, file.name, reach))
     name = f"{model.repo}/{file.name}"
-    commit = told.commit_hash
+    commit = metadata.commit_hash
     is_other = is_commit(model.revision) and commit != model.revision
-    if not is_commit(commit) or is_other or not _BLOB_NAME.fullmatch(told.etag or ""):
+    if not is_commit(commit) or is_other or not _BLOB_NAME.fullmatch(metadata.etag or ""):
         raise RemoteInspectError(
             f"{name}: {hub_endpoint()} does not report the commit and hash of its files, "
             "so nothing can be downloaded from it; check HF_ENDPOINT"
         )
-    size_bytes = file.size_bytes if told.size is None else told.size
+    size_bytes = file.size_bytes if metadata.size is None else metadata.size
     if size_bytes is None or not 0 <= size_bytes <= MAX_FILE_BYTES:
         raise RemoteInspectError(
             f"{name}: not downloaded, because Hugging Face does not report its size"
@@ -271,12 +327,13 @@ def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
             f"{name}: listed with {file.size_bytes:,} bytes, but the server sends "
             f"{size_bytes:,}; it may just be changing: try again later"
         )
+    has_xet = find_spec("hf_xet") is not None and not hub_library().constants.HF_HUB_DISABLE_XET
     return HubFile(
         model=replace(model, revision=commit),
         name=file.name,
         size_bytes=size_bytes,
-        etag=told.etag,
-        by_xet=told.xet_file_data is not None and _has_xet(),
+        etag=metadata.etag,
+        by_xet=metadata.xet_file_data is not None and has_xet,
     )
 
 
@@ -293,16 +350,8 @@ def _metadata(model: HubModel, filename: str, reach: Reach) -> Any:
         )
 
 
-def _has_xet() -> bool:
-    return find_spec("hf_xet") is not None and not hub_library().constants.HF_HUB_DISABLE_XET
-
-
-def fetch_patiently(file: HubFile, hub_cache: Path) -> None:
-    """Tried again after troubles that may pass. Raises RemoteInspectError or SourceError."""
-    _patiently(lambda: fetch_file(file, hub_cache))
-
-
 def _patiently(action: Callable[[], _Result]) -> _Result:
+    """Retry after troubles that may pass. Raises RemoteInspectError or SourceError."""
     for tried in range(1, MAX_TRIES):
         try:
             return action()
@@ -314,7 +363,7 @@ def _patiently(action: Callable[[], _Result]) -> _Result:
 
 
 def fetch_file(file: HubFile, hub_cache: Path) -> None:
-    """Into the cache, unless it is there; no more of it is written than its size."""
+    """Into the cache, unless it is there; never writes more than the file's size."""
     model, token = file.model, token_for(file_url(file.model, file.name))
     with _translated(model, file.name, token=token, hub_cache=hub_cache), _unsigned_logs():
         path = hub_library().hf_hub_download(
@@ -337,7 +386,7 @@ def fetch_file(file: HubFile, hub_cache: Path) -> None:
 
 
 def _bounded_bar(file: HubFile) -> type:
-    """The library's progress bar. It hears of every piece before that is written, and may object."""
+    """The library's progress bar, which is updated before every write and may raise to stop it."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
@@ -367,27 +416,8 @@ def _bounded_bar(file: HubFile) -> type:
 
 
 @contextmanager
-def _translated(
-    model: HubModel, filename: str, *, token: str | None, hub_cache: Path | None = None
-) -> Iterator[None]:
-    """Whatever comes out of the library -> an error of ours."""
-    try:
-        yield
-    except EdgekitError:
-        raise
-    except Exception as error:  # hf_xet's errors share no class but this
-        raise library_error(
-            error,
-            name=f"{model.repo}/{filename}",
-            url=file_url(model, filename),
-            token_sent=token is not None,
-            folder=hub_cache,
-        ) from error
-
-
-@contextmanager
 def _unsigned_logs() -> Iterator[None]:
-    """The library logs the address of a cut download with its signature: here without."""
+    """Remove the signature from addresses that the library logs after a cut."""
 
     def unsigned(record: logging.LogRecord) -> bool:
         record.msg, record.args = _SIGNED.sub(r"\1", record.getMessage()), ()
@@ -403,39 +433,61 @@ def _unsigned_logs() -> Iterator[None]:
             logger.removeFilter(unsigned)
 
 
-# What a file system without room answers: no space, no quota, no longer file for this process.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# -- errors of the library -----------------------------------------------------------------------
+
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextmanager
+def _translated(
+    model: HubModel, filename: str, *, token: str | None, hub_cache: Path | None = None
+) -> Iterator[None]:
+    """Turn whatever the library raises into an error of ours."""
+    try:
+        yield
+    except EdgekitError:
+        raise
+    except Exception as error:  # the only class that hf_xet's errors share
+        raise library_error(
+            error,
+            name=f"{model.repo}/{filename}",
+            url=file_url(model, filename),
+            token_sent=token is not None,
+            folder=hub_cache,
+        ) from error
 
 
 def library_error(
     error: Exception, *, name: str, url: str, token_sent: bool, folder: Path | None = None
 ) -> SourceError:
-    """Whatever huggingface_hub raised for a request or a download to `folder`, in our words."""
-    import ssl
-
+    """The error of ours for what huggingface_hub raised during a request or a download to `folder`."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    causes = list(_causes(error))
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
+    disk_full = SourceError(
+        f"{name}: the disk with {folder} is full, or your quota on it is used up; "
+        "unfinished files were removed: free some space, or set HF_HUB_CACHE to a folder "
+        "on another disk"
+    )
+    chain = list(causes(error))
+    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in chain):
         return bad_certificate(url, name=name)
-    for cause in causes:
+    for cause in chain:
         match cause:
             case OfflineModeIsEnabled():
                 return offline(name=name)
             case HfHubHTTPError():
-                return _answered(cause.response, name=name, token_sent=token_sent)
-            case httpx2.ConnectError() | httpx2.ProxyError():
-                return _again(unreachable(_asked(cause, url), str(cause)), name=name)
+                return _response_error(cause.response, name=name, token_sent=token_sent)
             case httpx2.TransportError():
-                how = (
-                    "stopped sending"
-                    if isinstance(cause, httpx2.TimeoutException)
-                    else "closed the connection"
-                )
-                return _again(Trouble(what=f"{host_of(_asked(cause, url))} {how}"), name=name)
-            case OSError() if cause.errno in _NO_ROOM:
-                return _no_room(folder, name=name)
+                with suppress(RuntimeError):  # it was not sent yet
+                    url = str(cause.request.url)  # the hub's, or the one it redirected to
+                if isinstance(cause, httpx2.ConnectError | httpx2.ProxyError):
+                    return _passing_error(unreachable(url, str(cause)), name=name)
+                is_timeout = isinstance(cause, httpx2.TimeoutException)
+                how = "stopped sending" if is_timeout else "closed the connection"
+                return _passing_error(Trouble(what=f"{host_of(url)} {how}"), name=name)
+            case OSError() if cause.errno in _DISK_FULL:
+                return disk_full
             case OSError() if folder is not None and cause.errno is not None:
                 return SourceError(
                     f"{name}: cannot write to {cause.filename or folder} "
@@ -443,43 +495,16 @@ def library_error(
                     "another folder"
                 )
     text = str(error)
-    if "No space left" in text:  # hf_xet has words only
-        return _no_room(folder, name=name)
-    said = "" if "://" in text else f": {text.partition(chr(10))[0][:200]}"  # it may be signed
-    return _again(Trouble(what=f"the download failed ({type(error).__name__}{said})"), name=name)
+    if "No space left" in text:  # hf_xet has no error number
+        return disk_full
+    reason = "" if "://" in text else f": {text.partition(chr(10))[0][:200]}"  # it may be signed
+    what = f"the download failed ({type(error).__name__}{reason})"
+    return _passing_error(Trouble(what=what), name=name)
 
 
-def _no_room(folder: Path | None, *, name: str) -> SourceError:
-    return SourceError(
-        f"{name}: the disk with {folder} is full, or your quota on it is used up; "
-        "unfinished files were removed: free some space, or set HF_HUB_CACHE to a folder "
-        "on another disk"
-    )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it came from; a chain may be a circle."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def _asked(error: httpx2.TransportError, url: str) -> str:
-    """The address that failed: the hub's, or the one it led to."""
-    try:
-        return str(error.request.url)
-    except RuntimeError:  # it was not sent yet
-        return url
-
-
-def _again(trouble: Trouble, *, name: str) -> RemoteInspectError:
-    return RemoteInspectError(f"{name}: {trouble.what}; {trouble.advice}")
-
-
-def _answered(response: httpx2.Response, *, name: str, token_sent: bool) -> RemoteInspectError:
+def _response_error(
+    response: httpx2.Response, *, name: str, token_sent: bool
+) -> RemoteInspectError:
     headers = {key.lower(): value for key, value in response.headers.items()}
     url = str(response.request.url)
     answer = ResponseHead(
@@ -487,81 +512,12 @@ def _answered(response: httpx2.Response, *, name: str, token_sent: bool) -> Remo
     )
     trouble = status_trouble(answer)
     if trouble is None and not is_hub(url) and answer.status in {401, 403}:
-        trouble = Trouble(
-            what=f"{host_of(url)} answered {answer.status}: the download link has expired"
-        )
-    return status_error(answer, name=name) if trouble is None else _again(trouble, name=name)
+        what = f"{host_of(url)} answered {answer.status}: the download link has expired"
+        trouble = Trouble(what=what)
+    if trouble is None:
+        return status_error(answer, name=name)
+    return _passing_error(trouble, name=name)
 
 
-_WITHOUT_WEIGHTS = {Origin.SAMPLE: "a built-in sample is only a header, without weights"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    label: str
-    path: Path
-    notes: tuple[str, ...] = ()
-
-
-def find_weights(
-    reference: str | os.PathLike[str],
-    *,
-    reach: Reach | None = None,
-    confirm: Callable[[Download], bool] | None = None,
-    several: bool = False,
-) -> Found:
-    """The file itself: a path, a name in one of the stores on this machine, or a hub id.
-
-    `several`: of a model in several files, the first. Else such a one is refused.
-    A hub id that is not in the hub's cache is downloaded to it when `confirm` says so.
-    """
-    text = os.fspath(reference)
-    reach = reach or Reach()
-    files = _on_this_machine(text, reach, confirm)
-    if (why := _WITHOUT_WEIGHTS.get(files.origin)) is not None:
-        raise UsageError(f"{text}: {why}, so there is nothing to run")
-    if files.container is not Container.GGUF or not files.weights:
-        raise HeaderError(
-            "this is not a GGUF file, but one is needed: convert it "
-            "(convert_hf_to_gguf.py FOLDER --outtype f16), or give a GGUF repository",
-            file=files.label,
-        )
-    if len(files.weights) > 1 and not several:
-        raise UsageError(
-            f"{files.label} is split into {len(files.weights)} files: merge them "
-            f"(llama-gguf-split --merge {files.weights[0].name} MODEL.gguf) and give the "
-            "result"
-        )
-    with closing(files.weights[0].open()) as opened:
-        path = Path(opened.name)
-    return Found(label=files.label, path=path, notes=files.notes)
-
-
-def _on_this_machine(
-    text: str, reach: Reach, confirm: Callable[[Download], bool] | None
-) -> ModelFiles:
-    try:
-        files = locate(text, reach=replace(reach, network=False))
-    except SourceError as error:
-        if not reach.network:
-            raise
-        if hub_model_of(text) is None:
-            if not isinstance(error, RemoteInspectError):
-                raise
-            raise RemoteInspectError(
-                f"{text} is not on this machine: download the file and give its path"
-            ) from error
-        missing: SourceError = error
-    else:
-        if not files.origin.is_remote:
-            return files
-        # What is kept of a hub model is its header: the weights are not here.
-        missing = RemoteInspectError(f"{files.label} is not on this machine")
-
-    because = RemoteInspectError(
-        f"the weights of {text} are needed, but they are not on this machine"
-    )
-    because.__cause__ = missing
-    return download_model(
-        text, because, confirm=confirm, reach=reach, lacking="the weights are needed"
-    )
+def _passing_error(trouble: Trouble, *, name: str) -> RemoteInspectError:
+    return RemoteInspectError(f"{name}: {trouble.what}; {trouble.advice}")
