@@ -1,8 +1,7 @@
-"""Header bytes that were fetched once -> a file each on disk, for the next time.
+"""The disk cache of header bytes: one file per address.
 
-An entry is one line of JSON (what it is, of which version, how long, since when, its SHA-256), then the
-bytes.
-Only addresses without query, user and password come here, so no secret does.
+An entry is a line of JSON (address, version, length, date, SHA-256), then the bytes. Only addresses without query, user
+and password are cached, so no secret is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from edgekit.errors import SourceError
 from edgekit.sources.local import open_file
@@ -26,16 +25,54 @@ from edgekit.units import KIB, LARGEST, MIB
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_CACHE_BYTES = 512 * MIB  # about a hundred models; the ones not used for longest go first
-MAX_MEMORY_BYTES = 2 * MIB  # of one prefix; a longer one lies in a temporary file
+MAX_CACHE_BYTES = 512 * MIB  # about a hundred models; the least recently used go first
+MAX_MEMORY_BYTES = 2 * MIB  # of one prefix; a longer one goes to a temporary file
 MAX_TITLE_BYTES = 8 * KIB  # the line of JSON: an address and two validators
+MAX_VALIDATOR_CHARS = 256  # a SHA-256 in quotes has 66
 FORMAT = 1
 
 _SUFFIX = ".header"
 _PART_SUFFIX = ".part"
-_PART_AGE_S = 3600.0  # no header takes an hour to write: its writer is gone
+_PART_AGE_S = 3600.0  # no header takes an hour to write: its writer has died
 _CHUNK_BYTES = 256 * KIB
-_LAST_SECOND = 253_402_300_799  # of the year 9999: every calendar can show it
+_LAST_SECOND = 253_402_300_799  # of the year 9999: every platform can format it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """The state of a file on a server."""
+
+    total_bytes: int
+    etag: str | None = None
+    last_modified: str | None = None
+
+    @property
+    def validator(self) -> str | None:
+        """For If-Range: a strong ETag, else the date; None if the server sends neither."""
+        if self.etag is not None and not self.etag.startswith("W/"):
+            return self.etag
+        return self.last_modified
+
+    @property
+    def condition(self) -> dict[str, str]:
+        """Headers that make the server answer 304 if the file is still this one."""
+        if self.etag is not None:
+            return {"if-none-match": self.etag}
+        return {"if-modified-since": self.last_modified} if self.last_modified is not None else {}
+
+    def is_same(self, other: Version) -> bool:
+        """Whether everything that both state agrees: one server of several may state less."""
+        pairs = ((self.etag, other.etag), (self.last_modified, other.last_modified))
+        stated = [
+            mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None
+        ]
+        return self.total_bytes == other.total_bytes and (stated[0] if stated else True)
+
+
+def usable_validator(text: str | None) -> str | None:
+    """The text if it can be sent back in a header, else None."""
+    is_sane = text is not None and len(text) <= MAX_VALIDATOR_CHARS
+    return text if is_sane and text and text.isascii() and text.isprintable() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +87,7 @@ class CachedRange:
 
 
 def new_prefix() -> IO[bytes]:
-    """For bytes from the start of a file; whoever asked closes it."""
+    """An empty file for the first bytes of another; the caller closes it."""
     return tempfile.SpooledTemporaryFile(max_size=MAX_MEMORY_BYTES)
 
 
@@ -73,7 +110,7 @@ def _platform_folder() -> Path:
 
 
 def load(url: str) -> CachedRange | None:
-    """What is kept for this address, checked; a damaged entry is removed."""
+    """The entry for this address, checked; a damaged one is removed."""
     path = _path_of(url)
     if path is None:
         return None
@@ -86,18 +123,18 @@ def load(url: str) -> CachedRange | None:
         if entry is None:
             path.unlink()
         else:
-            os.utime(path)  # used just now: among the last to go
+            os.utime(path)  # used now: pruned last
     return entry
 
 
 def holds(url: str) -> bool:
-    """Whether something is kept for this address; it may still turn out to be damaged."""
+    """Whether there is an entry for this address; it may still turn out to be damaged."""
     path = _path_of(url)
     return path is not None and path.is_file()
 
 
 def store(url: str, entry: CachedRange) -> bool:
-    """Whether it was kept. A folder that cannot be written to is no error, only no cache."""
+    """Whether it was stored. A folder that cannot be written to is not an error."""
     path = _path_of(url)
     if path is None:
         return False
@@ -118,54 +155,40 @@ def _path_of(url: str) -> Path | None:
 def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
     try:
         title = json.loads(file.readline(MAX_TITLE_BYTES))
-        length, sha256 = _checked_title(title, url)
+        texts = (title["etag"], title["last_modified"], title["linked_etag"])
+        length, total_bytes, kept_at = title["length"], title["total_bytes"], title["kept_at"]
+        is_valid = (
+            (title["format"], title["url"]) == (FORMAT, url)
+            and all(text is None or _is_validator(text) for text in texts)
+            and (type(length) is type(total_bytes) is int)
+            and 0 <= length <= total_bytes < LARGEST
+            and length <= MAX_HEADER_BYTES
+            and (type(kept_at) is int and 0 <= kept_at <= _LAST_SECOND)
+        )
+        sha256 = title["sha256"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    prefix = new_prefix()
+    if not is_valid:
+        return None
+    prefix, digest = new_prefix(), hashlib.sha256()
     try:
-        digest = _copy(file, prefix, length)
+        for chunk in _chunks(file, length):
+            digest.update(chunk)
+            prefix.write(chunk)
     except OSError:
         prefix.close()
         raise
-    if prefix.tell() != length or digest != sha256:
+    if prefix.tell() != length or digest.hexdigest() != sha256:
         prefix.close()
         return None
-    version = Version(
-        total_bytes=title["total_bytes"],
-        etag=title["etag"],
-        last_modified=title["last_modified"],
-    )
+    etag, last_modified, linked_etag = texts
     return CachedRange(
-        version=version,
-        linked_etag=title["linked_etag"],
+        version=Version(total_bytes=total_bytes, etag=etag, last_modified=last_modified),
+        linked_etag=linked_etag,
         prefix=prefix,
         length=length,
-        kept_at=title["kept_at"],
+        kept_at=kept_at,
     )
-
-
-def _copy(source: IO[bytes], target: IO[bytes], length: int) -> str:
-    """The SHA-256 of what was copied."""
-    digest = hashlib.sha256()
-    for chunk in _chunks(source, length):
-        digest.update(chunk)
-        target.write(chunk)
-    return digest.hexdigest()
-
-
-def _checked_title(title: Any, url: str) -> tuple[int, str]:
-    """Length and SHA-256. ValueError, TypeError or KeyError for a title that is not of this address and format."""
-    texts = (title["etag"], title["last_modified"], title["linked_etag"])
-    length, total_bytes, kept_at = title["length"], title["total_bytes"], title["kept_at"]
-    if (
-        (title["format"], title["url"]) != (FORMAT, url)
-        or not all(text is None or _is_validator(text) for text in texts)
-        or not (type(length) is type(total_bytes) is int and 0 <= length <= total_bytes < LARGEST)
-        or length > MAX_HEADER_BYTES
-        or not (type(kept_at) is int and 0 <= kept_at <= _LAST_SECOND)
-    ):
-        raise ValueError(title)
-    return length, title["sha256"]
 
 
 def _is_validator(value: object) -> bool:
@@ -173,7 +196,7 @@ def _is_validator(value: object) -> bool:
 
 
 def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
-    """Whole or not at all, also with another process at it: a file of its own, then a rename."""
+    """Atomically, also against other processes: a temporary file, then a rename."""
     digest = hashlib.sha256()
     for chunk in _prefix_chunks(entry):
         digest.update(chunk)
@@ -215,10 +238,10 @@ def _chunks(file: IO[bytes], length: int) -> Iterator[bytes]:
 
 
 def _prune(folder: Path) -> None:
-    """Back under the size limit, oldest use first; what dead writers left goes too."""
+    """Delete the least recently used entries above the size limit, and what dead writers left."""
     entries = []
     for path in folder.iterdir():
-        with contextlib.suppress(OSError):  # another process prunes as well
+        with contextlib.suppress(OSError):  # another process may prune too
             status = path.stat()
             if path.suffix == _SUFFIX:
                 entries.append((status.st_mtime, status.st_size, path))
@@ -231,43 +254,3 @@ def _prune(folder: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
         total_bytes -= size_bytes
-
-
-MAX_VALIDATOR_CHARS = 256  # a SHA-256 in quotes has 66
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """Which state of a file the bytes are of."""
-
-    total_bytes: int
-    etag: str | None = None
-    last_modified: str | None = None
-
-    @property
-    def validator(self) -> str | None:
-        """For If-Range: a strong ETag, else the date; None where the server gives neither."""
-        if self.etag is not None and not self.etag.startswith("W/"):
-            return self.etag
-        return self.last_modified
-
-    @property
-    def condition(self) -> dict[str, str]:
-        """Headers that make the server answer 304 while the file is still this one."""
-        if self.etag is not None:
-            return {"if-none-match": self.etag}
-        return {"if-modified-since": self.last_modified} if self.last_modified is not None else {}
-
-    def is_same(self, other: Version) -> bool:
-        """What both state must agree: one server of several may state less."""
-        pairs = ((self.etag, other.etag), (self.last_modified, other.last_modified))
-        stated = [
-            mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None
-        ]
-        return self.total_bytes == other.total_bytes and (stated[0] if stated else True)
-
-
-def usable_validator(text: str | None) -> str | None:
-    """None for one that could not be sent back in a header."""
-    is_sane = text is not None and len(text) <= MAX_VALIDATOR_CHARS
-    return text if is_sane and text and text.isascii() and text.isprintable() else None

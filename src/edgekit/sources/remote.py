@@ -1,4 +1,7 @@
-"""A file behind HTTP -> its first bytes, fetched range after range and never twice."""
+"""Files behind HTTP: their first bytes, fetched range by range and never twice; and models at a plain web address.
+
+Range, If-Range, Content-Range and validators: RFC 9110, sections 8.8, 13 and 14.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from edgekit.errors import (
@@ -43,41 +46,36 @@ from edgekit.sources.types import (
 )
 from edgekit.units import KIB, MIB, format_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from edgekit.sources.http import ResponseHead
-
-
 MAX_RANGE_BYTES = 8 * MIB  # one range is held in memory while it comes in
 MAX_RANGES = 512  # MAX_HEADER_BYTES in steps of 256 KiB are 382
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stride:
-    """How one kind of file is walked."""
+    """How one kind of file is read."""
 
     first_bytes: int  # of the first range
-    step_bytes: int  # a later range is no shorter, so that small reads share a request
-    whole_bytes: int  # a server without ranges may send a file up to here in one piece
+    step_bytes: int  # the minimum of a later range, so that small reads share a request
+    whole_bytes: int  # a server without ranges may send a file of up to this size in one piece
 
 
-# 512 KiB hold the architecture keys of every GGUF. A safetensors header says its own length. A
-# config or an index is wanted whole: an index of 90,000 expert tensors (DeepSeek V3) is 9 MB.
+# 512 KiB hold the architecture keys of every GGUF. A safetensors header states its length. A
+# config or an index is read whole: an index of 90,000 expert tensors (DeepSeek V3) is 9 MB.
 GGUF = Stride(first_bytes=512 * KIB, step_bytes=256 * KIB, whole_bytes=512 * KIB)
 SAFETENSORS = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=64 * KIB)
 JSON = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=16 * MIB)
-_STRIDES = {".safetensors": SAFETENSORS, ".json": JSON}
 
 
 def stride_of(filename: str) -> Stride:
-    """By the name's ending; what has none of the known ones is walked like a GGUF."""
+    """By the name's suffix; an unknown one is read like a GGUF."""
     lowered = filename.lower()
-    return next((stride for end, stride in _STRIDES.items() if lowered.endswith(end)), GGUF)
+    if lowered.endswith(".safetensors"):
+        return SAFETENSORS
+    return JSON if lowered.endswith(".json") else GGUF
 
 
 class HttpFile:
-    """A ByteSource. Keeps a prefix of the file without gaps, and only ever appends to it."""
+    """A ByteSource that holds a prefix of the file and only appends to it."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class HttpFile:
         stride: Stride = GGUF,
         expected_bytes: int | None = None,
     ) -> None:
-        """Makes the first request. `expected_bytes` is what a listing said the size is."""
+        """Makes the first request. `expected_bytes` is the size according to a listing."""
         self._transport = transport
         self._url = url
         self._final_url = url  # after redirects; may carry a signature
@@ -98,11 +96,10 @@ class HttpFile:
         self._linked_etag: str | None = None
         self._prefix: IO[bytes] = cache.new_prefix()
         self._available_bytes = 0
-        self._kept_bytes = 0  # how much of the prefix the disk cache holds already
+        self._cached_bytes = 0  # how much of the prefix is in the disk cache
         self._ranges = 0
         try:
-            self._start()
-            self._check_size(expected_bytes)
+            self._start(expected_bytes)
         except BaseException:
             self.close()
             raise
@@ -113,7 +110,7 @@ class HttpFile:
 
     @property
     def size_bytes(self) -> int:
-        assert self._version is not None  # noqa: S101 - the first request brought it
+        assert self._version is not None  # noqa: S101 - set by the first request
         return self._version.total_bytes
 
     @property
@@ -124,17 +121,25 @@ class HttpFile:
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
         end = min(offset + length, self.size_bytes)
         if end > self._available_bytes:
-            self._grow(end, ahead)
+            if end > MAX_HEADER_BYTES:
+                raise HeaderLimitError(
+                    "bytes to read from the start of the file",
+                    value=end,
+                    limit=MAX_HEADER_BYTES,
+                    file=self._name,
+                )
+            stop = max(end + ahead, self._available_bytes + self._stride.step_bytes)
+            self._fetch(min(stop, MAX_HEADER_BYTES))
         self._prefix.seek(offset)
         return self._prefix.read(max(0, end - offset))
 
     def keep(self) -> None:
-        """The header was read and makes sense: keep it on disk for the next time."""
+        """Store the prefix in the disk cache: the header was read and makes sense."""
         if (
             self._version is None
-            or self._version.validator is None  # nobody could say whether it is still the same
+            or self._version.validator is None  # nothing could tell later whether it has changed
             or not self._may_cache
-            or self._available_bytes <= self._kept_bytes
+            or self._available_bytes <= self._cached_bytes
         ):
             return
         cache.store(
@@ -146,65 +151,48 @@ class HttpFile:
                 length=self._available_bytes,
             ),
         )
-        self._kept_bytes = self._available_bytes
+        self._cached_bytes = self._available_bytes
 
     def close(self) -> None:
         self._prefix.close()
 
     def __del__(self) -> None:
-        """A file that was opened only to see whether it is there may never be read or closed."""
+        """A file that was only opened to see whether it exists may never be read or closed."""
         self.close()
 
     @property
     def _may_cache(self) -> bool:
-        """What needs more than its address to be asked for again would leave a secret on disk."""
+        """An address with secrets must not be written to disk."""
         return self._transport.reach.cache and not has_secrets(self._url)
 
-    def _start(self) -> None:
+    def _start(self, expected_bytes: int | None) -> None:
         entry = cache.load(self._url) if self._may_cache else None
-        if entry is None:
-            self._fetch(self._stride.first_bytes)
-            return
         try:
-            if self._transport.is_online:
+            if entry is None or self._transport.is_online:
                 self._fetch(self._stride.first_bytes, entry)
             else:
                 self._adopt(entry)
         finally:
-            if self._prefix is not entry.prefix:
+            if entry is not None and self._prefix is not entry.prefix:
                 entry.prefix.close()
-
-    def _adopt(self, entry: cache.CachedRange) -> None:
-        self._prefix.close()
-        self._prefix = entry.prefix
-        self._version = entry.version
-        self._linked_etag = entry.linked_etag
-        self._available_bytes = self._kept_bytes = entry.length
-        self._transport.count(cached_bytes=entry.length)
-
-    def _check_size(self, expected_bytes: int | None) -> None:
         if expected_bytes is not None and expected_bytes != self.size_bytes:
             raise RemoteChangedError(
                 f"{self._name}: listed with {expected_bytes:,} bytes, but the server "
                 f"sends {self.size_bytes:,}; it may just be changing: try again later"
             )
 
-    def _grow(self, end: int, ahead: int) -> None:
-        if end > MAX_HEADER_BYTES:
-            raise HeaderLimitError(
-                "bytes to read from the start of the file",
-                value=end,
-                limit=MAX_HEADER_BYTES,
-                file=self._name,
-            )
-        stop = max(end + ahead, self._available_bytes + self._stride.step_bytes)
-        self._fetch(min(stop, MAX_HEADER_BYTES))
+    def _adopt(self, entry: cache.CachedRange) -> None:
+        self._prefix.close()
+        self._prefix = entry.prefix
+        self._version = entry.version
+        self._linked_etag = entry.linked_etag
+        self._available_bytes = self._cached_bytes = entry.length
+        self._transport.count(cached_bytes=entry.length)
 
     def _fetch(self, stop: int, entry: cache.CachedRange | None = None) -> None:
         """Append until the prefix reaches `stop` or the end of the file.
 
-        With an entry of the disk cache the first range is asked for on condition that the file is
-        not that one any more.
+        With an entry of the disk cache, the first range is only sent if the file has changed since.
         """
         patience = Patience(self._transport, name=self._name)
         while self._version is None or self._available_bytes < min(stop, self.size_bytes):
@@ -224,7 +212,14 @@ class HttpFile:
                 patience.wait(trouble)
 
     def _ask(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
-        self._count_range()
+        self._ranges += 1
+        self._transport.count(ranges=1)
+        if self._ranges > MAX_RANGES:
+            raise RemoteInspectError(
+                f"{self._name}: the server sends so little per request that {MAX_RANGES} "
+                f"requests were not enough ({self._available_bytes:,} bytes so far); "
+                "download the file and give its path"
+            )
         start, known = self._available_bytes, self._version
         stop = stop if known is None else min(stop, known.total_bytes)
         asked_bytes = min(stop - start, MAX_RANGE_BYTES)
@@ -240,8 +235,17 @@ class HttpFile:
         def want(answer: ResponseHead) -> int:
             if entry is not None and answer.status == 304:
                 return 0
-            pieces.append(self._judge(answer, asked_bytes))
-            return pieces[0].length
+            if known is None:
+                whole_bytes = self._stride.whole_bytes
+                piece = first_piece(
+                    answer, asked_bytes=asked_bytes, whole_bytes=whole_bytes, name=self._name
+                )
+            else:
+                piece = next_piece(
+                    answer, start=start, asked_bytes=asked_bytes, known=known, name=self._name
+                )
+            pieces.append(piece)
+            return piece.length
 
         def settled(answer: ResponseHead) -> bool:
             return entry is not None and _is_linked(answer, entry)
@@ -251,37 +255,22 @@ class HttpFile:
         )
         return reply, pieces[0] if pieces else None
 
-    def _judge(self, answer: ResponseHead, asked_bytes: int) -> Piece:
-        if self._version is None:
-            return first_piece(
-                answer,
-                asked_bytes=asked_bytes,
-                whole_bytes=self._stride.whole_bytes,
-                name=self._name,
-            )
-        return next_piece(
-            answer,
-            start=self._available_bytes,
-            asked_bytes=asked_bytes,
-            known=self._version,
-            name=self._name,
-        )
-
     def _append(self, reply: Reply, piece: Piece) -> bool:
-        """False when the body broke off. What came is kept: the next range goes on from there."""
+        """False if the body broke off. What came is kept: the next range continues from there."""
         assert reply.answer is not None  # noqa: S101 - a piece comes with one
         if reply.overrun:
-            raise sent_too_much(reply.answer, piece, name=self._name)
+            what = f"sent more than the {piece.length:,} bytes it announced"
+            raise _odd(reply.answer, what, name=self._name)
         is_complete = len(reply.body) == piece.length
         if reply.answer.status == 200 and not is_complete:
-            return False  # from a server without ranges: there is no going on from the middle
+            return False  # a server without ranges cannot continue in the middle
         self._version = self._version or piece.version
         self._linked_etag = self._linked_etag or usable_validator(reply.linked_etag)
         self._final_url = reply.answer.url
         try:
             self._prefix.seek(self._available_bytes)
             self._prefix.write(reply.body)
-        except OSError as error:  # a long prefix lies in a temporary file
+        except OSError as error:  # a long prefix is in a temporary file
             raise SourceError(
                 f"{self._name}: no space for its header in the folder for temporary files "
                 f"({error.strerror}); set TMPDIR to a folder with free space"
@@ -289,19 +278,9 @@ class HttpFile:
         self._available_bytes += len(reply.body)
         return is_complete
 
-    def _count_range(self) -> None:
-        self._ranges += 1
-        self._transport.count(ranges=1)
-        if self._ranges > MAX_RANGES:
-            raise RemoteInspectError(
-                f"{self._name}: the server sends so little per request that {MAX_RANGES} "
-                f"requests were not enough ({self._available_bytes:,} bytes so far); "
-                "download the file and give its path"
-            )
-
 
 def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -> ModelFile:
-    """A file that was opened to see whether it is there: whoever opens it first gets that."""
+    """A file that was opened to see whether it exists: its first `open` returns that."""
     waiting = [first]
     return ModelFile(
         name=name,
@@ -311,13 +290,13 @@ def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -
 
 
 def _is_linked(answer: ResponseHead, entry: cache.CachedRange) -> bool:
-    """The hub's redirect names the content's hash: no need to follow it when that is ours."""
+    """Whether the hub's redirect states the hash of the cached content: then it need not be followed."""
     etag = answer.headers.get("x-linked-etag")
     return etag is not None and etag == entry.linked_etag
 
 
 def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bool:
-    """Whether the file still is the one in the disk cache."""
+    """Whether the file is still the one in the disk cache."""
     if reply.answer is None:
         return False
     if piece is None:
@@ -326,6 +305,8 @@ def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bo
     return same and piece.version.total_bytes == entry.version.total_bytes
 
 
+# -- what a response to a range request brings ---------------------------------------------------
+
 # 18 digits are more bytes than any file has, and few enough to convert.
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _LENGTH = re.compile(r"[0-9]{1,18}")
@@ -333,61 +314,56 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What an answer promises to bring."""
+    """The bytes that a response announces."""
 
     version: Version
     length: int
 
 
 def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, name: str) -> Piece:
-    """The promise of the answer to `bytes=0-(asked_bytes - 1)`.
+    """For the response to `bytes=0-(asked_bytes - 1)`.
 
-    A server may send the whole file instead if that is no more than `whole_bytes`.
+    The server may send the whole file instead if that is at most `whole_bytes`.
     """
     _refuse_web_page(answer, name=name)
     if answer.status == 416:
-        return _empty_file(answer, name=name)
+        if answer.headers.get("content-range", "").strip() != "bytes */0":
+            raise _odd(answer, "reports an empty file (416)", name=name)
+        return Piece(version=_version(answer, 0), length=0)
     if answer.status == 206:
         return _ranged_piece(answer, start=0, asked_bytes=asked_bytes, name=name)
-    length = answer.headers.get("content-length", "")
     if answer.status != 200:
         raise _odd(answer, f"answered {answer.status} to a range request", name=name)
+    length = answer.headers.get("content-length", "")
     if _LENGTH.fullmatch(length) and int(length) <= whole_bytes:
-        return Piece(version=_version(answer.headers, int(length)), length=int(length))
+        return Piece(version=_version(answer, int(length)), length=int(length))
     raise _no_ranges(answer, name=name)
 
 
 def next_piece(
     answer: ResponseHead, *, start: int, asked_bytes: int, known: Version, name: str
 ) -> Piece:
-    """The promise of the answer to a later range of a file whose version is known."""
+    """For the response to a later range of a file whose version is known."""
+    changed = RemoteChangedError(
+        f"{name}: the file on the server changed while it was being read; try again"
+    )
     if answer.status == 206:
         _refuse_web_page(answer, name=name)
         piece = _ranged_piece(answer, start=start, asked_bytes=asked_bytes, name=name)
         if not piece.version.is_same(known):
-            raise changed(name=name)
+            raise changed
         return piece
     length = answer.headers.get("content-length", "")
     total_bytes = int(length) if _LENGTH.fullmatch(length) else known.total_bytes
-    if answer.status == 200 and _version(answer.headers, total_bytes).is_same(known):
+    if answer.status == 200 and _version(answer, total_bytes).is_same(known):
         raise _no_ranges(answer, name=name)
     if answer.status in {200, 416}:  # If-Range did not match, or the file is shorter now
-        raise changed(name=name)
+        raise changed
     raise _odd(answer, f"answered {answer.status} to a range request", name=name)
 
 
-def changed(*, name: str) -> RemoteChangedError:
-    return RemoteChangedError(
-        f"{name}: the file on the server changed while it was being read; try again"
-    )
-
-
-def sent_too_much(answer: ResponseHead, piece: Piece, *, name: str) -> RemoteInspectError:
-    return _odd(answer, f"sent more than the {piece.length:,} bytes it announced", name=name)
-
-
 def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: str) -> Piece:
-    """Less than was asked for is fine (some servers send little at a time), anything else is not."""
+    """Fewer bytes than requested are fine (some servers send little at a time), anything else is not."""
     text = answer.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text.strip())
     if match is None:
@@ -397,33 +373,25 @@ def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: s
     if not (first == start <= last < min(start + asked_bytes, total_bytes)):
         what = f"was asked for bytes {start}-{start + asked_bytes - 1} and announced {text[:60]!r}"
         raise _odd(answer, what, name=name)
-    stated_length = answer.headers.get("content-length", str(last - first + 1))
-    if stated_length != str(last - first + 1):
+    length = last - first + 1
+    stated_length = answer.headers.get("content-length", str(length))
+    if stated_length != str(length):
         what = f"contradicts itself: {text[:60]!r} in {stated_length[:20]!r} bytes"
         raise _odd(answer, what, name=name)
-    return Piece(version=_version(answer.headers, total_bytes), length=last - first + 1)
+    return Piece(version=_version(answer, total_bytes), length=length)
 
 
-def _version(headers: Mapping[str, str], total_bytes: int) -> Version:
+def _version(answer: ResponseHead, total_bytes: int) -> Version:
     return Version(
         total_bytes=total_bytes,
-        etag=usable_validator(headers.get("etag")),
-        last_modified=usable_validator(headers.get("last-modified")),
+        etag=usable_validator(answer.headers.get("etag")),
+        last_modified=usable_validator(answer.headers.get("last-modified")),
     )
 
 
-def _empty_file(answer: ResponseHead, *, name: str) -> Piece:
-    if answer.headers.get("content-range", "").strip() != "bytes */0":
-        raise _odd(answer, "reports an empty file (416)", name=name)
-    return Piece(version=_version(answer.headers, 0), length=0)
-
-
 def _refuse_web_page(answer: ResponseHead, *, name: str) -> None:
-    if (
-        answer.headers.get("content-type", "")
-        .lower()
-        .startswith(("text/html", "application/xhtml"))
-    ):
+    content_type = answer.headers.get("content-type", "").lower()
+    if content_type.startswith(("text/html", "application/xhtml")):
         raise _odd(answer, "answered with a web page instead of a file", name=name)
 
 
@@ -441,68 +409,55 @@ def _odd(answer: ResponseHead, what: str, *, name: str) -> RemoteInspectError:
     )
 
 
-_GGUF_MAGIC = b"GGUF"
+# -- a model at a web address --------------------------------------------------------------------
 
 
 def locate_url(url: str, reach: Reach) -> ModelFiles:
     """A .gguf or .safetensors with the rest of its shard set, or a config.json.
 
-    What lies beside a .safetensors is asked for by name: a plain server has no listing.
+    The files next to a .safetensors are requested by name: a plain server has no listing.
     """
     try:
         site_of(url)
     except ValueError as error:
         raise UsageError(f"{shown(url)!r} is not the address of a file on the web") from error
     transport = Transport(reach)
-    filename = base_of(unquote(urlsplit(url).path))
+    parts = urlsplit(url)
+    filename = base_of(unquote(parts.path))
     lowered = filename.lower()
     if not lowered.endswith(MODEL_SUFFIXES):
         return _by_magic(url, filename, transport)
-    files = [_file(name, _sibling(url, name), transport) for name in _set_names(filename)]
+
+    def opener(name: str) -> Callable[[], HttpFile]:
+        path = f"{parts.path.rpartition('/')[0]}/{quote(name)}"
+        return partial(_open, name, urlunsplit(parts._replace(path=path)), transport)
+
+    names = shard_names(filename)
+    if (
+        len(names) > 1
+    ):  # sets count from 1, unless it is the first shard that was named and has number 0
+        names = names[:-1] if filename == names[0] else names[1:]
+    files = [ModelFile(name=name, open=opener(name)) for name in names]
     if lowered.endswith((".safetensors", ".index.json")):
-        beside = [CONFIG_NAME] + [INDEX_NAME] * (len(files) > 1)
-        files += filter(None, (_probed(name, _sibling(url, name), transport) for name in beside))
+        for name in (CONFIG_NAME, *((INDEX_NAME,) if len(files) > 1 else ())):
+            try:
+                files.append(opened_file(name, opener(name)(), opener(name)))
+            except (RemoteNotFoundError, RemoteAccessError):  # the server does not have it
+                continue
     found = choose_files(
         files, reference=shown(url), label=filename, origin=Origin.URL, filename=filename
     )
     return replace(found, label=filename)
 
 
-def _set_names(filename: str) -> list[str]:
-    """GGUF sets count from 1; of a safetensors set that counts from 0, the first shard says so."""
-    names = shard_names(filename)
-    if len(names) == 1:
-        return names
-    return names[:-1] if filename == names[0] else names[1:]
-
-
-def _sibling(url: str, name: str) -> str:
-    parts = urlsplit(url)
-    folder = parts.path.rpartition("/")[0]
-    return urlunsplit(parts._replace(path=f"{folder}/{quote(name)}"))
-
-
 def _open(name: str, url: str, transport: Transport) -> HttpFile:
     return HttpFile(transport, url, name=shown(url), stride=stride_of(name))
 
 
-def _file(name: str, url: str, transport: Transport) -> ModelFile:
-    return ModelFile(name=name, open=partial(_open, name, url, transport))
-
-
-def _probed(name: str, url: str, transport: Transport) -> ModelFile | None:
-    """The file if the server has it. Opened once to see, and handed on as it is."""
-    try:
-        first = _open(name, url, transport)
-    except (RemoteNotFoundError, RemoteAccessError):
-        return None
-    return opened_file(name, first, partial(_open, name, url, transport))
-
-
 def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
-    """An address that ends in no known suffix (a download link): its first bytes say what it is."""
+    """An address without a known suffix, such as a download link: the first bytes show what it is."""
     first = _open(filename, url, transport)
-    if first.read(0, len(_GGUF_MAGIC)) != _GGUF_MAGIC:
+    if first.read(0, 4) != b"GGUF":
         first.close()
         raise HeaderError(
             "the address does not end in .gguf, .safetensors or .json, and the file is not a GGUF; "
@@ -510,11 +465,10 @@ def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
             file=shown(url),
         )
     name = filename or "model"
-    file = opened_file(name, first, partial(_open, filename, url, transport))
     return ModelFiles(
         reference=shown(url),
         label=name,
         origin=Origin.URL,
         container=Container.GGUF,
-        weights=(file,),
+        weights=(opened_file(name, first, partial(_open, filename, url, transport)),),
     )
