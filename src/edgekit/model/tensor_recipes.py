@@ -1,4 +1,8 @@
-"""Nouns of a model's tensors: what each is for, how quantisers see it, how large it is."""
+"""What tensors are for, and the recipe of each architecture: its norms, biases, gates and switches.
+
+A recipe is the "tensors" section of a record in architectures.json. Tests compare it with the parameters of
+transformers' and mlx-lm's own classes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from edgekit.model.hyperparameters import MAX_NUMBER, dig
 
 
 class TensorRole(enum.Enum):
-    """What a tensor is for. A bias, or the norm of a matrix's output, bears the role of its matrix."""
+    """What a tensor is for. A bias, and the norm of a matrix's output, have the role of the matrix."""
 
     EMBEDDING = "token embedding"
     POSITION = "position embedding"
@@ -80,7 +84,7 @@ class TensorRole(enum.Enum):
 
 
 class TensorKind(enum.Enum):
-    """How quantisers see it."""
+    """How quantisers treat it."""
 
     LINEAR = "linear"
     EMBEDDING = "embedding"
@@ -97,7 +101,7 @@ class ExpectedTensor:
     kind: TensorKind
     shape: tuple[int, ...]  # outermost first: a matrix is (out, in)
     layer: int | None = None  # None: outside the layers
-    count: int = 1  # of an expert's tensor: as many as there are experts
+    count: int = 1  # the number of experts, for an expert's tensor
 
     @property
     def elements(self) -> int:
@@ -131,28 +135,37 @@ class Width(enum.Enum):
     HEAD = "one head, shared by all"
     EACH = "one head, each with its own"
     HEADS = "one number for each head"
-    ALL = "all heads side by side"
+    ALL = "all heads, concatenated"
 
 
 class Streams(enum.Enum):
-    """Families with more than one residual stream."""
+    """How several residual streams are combined."""
 
     ALTERNATING = "alternating updates"
     HYPER = "hyper-connections"
 
 
+_BORROWED = Switch(
+    ("edgekit borrowed keys",), default=True
+)  # not a key of any file: only the tensor count shows it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecipe:
+    """What a model has besides the matrices of its geometry. A `str` is the key of config.json that states a width."""
+
     # norms of the hidden width
-    norms: int = 2  # in a layer with a mixer and a feed-forward; at most one in a layer that has only one of them
-    more_norms: tuple[Switch, ...] = ()  # one more for each that holds
-    first_norms: int | None = None  # in layer 0, where it differs
-    expert_norms: int = 0  # further ones in a layer with experts
+    norms: int = (
+        2  # in a layer with a mixer and a feed-forward; at most one where it has only one of them
+    )
+    more_norms: tuple[Switch, ...] = ()  # one more for each switch that is on
+    first_norms: int | None = None  # in layer 0, if different
+    expert_norms: int = 0  # additional ones in a layer with experts
     norm_bias: Switch = NO
     final_norm: Switch = YES
     embedding_norm: bool = False
     sub_norms: bool = False  # before the output and down matrices
-    norm_rank: str = ""  # a low-rank gate on norms: the word that states its rank
+    norm_rank: str = ""  # the rank of a low-rank gate on norms
     # attention
     qkv_bias: Switch = NO
     output_bias: Switch = NO
@@ -164,57 +177,53 @@ class TensorRecipe:
     latent_gate: Width | None = None  # of latent attention
     latent_gate_if: Switch = YES
     sinks: Switch = NO
-    window_sinks: Switch | None = None  # where sliding layers differ
-    query_gain: bool = False  # one number for each head, in the place of a norm
-    cache_scales: bool = False  # one for keys and one for values, where a layer has its own
-    borrowed_keys: Switch = Switch(
-        ("edgekit borrowed keys",), default=True
-    )  # in layers that read another's cache
-    round_gate: bool = (
-        False  # looped models: a vector for each head, of what a further round takes in
+    window_sinks: Switch | None = None  # in sliding layers, if different
+    query_gain: bool = False  # one number per head, instead of a norm
+    cache_scales: bool = False  # one for K and one for V, in layers that own a cache
+    borrowed_keys: Switch = (
+        _BORROWED  # layers that read another's cache have key and value matrices
     )
+    round_gate: bool = False  # looped models: a vector per head that gates further rounds
     # feed-forward
     ffn_bias: Switch = NO
     expert_bias: Switch = NO
     router_bias: Switch = NO
     router_is_raw: bool = False  # mlx-lm keeps it as a plain array
-    router_scales: bool = False  # Gemma 4: one for each hidden number, one for each expert
-    correction: Switch = NO  # a bias that only chooses experts
-    shared_switch: Switch = NO
-    shared_mix: bool = (
-        False  # Klear: a weight with a bias for the experts, and one for the shared one
-    )
-    latent_norms: int = 0  # of experts that work at a width of their own
+    router_scales: bool = False  # Gemma 4: one per hidden dimension, one per expert
+    correction: Switch = NO  # a bias that only affects which experts are chosen
+    shared_switch: Switch = NO  # a gate on the shared expert
+    shared_mix: bool = False  # Klear: weights, with a bias, of the routed and the shared experts
+    latent_norms: int = 0  # of experts with their own hidden width
     latent_norms_if: Switch = YES
-    picture_experts: bool = False  # ERNIE-VL: a second set, for the tokens of pictures
-    small_experts: str = ""  # Grove: the word that states the width of those that two experts share
-    activation: int = 0  # learned numbers of the activation function
+    picture_experts: bool = False  # ERNIE-VL: a second set for image tokens
+    small_experts: str = ""  # Grove: the width of experts that two others share
+    activation: int = 0  # learned parameters of the activation function
     # recurrences
-    state_bias: Switch = NO  # into the recurrence
-    state_out_bias: Switch | None = None  # out of it, where it differs
+    state_bias: Switch = NO  # of the projection in
+    state_out_bias: Switch | None = None  # of the projection out, if different
     conv_bias: Switch = YES
     state_norm: Switch = YES  # Mamba-2's gated norm
-    state_head_norms: Switch = NO  # of queries and keys into Lightning attention
-    value_rank: str = (
-        ""  # RWKV-7: the word that states the rank of a mix with the first layer's values
-    )
-    whole_forget: Switch = NO  # Kimi's gates, where they are not of low rank
-    whole_output: Switch = NO
+    state_head_norms: Switch = NO  # of the queries and keys of Lightning attention
+    value_rank: str = ""  # RWKV-7: the rank of the mix with the first layer's values
+    whole_forget: Switch = NO  # Kimi's forget gate is one matrix, not low-rank
+    whole_output: Switch = NO  # Kimi's output gate too
     step_norms: bool = False  # of dt, B and C: Jamba and PLaMo 2
-    # outside the layers, or beside them
+    # outside the layers, or in addition to them
     streams: Streams | None = None
-    block_residual: Switch = NO  # Kimi K3: attention over what earlier blocks left
-    layer_scales: int = 0  # single numbers in each layer
-    head_scale: bool = False  # and one at the end
+    block_residual: Switch = NO  # Kimi K3: attention over the outputs of earlier blocks
+    layer_scales: int = 0  # scalars in each layer
+    head_scale: bool = False  # a scalar before the output head
     head_bias: Switch = NO
-    embedding_width: str = ""  # the word that states it where it is not the hidden one
-    embedding_out: bool = False  # and the way back to it, before the head
-    ngrams: bool = False  # LongCat: tables for the tokens before, beside that of the token
-    positions: int | None = None  # a learned table has so many rows more than the context
+    embedding_width: str = ""  # of the embedding, if it is not the hidden width
+    embedding_out: bool = False  # projects back to that width before the head
+    ngrams: bool = False  # LongCat: hash tables for the preceding tokens
+    positions: int | None = None  # a learned position table: its rows beyond the context
     token_types: int = 0
-    # how a GGUF names and holds it
-    gguf_fused: tuple[str, ...] = ()  # matrices that are made of several
-    gguf_names: Mapping[str, str] = field(default_factory=dict)  # where they differ from most
+    # in a GGUF
+    gguf_fused: tuple[str, ...] = ()  # matrices made of several
+    gguf_names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the usual name -> this architecture's; "" drops it
 
 
 @lru_cache(maxsize=256)
@@ -271,9 +280,13 @@ Rows = Iterator[ExpectedTensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFamily:
+    """A recipe with the config.json of one model."""
+
     name: str  # the architecture, as its file calls it
     recipe: TensorRecipe
-    section: Mapping[str, Any]  # the language model's part of config.json; empty without one
+    section: Mapping[
+        str, Any
+    ]  # of config.json that describes the language model; empty without one
     hidden: int
 
     def has(self, switch: Switch) -> bool:
@@ -281,12 +294,12 @@ class TensorFamily:
 
     @property
     def embedding(self) -> int:
-        """Numbers of a token in the table, before they become the hidden width."""
+        """The width of the token embedding."""
         word = self.recipe.embedding_width
         return self.number(word, self.hidden) if word else self.hidden
 
     def number(self, word: str, default: int | None = None) -> int:
-        """A width that geometry has no place for."""
+        """A width that the geometry does not have."""
         value = self.section.get(word, default)
         if value is None:
             raise UnknownArchitectureError(
@@ -295,7 +308,7 @@ class TensorFamily:
         return _width(word, value)
 
     def second(self, word: str) -> int | None:
-        """The second of several widths, None where there is one."""
+        """The second of several widths; None if there is only one."""
         value = self.section.get(word)
         return _width(word, value[1]) if isinstance(value, list) and len(value) > 1 else None
 
@@ -309,7 +322,7 @@ def _width(word: str, value: Any) -> int:
 
 
 def linear(role: TensorRole, out: int, into: int, *, bias: bool = False) -> Rows:
-    """A matrix, and its bias if it has one; nothing where it has no size."""
+    """A matrix and its bias; nothing if a side is 0."""
     if out and into:
         yield ExpectedTensor(role=role, kind=TensorKind.LINEAR, shape=(out, into))
         if bias:
@@ -320,8 +333,8 @@ def array(role: TensorRole, kind: TensorKind, *shape: int) -> ExpectedTensor:
     return ExpectedTensor(role=role, kind=kind, shape=shape)
 
 
-def norm(family: TensorFamily, role: TensorRole = TensorRole.NORM, width: int = 0) -> Rows:
-    """A norm as wide as the hidden stream, or as said."""
-    yield array(role, TensorKind.NORM, width or family.hidden)
+def norm(family: TensorFamily) -> Rows:
+    """A norm of the hidden width."""
+    yield array(TensorRole.NORM, TensorKind.NORM, family.hidden)
     if family.has(family.recipe.norm_bias):
-        yield array(role, TensorKind.BIAS, width or family.hidden)
+        yield array(TensorRole.NORM, TensorKind.BIAS, family.hidden)

@@ -1,13 +1,14 @@
-"""Geometry, and the words of config.json that it lacks -> the tensors a model has."""
+"""The tensors that a model has: from its geometry, its recipe and the keys of config.json that the recipe asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
+from edgekit.model.recurrent_tensors import low_rank, recurrent
 from edgekit.model.tensor_recipes import (
     ExpectedTensor,
     Rows,
@@ -23,7 +24,6 @@ from edgekit.model.tensor_recipes import (
 )
 from edgekit.model.types import (
     Attention,
-    Cell,
     CompressedAttention,
     Experts,
     FeedForward,
@@ -42,7 +42,7 @@ from edgekit.model.types import (
 def expected_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """All but towers and prediction blocks. UnknownArchitectureError where they do not follow."""
+    """All but towers and prediction blocks. Raises UnknownArchitectureError if they cannot be derived."""
     family = _family(geometry, config)
     layers = geometry.layers[: len(geometry.layers) // geometry.loops]
     inside = (row for layer in layers for row in _placed(layer, geometry, family))
@@ -52,7 +52,7 @@ def expected_tensors(
 def outer_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """Those outside the layers, but for towers."""
+    """Those outside the layers, without towers."""
     family = _family(geometry, config)
     return (*_before(geometry, family), *_after(geometry, family))
 
@@ -66,7 +66,7 @@ def layer_tensors(
 def prediction_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """The blocks that predict further tokens: a last layer each, what joins both streams, three norms."""
+    """Blocks that predict further tokens: a copy of the last layer, a matrix that joins token and state, norms."""
     family = _family(geometry, config)
     attending = [x for x in geometry.layers if not isinstance(x.mixer, Recurrent)]
     last = (attending or geometry.layers)[-1]
@@ -99,7 +99,7 @@ def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     if width != hidden:
         yield from linear(TensorRole.EMBEDDING_IN, hidden, width)
     if recipe.ngrams:
-        yield from ngram_tables(geometry, family)
+        yield from _ngram_tables(geometry, family)
     if recipe.positions is not None:
         rows = (geometry.trained_context or 0) + recipe.positions
         yield array(TensorRole.POSITION, TensorKind.EMBEDDING, rows, hidden)
@@ -107,8 +107,8 @@ def _before(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield array(TensorRole.SEGMENT, TensorKind.EMBEDDING, types, hidden)
     if recipe.embedding_norm:
         yield from norm(family)
-    yield from around_layer_embedding(geometry, family)
-    yield from around_residual(family)
+    yield from _around_layer_embedding(geometry, family)
+    yield from _around_residual(family)
 
 
 def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
@@ -128,7 +128,7 @@ def _after(geometry: ModelGeometry, family: TensorFamily) -> Rows:
 
 
 def _placed(layer: Layer, geometry: ModelGeometry, family: TensorFamily) -> list[ExpectedTensor]:
-    rows = (*_layer(layer, family), *in_layer_embedding(geometry, family), *in_residual(family))
+    rows = (*_layer(layer, family), *_in_layer_embedding(geometry, family), *_in_residual(family))
     return [replace(row, layer=layer.index) for row in rows]
 
 
@@ -140,9 +140,9 @@ def _layer(layer: Layer, family: TensorFamily) -> Rows:
     if layer.index and family.recipe.value_rank:
         yield from low_rank(family.number(family.recipe.value_rank), family.hidden)
     if layer.dense is not None:
-        yield from dense(layer.dense, family)
+        yield from _dense(layer.dense, family)
     if layer.experts is not None:
-        yield from experts(layer.experts, family, layer=layer.index)
+        yield from _experts(layer.experts, family, layer=layer.index)
 
 
 def _norm_count(layer: Layer, family: TensorFamily) -> int:
@@ -152,7 +152,7 @@ def _norm_count(layer: Layer, family: TensorFamily) -> int:
     mixes = not isinstance(layer.mixer, NoCache) or layer.mixer.attention is not None
     feeds = layer.dense is not None or layer.experts is not None
     usual = recipe.norms if mixes and feeds else min(recipe.norms, 1)
-    more = sum(family.has(said) for said in recipe.more_norms)
+    more = sum(family.has(switch) for switch in recipe.more_norms)
     return usual + more + (recipe.expert_norms if layer.experts is not None else 0)
 
 
@@ -169,62 +169,55 @@ def _norm_gates(layer: Layer, family: TensorFamily) -> Rows:
 def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
     match kind:
         case Attention():
-            yield from attention(kind, family)
+            yield from _attention(kind, family)
         case SharedCache():
             borrows = not family.has(family.recipe.borrowed_keys)
-            yield from attention(kind.attention, family, borrows=borrows)
+            yield from _attention(kind.attention, family, borrows=borrows)
         case NoCache() if kind.attention is not None:
-            yield from attention(kind.attention, family)
+            yield from _attention(kind.attention, family)
         case HybridLayer():
-            yield from attention(kind.attention, family)
+            yield from _attention(kind.attention, family)
             yield from recurrent(kind.recurrent, family)
         case LatentAttention():
-            yield from latent(kind, family)
+            yield from _latent(kind, family)
         case CompressedAttention():
-            yield from compressed(kind, family)
+            yield from _compressed(kind, family)
         case Recurrent():
             yield from recurrent(kind, family)
         case _:
             return
 
 
-def attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
-    """`borrows`: keys and values are another layer's, in the file too."""
+# -- attention -------------------------------------------------------------------------------
+
+
+def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
+    """`borrows`: it reads another layer's keys and values, and the file has none for it."""
     recipe = family.recipe
     bias = family.has(recipe.qkv_bias)
     queries = kind.heads * kind.key_dim * (2 if kind.gated else 1)
     yield from linear(TensorRole.QUERY, queries, family.hidden, bias=bias)
     if not borrows:
-        yield from _keys_and_values(kind, family, bias=bias)
+        values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
+        yield from linear(TensorRole.KEY, kind.kv_heads * kind.key_dim, family.hidden, bias=bias)
+        yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
+    if recipe.cache_scales and not borrows:
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
+        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
     yield from _output(kind.heads * kind.value_dim, family)
     yield from _head_norms(kind, family, borrows=borrows)
-    yield from _gates(kind, family)
-    sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
-    if family.has(sliding if kind.span is Span.WINDOW else recipe.sinks):
-        yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
-    if kind.index_dim:
-        yield from _block_indexer(kind.index_dim, family)
-
-
-def _keys_and_values(kind: Attention, family: TensorFamily, *, bias: bool) -> Rows:
-    values = 0 if kind.values_are_keys else kind.kv_heads * kind.value_dim
-    yield from linear(TensorRole.KEY, kind.kv_heads * kind.key_dim, family.hidden, bias=bias)
-    yield from linear(TensorRole.VALUE, values, family.hidden, bias=bias)
-    if family.recipe.cache_scales:
-        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-        yield array(TensorRole.SCALE, TensorKind.RAW, 1)
-
-
-def _gates(kind: Attention, family: TensorFamily) -> Rows:
-    recipe = family.recipe
     if recipe.gate is not None and family.has(recipe.gate_if):
-        wide = kind.heads * kind.value_dim if recipe.gate is Width.ALL else kind.heads
-        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+        yield from _gate(recipe.gate, kind, family)
     if recipe.query_gain:
         yield array(TensorRole.SCALE, TensorKind.RAW, kind.heads)
     if recipe.round_gate:
         yield array(TensorRole.ATTENTION_GATE, TensorKind.RAW, kind.heads, kind.key_dim)
         yield array(TensorRole.ATTENTION_GATE, TensorKind.BIAS, kind.heads)
+    sliding = recipe.sinks if recipe.window_sinks is None else recipe.window_sinks
+    if family.has(sliding if kind.span is Span.WINDOW else recipe.sinks):
+        yield array(TensorRole.SINKS, TensorKind.RAW, kind.heads)
+    if kind.index_dim:
+        yield from _block_indexer(kind.index_dim, family)
 
 
 def _output(values: int, family: TensorFamily) -> Rows:
@@ -257,7 +250,7 @@ def _block_indexer(width: int, family: TensorFamily) -> Rows:
     yield array(TensorRole.INDEX_KEY, TensorKind.NORM, width)
 
 
-def latent(kind: LatentAttention, family: TensorFamily) -> Rows:
+def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     hidden, rank, queries = family.hidden, kind.query_rank, kind.heads * kind.key_dim
     bias = family.has(family.recipe.qkv_bias)
     gate = kind.heads * kind.value_dim if family.recipe.gate is Width.ALL else 0
@@ -273,16 +266,15 @@ def latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     unpacked = kind.heads * (kind.key_dim - kind.rope_dim + kind.value_dim)
     yield from linear(TensorRole.LATENT_UP, unpacked, kind.latent_dim)
     yield from _output(kind.heads * kind.value_dim, family)
-    yield from _latent_gate(kind, family)
+    if family.recipe.latent_gate is not None and family.has(family.recipe.latent_gate_if):
+        yield from _gate(family.recipe.latent_gate, kind, family)
     if kind.index_dim:
         yield from _token_indexer(kind.index_dim, rank or hidden, family)
 
 
-def _latent_gate(kind: LatentAttention, family: TensorFamily) -> Rows:
-    gate = family.recipe.latent_gate
-    if gate is not None and family.has(family.recipe.latent_gate_if):
-        wide = kind.heads * kind.value_dim if gate is Width.ALL else kind.heads
-        yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
+def _gate(width: Width, kind: Attention | LatentAttention, family: TensorFamily) -> Rows:
+    wide = kind.heads * kind.value_dim if width is Width.ALL else kind.heads
+    yield from linear(TensorRole.ATTENTION_GATE, wide, family.hidden)
 
 
 def _token_indexer(width: int, rank: int, family: TensorFamily) -> Rows:
@@ -295,7 +287,7 @@ def _token_indexer(width: int, rank: int, family: TensorFamily) -> Rows:
     yield from linear(TensorRole.INDEX_WEIGHTS, heads, family.hidden)
 
 
-def compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
+def _compressed(kind: CompressedAttention, family: TensorFamily) -> Rows:
     """DeepSeek-V4: low-rank queries, one key for all heads, an output in groups of low rank."""
     hidden, width = family.hidden, kind.key_dim
     rank, groups = family.number("q_lora_rank"), family.number("o_groups")
@@ -325,11 +317,13 @@ def _compressor(width: int, ratio: int, family: TensorFamily) -> Rows:
     yield array(TensorRole.COMPRESSOR_KEY, TensorKind.NORM, width)
 
 
+# -- feed-forward -----------------------------------------------------------------------------
+
 _DENSE = (TensorRole.GATE, TensorRole.UP, TensorRole.DOWN)
 _SHARED = (TensorRole.SHARED_GATE, TensorRole.SHARED_UP, TensorRole.SHARED_DOWN)
 
 
-def dense(half: FeedForward, family: TensorFamily) -> Rows:
+def _dense(half: FeedForward, family: TensorFamily) -> Rows:
     yield from _half(_DENSE, half.width, family, gated=half.gated)
     if family.recipe.sub_norms:
         yield array(TensorRole.DOWN, TensorKind.NORM, half.width)
@@ -352,7 +346,7 @@ def _half(
     yield from linear(down, family.hidden, width, bias=bias)
 
 
-def experts(half: Experts, family: TensorFamily, *, layer: int) -> Rows:
+def _experts(half: Experts, family: TensorFamily, *, layer: int) -> Rows:
     yield from _routed(half, family, layer)
     if family.recipe.picture_experts and (width := family.second("moe_intermediate_size")):
         count = family.second("moe_num_experts") or half.count
@@ -366,8 +360,8 @@ def _routed(half: Experts, family: TensorFamily, layer: int) -> Rows:
     if half.latent:
         yield from linear(TensorRole.EXPERTS_IN, within, family.hidden)
         yield from linear(TensorRole.EXPERTS_OUT, family.hidden, within)
-        said = family.has(family.recipe.latent_norms_if)
-        for _ in range(family.recipe.latent_norms if said else 0):
+        has_norms = family.has(family.recipe.latent_norms_if)
+        for _ in range(family.recipe.latent_norms if has_norms else 0):
             yield array(TensorRole.EXPERTS_IN, TensorKind.NORM, within)
     if half.gated:
         yield from _expert(TensorRole.EXPERT_GATE, half.width, within, half.count, family)
@@ -408,7 +402,7 @@ def _router(half: Experts, family: TensorFamily, layer: int) -> Rows:
 
 
 def chooses_by_token(section: Mapping[str, Any], layer: int) -> bool:
-    """DeepSeek-V4's first layers: by a hash of the token, listed or counted."""
+    """DeepSeek-V4 chooses the experts of its first layers by a hash of the token. config.json lists or counts them."""
     kinds, count = section.get("mlp_layer_types"), section.get("num_hash_layers")
     if isinstance(kinds, list):
         return layer < len(kinds) and kinds[layer] == "hash_moe"
@@ -421,11 +415,13 @@ def _expert(role: TensorRole, out: int, into: int, count: int, family: TensorFam
         yield ExpectedTensor(role=role, kind=TensorKind.BIAS, shape=(out,), count=count)
 
 
+# -- embeddings of every layer, n-grams, several residual streams -----------------------------
+
 MAX_TABLES = 1_024  # LongCat has 12
 
 
-def around_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
-    """Gemma 3n and 4: one table for all layers, and the way from the hidden stream into it."""
+def _around_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """Gemma 3n and 4: one table for all layers, and a projection of the hidden state into it."""
     width = geometry.per_layer_embedding
     if not width:
         return
@@ -436,7 +432,7 @@ def around_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Row
     yield array(TensorRole.LAYER_EMBEDDING_IN, TensorKind.NORM, width)
 
 
-def in_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+def _in_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
     if width := geometry.per_layer_embedding:
         yield from linear(TensorRole.LAYER_GATE, width, family.hidden)
         yield from linear(TensorRole.LAYER_OUT, family.hidden, width)
@@ -445,8 +441,8 @@ def in_layer_embedding(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield array(TensorRole.SCALE, TensorKind.RAW, 1)
 
 
-def ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
-    """LongCat: tables for two to four tokens in a row, a few hashes each, and their way into the hidden stream."""
+def _ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
+    """LongCat: hash tables for sequences of two to four tokens, and their projections into the hidden state."""
     parts, longest = family.number("emb_split_num", 4), family.number("emb_neighbor_num", 4)
     rows = family.number("ngram_vocab_size_ratio", 78) * (geometry.vocabulary or 0)
     count = parts * max(longest - 1, 0)
@@ -458,7 +454,7 @@ def ngram_tables(geometry: ModelGeometry, family: TensorFamily) -> Rows:
         yield from linear(TensorRole.NGRAM, family.hidden, width)
 
 
-def around_residual(family: TensorFamily) -> Rows:
+def _around_residual(family: TensorFamily) -> Rows:
     hidden = family.hidden
     if family.has(family.recipe.block_residual):
         yield from _block_residual(family)
@@ -475,12 +471,12 @@ def around_residual(family: TensorFamily) -> Rows:
 
 
 def _block_residual(family: TensorFamily) -> Rows:
-    """Kimi K3: a weight for each earlier block, from a normed stream."""
+    """Kimi K3: weights for the outputs of earlier blocks, computed from a normalised state."""
     yield array(TensorRole.RESIDUAL, TensorKind.RAW, 1, family.hidden)
     yield array(TensorRole.RESIDUAL, TensorKind.NORM, family.hidden)
 
 
-def in_residual(family: TensorFamily) -> Rows:
+def _in_residual(family: TensorFamily) -> Rows:
     if family.has(family.recipe.block_residual):
         yield from _block_residual(family)  # before attention
         yield from _block_residual(family)  # and before the feed-forward
@@ -512,201 +508,3 @@ def _hyper(family: TensorFamily) -> Rows:
         yield array(TensorRole.RESIDUAL, TensorKind.RAW, mixes, streams * family.hidden)
         yield array(TensorRole.RESIDUAL, TensorKind.BIAS, mixes)
         yield array(TensorRole.RESIDUAL, TensorKind.RAW, 3)
-
-
-def recurrent(kind: Recurrent, family: TensorFamily) -> Rows:
-    rows = _CELLS.get(kind.cell)
-    if rows is None:
-        raise _undescribed(kind)
-    yield from rows(kind, family)
-
-
-def _undescribed(kind: Recurrent) -> UnknownArchitectureError:
-    return UnknownArchitectureError(
-        f"the tensors of {kind.label} layers are not known yet: upgrade edgekit, or add "
-        "rows to model/tensors.py"
-    )
-
-
-def _mamba(kind: Recurrent, family: TensorFamily) -> Rows:
-    inner, state, rank = kind.inner, kind.state_size, kind.rank
-    yield from _into(2 * inner, family)
-    yield from _conv(inner, kind, family)
-    yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
-    yield from linear(TensorRole.STATE_DT, inner, rank, bias=True)
-    if family.recipe.step_norms:
-        for width in (rank, state, state):
-            yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, inner, state)
-    yield array(TensorRole.STATE_D, TensorKind.RAW, inner)
-    yield from _out_of(inner, family)
-
-
-def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
-    if family.recipe.step_norms:
-        yield from _stepped(kind, family)
-        return
-    inner, keys = kind.inner, kind.groups * kind.state_size
-    yield from _into(2 * inner + 2 * keys + kind.heads, family)
-    yield from _conv(inner + 2 * keys, kind, family)
-    yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
-    yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
-    if family.has(family.recipe.state_norm):
-        yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner)
-    yield from _out_of(inner, family)
-
-
-def _stepped(kind: Recurrent, family: TensorFamily) -> Rows:
-    """PLaMo 2: the first Mamba's way to dt, B and C, the second one's heads."""
-    inner, state, rank = kind.inner, kind.state_size, max(64, family.hidden // 16)
-    yield from _into(2 * inner, family)
-    yield from _conv(inner, kind, family)
-    yield from linear(TensorRole.STATE_X, rank + 2 * state, inner)
-    yield from linear(TensorRole.STATE_DT, kind.heads, rank, bias=True)
-    for width in (rank, state, state):
-        yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
-    yield array(TensorRole.STATE_D, TensorKind.RAW, kind.heads)
-    yield from _out_of(inner, family)
-
-
-def _gated_delta(kind: Recurrent, family: TensorFamily) -> Rows:
-    inner, keys = kind.inner, kind.groups * kind.state_size
-    yield from linear(TensorRole.STATE_IN, 2 * keys + inner, family.hidden)
-    yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
-    yield from linear(TensorRole.STATE_BETA, 2 * kind.heads, family.hidden)
-    yield from _conv(inner + 2 * keys, kind, family)
-    yield array(TensorRole.STATE_DT, TensorKind.BIAS, kind.heads)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
-    yield array(TensorRole.STATE_NORM, TensorKind.NORM, inner // max(kind.heads, 1))
-    yield from linear(TensorRole.STATE_OUT, family.hidden, inner)
-
-
-def _kimi_delta(kind: Recurrent, family: TensorFamily) -> Rows:
-    inner, width = kind.inner, kind.state_size
-    yield from linear(TensorRole.STATE_IN, 3 * inner, family.hidden)
-    yield from _conv(3 * inner, kind, family)
-    yield from linear(TensorRole.STATE_BETA, kind.heads, family.hidden)
-    for whole in (family.recipe.whole_forget, family.recipe.whole_output):
-        if family.has(whole):
-            yield from linear(TensorRole.STATE_GATE, inner, family.hidden)
-        else:
-            yield from linear(TensorRole.STATE_LOW, width, family.hidden)
-            yield from linear(TensorRole.STATE_LOW, inner, width)
-    yield array(TensorRole.STATE_DT, TensorKind.BIAS, inner)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, kind.heads)
-    yield array(TensorRole.STATE_NORM, TensorKind.NORM, width)
-    yield from linear(TensorRole.STATE_OUT, family.hidden, inner)
-
-
-def _lightning(kind: Recurrent, family: TensorFamily) -> Rows:
-    yield from _into(3 * kind.inner, family)
-    yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
-    yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner)
-    if family.has(family.recipe.state_head_norms):
-        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
-        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
-    yield from _out_of(kind.inner, family)
-
-
-def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
-    """flash-linear-attention: keys as wide as their share, values twice, a gate of rank 16."""
-    keys, rank = kind.heads * kind.state_size, family.number("gate_low_rank_dim", 16)
-    yield from linear(TensorRole.STATE_IN, 2 * keys + kind.inner, family.hidden)
-    yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
-    yield from linear(TensorRole.STATE_LOW, rank, family.hidden)
-    yield from linear(TensorRole.STATE_LOW, keys, rank, bias=True)
-    yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.inner // max(kind.heads, 1))
-    yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner)
-
-
-def _short_conv(kind: Recurrent, family: TensorFamily) -> Rows:
-    bias = family.has(family.recipe.conv_bias)
-    yield from linear(TensorRole.STATE_IN, 3 * kind.inner, family.hidden, bias=bias)
-    yield from _conv(kind.inner, kind, family)
-    yield from linear(TensorRole.STATE_OUT, family.hidden, kind.inner, bias=bias)
-
-
-def _gated_conv(kind: Recurrent, family: TensorFamily) -> Rows:
-    """Gear: queries, keys and values as attention has them, keys and values convolved."""
-    keys, bias = kind.groups * kind.state_size, family.has(family.recipe.qkv_bias)
-    yield from linear(TensorRole.QUERY, kind.inner, family.hidden, bias=bias)
-    for role in (TensorRole.KEY, TensorRole.VALUE):
-        yield from linear(role, keys, family.hidden, bias=bias)
-        yield from _conv(keys, kind, family)
-        yield array(TensorRole.STATE_NORM, TensorKind.NORM, kind.state_size)
-    yield from linear(TensorRole.OUTPUT, family.hidden, kind.inner, bias=bias)
-
-
-def _key_conv(kind: Recurrent, _: TensorFamily) -> Rows:
-    for role in (TensorRole.KEY, TensorRole.VALUE):
-        yield array(role, TensorKind.RAW, kind.groups, kind.conv_kernel)
-
-
-def _rwkv(kind: Recurrent, family: TensorFamily) -> Rows:
-    """RWKV-7: six mixes with the token before, four matrices, four gates of low rank."""
-    if family.name != "rwkv7":
-        raise _undescribed(kind)
-    hidden = kind.inner
-    for _ in "rwkvag":
-        yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)
-    yield array(TensorRole.STATE_X, TensorKind.RAW, hidden)  # the feed-forward's mix
-    for _ in ("k_k", "k_a", "r_k"):
-        yield array(TensorRole.STATE_D, TensorKind.RAW, hidden)
-    for role in (TensorRole.STATE_IN, TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_OUT):
-        yield from linear(role, hidden, hidden)
-    yield array(TensorRole.STATE_NORM, TensorKind.NORM, hidden)
-    yield array(TensorRole.STATE_NORM, TensorKind.BIAS, hidden)
-    for word in ("decay_low_rank_dim", "a_low_rank_dim", "gate_low_rank_dim"):
-        yield from low_rank(family.number(word), hidden, bias=word != "gate_low_rank_dim")
-
-
-def low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
-    yield from linear(TensorRole.STATE_LOW, rank, hidden)
-    yield from linear(TensorRole.STATE_LOW_OUT, hidden, rank, bias=bias)
-
-
-def _rg_lru(kind: Recurrent, family: TensorFamily) -> Rows:
-    """Two matrices in, one out, and two gates in blocks, one block a head."""
-    inner, heads = kind.inner, family.number("num_attention_heads")
-    block = inner // max(heads, 1)
-    yield from _into(inner, family)
-    yield from linear(TensorRole.STATE_GATE, inner, family.hidden, bias=True)
-    yield from _conv(inner, kind, family)
-    for _ in ("input", "recurrent"):
-        yield array(TensorRole.STATE_X, TensorKind.RAW, heads, block, block)
-        yield array(TensorRole.STATE_X, TensorKind.BIAS, heads, block)
-    yield array(TensorRole.STATE_A, TensorKind.RAW, inner)
-    yield from _out_of(inner, family)
-
-
-def _into(out: int, family: TensorFamily) -> Rows:
-    bias = family.has(family.recipe.state_bias)
-    yield from linear(TensorRole.STATE_IN, out, family.hidden, bias=bias)
-
-
-def _out_of(inner: int, family: TensorFamily) -> Rows:
-    said = family.recipe.state_out_bias or family.recipe.state_bias
-    yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.has(said))
-
-
-def _conv(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:
-    yield array(TensorRole.CONV, TensorKind.CONV, channels, kind.conv_kernel)
-    if family.has(family.recipe.conv_bias):
-        yield array(TensorRole.CONV, TensorKind.BIAS, channels)
-
-
-_CELLS: Mapping[Cell, Callable[[Recurrent, TensorFamily], Rows]] = {
-    Cell.MAMBA: _mamba,
-    Cell.MAMBA2: _mamba2,
-    Cell.GATED_DELTA: _gated_delta,
-    Cell.KIMI_DELTA: _kimi_delta,
-    Cell.LIGHTNING: _lightning,
-    Cell.GATED_LINEAR: _gated_linear,
-    Cell.SHORT_CONV: _short_conv,
-    Cell.GATED_CONV: _gated_conv,
-    Cell.KEY_CONV: _key_conv,
-    Cell.RWKV: _rwkv,
-    Cell.RG_LRU: _rg_lru,
-}
