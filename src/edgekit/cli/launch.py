@@ -302,7 +302,7 @@ def _print_answer(writer: _Writer, prompt: Prompt, new_tokens: int) -> None:
         show(piece)
     if not piece.endswith("\n"):
         show("\n")
-    writer.notices.say(written_text(written, asked=new_tokens))
+    writer.notices.say(written_text(written, max_tokens=new_tokens))
 
 
 # --- a conversation

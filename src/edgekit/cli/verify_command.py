@@ -129,4 +129,4 @@ def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> s
     from edgekit.report.run import verification_text
     from edgekit.report.text import Screen
 
-    return verification_text(found, Screen(colour=is_terminal(sys.stdout)), asked=asked)
+    return verification_text(found, Screen(colour=is_terminal(sys.stdout)), load=asked)

@@ -25,8 +25,8 @@ from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import (
     MAX_WIDTH,
     PLAIN,
-    Body,
     Screen,
+    Sections,
     View,
     command_lines,
     folded,
@@ -73,7 +73,7 @@ def _in_pool(name: str) -> str:
     return f"on {name}" if " " in name else f"on the {name}"
 
 
-def _sections(bill: EstimateAnswer, names: dict[Pool, str]) -> Iterator[tuple[str | None, Body]]:
+def _sections(bill: EstimateAnswer, names: dict[Pool, str]) -> Sections:
     estimate = bill.estimate
     yield None, [bill.asked]
     yield "", lambda _: _pool_table(estimate, names)

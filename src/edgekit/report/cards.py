@@ -28,8 +28,8 @@ from edgekit.report.plan import plan_fields
 from edgekit.report.tables import MIN_NAME, shortened, used_words, window_words
 from edgekit.report.text import (
     PLAIN,
-    Body,
     Screen,
+    Sections,
     View,
     command_lines,
     folded,
@@ -62,7 +62,7 @@ def cards_text(
     return render(View(headline=cards_answer(found), sections=sections), screen)
 
 
-def _sections(found: Recommendation, words: str, *, why: bool) -> Iterator[tuple[str | None, Body]]:
+def _sections(found: Recommendation, words: str, *, why: bool) -> Sections:
     shown = found.suggestions or tuple(filter(None, (found.nearest,)))
     if shown:
         yield None, lambda screen: _painted_headline(shown[0].plan, screen)

@@ -11,8 +11,8 @@ from edgekit.errors import EdgekitError
 from edgekit.report.json import SCHEMA, error_json, fields
 from edgekit.report.text import (
     PLAIN,
-    Body,
     Screen,
+    Sections,
     View,
     clamp_width,
     fitted_table,
@@ -91,7 +91,7 @@ def _headline(entry: Entry) -> str:
     return f"{entry.id}: {', '.join(parts)}".rstrip(": ")
 
 
-def _sections(entry: Entry) -> Iterator[tuple[str, Body]]:
+def _sections(entry: Entry) -> Sections:
     yield "Model", _facts(entry)
     yield "Runs on", _engines(entry)
     yield "Sizes", lambda screen: _size_lines(entry, screen.width)

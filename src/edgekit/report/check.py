@@ -20,7 +20,7 @@ from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.headline import VERDICTS, embeds, headline, is_beyond, range_words, speed_row
 from edgekit.report.json import SCHEMA, fields
-from edgekit.report.text import PLAIN, Body, Screen, View, command_lines, render
+from edgekit.report.text import PLAIN, Screen, Sections, View, command_lines, render
 from edgekit.units import GIB, format_download
 
 MAX_CHANGES = 3
@@ -58,7 +58,7 @@ def quiet_text(check: Check) -> str:
     return f"{headline(check.result, from_name=check.is_assumed)}\n"
 
 
-def _short_sections(check: Check) -> Iterator[tuple[str | None, Body]]:
+def _short_sections(check: Check) -> Sections:
     result, bill = check.result, check.bill
     yield "", lambda screen: bar_lines(memories(result), screen)
     yield from _run_section(check)
@@ -68,7 +68,7 @@ def _short_sections(check: Check) -> Iterator[tuple[str | None, Body]]:
     yield "More", [MORE]
 
 
-def _why_sections(check: Check) -> Iterator[tuple[str | None, Body]]:
+def _why_sections(check: Check) -> Sections:
     result, bill = check.result, check.bill
     yield None, [bill.asked]
     yield "Context", _context_rows(result)
@@ -84,7 +84,7 @@ def _why_sections(check: Check) -> Iterator[tuple[str | None, Body]]:
     yield from _run_section(check)
 
 
-def _run_section(check: Check) -> Iterator[tuple[str, Body]]:
+def _run_section(check: Check) -> Sections:
     if check.result.can_load:
         yield "Run", lambda screen: command_lines(check.bill.command.strip(), screen.width)
 

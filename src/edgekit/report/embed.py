@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import (
     PLAIN,
-    Body,
     Screen,
+    Section,
     View,
     clamp_width,
     counted,
@@ -35,7 +35,7 @@ def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
     """The memory that it takes, line by line, and why."""
     total, budget = format_bytes(plan.total_bytes), format_bytes(plan.budget_bytes)
     rows = [(one.what, format_bytes(one.size_bytes), one.basis.value) for one in plan.lines]
-    sections: list[tuple[str | None, Body]] = [
+    sections: list[Section] = [
         (None, [_title(plan)]),
         ("", lambda _: table(("", "size", "known"), rows)),
         ("", _plan_notes(plan)),

@@ -29,8 +29,8 @@ from edgekit.report.bill import ranges
 from edgekit.report.json import SCHEMA, error_json, fields
 from edgekit.report.text import (
     PLAIN,
-    Body,
     Screen,
+    Sections,
     View,
     counted,
     fitted_table,
@@ -80,7 +80,7 @@ def _headline(machine: Machine) -> str:
     return f"{machine.name}: {', '.join(parts)}"
 
 
-def _sections(machine: Machine) -> Iterator[tuple[str, Body]]:
+def _sections(machine: Machine) -> Sections:
     yield "Memory", _host_rows(machine.host)
     raised = raised_limit(machine)
     for alike in _alike(machine.devices):

@@ -101,7 +101,7 @@ def _sections(found: Inspection) -> Iterator[tuple[str, Iterable[str]]]:
         yield "Layers", _layer_rows(found.geometry)
         yield "Cache", _cache_rows(found, found.geometry)
     yield "Weights", _share_rows(found)
-    yield "Beside" if found.geometry is not None else "Holds", _companion_rows(found)
+    yield "Also" if found.geometry is not None else "Holds", _companion_rows(found)
     yield "Read", [_read_row(found)]
     yield "Note", _notes(found)
 

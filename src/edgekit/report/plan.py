@@ -29,7 +29,16 @@ from edgekit.report.check import (
 from edgekit.report.hardware import machine_json
 from edgekit.report.headline import embeds, headline, speed_row
 from edgekit.report.json import SCHEMA, fields
-from edgekit.report.text import PLAIN, Body, Screen, View, command_lines, folded, hanging, render
+from edgekit.report.text import (
+    PLAIN,
+    Screen,
+    Sections,
+    View,
+    command_lines,
+    folded,
+    hanging,
+    render,
+)
 from edgekit.terminal import printable
 
 _LEVER_COLUMN_FROM = 45  # columns of a row; with less, the name of a lever comes before its words
@@ -67,9 +76,7 @@ def plan_text(
     return render(view, screen)
 
 
-def _short_sections(
-    plan: Plan, ready: Sequence[Command], notes: Sequence[str]
-) -> Iterator[tuple[str, Body]]:
+def _short_sections(plan: Plan, ready: Sequence[Command], notes: Sequence[str]) -> Sections:
     yield "", lambda screen: bar_lines(memories(plan.result), screen)
     yield from _run_sections(plan, ready)
     yield "Note", [*notes, *assumed_of(plan.task.machine, plan.result)]
@@ -83,7 +90,7 @@ def _short_sections(
     yield "More", [MORE]
 
 
-def _why_sections(plan: Plan, notes: Sequence[str]) -> Iterator[tuple[str, Body]]:
+def _why_sections(plan: Plan, notes: Sequence[str]) -> Sections:
     result = plan.result
     yield "Memory", lambda screen: memory_lines(result, screen)
     yield "Plan", lambda screen: _decision_lines(plan, screen.width)
@@ -129,7 +136,7 @@ def _tried_lines(decision: Decision, width: int) -> Iterator[str]:
         yield from (f"  {line}" for line in more)
 
 
-def _run_sections(plan: Plan, ready: Sequence[Command]) -> Iterator[tuple[str, Body]]:
+def _run_sections(plan: Plan, ready: Sequence[Command]) -> Sections:
     """What to paste, and which other programs have a text of their own."""
     programs = by_program(ready)
     if programs:

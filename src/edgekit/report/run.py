@@ -22,15 +22,7 @@ from edgekit.report.hardware import (
 )
 from edgekit.report.headline import headline
 from edgekit.report.json import SCHEMA, fields
-from edgekit.report.text import (
-    PLAIN,
-    Body,
-    Screen,
-    View,
-    counted,
-    render,
-    table,
-)
+from edgekit.report.text import PLAIN, Screen, Section, Sections, View, counted, render, table
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
@@ -58,7 +50,7 @@ def comparison_text(engine: str, up: Up) -> str:
     return "\n".join([f"{engine} {up.version} is up, {outcome}", *compared_lines(up.rows)])
 
 
-def written_text(written: Written, *, asked: int | None) -> str:
+def written_text(written: Written, *, max_tokens: int | None) -> str:
     """The numbers of tokens read and written, and how fast."""
     parts = []
     for tokens, verb, per_s in (
@@ -68,8 +60,10 @@ def written_text(written: Written, *, asked: int | None) -> str:
         speed = f" at {per_s:,.1f} tokens/s" if per_s else ""
         parts.append(f"{counted(tokens, 'token')} {verb}{speed}")
     if written.finish == "length":
-        is_full = asked is None or written.new_tokens < asked
-        parts.append("cut: the context is full" if is_full else f"cut after --max-tokens {asked:,}")
+        is_full = max_tokens is None or written.new_tokens < max_tokens
+        parts.append(
+            "cut: the context is full" if is_full else f"cut after --max-tokens {max_tokens:,}"
+        )
     return "; ".join(parts)
 
 
@@ -129,8 +123,8 @@ def ended_json(
     }
 
 
-def verification_text(found: Verification, screen: Screen = PLAIN, *, asked: str) -> str:
-    """The verdict, then what was predicted next to what was measured. `asked` describes the load."""
+def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str) -> str:
+    """The verdict, then what was predicted next to what was measured. `load` describes the load."""
     verdict, answer = "Within bounds: the engine allocates what was predicted", found.answer
     if not found.within:
         outside = ", ".join(row.part for row in found.rows if not row.within)
@@ -151,8 +145,8 @@ def verification_text(found: Verification, screen: Screen = PLAIN, *, asked: str
         for row in found.resident
     ]
     resident = table(("memory of the process", "resident", "private", "mapped files"), processes)
-    sections: list[tuple[str | None, Body]] = [
-        (None, [title, asked]),
+    sections: list[Section] = [
+        (None, [title, load]),
         ("", lambda _: compared_lines((*found.rows, found.total))),
         ("", lambda _: resident if processes else ()),
         ("", _verification_notes(found)),
@@ -271,7 +265,7 @@ def _results(found: Calibrated) -> Iterator[str]:
         yield "a prediction outside its bounds"
 
 
-def _calibrated_sections(found: Calibrated, path: str) -> Iterator[tuple[str, Body]]:
+def _calibrated_sections(found: Calibrated, path: str) -> Sections:
     yield "Machine", (found.host.host,)
     yield "Memory", _memory_rows(found.host)
     yield "Disk", disk_rows(found.host.disk)
@@ -314,48 +308,48 @@ def calibrated_json(found: Calibrated, path: str) -> dict[str, Any]:
     }
 
 
-def remembered_words(kept: Remembered) -> tuple[str, ...]:
-    """For `edgekit verify --load`: what later bills on this machine will know."""
+def remembered_words(saved: Remembered) -> tuple[str, ...]:
+    """What `verify --load` saved for later answers on this machine."""
     words = []
-    if kept.engine is not None and kept.engine.overhead_bytes is not None:
-        held = format_bytes(kept.engine.overhead_bytes)
+    if saved.engine is not None and saved.engine.overhead_bytes is not None:
+        held = format_bytes(saved.engine.overhead_bytes)
         words.append(
             f"Saved for this machine: {held} of RAM for llama.cpp's overhead; check and "
             "plan use the highest value measured so far (`edgekit calibrate --list`, "
             "`--remove`)."
         )
-    if kept.differences:
-        parts = ", ".join(one.part for one in kept.differences)
+    if saved.differences:
+        parts = ", ".join(one.part for one in saved.differences)
         words.append(f"Saved as outside its bounds: {parts} (`edgekit calibrate --list`).")
-    if kept.left_out:
-        words.append(f"{kept.left_out}.")
-    return (*words, kept.problem) if kept.problem else tuple(words)
+    if saved.left_out:
+        words.append(f"{saved.left_out}.")
+    return (*words, saved.problem) if saved.problem else tuple(words)
 
 
-def list_text(kept: CalibrationFile, screen: Screen = PLAIN) -> str:
+def list_text(saved: CalibrationFile, screen: Screen = PLAIN) -> str:
     """What was measured, on every machine that shares the folder."""
-    found = kept.stored.calibration
-    sections: list[tuple[str, Body]] = []
+    found = saved.stored.calibration
+    sections: list[Section] = []
     sections += [
         ("Machine", (one.host, *_memory_rows(one), *disk_rows(one.disk))) for one in found.hosts
     ]
     sections += [("Engine", (*engine_rows(one), f"on {one.host}")) for one in found.engines]
     sections.append(("Differs", map(difference_row, reversed(found.differences))))
-    sections.append(("Note", filter(None, (kept.stored.problem,))))
+    sections.append(("Note", filter(None, (saved.stored.problem,))))
     empty = "Nothing measured yet: run `edgekit calibrate`"
-    return render(View(headline=empty if kept.is_empty else str(kept), sections=sections), screen)
+    return render(View(headline=empty if saved.is_empty else str(saved), sections=sections), screen)
 
 
-def removed_text(kept: CalibrationFile) -> str:
-    lines = ["Nothing to remove" if kept.is_empty else f"Removed: {kept}"]
-    return "\n".join([*lines, *filter(None, (kept.stored.problem,))]) + "\n"
+def removed_text(saved: CalibrationFile) -> str:
+    lines = ["Nothing to remove" if saved.is_empty else f"Removed: {saved}"]
+    return "\n".join([*lines, *filter(None, (saved.stored.problem,))]) + "\n"
 
 
-def list_json(kept: CalibrationFile, *, removed: bool = False) -> dict[str, Any]:
+def list_json(saved: CalibrationFile, *, removed: bool = False) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "path": kept.path,
-        "removed": removed and not kept.is_empty,
-        **asdict(kept.stored.calibration),
-        "problem": kept.stored.problem or None,
+        "path": saved.path,
+        "removed": removed and not saved.is_empty,
+        **asdict(saved.stored.calibration),
+        "problem": saved.stored.problem or None,
     }

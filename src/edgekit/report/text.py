@@ -52,6 +52,8 @@ class Screen:
 
 # Sentences to fold, or a function that draws lines no wider than the screen it is given.
 Body = Iterable[str] | Callable[[Screen], Iterable[str]]
+Section = tuple[str | None, Body]
+Sections = Iterable[Section]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class View:
     headline: str
     status: Status | None = None  # colours the headline
     title: Iterable[str] = ()
-    sections: Iterable[tuple[str | None, Body]] = ()
+    sections: Sections = ()
 
 
 PLAIN = Screen()

@@ -14,7 +14,7 @@ from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
 from edgekit.machine.types import HOST
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.plan import decision_json
-from edgekit.report.text import PLAIN, Body, Screen, View, render, table
+from edgekit.report.text import PLAIN, Screen, Sections, View, render, table
 from edgekit.units import format_bytes
 
 ASSUMED = (
@@ -46,7 +46,7 @@ def tier_text(plan: TierPlan, screen: Screen = PLAIN) -> str:
     return render(view, screen)
 
 
-def _sections(plan: TierPlan) -> Iterator[tuple[str, Body]]:
+def _sections(plan: TierPlan) -> Sections:
     yield "Memory", lambda screen: _memory_lines(plan, screen.width)
     steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
     yield "Why", [*plan.verdict.reasons, *steps]
