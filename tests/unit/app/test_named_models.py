@@ -31,7 +31,7 @@ SESSION = Session(reach=Reach())
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Port 9 of this machine: nobody listens."""
+    """Nothing listens on port 9 of this machine."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("EDGEKIT_OLLAMA_REGISTRY", "http://127.0.0.1:9")
 
@@ -40,13 +40,15 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "QWEN3-8B", "catalog:qwen3-8b", "Catalog:Qwen3-8B", "catalog:Qwen/Qwen3-8B"])  # fmt: skip
-def test_a_known_model(name: str) -> None:
+def test_open_named_finds_a_model_of_the_catalog(name: str) -> None:
     named = open_named(name)
     assert named.entry is not None
     assert (named.entry.id, named.found, named.notes, named.files) == ("qwen3-8b", None, (), None)
 
 
-def test_a_path_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_named_prefers_a_path_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_model(tmp_path, "qwen3-0.6b").rename(tmp_path / "qwen3-8b")
     monkeypatch.chdir(tmp_path)
     named = open_named("qwen3-8b")
@@ -57,30 +59,30 @@ def test_a_path_of_that_name_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(known.opened("llama.cpp").model.geometry.layers) == 36
 
 
-def test_a_sample() -> None:
+def test_open_named_opens_a_sample() -> None:
     named = open_named("sample:gemma-3-27b")
     assert named.found is not None
     assert named.engine("auto", cpu(64)) == "llama.cpp"
 
 
 @pytest.mark.parametrize("name", ["catalog:qwen3-9b", "catalog:", "catalog:no such model"])
-def test_an_unknown_model_of_the_catalog(name: str) -> None:
+def test_open_named_refuses_an_unknown_catalog_name(name: str) -> None:
     with pytest.raises(NotFoundError, match="in the catalog"):
         open_named(name)
 
 
-def test_a_name_that_is_nearly_right_is_offered() -> None:
+def test_open_named_suggests_a_similar_name() -> None:
     with pytest.raises(NotFoundError) as caught:
         open_named("catalog:qwen3-8")
     assert "qwen3-8b" in caught.value.candidates
 
 
-def test_an_unknown_name() -> None:
+def test_open_named_refuses_an_unknown_name() -> None:
     with pytest.raises(EdgekitError, match="model not found: 'no-such-model'"):
         open_named("no-such-model")
 
 
-def test_a_repository_that_cannot_be_reached() -> None:
+def test_open_named_takes_the_entry_of_an_unreachable_repository() -> None:
     named = open_named("Qwen/Qwen3-8B")
     assert named.entry is not None
     assert (named.entry.id, named.found) == ("qwen3-8b", None)
@@ -91,12 +93,12 @@ def test_a_repository_that_cannot_be_reached() -> None:
     assert "127.0.0.1:9" in note
 
 
-def test_one_that_nobody_knows_cannot_either() -> None:
+def test_open_named_refuses_an_unreachable_repository_without_an_entry() -> None:
     with pytest.raises(EdgekitError, match=r"cannot reach 127\.0\.0\.1:9"):
         open_named("acme/nobody-knows-it")
 
 
-def test_a_name_without_a_model() -> None:
+def test_resolved_model_without_a_model_is_refused() -> None:
     with pytest.raises(UsageError, match="neither opened nor in the catalog"):
         ResolvedModel(name="x", catalog=read_catalog()).opened("llama.cpp")
 
@@ -114,18 +116,16 @@ def test_a_name_without_a_model() -> None:
         ("llamacpp", cpu(16), "llama.cpp"),
     ],
 )
-def test_which_engine_a_known_model_is_planned_for(
-    wanted: str, machine: Machine, engine: str
-) -> None:
+def test_engine_of_a_catalog_model(wanted: str, machine: Machine, engine: str) -> None:
     assert open_named("qwen3-8b").engine(wanted, machine) == engine
 
 
-def test_an_unknown_engine() -> None:
+def test_engine_refuses_an_unknown_name() -> None:
     with pytest.raises(UsageError, match="nobody"):
         open_named("qwen3-8b").engine("nobody", cpu(16))
 
 
-def test_what_an_engine_cannot_load() -> None:
+def test_plan_refuses_what_the_engine_cannot_load() -> None:
     with pytest.raises(RefusedError, match="the catalog has only the GGUF header"):
         task_to_plan(
             open_named("llama-2-7b"), Request(machine=cards(24), engines=("vllm",)), SESSION
@@ -142,7 +142,7 @@ def names(named: ResolvedModel, wanted: Request) -> list[str]:
 MIXES = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K"]
 
 
-def test_a_known_model_comes_in_every_quantisation() -> None:
+def test_variants_of_a_catalog_model() -> None:
     assert names(open_named("qwen3-8b"), Request(machine=cpu(16))) == MIXES
     assert names(open_named("qwen3-8b"), Request(machine=mac(16), engines=("mlx",))) == ["8 bit", "6 bit", "5 bit", "4 bit", "3 bit"]  # fmt: skip
     assert names(open_named("qwen3-8b"), Request(machine=cards(24), engines=("vllm",))) == [
@@ -150,7 +150,7 @@ def test_a_known_model_comes_in_every_quantisation() -> None:
     ]  # fmt: skip
 
 
-def test_a_settled_quantisation_is_the_only_one() -> None:
+def test_variants_of_a_requested_quantisation() -> None:
     flags = {"llama.cpp": {"mix": "Q6_K"}}
     wanted = Request(machine=cpu(32), context=4096, flags=flags, drafter=False)
     task = task_to_plan(open_named("qwen3-8b"), wanted, SESSION)
@@ -160,7 +160,7 @@ def test_a_settled_quantisation_is_the_only_one() -> None:
     assert 6 * 2**30 < plan.result.estimate.weights_bytes < 6.5 * 2**30  # 8.2 billion at 6.56 bits
 
 
-def test_a_file_stays_what_it_is(tmp_path: Path) -> None:
+def test_variants_of_a_file(tmp_path: Path) -> None:
     path = write_model(tmp_path, "llama-3.1-8b")
     named = open_named(path)
     (only,) = task_to_plan(named, Request(machine=cpu(64)), SESSION).variants
@@ -181,7 +181,7 @@ def test_drafters_of_the_catalog() -> None:
     assert task_to_plan(open_named("qwen3-8b"), on_vllm, SESSION).drafters == ()
 
 
-def test_own_blocks_come_first() -> None:
+def test_drafters_start_with_the_models_own_blocks() -> None:
     drafters = task_to_plan(open_named("qwen3.6-27b"), Request(machine=cpu(64)), SESSION).drafters
     assert drafters[0].name == "its own prediction layers"
 
@@ -189,7 +189,7 @@ def test_own_blocks_come_first() -> None:
 # --- plans
 
 
-def test_a_plan_by_name() -> None:
+def test_plan_model_of_a_catalog_name() -> None:
     plan = plan_model(open_named("qwen3-8b"), Request(machine=cpu(16), context=16_384))  # fmt: skip
     assert plan.fits
     assert (plan.variant.name, plan.context_tokens) == ("Q4_K_M", 16_384)
@@ -200,13 +200,13 @@ def test_a_plan_by_name() -> None:
 
 
 @pytest.mark.parametrize("thorough", [True, False])
-def test_a_plan_of_a_sample(thorough: bool) -> None:  # noqa: FBT001 - a table
+def test_plan_model_of_a_sample(thorough: bool) -> None:  # noqa: FBT001 - a table
     plan = plan_model(open_named("sample:gemma-3-27b"), Request(machine=cpu(64)), thorough=thorough)
     assert plan.fits
     assert (plan.decision(Lever.SEQUENCES) is not None) is thorough
 
 
-def test_the_same_name_has_the_same_plan() -> None:
+def test_plan_model_is_deterministic() -> None:
     one, other = (plan_model(open_named("qwen3-8b"), Request(machine=cards(12))) for _ in range(2))
     assert (one.decisions, one.load, one.result.estimate) == (other.decisions, other.load, other.result.estimate)  # fmt: skip
 
@@ -231,10 +231,10 @@ def answer(found: Recommendation) -> list[tuple[Any, ...]]:
     return [priced(one) for one in found.suggestions]
 
 
-def kept_in(
+def stored_in(
     folder: Path, monkeypatch: pytest.MonkeyPatch, request: Request
 ) -> tuple[Path, Recommendation]:
-    """An answer, and the file that it is kept in."""
+    """An answer, and the file that it is stored in."""
     monkeypatch.setenv("EDGEKIT_CACHE", str(folder / "cache"))
     found = recommended(few(), request)
     (path,) = folder.rglob("*.json")
@@ -242,11 +242,11 @@ def kept_in(
 
 
 @pytest.mark.parametrize("machine", [PROCESSOR, rated(cards(16, 8), card=1000)])
-def test_what_is_kept_is_the_same_answer(
+def test_stored_recommendation_is_the_same_answer(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(machine=machine)
-    path, first = kept_in(tmp_path, monkeypatch, request)
+    path, first = stored_in(tmp_path, monkeypatch, request)
     again = recommended(few(), request)
     assert answer(again) == answer(first)
     assert again.passed_over == first.passed_over
@@ -261,15 +261,15 @@ BODIES = (
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_what_somebody_else_wrote_there_is_not_believed(
+def test_damaged_stored_recommendation_is_ignored(
     body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, first = kept_in(tmp_path, monkeypatch, Request(machine=PROCESSOR))
+    path, first = stored_in(tmp_path, monkeypatch, Request(machine=PROCESSOR))
     path.write_bytes(body)
     assert answer(recommended(few(), Request(machine=PROCESSOR))) == answer(first)
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_matter(
+def test_recommend_without_a_writable_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -277,7 +277,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_matter(
     assert recommended(few(), Request(machine=PROCESSOR)).suggestions
 
 
-def test_free_memory_in_whole_steps_is_the_same_question(
+def test_recommend_with_slightly_different_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEKIT_CACHE", str(tmp_path / "cache"))
