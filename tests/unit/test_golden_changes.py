@@ -145,7 +145,7 @@ PLANTED = {
         question='edgekit plan llama-3.1-8b --device "RTX 4060" --ram 32G',
     ),
     "a line less in the help of plan": Planted(
-        target="edgekit.cli.plan_command.add_reach_options",
+        target="edgekit.cli.commands.add_reach_options",
         change=lambda _: lambda _: None,
         question="edgekit plan --help",
     ),

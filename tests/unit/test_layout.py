@@ -41,7 +41,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "edgekit.engines.memo": (
         "edgekit.app.tiers",
         "edgekit.report.tier",
-        "edgekit.cli.plan_command",
+        "edgekit.cli.plan",
     ),
 }
 MODEL = "qwen3-0.6b"

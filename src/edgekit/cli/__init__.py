@@ -7,6 +7,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from edgekit.cli.output import ReaderGoneError, drop, show
 from edgekit.cli.parser import UsageExit, build_parser
@@ -30,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(_error_text("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
         raise
     try:
-        answer = arguments.run(arguments)
+        module, _, function = arguments.run.partition(":")
+        answer = getattr(import_module(f"edgekit.cli.{module}"), function)(arguments)
         text, code = (answer, 0) if isinstance(answer, str) else answer
         return _write(text, code)
     except EdgekitError as error:

@@ -22,7 +22,8 @@ from edgekit.app.run import (
 )
 from edgekit.bill.types import Load
 from edgekit.catalog.names import split_quant
-from edgekit.cli.input import check_unicode
+from edgekit.cli.engine_commands import SAMPLING_FLAGS, SERVE_PORT
+from edgekit.cli.input import check_unicode, read_prompt
 from edgekit.cli.options import (
     DEFAULT_NEW_TOKENS,
     reach_of,
@@ -32,7 +33,7 @@ from edgekit.cli.options import (
 )
 from edgekit.cli.output import ReaderGoneError, say, say_json, show
 from edgekit.engines import engine_named, startable
-from edgekit.engines.chat import Fitted, Message, Prompt, Talker, Written, fit_prompt
+from edgekit.engines.chat import Fitted, Message, Prompt, Sampling, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
 from edgekit.engines.process import LARGEST_PORT, check_port, ending_in_order, is_loopback
 from edgekit.engines.program import Address, Ended, RunOptions
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     Confirm = Callable[[Download], bool]
     Event = WeightsChosen | Starting | Forced | Compared | EngineMessage
     from edgekit.app.answers import Check
-    from edgekit.engines.chat import Sampling
     from edgekit.engines.program import Server, Up
 
 
@@ -223,13 +223,13 @@ _ENDS = frozenset({"/exit", "/quit", "/bye"})
 _RESET = frozenset({"/reset", "/clear"})
 
 
-def answer(
-    arguments: argparse.Namespace,
-    prompt: Prompt | None,
-    sampling: Sampling,
-    max_tokens: int | None,
-) -> tuple[str, int]:
-    """`prompt` None: a conversation."""
+def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Write the answer as it comes, or chat if there is no prompt. Returns the JSON and the exit code."""
+    sampling = sampling_of(arguments)
+    prompt = read_prompt(arguments)
+    max_tokens = read_number("--max-tokens", arguments.max_tokens, least=1)
+    if prompt is None and arguments.json:
+        raise UsageError("--json needs a prompt: -p TEXT or -f FILE")
     reference, request = read_request(arguments, "run")
     new_tokens = max_tokens or DEFAULT_NEW_TOKENS
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
@@ -360,13 +360,13 @@ def _reply(writer: _Writer, messages: tuple[Message, ...], max_tokens: int | Non
     return "".join(said)
 
 
-def serve(arguments: argparse.Namespace, *, default_port: int) -> tuple[str, int]:
+def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
     """Returns when the server has ended; an end that was asked for is not an error."""
     reference, request = read_request(arguments, "serve")
     port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     at = Address(
         host=read_host(arguments.host),
-        port=default_port if port is None else port,
+        port=SERVE_PORT if port is None else port,
         api_key=(arguments.api_key or os.environ.get("LLAMA_API_KEY") or "").strip() or None,
         alias=arguments.alias or "",
     )
@@ -449,3 +449,17 @@ def _tell_end(ended: Ended, *, as_json: bool) -> None:
                 last_words=ended.last_words,
             )
         )
+
+
+def sampling_of(arguments: argparse.Namespace) -> Sampling:
+    """UsageError that names the flag."""
+    given = {}
+    for field, (names, _, parse, _) in SAMPLING_FLAGS.items():
+        text = getattr(arguments, field)
+        if text is None:
+            continue
+        try:
+            given[field] = parse(text)
+        except UsageError as error:
+            raise UsageError(f"{names[-1]}: {error}") from error
+    return Sampling(**given)  # type: ignore[arg-type]  # each is read as its field wants it

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from edgekit import __version__
 
-# In the order of --help, each with its line there. Each has a file of its own, NAME_command.py, which is imported when
-# its flags are needed.
+# In the order of --help, each with its line there. The function add_NAME in commands.py or engine_commands.py declares
+# its flags and names the function that runs it, as MODULE:FUNCTION of this package: imported when it is run.
 COMMANDS = {
     "recommend": "the best models for this machine, or for another",
     "plan": "how to run it: every setting chosen, with reasons and commands",
@@ -30,6 +30,7 @@ COMMANDS = {
     "catalog": "list the known models with the source of every fact, or add your own",
 }
 
+_ENGINE_COMMANDS = frozenset({"run", "serve", "verify", "calibrate", "embed", "web"})
 _EXAMPLES = """\
 examples:
   edgekit recommend
@@ -136,6 +137,7 @@ def build_parser(word: str | None = None) -> Parser:
         if word in {"-h", "--help"}:
             commands.add_parser(name, help=line)
         elif word == name or word not in COMMANDS:
-            import_module(f"edgekit.cli.{name}_command").add_to(commands)
+            declarations = "engine_commands" if name in _ENGINE_COMMANDS else "commands"
+            getattr(import_module(f"edgekit.cli.{declarations}"), f"add_{name}")(commands)
     parser.commands = dict(commands.choices)
     return parser

@@ -17,9 +17,10 @@ from tests.patience import PATIENCE_S
 from tests.recorded import asked_of, header_bytes, models, padded, rows
 
 from edgekit.app.open import open_named
-from edgekit.cli import batch, main
-from edgekit.cli import batch as batch_models
-from edgekit.cli.batch import BatchModels, answer_line
+from edgekit.cli import estimate as batch
+from edgekit.cli import estimate as batch_models
+from edgekit.cli import main
+from edgekit.cli.estimate import BatchModels, answer_line
 from edgekit.sources.types import Reach
 
 KEYS = {

@@ -12,7 +12,7 @@ import edgekit
 PROGRAM = "import sys; from edgekit.cli import main; main(sys.argv[1:]); print(*sys.modules)"
 NOT_NEEDED = {
     "edgekit.catalog.types",  # the name is a path
-    "edgekit.cli.plan_command",
+    "edgekit.cli.plan",
     "edgekit.engines.llamacpp.conversion",  # nothing is converted
     "edgekit.engines.mlx.estimate",
     "edgekit.engines.vllm.estimate",
@@ -22,7 +22,6 @@ NOT_NEEDED = {
     "edgekit.plan.assumed",
     "edgekit.plan.plan",
     "edgekit.report.plan",
-    "edgekit.report.tables",
     "edgekit.sources.hub",
     "httpx2",
     "numpy",

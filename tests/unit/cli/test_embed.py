@@ -703,7 +703,7 @@ def test_progress_on_a_terminal_alone(model: Path, some_rows: Path, tmp_path: Pa
     import pty
 
     ours, theirs = pty.openpty()
-    shown_often = "import sys\nfrom edgekit.cli import embedding, main\nembedding.SHOW_EVERY_S = 0.0\nsys.exit(main())"
+    shown_often = "import sys\nfrom edgekit.cli import embed, main\nembed.SHOW_EVERY_S = 0.0\nsys.exit(main())"
     words = [
         sys.executable,
         "-c",

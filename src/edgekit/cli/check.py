@@ -1,4 +1,4 @@
-"""`edgekit check MODEL`: parse, call, print."""
+"""`check` and `compare`: ask, and print the answer as text, a table or JSON."""
 
 from __future__ import annotations
 
@@ -6,119 +6,38 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgekit.app.answers import Check, Unanswered
+from edgekit.app.check import check, check_all, worst_code
+from edgekit.app.compare import compare
+from edgekit.cli.input import references
 from edgekit.cli.options import (
-    CHOSEN_CONTEXT,
-    ENVIRONMENT,
-    MODEL_FORMS,
-    add_device_options,
-    add_engine_flags,
-    add_job_option,
-    add_limit_options,
-    add_min_context_option,
-    add_reach_options,
-    add_users_option,
-    add_window_budget_option,
     counting,
     reach_of,
     screen,
 )
-from edgekit.cli.parser import COMMANDS
-from edgekit.engines import machine_keys
+from edgekit.cli.output import ReaderGoneError, show
+from edgekit.engines import engine_names, every_engine
+from edgekit.engines.flags import read
 from edgekit.errors import UsageError
+from edgekit.formats.types import Depth
+from edgekit.report.bill import compare_json, compare_text
+from edgekit.report.check import check_text, quiet_text
+from edgekit.report.json import json_text
+from edgekit.report.tables import answers_json, check_table, models_json, table_pieces
+from edgekit.request import Request, Session
+from edgekit.terminal import printable
 from edgekit.units import MIB, format_bytes, parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from argparse import _SubParsersAction
-
     from edgekit.app.answers import Answer
     from edgekit.engines.commands import Command
     from edgekit.sources.download import Download
 
+
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no question
-
-_DESCRIPTION = (
-    "Will the model fit in the memory of this machine, or of another? Prints the verdict, the memory it needs next to "
-    "what is free, the command to run it, and what would change the answer. Reads only headers, never weights."
-)
-_EXAMPLES = """
-Several models, a folder of models, or - (names on standard input) give a table.
-
-examples:
-  edgekit check qwen3-8b --device "RTX 4060"
-  edgekit check "Gemma 3 27B" --quant Q8_0 -c 32k --vram 24G,24G --ram 64G
-  edgekit check ~/models
-
-exit codes: 0 it loads (1 if it is tight and --strict is given), 3 does not fit or cannot run there, 2 wrong usage or
-refused by the engine, 4 not found, no access or no network, 5 unreadable or unsupported. Several models: the worst
-code; several engines: the best.
-"""
-
-
-def add_to(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "check",
-        help=COMMANDS["check"],
-        usage="edgekit check MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
-        description=_DESCRIPTION,
-        epilog=MODEL_FORMS + _EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "models",
-        metavar="MODEL",
-        nargs="+",
-        help="file, folder, hub id, URL or name; - reads names from standard input",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument("--quiet", action="store_true", help="print the headline only")
-    parser.add_argument(
-        "--why",
-        action="store_true",
-        help="add the memory breakdown, the reasons and how each figure is known",
-    )
-    add_program_option(parser)
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="read the whole header of a remote model, even if its start is enough to answer (--json always does)",
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit with code 1 if the model only just fits (tight)"
-    )
-    add_users_option(parser)
-    add_min_context_option(parser)
-    add_job_option(parser)
-    add_window_budget_option(parser)
-    add_download_options(parser)
-    add_device_options(parser)
-    add_limit_options(parser)
-    add_reach_options(parser)
-    add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=machine_keys())
-    parser.set_defaults(run=run)
-
-
-def add_download_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("hub models that must be downloaded to be inspected")
-    group.add_argument(
-        "--download-up-to",
-        metavar="SIZE",
-        help="largest download to make without asking (default 512M)",
-    )
-    group.add_argument(
-        "--no-download", action="store_true", help="never download, not even to inspect a model"
-    )
-
-
-def add_program_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--for",
-        dest="program",
-        metavar="PROGRAM",
-        help="print only the command or settings for this program: llama-server, ollama, lm-studio ...",
-    )
 
 
 def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Command, ...]:
@@ -128,8 +47,6 @@ def for_program(ready: tuple[Command, ...], program: str | None) -> tuple[Comman
     wanted = _plain(program)
     found = tuple(one for one in ready if wanted in {_plain(one.program), _plain(one.name)})
     if ready and not found:
-        from edgekit.engines import every_engine
-
         here = dict.fromkeys(one.program for one in ready)
         others = (one for one in every_engine() if not here.keys() <= set(one.for_programs))
         engine = next((one for one in others if wanted in map(_plain, one.for_programs)), None)
@@ -156,13 +73,8 @@ def pasted(ready: tuple[Command, ...]) -> str:
     return "\n\n".join("\n".join(lines) for lines in told) + "\n"
 
 
-def run(arguments: argparse.Namespace) -> tuple[str, int]:
+def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and the verdict as an exit code."""
-    from edgekit.app.check import check, check_all, worst_code
-    from edgekit.cli.input import references
-    from edgekit.formats.types import Depth
-    from edgekit.request import Request, Session
-
     request = Request.from_argv(arguments)  # errors in flags come before anything is read
     names = references(arguments.models)
     alone = len(names) == 1
@@ -191,7 +103,6 @@ def confirmed(arguments: argparse.Namespace, *, alone: bool) -> Callable[[Downlo
     """
     if arguments.no_download or not alone:
         return None
-    from edgekit.engines.flags import read
 
     limit = UNASKED_DOWNLOAD_BYTES
     if arguments.download_up_to is not None:
@@ -209,7 +120,6 @@ def _is_person() -> bool:
 
 
 def _ask(download: Download) -> bool:
-    from edgekit.terminal import printable
 
     sys.stderr.write(
         f"\r{printable(download.because)}\nDownload {format_bytes(download.size_bytes)} to "
@@ -221,9 +131,6 @@ def _ask(download: Download) -> bool:
 
 def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
     """Writes a table of several models row by row. Returns the answers, up to where the reader had seen enough."""
-    from edgekit.cli.output import ReaderGoneError, show
-    from edgekit.report.tables import table_pieces
-
     found: list[list[Answer]] = []
 
     def rows() -> Iterator[Answer]:
@@ -239,9 +146,6 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
 
 
 def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    from dataclasses import replace
-
-    from edgekit.app.answers import Check, Unanswered
 
     if len(answers) == 1 and isinstance(answers[0], Unanswered):
         raise answers[0].error  # told as every error is
@@ -252,21 +156,53 @@ def _render(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
         bill = replace(answers[0].bill, command=ready[-1].text)
         answers = [replace(answers[0], bill=bill)]
     if arguments.json:
-        from edgekit.report.json import json_text
-        from edgekit.report.tables import answers_json
-
         return json_text(answers_json(answers))
     return _as_text(answers, arguments)
 
 
 def _as_text(answers: Sequence[Answer], arguments: argparse.Namespace) -> str:
-    from edgekit.app.answers import Check
-    from edgekit.report.check import check_text, quiet_text
 
     if len(answers) > 1 or not isinstance(answers[0], Check):
-        from edgekit.report.tables import check_table
-
         return check_table(answers, screen())
     if arguments.quiet:
         return quiet_text(answers[0])
     return check_text(answers[0], screen(), why=arguments.why)
+
+
+def run_compare(arguments: argparse.Namespace) -> str:
+    """The answer as text. A model or an engine that fails is a row; where all do, an error."""
+    request = Request.from_argv(arguments)  # errors in flags come before anything is read
+    names = references(arguments.models)
+    if len(names) > 1 or arguments.engine is not None:
+        return _models(names, request, arguments)
+    if request.devices or request.ram or request.vram or request.job:
+        return _models(names, replace(request, engines=engine_names()), arguments)
+    return _engines(names[0], request, arguments)
+
+
+def _engines(name: str, request: Request, arguments: argparse.Namespace) -> str:
+
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        found = compare(name, request, Session(reach=reach))
+    if arguments.json:
+        return json_text(compare_json(found, name))
+
+    return compare_text(found, screen(colour=False))
+
+
+def _models(names: tuple[str, ...], request: Request, arguments: argparse.Namespace) -> str:
+    """Judged as `check` judges them; one model by every engine."""
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        answers = check_all(names, request, Session(reach=reach))
+        found = counting(answers, len(names), reach.progress)
+        rows = [row for answers in found for row in answers]
+    if not any(isinstance(row, Check) for row in rows):
+        raise next(row.error for row in rows if isinstance(row, Unanswered))
+    return _rendered(rows, arguments)
+
+
+def _rendered(rows: list[Check | Unanswered], arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        return json_text(models_json(rows))
+
+    return check_table(rows, screen(), sizes=True)

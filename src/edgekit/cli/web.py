@@ -1,4 +1,4 @@
-"""Arguments of `edgekit web` -> the page, served until somebody ends it."""
+"""`web`: serve the page until a signal ends it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _EXTRA = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address may hold as it is
 
 
-def serve(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Until a signal ends it, with exit code 0: what it was asked to end by is no error."""
+def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
+    """Serve until a signal ends it; that is exit code 0."""
     port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     settings = _settings(arguments)
     reference = arguments.model

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgekit import __version__
-from edgekit.cli.options import is_terminal, screen_width, show_progress
-from edgekit.embed import Limits
+from edgekit.cli.check import confirmed
+from edgekit.cli.options import is_terminal, reach_of, screen, screen_width, show_progress
+from edgekit.embed import Limits, open_embedder, plan_embedder
 from edgekit.embed.bulk.batching import BatchRule
 from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.journal import read_job
@@ -31,9 +32,19 @@ from edgekit.embed.bulk.types import (
     input_bytes_for,
 )
 from edgekit.embed.bulk.writers import form_of, output_format
+from edgekit.embed.stdio import serve
 from edgekit.embed.types import BUILT_IN, ENGINES
 from edgekit.engines.flags import one_of, whole
-from edgekit.errors import UsageError
+from edgekit.errors import TextError, UsageError
+from edgekit.report.embed import (
+    done_json,
+    done_text,
+    plan_json,
+    plan_text,
+    vectors_json,
+    vectors_text,
+)
+from edgekit.report.json import json_text
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:
@@ -41,6 +52,7 @@ if TYPE_CHECKING:
     from edgekit.embed.opening import Choices
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
+
 
 MOST_TEXTS = 256  # of a batch by tokens: as many as a pass holds
 SHOW_EVERY_S = 0.2
@@ -379,3 +391,114 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], Non
         yield tell
     finally:
         show_progress("")
+
+
+def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The answer as text, and its exit code."""
+    asked = read_asked(arguments)
+    _check_together(asked, arguments)
+    with reach_of(arguments, quiet=arguments.json or arguments.quiet) as reach:
+        asked = asked.found(reach, confirmed(arguments, alone=True))
+    if arguments.plan:
+        return _plan(asked, arguments), 0
+    if arguments.stdio:
+        return "", _serve(asked)
+    if arguments.output is None:
+        return _texts(asked, arguments), 0
+    return _job(asked, arguments), 0
+
+
+def _check_together(asked: EmbedArguments, arguments: argparse.Namespace) -> None:
+    """UsageError for what cannot be meant."""
+    texts, files = bool(asked.texts), arguments.input is not None
+    wrong = {
+        "give texts on the command line or with --input, not both": texts and files,
+        "give texts on the command line, a file with --input, or use --stdio": not (
+            texts or files or arguments.stdio or arguments.plan
+        ),
+        "--stdio reads texts from requests: leave out TEXT, --input, --output, --json and --ray": (
+            arguments.stdio
+            and (texts or files or arguments.output or arguments.json or asked.cluster)
+        ),
+        "standard input is closed": (
+            sys.stdin is None and (arguments.stdio or arguments.input == "-")
+        ),
+        "standard output is closed": (
+            sys.stdout is None and (arguments.stdio or arguments.output == "-")
+        ),
+        "--input needs an --output: a file, or - for JSON lines": (
+            files and arguments.output is None and not arguments.plan
+        ),
+        "--json prints a summary, but standard output is used for the vectors (--output -)": (
+            arguments.json and arguments.output == "-"
+        ),
+        "--ray needs files: --input FILE --output FILE": (
+            asked.cluster is not None and (not files or arguments.input == "-")
+        ),
+        "--ray needs a --budget, which is per worker": asked.cluster is not None
+        and asked.choices.get("memory_budget") is None,
+        "--workers only works with --ray": arguments.workers is not None and asked.cluster is None,
+    }
+    for why, is_so in wrong.items():
+        if is_so:
+            raise UsageError(why)
+
+
+def _plan(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
+
+    reads = arguments.stdio or arguments.input is not None
+    plan = plan_embedder(asked.model, **(_reading(asked) if reads else asked.choices))
+    if arguments.json:
+        return json_text(plan_json(plan))
+
+    return plan_text(plan, screen())
+
+
+def _reading(asked: EmbedArguments) -> Choices:
+
+    budget = asked.choices.get("memory_budget")
+    return with_input(asked.choices, budget if isinstance(budget, int) else None)
+
+
+def _serve(asked: EmbedArguments) -> int:
+
+    with open_embedder(asked.model, **_reading(asked)) as embedder:
+        return serve(
+            embedder, prefix=asked.prefix_of(embedder), ready={"plan": plan_json(embedder.plan)}
+        )
+
+
+def _texts(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
+
+    with open_embedder(asked.model, **asked.choices) as embedder:
+        prefix = asked.prefix_of(embedder)
+        try:
+            vectors = embedder.embed(asked.texts, prefix=prefix)
+        except TextError as error:
+            raise _counted_from_one(error) from error
+        tokens = [embedder.count_tokens(text, prefix=prefix) for text in asked.texts]
+        plan = embedder.plan
+    if arguments.json:
+        return json_text(vectors_json(plan, tokens, vectors, prefix=prefix))
+
+    return vectors_text(plan, asked.texts, tokens, vectors, screen(colour=False))
+
+
+def _counted_from_one(error: TextError) -> TextError:
+    """As a person counts words on a command line."""
+    return TextError(error.what, index=None if error.index is None else error.index + 1)
+
+
+def _job(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
+
+    done = run_asked(asked, arguments)
+    if done is None or arguments.quiet:
+        return ""
+    if arguments.json:
+        return json_text(done_json(done))
+
+    told = done_text(done, screen(colour=False))
+    if arguments.output != "-":
+        return told
+    sys.stderr.write(told)
+    return ""

@@ -5,6 +5,7 @@ A row that cannot be answered gives its reason; nothing in a row stops the batch
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import math
@@ -14,19 +15,30 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from edgekit.app.estimate import assume, estimate
 from edgekit.app.open import ResolvedModel, open_named, quantised
 from edgekit.catalog.types import Catalog
+from edgekit.cli.options import (
+    has_flags,
+    reach_of,
+    screen,
+)
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.options import RowOptions, context_option, did_you_mean, options_with_quant
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
 from edgekit.model.open import open_config
 from edgekit.model.types import Model
-from edgekit.report.bill import answer_json
+from edgekit.report.bill import answer_json, bill_json, bill_text, explain_text, layers_table
+from edgekit.report.json import json_text
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
+
+if TYPE_CHECKING:
+    from edgekit.app.answers import EstimateAnswer
+
 
 _KEYS = ("id", "model", "config", "engine", "backend", "quant", "options")
 ROW_BYTES = limits.CONFIG_BYTES  # a row may hold a config.json: 0.1 MB in the largest real one
@@ -257,3 +269,45 @@ def _file_key(reference: str) -> Hashable:
     except (OSError, ValueError):
         return (reference,)
     return (reference, status.st_mtime_ns, status.st_size)
+
+
+def run_estimate(arguments: argparse.Namespace) -> str:
+    """The answer as text; a batch writes its own as it goes."""
+    if arguments.batch is not None:
+        return _run_batch(arguments)
+    if arguments.model is None:
+        raise UsageError("give a MODEL, or --batch FILE")
+
+    request = Request.from_argv(arguments, one_engine=True)
+    if arguments.assume:
+        return _render(assume(arguments.model, request), arguments)
+    with reach_of(arguments, quiet=arguments.json) as reach:
+        bill = estimate(arguments.model, request, Session(reach=reach))
+    return _render(bill, arguments)
+
+
+def _run_batch(arguments: argparse.Namespace) -> str:
+
+    if arguments.model is not None or has_flags(arguments):
+        raise UsageError(
+            "--batch takes model, engine and options from its rows, not from the command line"
+        )
+    with reach_of(arguments, quiet=True) as reach:
+        run_batch(arguments.batch, reach)
+    return ""
+
+
+def _render(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
+    if arguments.json:
+        return json_text(bill_json(bill, layers=arguments.per_layer))
+    return _render_text(bill, arguments)
+
+
+def _render_text(bill: EstimateAnswer, arguments: argparse.Namespace) -> str:
+
+    parts = [bill_text(bill, screen())]
+    if arguments.explain:
+        parts.append(explain_text(bill))
+    if arguments.per_layer:
+        parts.append(layers_table(bill))
+    return "\n".join(parts)
