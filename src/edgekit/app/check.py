@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from edgekit.app.open import (
     choose_file,
     open_named,
 )
-from edgekit.app.task import takes_options, task_of, values_for_users, values_of
+from edgekit.app.task import takes_options, task_of, values_of
 from edgekit.bill.types import Task
 from edgekit.bill.verdict import Verdict
 from edgekit.engines import engine_named, engine_names
@@ -37,7 +37,7 @@ from edgekit.plan.commands import main_command, main_notes, start_commands
 from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.request import AUTO, Request, Session, Values
 from edgekit.sources.local import is_here
-from edgekit.sources.types import Reach, Traffic
+from edgekit.sources.types import Traffic
 
 if TYPE_CHECKING:
     from edgekit.plan.assumed import AssumedChoice
@@ -225,49 +225,39 @@ def _judged(
     named: ResolvedModel | None,
     loads_only: bool = False,
 ) -> tuple[OpenModel, Task, dict[str, Any], Verdict]:
-    """The file that was chosen, what was asked of it with which flags, and the verdict."""
+    """The file that was chosen, its task and the values of the flags, and the verdict.
+
+    The first range of a remote file is enough where it decides the answer; else its whole header is read. If another
+    file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load` matters, and that
+    needs no better file.
+    """
     embeds, quant = (False, None) if named is None else (named.embeds, named.quant)
 
-    def ask(opened: OpenModel) -> Task:
-        task, _ = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
+    def ask(opened: OpenModel) -> tuple[Task, dict[str, Any]]:
+        task, values = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
         is_billed = task.bill is not None and "mix" not in task.start.settled
         if named is None or (is_billed and opened.files is not None):
-            return task  # what is loaded with it was opened for this file
-        return replace(task, variants=named.variants(opened, engine, task.start))
+            return task, values  # the files loaded with it were opened for this file
+        return replace(task, variants=named.variants(opened, engine, task.start)), values
 
-    found, task, result = _in_two_steps(opened, ask, session.reach, loads_only=loads_only)
-    values: dict[str, Any] = {}
-    if request.options is None:
-        values = values_of(engine, request, embeds=embeds, quant=quant)
-        values = values_for_users(values, engine, request.users, found.model)
-    return found, task, values, result
-
-
-def _in_two_steps(
-    opened: OpenModel, ask: Callable[[OpenModel], Task], reach: Reach, *, loads_only: bool = False
-) -> tuple[OpenModel, Task, Verdict]:
-    """The verdict, from the first range of a remote file where that decides it, else from its whole header.
-
-    Where another file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load`
-    matters, and that can be said without a look at a better file.
-    """
     if opened.whole is not None:
         # errors: the keys alone leave something open
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
-            task = ask(opened)
+            task, values = ask(opened)
             result = judge(task)
             other = result.variant if result.can_load and not loads_only else None
             if other is not None and other.changes and other.reference:
-                opened = open_model(other.reference, depth=Depth.ARCHITECTURE, reach=reach)
-                task = ask(opened)
+                opened = open_model(other.reference, depth=Depth.ARCHITECTURE, reach=session.reach)
+                task, values = ask(opened)
                 result = judge(task)
             if is_decided(task, result, loads_only=loads_only):
                 bill = result.estimate
                 noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
-                return opened, task, replace(result, estimate=noted)
+                return opened, task, values, replace(result, estimate=noted)
         opened = opened if opened.whole is None else opened.whole()
-    opened, task, choice = choose_file(opened, ask(opened), reach)
-    return opened, task, result_of(choice)
+    task, values = ask(opened)
+    opened, task, choice = choose_file(opened, task, session.reach)
+    return opened, task, values, result_of(choice)
 
 
 def _answer_of(

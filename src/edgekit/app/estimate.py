@@ -10,7 +10,7 @@ from typing import Any
 
 from edgekit.app.answers import EstimateAnswer
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.task import values_for_users
+from edgekit.app.task import price_loads, values_for_users
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
@@ -32,7 +32,7 @@ def estimate(
 
 
 def estimate_named(named: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
-    """The same of a model that is open."""
+    """The same for an open model."""
     check_one_engine(request)
     engine = request.engine or named.first_engine
     opened, users = named.as_file(engine), request.users
@@ -43,8 +43,6 @@ def estimate_named(named: ResolvedModel, request: Request, session: Session) -> 
     load, setup = engine_named(engine).setup(values)
     if users is not None:
         load = replace(load, sequences=users)
-    from edgekit.app.task import price_loads
-
     price = (session.pricing or price_loads)(opened, engine, values, session.reach)
     bill = bill_of(opened, engine_named(engine), values, (load, setup), price(load, setup))
     return replace(bill, notes=(*named.notes, *bill.notes))
@@ -57,7 +55,7 @@ def check_one_engine(request: Request) -> None:
 
 
 def assume(name: str, request: Request) -> EstimateAnswer:
-    """By rules of thumb, of a name alone. Raises UsageError where the name does not state the model's size."""
+    """By rules of thumb, from a name alone. Raises UsageError where the name does not state the model's size."""
     check_one_engine(request)
     engine = request.engine or default_engine().name
     values = request.values(engine)

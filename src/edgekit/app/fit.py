@@ -1,4 +1,4 @@
-"""A model and settings -> that one load against a machine, nothing chosen; and what it costs as the context grows."""
+"""A model and settings -> this one load compared with a machine, nothing chosen; and memory against context."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POINTS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """One load that is settled: its weights, and where they are."""
+    """One load with its weights and its placement."""
 
     opened: OpenModel = field(repr=False)
     variant: Variant
@@ -47,10 +47,10 @@ class _Load:
         return self.fitting.price(self.fitting.requested or self.fitting.native)
 
     def result(self) -> Verdict:
-        """The verdict on this load as it is: nothing of it is chosen here."""
+        """The verdict on exactly this load."""
         weighed, held, least = self.weighed, self.fitting, self.task.min_context
         tokens = weighed.context_tokens
-        # a check that sets such a context has failed: the user did not ask for it
+        # such a context comes from a check that failed at its minimum: the user did not request it
         is_too_short = least is not None and least * held.streams == tokens > held.most
         if is_too_short:
             unasked = replace(self.task.load, context_tokens=None)

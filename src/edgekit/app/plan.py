@@ -33,7 +33,7 @@ def plan(reference: str | os.PathLike[str], request: Request, session: Session) 
 
 
 def check_engine(request: Request) -> None:
-    """Raises UsageError for several engines, and for one that leaves nothing to choose."""
+    """Raises UsageError for several engines, and for one that cannot be planned for."""
     if len(request.engines) > 1:
         raise UsageError(
             f"plan works for one engine (--engine {either(planned_engines())}); "
@@ -44,7 +44,7 @@ def check_engine(request: Request) -> None:
 
 
 def plan_named(named: ResolvedModel, request: Request, session: Session) -> PlanAnswer:
-    """The same of a model that is open."""
+    """The same for an open model."""
     check_engine(request)
     machine = request.find_machine()
     request = replace(request, machine=machine)
@@ -75,9 +75,9 @@ def plan_model(
     *,
     thorough: bool = True,
 ) -> Plan:
-    """The plan alone, for the engine that is chosen or that the files are for.
+    """The plan alone, for the engine that was given or that the files are for.
 
-    If a file of a repository is chosen that was not opened, its header is read as well.
+    If the plan chooses a file of the repository that is not open yet, its header is read as well.
     """
     session = session or Session(reach=Reach())
     task = task_to_plan(named, request, session)

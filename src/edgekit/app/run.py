@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edgekit.app.calibrate import remember_rows
 from edgekit.app.check import check_opened
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.task import BESIDE_THE_MODEL, NO_PROJECTOR_SIZE
+from edgekit.app.task import NEXT_TO_MODEL, NO_PROJECTOR_SIZE
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
 from edgekit.catalog import read_catalog
@@ -237,7 +237,7 @@ def _weights(
         if published
         else found(reference)
     )
-    if projector == BESIDE_THE_MODEL:
+    if projector == NEXT_TO_MODEL:
         projector = _projector_next_to(judged.opened)
     return LocalWeights(
         model=model,

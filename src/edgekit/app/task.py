@@ -12,6 +12,7 @@ from edgekit.app.open import open_named
 from edgekit.bill.types import Load, Price, Start, Task
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
+from edgekit.engines.options import RowOptions, options_with_quant
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats import read_header
@@ -33,9 +34,9 @@ def task_of(
     embeds: bool = False,
     quant: str | None = None,
 ) -> tuple[Task, dict[str, Any]]:
-    """What the request asks of this model on this engine, and the values of the flags that say so.
+    """The task of this model on this engine, and the values of the engine's flags.
 
-    `embeds`: it is an embedding model, which the engine is started for. `quant`: how its weights are to be quantised.
+    `embeds`: it is an embedding model, and the engine is started to embed. `quant`: the quantisation of its weights.
     Raises EdgekitError.
     """
     values: dict[str, Any] = {}
@@ -46,7 +47,7 @@ def task_of(
         values = values_of(engine, request, embeds=embeds, quant=quant)
         values = values_for_users(values, engine, request.users, opened.model)
         load, setup = engine_named(engine).setup(values)
-        if values.get("context") == 0:  # every engine: the whole native window
+        if values.get("context") == 0:  # for every engine the whole native context
             load = replace(load, context_tokens=0)
         if request.users is not None:
             load = replace(load, sequences=request.users)
@@ -80,9 +81,9 @@ def task_of(
 def values_of(
     engine: str, request: Request, *, embeds: bool = False, quant: str | None = None
 ) -> dict[str, Any]:
-    """The values of the engine's flags for a model, which is started to embed if it is an embedding model.
+    """The values of the engine's flags, with those that start it to embed if the model is an embedding model.
 
-    Raises UsageError for a quantisation that the engine lacks, RefusedError where it returns no embeddings.
+    Raises UsageError for a quantisation that the engine lacks, RefusedError if it returns no embeddings.
     """
     values = request.values(engine, quant)
     if embeds and engine_named(engine).embedding_start(Start()).settled:
@@ -93,7 +94,7 @@ def values_of(
 def values_for_users(
     values: Values, engine: str, users: int | None, model: Model
 ) -> dict[str, Any]:
-    """The flags with which every user has a context of their own. Raises UsageError."""
+    """The flags with which each user has a separate context. Raises UsageError."""
     if users is None:
         return dict(values)
     load = for_users(Load(context_tokens=values.get("context")), users, engine, model)
@@ -103,9 +104,7 @@ def values_for_users(
 def _of_options(
     request: Request, engine: str, *, embeds: bool, quant: str | None
 ) -> tuple[Load, Start]:
-    """What Python's options ask of an engine."""
-    from edgekit.engines.options import options_with_quant
-
+    """The load and setup of Python's options."""
     options = options_with_quant(engine, request.options or {}, quant)
     load, setup = _read_options(engine, options) if options else (Load(), None)
     own: dict[str, Any] = {"context_tokens": request.context, "sequences": request.sequences}
@@ -123,21 +122,19 @@ def takes_options(engine: str, options: Values) -> bool:
 
 
 def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
-    from edgekit.engines.options import RowOptions
-
     read = RowOptions(options)
     load, setup = engine_named(engine).read_keywords(read)
     read.require_known(engine)
     return load, setup
 
 
-BESIDE_THE_MODEL = "auto"  # the projector: the one next to the model
+NEXT_TO_MODEL = "auto"  # the projector: the one next to the model
 
 
 def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:
-    """What any load costs, with the files that are loaded next to the model, opened here.
+    """What any load costs, including the files loaded next to the model, which are opened here.
 
-    Raises EdgekitError for a file that cannot be had or is something else.
+    Raises EdgekitError for a file that cannot be opened or is of the wrong kind.
     """
     one, model = engine_named(engine), opened.model
     if not one.companions & values.keys():
@@ -146,13 +143,13 @@ def price_loads(opened: OpenModel, engine: str, values: Values, reach: Reach) ->
     projector, adapters = given.get("projector"), given.get("adapters", ())
     if (name := given.get("drafter")) is not None:
         drafter = open_named(name, Session(reach=reach)).as_file(engine)
-    beside = Companions(
+    companions = Companions(
         projector=None if projector is None else _projector(projector, opened, reach),
         adapters=tuple(read_header(locate(name, reach=reach)) for name in adapters),
         drafter=None if drafter is None else drafter.model,
         drafter_mix=None if drafter is None else drafter.mix,
     )
-    return lambda load, setup: one.estimate_with(beside, model, load, setup, values)
+    return lambda load, setup: one.estimate_with(companions, model, load, setup, values)
 
 
 NO_PROJECTOR_SIZE = (
@@ -162,7 +159,7 @@ NO_PROJECTOR_SIZE = (
 
 
 def _projector(name: str, opened: OpenModel, reach: Reach) -> ModelHeader:
-    if name != BESIDE_THE_MODEL:
+    if name != NEXT_TO_MODEL:
         return read_header(locate(name, reach=reach))
     if opened.files is None:
         raise UsageError(NO_PROJECTOR_SIZE)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.task import BESIDE_THE_MODEL, price_loads
+from edgekit.app.task import NEXT_TO_MODEL, price_loads
 from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
@@ -78,7 +78,7 @@ class KeptNamed(ResolvedModel):
             if len(self.beside) >= BESIDE_KEPT:
                 self.beside.clear()
             given = companions_in(engine_named(engine).flags, values)
-            is_auto = given.get("projector") == BESIDE_THE_MODEL
+            is_auto = given.get("projector") == NEXT_TO_MODEL
             self.beside[key] = (time.monotonic() + self._beside_s(is_auto=is_auto), price)
         return price
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgekit.app.task import BESIDE_THE_MODEL
+from edgekit.app.task import NEXT_TO_MODEL
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_quantised, may_be_elsewhere, ollama_latest
 from edgekit.catalog.resolve import CATALOG
@@ -273,7 +273,7 @@ def _allowed_files(flag: Flag, value: Any, settings: WebSettings) -> Any:
         if any("," in one for one in found):  # commands separate them by commas
             raise UsageError(f"{flag.key}: the path of an adapter must not contain a comma")
         return found
-    is_auto = flag.companion == "projector" and value == BESIDE_THE_MODEL
+    is_auto = flag.companion == "projector" and value == NEXT_TO_MODEL
     return value if is_auto else _file(value, settings)
 
 
@@ -294,7 +294,7 @@ def _is_far(engine: str, values: Values) -> bool:
     projector, drafter = given.get("projector"), given.get("drafter")
     files = [
         *given.get("adapters", ()),
-        *([] if projector in {None, BESIDE_THE_MODEL} else [projector]),
+        *([] if projector in {None, NEXT_TO_MODEL} else [projector]),
     ]
     return not all(map(is_local, files)) or (drafter is not None and not is_near(drafter))
 
