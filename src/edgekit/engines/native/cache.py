@@ -1,4 +1,9 @@
-"""The cache of each layer: keys and values as packed rows, in the cells that the plan counted."""
+"""The KV cache of each layer: packed rows in a ring of cells.
+
+A cell is overwritten when its token has left the window. The first tokens may be pinned (sinks); the others rotate
+through the cells after them. Keys stay as they were stored, rotated to their own positions. Only the distance to the
+sinks would grow without end, so queries see them from the window's last position (StreamingLLM).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ Packed = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class CacheRun:
-    """Rows of keys and values, of tokens that stand together."""
+    """Rows of keys and values of consecutive tokens."""
 
     keys: Packed
     values: Packed
@@ -35,9 +40,9 @@ class LayerCache(Protocol):
         ...
 
     def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
-        """What the tokens of `own` look at: themselves, and what is kept of those before them.
+        """What the tokens of `own` attend to: themselves, and the cached tokens before them.
 
-        A list is good until the next one is asked for.
+        A list is valid until the next one is requested.
         """
         ...
 
@@ -79,11 +84,11 @@ class WholeCache:
             self._values[cell : cell + count] = own.values[first : first + count]
 
     def forget(self) -> None:
-        """What is not looked at need not be erased."""
+        """Cells that are not read need not be erased."""
 
 
 def touched(rows: int, row_bytes: int) -> Packed:
-    """An array whose memory is there, not only promised: later it might be somebody else's."""
+    """An array whose memory is really allocated: the system may only have promised it."""
     made = np.empty((rows, row_bytes), np.uint8)
     made.fill(0)
     return made
@@ -91,13 +96,13 @@ def touched(rows: int, row_bytes: int) -> Packed:
 
 @dataclass(frozen=True, slots=True)
 class CellSpan:
-    """Cells that lie together, of tokens that stand together."""
+    """Consecutive cells of consecutive tokens."""
 
     cell: int
     cells: int
     position: int  # of the first
-    reach: int | None = None  # a query sees itself and the positions before it, so many in all
-    is_sink: bool = False  # for the query that stands at the window's last place
+    reach: int | None = None  # how many positions a query sees, including its own
+    is_sink: bool = False  # for the query at the window's last position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +111,11 @@ class Ring:
 
     cells: int
     sinks: int
-    reach: int | None  # of the tokens behind the sinks; None: all of them
+    reach: int | None  # of the tokens after the sinks; None: all of them
 
     def spans(self, end: int, queries: int) -> Iterator[CellSpan]:
-        """What queries at `end` and on may look at, of the tokens before `end`."""
-        if self.sinks and end + queries <= self.cells:  # nothing has left yet, or will
+        """The tokens before `end` that the queries from `end` on may see."""
+        if self.sinks and end + queries <= self.cells:  # no token leaves the window
             if end:
                 yield CellSpan(0, end, 0)
             return
@@ -120,38 +125,38 @@ class Ring:
             yield CellSpan(cell, cells, position, self.reach)
 
     def places(self, start: int, tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Where tokens from `start` on are kept: (the first of them, its cell, how many). Not all may be."""
+        """Where the tokens from `start` on are stored, if they are: (the first of them, its cell, how many)."""
         end = start + tokens
         if start < self.sinks:
             yield 0, start, min(tokens, self.sinks - start)
-        first = max(start, self.sinks, end - self._turning)
+        first = max(start, self.sinks, end - self._rotating)
         for position, cell, cells in self._runs(first, end):
             yield position - start, cell, cells
 
     def is_written_over(self, start: int, tokens: int) -> bool:
-        """Whether keeping so many tokens takes cells that the first of them may still look at."""
+        """Whether storing these tokens overwrites cells that the first of them may still see."""
         return tokens > 1 and start + tokens > self.cells
 
     @property
-    def _turning(self) -> int:
+    def _rotating(self) -> int:
         return self.cells - self.sinks
 
     def _oldest(self, end: int) -> int:
-        """That a query at `end` sees, behind the sinks."""
-        seen = self._turning if self.reach is None else min(self.reach, self._turning)
+        """The oldest position after the sinks that a query at `end` sees."""
+        seen = self._rotating if self.reach is None else min(self.reach, self._rotating)
         return max(self.sinks, end + 1 - seen)
 
     def _runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """(position, cell, how many) of consecutive cells; none of them a sink."""
+        """(position, cell, how many) of consecutive cells after the sinks."""
         while first < end:
-            cell = self.sinks + (first - self.sinks) % self._turning
+            cell = self.sinks + (first - self.sinks) % self._rotating
             cells = min(end - first, self.cells - cell)
             yield first, cell, cells
             first += cells
 
 
 def layer_ring(plan: StreamPlan, layer: int) -> Ring:
-    """A layer with a window shorter than the session's has no sinks: it was never taught to look so far back."""
+    """A layer with its own shorter window has no sinks: it was not trained to see that far back."""
     cells, window = plan.cells[layer], plan.model.windows[layer]
     if plan.slides(layer):
         return Ring(cells=cells, sinks=0, reach=window)

@@ -1,6 +1,8 @@
-"""A path -> the bytes of a model's weights, read by offset into buffers that belong to the caller.
+"""A GGUF file's weights and header, in little memory.
 
-Nothing is mapped: a map of a file larger than the memory is at the kernel's mercy, a buffer is not.
+`WeightFile` reads bytes by offset into the caller's buffers. Nothing is mapped: the kernel decides about the pages of a
+map larger than the memory. `walk` reads the header through one window of 32 KiB with the parser of formats/. It keeps a
+few keys, the places of the vocabulary's arrays, and the tensors that are asked for: less than 100 KiB for one tensor.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ from edgekit.engines.native.types import Limits
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
-from edgekit.formats.types import ArrayFact as ArrayPlace
-from edgekit.formats.types import Tensor, Value
+from edgekit.formats.types import ArrayFact, Tensor, Value
 from edgekit.sources.local import look_up, open_regular, read_exactly, trouble
 from edgekit.terminal import quoted
 from edgekit.units import KIB
@@ -37,22 +38,22 @@ _WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
 
 
 class WeightFile:
-    """A ByteSource that stays open, and knows whether the file is still the one it opened.
-
-    Several threads may read at once. Closing is for the last of them.
-    """
+    """A ByteSource that stays open, and notices if the file changes. Several threads may read at once."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
-        """SourceError where there is no regular file to read, HeaderLimitError where it is too large."""
+        """Raises SourceError if it is not a readable regular file, HeaderLimitError if it is too large."""
         self._path = path
-        self._lock = threading.Lock()  # for systems on which reading moves a common position
+        self._lock = threading.Lock()  # for systems where reading moves a shared position
         self._closed = False
         self._descriptor, self._status = open_regular(path)
-        try:
-            _check_size(path, self._status.st_size, limits)
-        except BaseException:
+        if self._status.st_size > limits.file_bytes:
             self.close()
-            raise
+            raise HeaderLimitError(
+                "size of the file in bytes (Limits.file_bytes can be raised)",
+                value=self._status.st_size,
+                limit=limits.file_bytes,
+                file=str(path),
+            )
 
     @property
     def name(self) -> str:
@@ -60,11 +61,11 @@ class WeightFile:
 
     @property
     def size_bytes(self) -> int:
-        """As it was when it was opened."""
+        """When it was opened."""
         return self._status.st_size
 
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:  # noqa: ARG002 - local
-        """Exactly `length` bytes, fewer only where the file ends; for headers, which are read once."""
+        """Exactly `length` bytes, fewer only at the end of the file; for headers, which are read once."""
         if offset < 0 or length < 0:
             raise ValueError(f"read of {length} bytes at {offset}")
         wanted = min(length, max(self.size_bytes - offset, 0))
@@ -72,7 +73,7 @@ class WeightFile:
             return read_exactly(self._open(), self._path, offset, wanted)
 
     def read_into(self, offset: int, buffer: Buffer, *, what: str) -> None:
-        """Fills the buffer with what lies at `offset`. SourceError names `what` when that fails."""
+        """Fills the buffer from `offset`. The SourceError names `what`."""
         try:
             filled = _READ(self, offset, buffer)
         except OSError as error:
@@ -83,7 +84,7 @@ class WeightFile:
             self._read_rest(offset, buffer, filled, what)
 
     def _read_rest(self, offset: int, buffer: Any, filled: int, what: str) -> None:
-        """A signal may cut a read short; the end of the file does."""
+        """A signal may interrupt a read; the end of the file ends it."""
         if filled:
             rest = memoryview(buffer).cast("B")[filled:]
             self.read_into(offset + filled, rest, what=what)
@@ -95,13 +96,13 @@ class WeightFile:
         )
 
     def read_ahead(self, offset: int, length: int) -> None:
-        """Tells the system what is wanted soon. Only a hint: it cannot fail."""
+        """Tells the system what will be read soon. Only a hint: it cannot fail."""
         if _ADVISE is not None and not self._closed:
             with contextlib.suppress(OSError):
                 _ADVISE(self._descriptor, offset, length, _WILL_NEED)
 
     def check_unchanged(self) -> None:
-        """SourceError when what was read before and what is read next may be of different models."""
+        """Raises SourceError if the file has changed: what was read before may be of another model."""
         now = os.fstat(self._open())
         if now.st_size < self.size_bytes:
             raise self._changed(f"truncated from {self.size_bytes:,} to {now.st_size:,} bytes")
@@ -138,16 +139,6 @@ class WeightFile:
         self.close()
 
 
-def _check_size(path: Path, size_bytes: int, limits: Limits) -> None:
-    if size_bytes > limits.file_bytes:
-        raise HeaderLimitError(
-            "size of the file in bytes (Limits.file_bytes can be raised)",
-            value=size_bytes,
-            limit=limits.file_bytes,
-            file=str(path),
-        )
-
-
 def _read_by_offset(file: WeightFile, offset: int, buffer: Any) -> int:
     return os.preadv(file._open(), (buffer,), offset)  # noqa: SLF001 - its other half
 
@@ -162,17 +153,15 @@ def _read_by_seeking(file: WeightFile, offset: int, buffer: Any) -> int:
 _READ = _read_by_offset if hasattr(os, "preadv") else _read_by_seeking
 
 
-__all__ = ["ArrayPlace", "Tensor", "Walked", "walk"]
-
 WINDOW_BYTES = 32 * KIB
-# All that is kept of the keys, names included. Real files have 20 to 60 keys of 30 letters, about
+# Everything that is kept of the keys, with their names. Real files have 20 to 60 keys of 30 letters, about
 # 12 KiB; four arrays of one number for each of 126 layers are another 20 KiB.
 KEPT_BYTES = 48 * KIB
-KEPT_STRING_BYTES = 2 * KIB  # a name has 40; what is longer (templates, licences) is not for us
+KEPT_STRING_BYTES = 2 * KIB  # a name has 40; longer ones (templates, licences) are not needed
 KEPT_NUMBERS = 512  # one for each layer: 126 in the deepest model
 KEPT_TENSORS = 4_096  # 126 layers of 16 are 2,016
 NAMES_SEEN = 8  # of tensors, for a message that says what the file has instead
-_SLOT_BYTES = 136  # a place in a dict, and a number
+_SLOT_BYTES = 136  # a slot of a dict, and a number
 _GENERAL = frozenset(
     f"general.{name}"
     for name in (
@@ -190,21 +179,21 @@ _GENERAL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """What an embedder needs of a header. The file's arrays are places, to be read when needed."""
+    """The parts of a header that are needed. Arrays are places in the file, read on demand."""
 
     name: str
     keys: Mapping[str, Value]
-    arrays: Mapping[str, ArrayPlace]  # of the vocabulary, and what else was too long to keep
-    tensors: Mapping[str, Tensor]  # those that were wanted
+    arrays: Mapping[str, ArrayFact]  # of the vocabulary, and others that are too long to keep
+    tensors: Mapping[str, Tensor]  # those that `wanted` selects
     tensor_count: int  # all of them
     names_seen: tuple[str, ...]  # the first tensors, wanted or not
     file_bytes: int
 
 
 def walk(file: WeightFile, *, wanted: Callable[[str], bool] | None = None) -> Walked:
-    """Walks the whole header once. `wanted` says which tensors are kept: all of them, if None.
+    """Reads the whole header once. `wanted` selects the tensors to keep: all of them, if None.
 
-    HeaderError for a file that lies, breaks off, is of the other byte order or one of many shards.
+    Raises HeaderError for a file that is broken, truncated, big-endian or one of several shards.
     """
     cursor = Cursor(file, window_bytes=WINDOW_BYTES)
     start = read_start(cursor, file)
@@ -242,7 +231,7 @@ def _key_store() -> KeyStore:
     )
 
     def wanted(key: str) -> bool:
-        """Also counts what is wanted; beyond the room nothing is kept, and the walk ends in an error."""
+        """Also counts. Beyond the limit nothing is kept, and the walk ends with an error."""
         if not _is_ours(key, store.keys.get("general.architecture")):
             return False
         store.stored_bytes += getsizeof(key) + _SLOT_BYTES
@@ -283,7 +272,7 @@ def _check_whole(cursor: Cursor, store: KeyStore) -> None:
 
 
 class _Picker:
-    """Says which tensors are kept, and remembers the names of the first."""
+    """Selects the tensors to keep, and stores the first names."""
 
     def __init__(self, cursor: Cursor, wanted: Callable[[str], bool] | None) -> None:
         self.seen: list[str] = []

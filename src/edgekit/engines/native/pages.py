@@ -1,4 +1,4 @@
-"""A cache that is longer than its memory: cold pages go to a file without a name, and come back at every step."""
+"""A KV cache that is longer than its memory: cold pages go to a file, and every step reads them back."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _NO_ROOM = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 
 
 class PageFile:
-    """Gone with its last descriptor, however the process ends. For one thread at a time."""
+    """A file without a name: it is deleted with its last descriptor, however the process ends. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """KvSpillUnsupportedError where no file can be made."""
+        """Raises KvSpillUnsupportedError if the file cannot be created."""
         self._folder = folder
         try:
             self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed by close()
@@ -53,7 +53,7 @@ class PageFile:
             raise self._trouble("cannot be created", error) from error
 
     def write(self, offset: int, rows: Packed) -> None:
-        """KvSpillUnsupportedError when it cannot be written; what was in memory still is."""
+        """Raises KvSpillUnsupportedError; the memory is unchanged then."""
         left = rows.data.cast("B")
         try:
             self._file.seek(offset)
@@ -63,7 +63,7 @@ class PageFile:
             raise self._trouble("cannot be written", error) from error
 
     def read(self, offset: int, into: Packed) -> None:
-        """Fills `into`. SourceError when the file has less, or cannot be read."""
+        """Fills `into`. Raises SourceError if the file is shorter or cannot be read."""
         left = into.data.cast("B")
         try:
             self._file.seek(offset)
@@ -83,13 +83,13 @@ class PageFile:
             ) from error
 
     def read_ahead(self, offset: int, length: int) -> None:
-        """Tells the system what is wanted soon. Only a hint: it cannot fail."""
+        """Tells the system what will be read soon. Only a hint: it cannot fail."""
         if _ADVISE is not None:
             with contextlib.suppress(OSError):
                 _ADVISE(self._file.fileno(), offset, length, _WILL_NEED)
 
     def flush(self) -> None:
-        """To the disk, and out of the system's memory where it can be asked to."""
+        """To the disk, and out of the page cache where the system allows it."""
         try:
             os.fsync(self._file.fileno())
             if _ADVISE is not None:
@@ -109,12 +109,12 @@ class PageFile:
 
 
 class PagedCache:
-    """A layer whose youngest pages are in memory; the others lie in the file, one after another."""
+    """A layer whose newest pages are in memory; the others are in the file, one after another."""
 
     def __init__(
         self, ring: Ring, pages: int, file: PageFile, *, offset: int, cold: CacheRun
     ) -> None:
-        """So many `pages` stay in memory; `cold` is where one that comes back is put, shared by all layers."""
+        """`pages` stay in memory; a page that is read back goes to `cold`, which all layers share."""
         self.ring = ring
         self._file, self._offset, self._cold = file, offset, cold
         self._keys = touched(pages * PAGE_TOKENS, cold.keys.shape[1])
@@ -122,7 +122,7 @@ class PagedCache:
         self._page_bytes = cold.keys.nbytes + cold.values.nbytes
         self._pinned = -(-ring.sinks // PAGE_TOKENS)  # pages that never leave
         self._free = list(range(pages))
-        self._slots: dict[int, int] = {}  # by page, the one that was first opened first
+        self._slots: dict[int, int] = {}  # by page, the oldest first
         self._spilled: set[int] = set()
 
     @property
@@ -131,16 +131,16 @@ class PagedCache:
 
     @property
     def cold_bytes(self) -> int:
-        """Of the place that a page comes back to: one for all layers."""
+        """Of the page that cold pages are read into: one for all layers."""
         return self._page_bytes
 
     @property
     def spilled_bytes(self) -> int:
-        """In the file: what every step reads back."""
+        """In the file: every step reads them back."""
         return len(self._spilled) * self._page_bytes
 
     def stretches(self, own: CacheRun) -> Iterator[list[CacheRun]]:
-        """First all that is in memory, then a page at a time."""
+        """First everything in memory, then one page at a time."""
         cold: dict[int, list[CellSpan]] = {}
         warm = [own]
         for span in self.ring.spans(own.position, len(own.keys)):
@@ -179,7 +179,7 @@ class PagedCache:
         self._spilled.clear()
 
     def _open(self, page: int) -> int:
-        """Where the page lies in memory; the oldest makes room for it, and is on the disk before it goes."""
+        """The page's slot in memory. The oldest page makes room for it, after it was written to the disk."""
         slot = self._slots.get(page)
         if slot is not None:
             return slot
@@ -190,7 +190,7 @@ class PagedCache:
             self._file.write(self._place(oldest) + keys.nbytes, values)
             self._spilled.add(oldest)
             self._free.append(self._slots.pop(oldest))
-        if page in self._spilled:  # the window has come round to it again
+        if page in self._spilled:  # the window has come back to it
             self._read(page, *self._rows(self._free[-1]))
             self._spilled.discard(page)
         self._slots[page] = slot = self._free.pop()
@@ -209,7 +209,7 @@ class PagedCache:
 
 
 def _by_page(span: CellSpan) -> Iterator[CellSpan]:
-    """In parts that lie in one page each."""
+    """In parts of one page each."""
     first = span.cell
     while first < span.cell + span.cells:
         last = min(span.cell + span.cells, (first // PAGE_TOKENS + 1) * PAGE_TOKENS)
@@ -224,7 +224,7 @@ def _cut(keys: Packed, values: Packed, first: int, span: CellSpan) -> CacheRun:
 
 
 def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]:
-    """Where there is a file, layers that see the whole window keep some pages in memory; the others stay whole."""
+    """With a file, layers that see the whole window keep some pages in memory; the others stay in memory completely."""
     k_row_bytes, v_row_bytes = plan.k_row_bytes, plan.v_row_bytes
     if file is None:
         for layer in range(len(plan.cells)):
@@ -241,6 +241,8 @@ def make_caches(plan: StreamPlan, file: PageFile | None) -> Iterator[LayerCache]
         yield PagedCache(ring, pages, file, offset=offset, cold=cold)
         offset += -(-ring.cells // PAGE_TOKENS) * PAGE_TOKENS * plan.cell_bytes
 
+
+# --- whether the disk is fast enough
 
 MEASURED_BYTES = 16 * MIB
 _PIECE_BYTES = MIB
@@ -260,10 +262,10 @@ def check_gate(
     *,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> DiskSpeed:
-    """KvSpillUnsupportedError, with the numbers, where a step of the full window would wait too long.
+    """Raises KvSpillUnsupportedError if a step of the full window would wait too long for the disk.
 
-    A page by the plan's own rule, then all that one step reads back and the pages that it may write, at the
-    folder's own speed.
+    First the rule of `plan_spill`, then everything that one step reads back and may write, at the measured speed of the
+    folder.
     """
     pages = plan.resident_pages or 0
     layers = sum(not plan.slides(layer) for layer in range(len(plan.cells)))
@@ -296,7 +298,7 @@ def check_gate(
 
 
 def measure(folder: Path) -> DiskSpeed:
-    """Writes and reads a file of 16 MiB, past the system's own memory where it lets us."""
+    """Writes and reads a file of 16 MiB, without the page cache where the system allows it."""
     piece = np.frombuffer(os.urandom(_PIECE_BYTES), np.uint8).copy()
     file = PageFile(folder)
     try:
@@ -326,7 +328,7 @@ def _room_bytes(folder: Path) -> int:
 
 
 def _refuse_memory(folder: Path) -> None:
-    """A folder that lies in memory would take what the plan says is free."""
+    """A folder in RAM would take the memory that the plan counts as free."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
     for line in (text_of(Path("/proc/self/mountinfo")) or "").splitlines():

@@ -1,4 +1,4 @@
-"""What the built-in engine may use of a machine, and how much of the weights it holds: all, a part, or none."""
+"""What the built-in engine may use of a machine, and how much of the weights it keeps: all, a part, or none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The logits of the next token -> the token, by the rules and in the order of llama.cpp's samplers.
 
-Penalties, top-k, top-p, min-p, temperature, then a draw: llama-sampler.cpp @ b21e4de. What is kept always has at least
-one token.
+Penalties, top-k, top-p, min-p, temperature, then a draw: llama-sampler.cpp @ b21e4de. At least one token is kept.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from edgekit.errors import TextError, WeightsError
 
 
 class Sampler:
-    """Chooses one token after another. What it needs is allocated here: sampler_bytes(vocabulary)."""
+    """Chooses one token after another. It allocates sampler_bytes(vocabulary) when it is made."""
 
     def __init__(self, sampling: Sampling, vocabulary: int) -> None:
-        """Of the same seed come the same tokens, where the logits are the same."""
+        """The same seed and the same logits give the same tokens."""
         self.sampling = sampling
         self._chooser = Chooser(vocabulary)
         self._random = random_by(sampling.seed)
         self._accepted = 0
 
     def accept(self, token: int) -> None:
-        """Every token of the text, the prompt's too: a penalty is for what stands there already."""
+        """Must be called for every token of the text, including the prompt, for the repeat penalty."""
         if not 0 <= token < self._chooser.vocabulary:
             raise TextError(
                 f"token {token:,} does not exist: there are {self._chooser.vocabulary:,}"
@@ -41,9 +40,9 @@ class Sampler:
             self._accepted += 1
 
     def sample(self, logits: Floats) -> int:
-        """The next token. The logits change while it looks, and are as they were when it returns.
+        """The next token. The logits are changed meanwhile and restored at the end.
 
-        WeightsError where one of them is NaN or +inf, or all are -inf. A token at -inf is never chosen.
+        Raises WeightsError if one of them is NaN or +inf, or all are -inf. A token at -inf is never chosen.
         """
         with self._penalised(logits):
             number, top = self._chooser.highest(logits)
@@ -57,7 +56,7 @@ class Sampler:
             return self._chooser.draw(logits, kept, top, self.sampling.temperature, share)
 
     def probabilities(self, logits: Floats) -> dict[int, float]:
-        """What may come next and how likely it is, likeliest first. To look at: it allocates."""
+        """The possible next tokens and their probabilities, highest first. For inspection: it allocates."""
         with self._penalised(logits):
             number, top = self._chooser.highest(logits)
             if self.sampling.is_greedy:
@@ -67,7 +66,7 @@ class Sampler:
 
     @property
     def _lists(self) -> bool:
-        """Whether top-k leaves so few that the vocabulary need not be looked at again."""
+        """Whether top-k leaves so few tokens that they can be listed."""
         return 0 < self.sampling.top_k <= BEST_TOKENS
 
     def _listed(self, logits: Floats, top: float) -> Numbers:
@@ -107,14 +106,20 @@ class Sampler:
             logits[recent] = before
 
 
+# --- choosing from the logits of a vocabulary, in arrays that are made once
+#
+# Tokens are ordered by their logits, the highest first; of equal ones the lower number comes first. What top-k, top-p
+# and min-p keep is always a prefix of that order, so its last token describes it: see TopTokens. numpy allocates unless
+# it is told where to write, so every step writes into one of the arrays.
+
 Doubles = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Tokens = NDArray[np.int32]
 
-_LOWEST = float(np.finfo(np.float32).min)  # what is below is -inf, a token that cannot come
+_LOWEST = float(np.finfo(np.float32).min)  # only -inf is lower: a token that cannot be chosen
 _HIGHEST = np.finfo(np.float32).max
-_SMALLEST = 5e-324  # above nothing
-_DENSE_TOKENS = BEST_TOKENS // 4  # of a chunk that are put on trial at once
+_SMALLEST = 5e-324  # the smallest number above 0
+_DENSE_TOKENS = BEST_TOKENS // 4  # candidates of a chunk that are added at once
 _LOW_HALF = (1 << 31) - 1
 _NUMBER_BITS = (1 << 32) - 1
 # The 32 bits of a rank, first bits first: (bits before these, bits)
@@ -123,7 +128,7 @@ _LEVELS = ((0, 11), (11, 11), (22, 10))
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """A beginning of the order: the tokens above `least`, and those equal to it up to number `last`."""
+    """A prefix of the order: the tokens above `least`, and those equal to it up to number `last`."""
 
     least: float
     last: int
@@ -133,7 +138,7 @@ class TopTokens:
 
 
 class Chooser:
-    """One vector of logits at a time; not for two threads at once."""
+    """One vector of logits at a time. Not thread-safe."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -149,24 +154,24 @@ class Chooser:
         self._sums = np.zeros(chunks_of(vocabulary), np.float64)
 
     def highest(self, logits: Floats) -> tuple[int, float]:
-        """The first of the order, and its logit. WeightsError where no token can be chosen."""
-        number = int(logits.argmax())  # the first that is not a number, where one is not
+        """The first of the order, and its logit. Raises WeightsError if no token can be chosen."""
+        number = int(logits.argmax())  # the first NaN, if there is one
         top = float(logits[number])
         if not math.isfinite(top):
-            said = "all logits are -inf" if top == -math.inf else f"a logit is {top}"
+            why = "all logits are -inf" if top == -math.inf else f"a logit is {top}"
             raise WeightsError(
-                f"the model's output cannot be sampled ({said}): its weights are damaged, "
+                f"the model's output cannot be sampled ({why}): its weights are damaged, "
                 "or were converted to a type that cannot represent them"
             )
         return number, top
 
     def penalise(self, logits: Floats, seen: int, penalty: float) -> tuple[Tokens, Floats]:
-        """Makes the first `seen` of `recent` less likely, each once; which those are, and what they were.
+        """Makes the first `seen` of `recent` less likely, each once. Returns them and their old logits.
 
         A logit above 0 is divided, any other multiplied: llama_sampler_penalties_apply.
         """
         recent = self.recent[:seen]
-        before = logits[recent]  # of one that is there twice, twice the same
+        before = logits[recent]  # the same value twice for a token that is there twice
         with np.errstate(over="ignore", under="ignore"):
             after = np.where(before > 0, before / np.float32(penalty), before * np.float32(penalty))
         logits[recent] = np.where(before < np.inf, np.minimum(after, _HIGHEST), before)
@@ -175,9 +180,9 @@ class Chooser:
     # --- the best, in order
 
     def best(self, logits: Floats, count: int) -> Numbers:
-        """The first `count` of the order, at most BEST_TOKENS; fewer where fewer can come.
+        """The first `count` of the order, at most BEST_TOKENS; fewer if fewer can be chosen.
 
-        Their logits are in `values`. Both belong to the Chooser, until it is asked again.
+        Their logits are in `values`. Both are overwritten by the next call.
         """
         least, filled = self._bound(logits, count), 0
         reaches: np.ufunc = np.greater_equal
@@ -195,12 +200,12 @@ class Chooser:
         return self._best[: self._order(logits, filled, count)]
 
     def _order(self, logits: Floats, filled: int, count: int) -> int:
-        """Leaves the first `count` of those in `_best`, with their `values`; how many those are."""
+        """Keeps the first `count` of those in `_best`, with their `values`. Returns how many there are."""
         numbers = self._best[:filled]
         values = self._weights.view(np.float32)[:filled]
         np.take(logits, numbers, out=values, mode="clip")
         ranks = self._ranked(values)
-        np.subtract(ranks, 1 << 31, out=ranks)  # 32 bits with a sign, for the upper half of 64
+        np.subtract(ranks, 1 << 31, out=ranks)  # signed 32 bits, for the upper half of 64
         np.left_shift(ranks, 32, out=ranks)
         np.bitwise_or(numbers, ranks, out=numbers)
         if filled > count:
@@ -212,7 +217,7 @@ class Chooser:
         return len(numbers)
 
     def _bound(self, logits: Floats, count: int) -> float:
-        """A logit that at least `count` tokens reach: as many columns have one that does."""
+        """A logit that at least `count` tokens reach, because that many columns have one that does."""
         rows = len(logits) // COLUMNS
         if not rows:
             return _LOWEST
@@ -222,7 +227,7 @@ class Chooser:
         return max(float(highest[COLUMNS - count]), _LOWEST)
 
     def _ranked(self, logits: Floats) -> Numbers:
-        """A number of 32 bits for each: the higher the logit, the lower. Both zeros are one."""
+        """A 32-bit number for each: the higher the logit, the lower the number. Both zeros are equal."""
         bits, sign = self._weights.view(np.int32).reshape(2, -1)[:, : len(logits)]
         np.add(logits, np.float32(0), out=bits.view(np.float32))
         np.right_shift(bits, 31, out=sign)  # -1 where it is negative, else 0
@@ -234,7 +239,7 @@ class Chooser:
         return ranks
 
     def listed_weighing(self, numbers: Numbers, share: float, top: float) -> Numbers:
-        """The fewest of the best that have this share of the weight of all of them."""
+        """The shortest prefix of the best that has this share of their weight."""
         weights = self.weights_of(self.values[: len(numbers)], top)
         weights.cumsum(out=weights)
         return numbers[: 1 + int(weights.searchsorted(share * float(weights[-1])))]
@@ -246,7 +251,7 @@ class Chooser:
         return numbers[: np.count_nonzero(flags)]
 
     def draw_listed(self, numbers: Numbers, top: float, temperature: float, share: float) -> int:
-        """The one of the best at which the weights of those before it reach `share` of all."""
+        """The first of the best where the sum of weights exceeds `share` of all."""
         weights = self.weights_of(self.values[: len(numbers)], top, temperature)
         weights.cumsum(out=weights)
         return int(numbers[reached(weights, share * float(weights[-1]))])
@@ -254,7 +259,7 @@ class Chooser:
     # --- weights
 
     def weights_of(self, values: Floats, top: float, temperature: float = 1.0) -> Doubles:
-        """The highest weighs 1."""
+        """Exponentials, of which the highest is 1."""
         weights = self._weights[: len(values)]
         np.copyto(weights, values)
         np.subtract(weights, top, out=weights)
@@ -267,7 +272,7 @@ class Chooser:
     def weight(
         self, logits: Floats, kept: TopTokens, top: float, temperature: float = 1.0
     ) -> float:
-        """Of all that is kept. The sums of the chunks are remembered."""
+        """Of all that is kept. The sums of the chunks are stored for `draw`."""
         for number, (begin, part) in enumerate(self._chunks(logits)):
             weights = self._kept_weights(begin, part, kept, top, temperature)
             self._sums[number] = np.add.reduce(weights)
@@ -276,7 +281,7 @@ class Chooser:
     def draw(
         self, logits: Floats, kept: TopTokens, top: float, temperature: float, share: float
     ) -> int:
-        """The token at which the weights of those before it, by number, reach `share` of all."""
+        """The first token, by number, where the sum of weights exceeds `share` of all."""
         rest = share * self.weight(logits, kept, top, temperature)
         for number, (begin, part) in enumerate(self._chunks(logits)):
             here = float(self._sums[number])
@@ -284,12 +289,12 @@ class Chooser:
                 weights = self._kept_weights(begin, part, kept, top, temperature)
                 return begin + reached(np.cumsum(weights, out=weights), rest)
             rest -= here
-        return self.draw(logits, kept, top, temperature, 0.0)  # what was left is a rounding error
+        return self.draw(logits, kept, top, temperature, 0.0)  # the rest is a rounding error
 
     def shares(
         self, logits: Floats, kept: TopTokens, top: float, temperature: float
     ) -> dict[int, float]:
-        """Of the weight of all that is kept, in order. It allocates."""
+        """Each token's share of the weight of all that is kept, in order. It allocates."""
         total = self.weight(logits, kept, top, temperature)
         found = np.zeros(len(logits), np.float64)
         for begin, part in self._chunks(logits):
@@ -313,30 +318,30 @@ class Chooser:
         np.copyto(ones, flags)
         return np.multiply(weights, ones, out=weights)
 
-    # --- beginnings of the order that are too long to be listed
+    # --- prefixes of the order that are too long to be listed
 
     def up_to(self, logits: Floats, number: int) -> TopTokens:
-        """All to this token, which is the last."""
+        """All tokens up to and including this one."""
         return TopTokens(float(logits[number]), number)
 
     def above(self, least: float) -> TopTokens:
-        """All that reach this logit."""
+        """All tokens with at least this logit."""
         return TopTokens(least, self.vocabulary)
 
     def first(self, logits: Floats, count: int) -> TopTokens:
         """The first `count` of the order."""
-        return self._beginning(logits, None, float(count))
+        return self._prefix(logits, None, float(count))
 
     def first_weighing(self, logits: Floats, target: float, top: float) -> TopTokens:
-        """The shortest beginning that weighs `target`."""
+        """The shortest prefix that weighs `target`."""
         numbers = self.best(logits, min(BEST_TOKENS, len(logits)))
         weights = self.weights_of(self.values[: len(numbers)], top)
         weights.cumsum(out=weights)
         if weights[-1] < target:
-            return self._beginning(logits, top, target)
+            return self._prefix(logits, top, target)
         return self.up_to(logits, int(numbers[weights.searchsorted(target)]))
 
-    def _beginning(self, logits: Floats, top: float | None, target: float) -> TopTokens:
+    def _prefix(self, logits: Floats, top: float | None, target: float) -> TopTokens:
         """Finds the rank at which the weights reach the target, 11 bits of it at a time."""
         rank, rest = 0, target
         for before, bits in _LEVELS:
@@ -352,7 +357,7 @@ class Chooser:
     def _fill_bins(
         self, logits: Floats, top: float | None, rank: int, before: int, bits: int
     ) -> None:
-        """The weights of all tokens whose ranks begin with `rank`, by their next bits."""
+        """The weights of all tokens whose ranks start with `rank`, by their next bits."""
         self._bins.fill(0.0)
         begin, end = rank << 32 - before, rank + 1 << 32 - before
         for _, part in self._chunks(logits):
@@ -368,7 +373,7 @@ class Chooser:
             np.add(self._bins, np.bincount(places, weights, BINS), out=self._bins)
 
     def _nth_equal(self, logits: Floats, value: float, count: int) -> int:
-        """The number of the count-th token with this logit; of the last one, where there are fewer."""
+        """The number of the count-th token with this logit, or of the last one if there are fewer."""
         last = 0
         for begin, part in self._chunks(logits):
             flags = np.equal(part, value, out=self._flags[: len(part)])
@@ -390,7 +395,7 @@ def random_by(seed: int | None) -> np.random.Generator:
 
 
 def reached(sums: Doubles, target: float) -> int:
-    """The place of the first sum above the target; else of the last weight that added to it."""
+    """The index of the first sum above the target, or else of the last weight above 0."""
     place = int(sums.searchsorted(target, side="right"))
     return place if place < len(sums) else int(sums.searchsorted(sums[-1]))
 

@@ -1,7 +1,7 @@
 """Tokens -> the mean of their rows in the embedding table. No layer is run.
 
-A row is read from the file when its token comes, unpacked, and added to the vector. The two buffers
-are made once; a row that is longer than one of them goes through it in pieces of whole blocks.
+A token's row is read from the file, unpacked, and added to the vector. There are two buffers; a row that is longer than
+one of them goes through it in pieces of whole blocks.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ VOCABULARY = "tokenizer.ggml.tokens"
 READ_BYTES = 32 * KIB
 DECODE_FLOATS = 16 * KIB // 4
 WIDEST = 65_536  # floats in a row: the widest models have 18,432
-PAUSE_BYTES = 1 * MB  # floats that are unpacked between two checkpoints,
-PAUSE_S = 0.02  # or the time, where the disk is slow
+PAUSE_BYTES = 1 * MB  # unpacked floats between two checkpoints,
+PAUSE_S = 0.02  # or the time, if the disk is slow
 
 
 class TokenMean:
-    """An Encoder. Made by `open_token_mean`; for one thread at a time."""
+    """An Encoder, made by `open_token_mean`. Not thread-safe."""
 
     def __init__(
         self, file: WeightFile, table: Tensor, *, kernels: Kernels, monitor: Monitor
@@ -55,14 +55,14 @@ class TokenMean:
     def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
         """The mean of each text's rows, added up one after another in float32.
 
-        2,048 rows lose less than 2,048 * 2**-24 of the largest sum on the way. SourceError when the
-        file changed meanwhile, WeightsError for a row that is not there or holds no numbers.
+        2,048 rows lose less than 2,048 * 2**-24 of the largest sum. Raises SourceError if the file changes meanwhile,
+        WeightsError for a row that is missing or not finite.
         """
         if into.shape != (len(texts), self._width) or into.dtype != np.float32:
             raise ValueError(f"{len(texts)} vectors of {self._width} do not go into {into.shape}")
         self._file.check_unchanged()
         pause = _Pause(checkpoint, sum(map(len, texts)), 4 * self._width)
-        with np.errstate(over="ignore"):  # whoever scales the vector finds out, and says so
+        with np.errstate(over="ignore"):  # noticed when the vector is scaled
             for place, tokens in enumerate(texts):
                 if not len(tokens):
                     raise TextError("has no tokens, so it has no mean", index=place)
@@ -107,14 +107,14 @@ class TokenMean:
 def open_token_mean(
     file: WeightFile, walked: Walked, *, kernels: Kernels, monitor: Monitor
 ) -> TokenMean:
-    """WeightsError where the file has no table, or one that does not fit its own keys."""
+    """Raises WeightsError if the file has no table, or one that contradicts its keys."""
     table = _find_table(walked)
     _check_kind(walked.name, table, kernels)
     return TokenMean(file, table, kernels=kernels, monitor=monitor)
 
 
 def token_mean_bytes(walked: Walked) -> int:
-    """What it will hold, known before it is opened: the two buffers."""
+    """The two buffers, before anything is opened."""
     table = _find_table(walked)
     return _buffer_sizes(table.type, table.shape[1]).total_bytes
 
@@ -134,9 +134,9 @@ def _find_table(walked: Walked) -> Tensor:
         raise HeaderLimitError(
             f"floats in a row of {TABLE}", value=width, limit=WIDEST, file=walked.name
         )
-    told = walked.keys.get(f"{walked.keys.get('general.architecture')}.embedding_length", width)
-    if told != width:
-        raise _misfit(walked, f"has rows of {width:,}, but embedding_length is {quoted(told)}")
+    stated = walked.keys.get(f"{walked.keys.get('general.architecture')}.embedding_length", width)
+    if stated != width:
+        raise _misfit(walked, f"has rows of {width:,}, but embedding_length is {quoted(stated)}")
     words = walked.arrays.get(VOCABULARY)
     if words is not None and words.count > rows:
         raise _misfit(walked, f"has {rows:,} rows, but the vocabulary has {words.count:,} tokens")
@@ -148,7 +148,7 @@ def _misfit(walked: Walked, what: str) -> WeightsError:
 
 
 def _check_kind(name: str, table: Tensor, kernels: Kernels) -> None:
-    """A block of zeros is right in every type that can be unpacked."""
+    """A block of zeros is valid in every type that can be unpacked."""
     kind = table.type
     try:
         kernels.dequantize(
@@ -168,7 +168,7 @@ class _Sizes(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Blocks that are unpacked in one go."""
+    """Blocks that are unpacked together."""
 
     at_bytes: int  # from the start of the row
     packed: NDArray[np.uint8]
@@ -177,7 +177,7 @@ class _Tile(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Blocks that are read in one go."""
+    """Blocks that are read together."""
 
     at_bytes: int
     packed: NDArray[np.uint8]
@@ -185,7 +185,7 @@ class _Piece(NamedTuple):
 
 
 def _buffer_sizes(kind: TensorType, width: int) -> _Sizes:
-    """Whole blocks, and no more than a row: the limits, where it is long."""
+    """Whole blocks of at most one row, within the limits."""
     read_blocks = READ_BYTES // kind.block_bytes
     decode_blocks = DECODE_FLOATS // kind.block_elements
     blocks = width // kind.block_elements
@@ -196,7 +196,7 @@ def _buffer_sizes(kind: TensorType, width: int) -> _Sizes:
 
 
 def _pieces(kind: TensorType, width: int, sizes: _Sizes) -> Iterator[_Piece]:
-    """How every row goes through the two buffers, which are made here."""
+    """How every row goes through the two buffers, which are allocated here."""
     packed = np.empty(sizes.packed_bytes, np.uint8)
     floats = np.empty(sizes.floats, np.float32)
     row_bytes = kind.row_bytes(width)
@@ -217,7 +217,7 @@ def _tiles(
 
 
 class _Pause:
-    """Calls the checkpoint often enough: after so many bytes, or so much time."""
+    """Calls the checkpoint after PAUSE_BYTES or PAUSE_S."""
 
     def __init__(self, checkpoint: Checkpoint, rows: int, row_bytes: int) -> None:
         self._checkpoint = checkpoint

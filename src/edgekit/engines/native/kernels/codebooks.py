@@ -1,7 +1,7 @@
-"""The codebooks of the IQ types: points of a lattice that a block's codes name.
+"""The codebooks of the IQ types: points of a lattice that the codes of a block refer to.
 
-They are facts of the format, thousands of numbers; tools/codebooks.py writes them into
-codebooks.bin out of the gguf package. Read on first use: most files have no IQ tensor.
+They are facts of the format, thousands of numbers; tools/codebooks.py writes codebooks.bin from the gguf package. Read
+on first use: most files have no IQ tensor.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ def read_codebooks() -> bytes:
 
 
 def sign_bits(code: int) -> int:
-    """Eight signs in seven bits: the number of minus signs is even."""
+    """Eight signs in seven bits: the number of minus signs is always even."""
     return code | (code.bit_count() % 2) << 7

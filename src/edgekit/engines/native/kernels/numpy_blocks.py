@@ -1,7 +1,9 @@
-"""The fixed buffers that a thread needs to unpack blocks with numpy, and how they are used.
+"""Plain numbers, blocks of 32 weights and super-blocks of 256, unpacked with numpy.
 
-numpy allocates where it is not told where to write, and where a loop has to change the type of
-what it reads. So every step here writes into a buffer, and types change only in a plain copy.
+Every function turns blocks [n, bytes] into floats [n, weights], bit for bit as gguf-py's reference. What a block holds
+is in formats/dtype.py. numpy allocates unless it is told where to write, and where a loop changes the type of what it
+reads; so every step writes into a buffer of the Workspace, and types only change in a plain copy. Products of a half
+and codes are exact in float32, so only a last subtraction rounds.
 """
 
 from __future__ import annotations
@@ -23,20 +25,18 @@ Halves = NDArray[np.float16]
 Places = NDArray[np.intp]
 Number = TypeVar("Number", bound=np.generic)
 
-SLICE_ELEMENTS = 16384  # floats that are unpacked in one go: 64 blocks of 256, 512 blocks of 32
+SLICE_ELEMENTS = 16384  # floats that are unpacked together: 64 blocks of 256, 512 blocks of 32
 SMALLEST_BLOCK = 32
-CODEBOOK_SLICE_ELEMENTS = SLICE_ELEMENTS // 2  # where points are looked up: places take room
-PLACES = CODEBOOK_SLICE_ELEMENTS // 4  # looked up in one go: IQ3 has a point for four floats
-
-
-PART_FLOATS = (
-    8192  # numbers that are worked on at a time, so that buffers do not grow with the text
-)
+CODEBOOK_SLICE_ELEMENTS = (
+    SLICE_ELEMENTS // 2
+)  # for types whose points are looked up: their indices take memory, too
+PLACES = CODEBOOK_SLICE_ELEMENTS // 4  # looked up together: IQ3 has a point for four floats
+PART_FLOATS = 8192  # processed at a time, so that buffers do not grow with the text
 Part = tuple[slice, slice]  # rows and columns
 
 
 class Workspace:
-    """Made once for a thread, never grown: about 60 KiB, and 24 more for types with a codebook."""
+    """The fixed buffers of a thread: about 60 KiB, and 24 more for types with a codebook."""
 
     def __init__(self) -> None:
         self.codes = np.empty(SLICE_ELEMENTS, np.uint8)  # one code for each float
@@ -50,7 +50,7 @@ class Workspace:
 
     @cached_property
     def places(self) -> Places:
-        """Where to look; numpy looks up by this type only, and copies every other."""
+        """Indices: numpy looks up by this type only, and copies any other."""
         return np.empty(PLACES, np.intp)
 
     @cached_property
@@ -79,7 +79,7 @@ class Workspace:
 
 
 def refuse_not_finite(values: Floats, flags: U8, *, per_block: int = 1) -> None:
-    """BlockError for the first value that is infinite or no number; `flags` is written over."""
+    """Raises BlockError for the first value that is not finite. Overwrites `flags`."""
     finite = first_of(flags, *values.shape).view(np.bool_)
     np.isfinite(values, out=finite)
     refuse_false(finite, per_block=per_block)
@@ -91,7 +91,7 @@ def refuse_false(fine: NDArray[np.bool_], *, per_block: int = 1) -> None:
 
 
 def first_of(buffer: NDArray[Number], *shape: int) -> NDArray[Number]:
-    """The start of a buffer, in that shape."""
+    """The start of a buffer, in this shape."""
     return buffer[: math.prod(shape)].reshape(shape)
 
 
@@ -108,11 +108,11 @@ def parts(rows: int, columns: int) -> Iterator[Part]:
 
 
 BIT = np.arange(8, dtype=np.uint8)
-HALVES = SLICE_ELEMENTS // 2  # that find room in a workspace
+HALVES = SLICE_ELEMENTS // 2  # that fit in a workspace
 HALF_BITS = np.int32(0x8FFFE000 - 2**32)  # sign, exponent and fraction, thirteen places higher
 HALF_TO_FLOAT = np.float32(2.0**112)
 NOT_A_HALF = 65536.0
-LAST_EXPONENT = 252  # MXFP4: 12 * 2 ** (253 - 128) is no float32 any more; 255 means "no number"
+LAST_EXPONENT = 252  # MXFP4: 12 * 2 ** (253 - 128) overflows float32; 255 is NaN
 POWERS = np.ldexp(np.float32(1), np.arange(-128, LAST_EXPONENT - 127)).astype(np.float32)
 FOUR_BIT_FLOATS = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
 # ggml-common.h, kvalues_iq4nl @ b21e4de
@@ -220,7 +220,7 @@ def iq4_nl(blocks: U8, out: Floats, work: Workspace) -> None:
 
 
 def look_up(table: NDArray[Number], codes: U8, found: NDArray[Number], work: Workspace) -> None:
-    """The entry of every code, into an array that may lie on the codes."""
+    """The entry of every code, into an array that may overlap the codes."""
     flat, into = codes.reshape(-1), found.reshape(-1)
     for first in range(0, flat.size, PLACES):
         part = flat[first : first + PLACES]
@@ -238,7 +238,7 @@ def _nibbles(packed: U8, work: Workspace) -> U8:
 
 
 def _five_bits(fifth: U8, packed: U8, work: Workspace) -> U8:
-    """The nibbles with their fifth bits, which lie in four bytes of their own."""
+    """The nibbles with their fifth bits, which are in four separate bytes."""
     codes = _nibbles(packed, work)
     bits = first_of(work.high, len(packed), 4, 8)
     np.right_shift(fifth[:, :, None], BIT, out=bits)

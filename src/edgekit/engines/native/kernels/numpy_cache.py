@@ -1,8 +1,7 @@
-"""A cache in numpy: numbers are rounded into cells, and queries look at spans of them.
+"""A KV cache in numpy: numbers are rounded into cells, and queries attend to spans of them.
 
-The softmax is kept open: a query's largest score and its sum of shares stand in `state`, and what it
-has gathered in `out` is divided by the sum when all spans are done. Cells are unpacked some at a
-time, so nothing here grows with their number.
+The softmax stays open: a query's largest score and its sum of exponentials are in `state`, and what it has gathered in
+`out` is divided by the sum after the last span. Cells are unpacked a few at a time: no buffer grows with their number.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from edgekit.engines.native.stream_plan import (
 
 LARGEST_HALF = 65504.0
 LARGEST_CODE = 127.0
-NO_RECIPROCAL = 3e-39  # 1 / d is no float32; as a half d is 0 long before
+NO_RECIPROCAL = 3e-39  # 1 / d overflows float32; as a half, d is 0 anyway
 
 Pack = Callable[[Floats, U8], None]
 Unpack = Callable[[U8, Floats, Workspace], None]
 
 
 def row_bytes(kind: CacheKind, elements: int) -> int:
-    """Bytes of so many numbers; ValueError where they are not whole blocks."""
+    """Raises ValueError unless they are whole blocks."""
     stored = cache_type(kind)
     if not stored.divides(elements):
         raise ValueError(f"{elements:,} numbers are not whole blocks of {kind}")
@@ -54,7 +53,7 @@ def row_bytes(kind: CacheKind, elements: int) -> int:
 
 
 def as_rows(cells: Bytes, rows: int, size_bytes: int) -> U8:
-    """[rows, bytes] over the same memory; ValueError where there are not exactly so many."""
+    """[rows, bytes] over the same memory. Raises ValueError for another size."""
     flat = np.frombuffer(cells, np.uint8)
     if flat.size != rows * size_bytes:
         raise ValueError(f"{flat.size:,} bytes are not {rows:,} rows of {size_bytes:,}")
@@ -74,7 +73,7 @@ def store(kind: CacheKind, x: Floats, into: Bytes) -> None:
 
 
 def _refuse_not_finite(kind: CacheKind, width: int, numbers: Floats, row: int, column: int) -> None:
-    """BlockError for the first block, counted over whole rows."""
+    """Raises BlockError for the first block, counted over whole rows."""
     fine = np.isfinite(numbers)
     if fine.all():
         return
@@ -123,7 +122,7 @@ def _unpack_f32(packed: U8, out: Floats, work: Workspace) -> None:
 
 
 def _unpack_f16(packed: U8, out: Floats, work: Workspace) -> None:
-    """As numpy_blocks.f16; but what is not finite becomes no number, and is not refused."""
+    """As numpy_blocks.f16, but a value that is not finite becomes NaN instead of an error."""
     words = out.view(np.int32)
     np.copyto(words, packed.view(np.int16))  # keeps the sign on top
     np.left_shift(words, 13, out=words)
@@ -170,7 +169,7 @@ def cells_at_a_time(head_dim: int) -> int:
 
 
 def attend_floats(head_dim: int) -> int:
-    """Keys and values of some cells; scores of some queries, what they add, and three numbers."""
+    """Keys and values of some cells; scores of some queries, their results, and ROW_FLOATS each."""
     cells = cells_at_a_time(head_dim)
     return 2 * cells * head_dim + QUERY_ROWS * (cells + head_dim + ROW_FLOATS)
 
@@ -219,7 +218,7 @@ def _views(span: CacheAttention, cells: range) -> Iterator[tuple[range, range]]:
 
 
 def _rows(span: CacheAttention, head: int, queries: range) -> Iterator[QueryRows]:
-    """Some queries of a head, or some heads of a query: whichever are more, so that calls are few."""
+    """Some queries of a head, or some heads of a query, whichever makes fewer calls."""
     group = span.heads // span.kv_heads
     own = range(head * group, (head + 1) * group)
     if len(queries) >= group:
@@ -263,7 +262,7 @@ def _attend_rows(rows: QueryRows, k: Floats, v: Floats, scale: float, scratch: F
 
 
 def _shrink(rows: QueryRows, most: Floats, shrink: Floats) -> None:
-    """What was gathered before counts less where a larger score was found."""
+    """Scale down what was gathered before, where a larger score was found."""
     np.subtract(rows.most, most, out=shrink)
     np.exp(shrink, out=shrink)
     np.copyto(shrink, 0, where=np.isneginf(rows.most))

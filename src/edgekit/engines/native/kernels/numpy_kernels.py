@@ -1,4 +1,4 @@
-"""The kernels in numpy: always there, and the reference for the native ones."""
+"""The kernels in numpy: always available, and the reference for those in C."""
 
 from __future__ import annotations
 
@@ -211,6 +211,8 @@ def _refuse(wrong: bool, what: str) -> None:  # noqa: FBT001 - reads as a senten
         raise ValueError(what)
 
 
+# --- attention inside a text
+
 SCORE_ROWS = 32  # queries whose scores are held at a time
 
 
@@ -230,7 +232,7 @@ def attend_text(
     slope: float,
     scratch: Floats,
 ) -> None:
-    """All queries of a text; `out` may be `q`, because its rows are read before they are written."""
+    """Softmax(q k^T * scale + bias) v for a text and head. `out` may be `q`: rows are read before they are written."""
     tokens = len(q)
     if scratch.size < text_floats(tokens):
         raise ValueError("scratch is too small for a text")
@@ -241,11 +243,11 @@ def attend_text(
         np.matmul(q[first:last], k[:seen].T, out=scores)
         np.multiply(scores, scale, out=scores)
         if slope:
-            _lean(scores, first, slope, rest)
+            _add_alibi(scores, first, slope, rest)
         if causal:
             for row in range(last - first):
                 scores[row, first + row + 1 :] = -np.inf
-        _soften(scores, rest)
+        _softmax(scores, rest)
         np.matmul(scores, v[:seen], out=out[first:last])
 
 
@@ -254,7 +256,7 @@ def _take(scratch: Floats, rows: int, columns: int) -> tuple[Floats, Floats]:
     return scratch[:count].reshape(rows, columns), scratch[count:]
 
 
-def _soften(scores: Floats, rest: Floats) -> None:
+def _softmax(scores: Floats, rest: Floats) -> None:
     sums, _ = _take(rest, len(scores), 1)
     np.max(scores, axis=1, keepdims=True, out=sums)
     np.subtract(scores, sums, out=scores)
@@ -263,8 +265,8 @@ def _soften(scores: Floats, rest: Floats) -> None:
     np.divide(scores, sums, out=scores)
 
 
-def _lean(scores: Floats, first: int, slope: float, rest: Floats) -> None:
-    """ALiBi: the further away, the less."""
+def _add_alibi(scores: Floats, first: int, slope: float, rest: Floats) -> None:
+    """Scores fall with the distance."""
     (places, away), _ = _take(rest, 2, scores.shape[1])
     places.fill(1)
     np.cumsum(places, out=places)
@@ -275,7 +277,9 @@ def _lean(scores: Floats, first: int, slope: float, rest: Floats) -> None:
         np.subtract(scores[row], away, out=scores[row])
 
 
-LARGEST_POWER = 88.0  # exp of more is no float32
+# --- norms, activations and rotary positions
+
+LARGEST_POWER = 88.0  # exp of more overflows float32
 TANH_IS_ONE = 10.0  # to float32, and x^3 stays small
 
 # erf(x) ~ x P(x^2) / Q(x^2) on [-4, 4], the highest power first; within 4e-7 of erf.

@@ -1,4 +1,4 @@
-"""Nouns of the kernels: the few calls that all the arithmetic of a model is made of."""
+"""The interface of the kernels: the few calls that all arithmetic of a model is made of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CacheKind = Literal["f32", "f16", "q8_0"]  # rows of bill/cache_types.py
 
 
 class BlockError(Exception):
-    """Weights that are not numbers. Who knows the tensor's name turns this into a WeightsError."""
+    """Weights that are not finite numbers. The caller, which knows the tensor, makes a WeightsError of it."""
 
     def __init__(self, block: int) -> None:
         self.block = block  # counted from the start of the bytes that were given
@@ -75,21 +75,21 @@ class CacheAttention:
 
 
 class Kernels(Protocol):
-    """Arithmetic on arrays that the caller owns. Nothing is allocated that grows with them.
+    """Arithmetic on arrays that the caller owns. No allocation grows with them.
 
-    Arrays are float32 with a unit inner stride; rows may lie apart. Sizes are checked: ValueError.
-    All calls may run in several threads at once, each with its own `out` and `scratch`.
+    Arrays are float32 with a unit inner stride; rows may be apart. Wrong sizes raise ValueError. Several threads may
+    call at once, each with its own `out` and `scratch`.
     """
 
     @property
     def name(self) -> str: ...
 
     def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> int:
-        """Unpack whole blocks into the start of the flat `into`; how many floats were written."""
+        """Unpack whole blocks into the start of the flat `into`. Returns how many floats were written."""
         ...
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
-        """Floats of scratch that `multiply` needs for rows of so many columns."""
+        """Floats of scratch that `multiply` needs for rows of this length."""
         ...
 
     def multiply(
@@ -99,7 +99,7 @@ class Kernels(Protocol):
         ...
 
     def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
-        """Floats of scratch that `attention` needs where the longest text has so many tokens."""
+        """Floats of scratch that `attention` needs for texts of up to `longest_tokens`."""
         ...
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
@@ -107,9 +107,9 @@ class Kernels(Protocol):
         ...
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
-        """Rows of numbers into as many rows of a cache, rounded as GGML rounds them.
+        """Round rows of numbers as GGML does and store them as rows of a cache.
 
-        What is too large for the kind becomes its largest; BlockError for what is not finite.
+        A number that is too large becomes the largest of the kind. Raises BlockError for one that is not finite.
         """
         ...
 
@@ -122,7 +122,7 @@ class Kernels(Protocol):
         ...
 
     def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
-        """In place: out divided by the sums in `state`; zeros where a query has seen nothing."""
+        """In place: out divided by the sums in `state`; zeros for a query that has seen no cell."""
         ...
 
     def layer_norm(
@@ -146,8 +146,8 @@ class Kernels(Protocol):
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
-        """Turn the first 2 * cos.shape[1] values of each head, in place; the others stay.
+        """Rotate the first 2 * cos.shape[1] values of each head, in place; the others stay.
 
-        neox: value i turns with value i + half; otherwise values 2i and 2i + 1 turn together.
+        neox: value i is rotated with value i + half; otherwise values 2i and 2i + 1.
         """
         ...

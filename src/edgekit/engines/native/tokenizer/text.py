@@ -1,4 +1,4 @@
-"""Texts -> the numbers of their tokens, as llama.cpp's embedding server would have them."""
+"""Texts -> the numbers of their tokens, as in llama.cpp's embedding server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 Cut = Callable[[str, bool], list[int]]
-"""A piece of text, and whether it is the first of its stretch -> tokens."""
+"""A piece of text, and whether it is the first of its stretch -> its tokens."""
 
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _NEWLINES = re.compile("\n+")
 
 
 class TextTokenizer:
-    """Cuts texts. Any number of threads may do so at once."""
+    """Texts -> tokens. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, cut: Cut) -> None:
         self._cut = cut
@@ -41,7 +41,7 @@ class TextTokenizer:
 
     @property
     def frame_tokens(self) -> int:
-        """How many tokens every text has besides its own: [CLS] and [SEP] are two."""
+        """How many tokens are added to every text: two for [CLS] and [SEP]."""
         return len(self._before) + len(self._after)
 
     @property
@@ -57,12 +57,11 @@ class TextTokenizer:
         truncate: bool = False,
         parse_special: bool = True,
     ) -> list[int]:
-        """The tokens with what the file puts before and after them.
+        """The tokens, with those that the file adds before and after.
 
-        A text of more than `limit_tokens` is a TextError, found without cutting all of it; with
-        `truncate` its end is left out, but not what is put after it. `parse_special`: "[SEP]" in a
-        text is that token, as it is for llama.cpp's server and for sentence-transformers; False
-        takes it for five letters.
+        Raises TextError for a text of more than `limit_tokens`, without tokenizing all of it; with `truncate` its end
+        is cut off, but not the tokens that are added. `parse_special`: "[SEP]" in a text is that token, as in
+        llama.cpp's server and in sentence-transformers; False takes it for five letters.
         """
         room = None if limit_tokens is None else limit_tokens - self.frame_tokens
         if room is not None and room < 0:
@@ -88,7 +87,7 @@ class TextTokenizer:
     def _tokens(
         self, text: str, room: int | None, *, truncate: bool, parse_special: bool
     ) -> list[int]:
-        """All of them, or a few more than there is room for."""
+        """All tokens, or a few more than `room`."""
         if half := _HALF_CHARACTER.search(text):
             raise TextError(
                 f"character {half.start():,} is {half[0]!a}, half of a surrogate pair: "
@@ -140,12 +139,12 @@ def _newline_runs(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def cut_by(made: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
-    """With a `tokenizers` object; spaces are written as the vocabulary has them."""
+    """With a `tokenizers` object; spaces are spelled as in the vocabulary."""
     method, pre = vocabulary.family.method, vocabulary.pre
     prefix = " " if method is Method.SPM and vocabulary.space_prefix else ""
     raw = pre is not None and pre.raw and vocabulary.family.model != "whitespace"
     space = SPACE if method is Method.SPM or raw else " "
-    no_token = len(vocabulary.tokens)  # stands for letters that have none
+    no_token = len(vocabulary.tokens)  # for letters without a token
     lower = vocabulary.lowercase and method is Method.BPE
 
     def cut(text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
@@ -161,17 +160,25 @@ def cut_by(made: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
 
 
 def _lowered(character: str) -> str:
-    """One character for one, as llama.cpp has it."""
+    """One character for one, as in llama.cpp."""
     small = character.lower()
     return small if len(small) == 1 else character
 
 
-_START = 3  # letters by which a special token is looked for
+# --- special tokens
+
+_START = 3  # letters by which a special token is found
 _SPACES = " \t\n\v\f\r"  # C's isspace
 
 
 class Specials:
-    """The special tokens of one vocabulary."""
+    """The special tokens of one vocabulary.
+
+    llama.cpp looks for the longest special token in the whole text, then for the next one; here the text is read once,
+    from the left, the longest token first. That differs only where the end of one special token is the beginning of
+    another: of the vocabularies in docs/embed.md only Falcon has such tokens (">>TITLE<<|endoftext|>"). Runs of the
+    same letter give the same result.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         kinds, tokens = vocabulary.kinds, vocabulary.tokens
@@ -185,7 +192,7 @@ class Specials:
     def split(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
         """Stretches of text, never empty, and the special tokens between them.
 
-        Without `parse_special` only those of the user's: control tokens are letters then.
+        Without `parse_special` only user-defined tokens count; control tokens are letters.
         """
         finder = self._all if parse_special else self._user
         at = 0
@@ -198,22 +205,17 @@ class Specials:
             yield number
             at = end
             if number in self._strip_right:
-                at = _skip_spaces(text, at)
+                while at < len(text) and text[at] in _SPACES:
+                    at += 1
         if at < len(text):
             yield text[at:] if at else text
 
 
-def _skip_spaces(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACES:
-        at += 1
-    return at
-
-
 class _Finder:
-    """Finds the leftmost and there the longest, one after another.
+    """Finds special tokens from the left, the longest first.
 
-    A pattern of 6,000 words is slow to compile and large. Their first three letters are few, and so
-    are their lengths: the pattern finds the places, a dict says what stands there.
+    A pattern of 6,000 words is large and slow to compile. Their first three letters are few, and so are their lengths:
+    the pattern finds the positions, a dict says which token it is.
     """
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
@@ -221,13 +223,13 @@ class _Finder:
         lengths: dict[str, set[int]] = {}
         for text in numbers:
             lengths.setdefault(text[:_START], set()).add(len(text))
-        for start, found in lengths.items():  # and those that are its beginning
+        for start, found in lengths.items():  # and shorter tokens that it begins with
             found.update(size for size in range(1, len(start)) if start[:size] in numbers)
         self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
         self._pattern = re.compile(_pattern_of(self._lengths)) if numbers else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Where it begins, where it ends, which it is."""
+        """Begin, end and number of each token."""
         if self._pattern is None:
             return
         at = 0
@@ -243,7 +245,7 @@ class _Finder:
 
 
 def _pattern_of(starts: Mapping[str, object]) -> str:
-    """Each two letters with all their third ones; the shorter come last."""
+    """Each first two letters with all their third letters; shorter ones come last."""
     thirds: dict[str, str] = {}
     for start in starts:
         thirds[start[:2]] = thirds.get(start[:2], "") + start[2:]
@@ -252,28 +254,32 @@ def _pattern_of(starts: Mapping[str, object]) -> str:
     return "|".join(longest + [re.escape(start) for start in shorter])
 
 
+# --- windows: a long text is tokenized in pieces. The tokens of the pieces are those of the whole text, because it is
+# --- only split where no token can be on both sides. So a text of 4 MB needs the memory of a few thousand letters, and
+# --- work stops at the limit of tokens, not at the end of the text.
+
 # Han and kana, and the marks that end a part of a sentence with them.
 _EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff0c"
-_SURE = f"0-9A-Za-z{_EAST}"  # of these every table of letters knows what they are
+_SURE = f"0-9A-Za-z{_EAST}"  # every table of letters agrees on these
 _MARKS = rf"\n,.!?{_EAST_MARKS}"
-# Before a space that follows a letter or digit, before a line end or a mark that follows a sure one.
-# No pattern of pretokenizers.py goes over such a place (but, over spaces, those with
-# ends_words=False), looks back over it, or ends otherwise when the text ends there.
+# Before a space after a letter or digit, before a line end or a mark after one of _SURE. No pattern of
+# pretokenizers.json matches across such a position (except, across spaces, those with ends_words=False), looks back
+# across it, or matches differently if the text ends there.
 _BEFORE_MARK = rf"(?<=[{_SURE}])(?=[{_MARKS}])"
 _AFTER_PHRASE = re.compile(_BEFORE_MARK)
 _AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|{_BEFORE_MARK}")
-# The same for a pattern that lists its letters: between two that it does not list, a space is nothing.
+# The same for a pattern that lists its letters: it ignores a space between two letters that it does not list.
 _AFTER_LISTED = re.compile(rf"(?<=[{_SURE}\u00c0-\u00d6\u00d8-\u00f6\u0410-\u044f])(?=[ \t\n])")
-# Where BERT's words end whatever stands around: its marks and Han letters are words of their own.
+# Where BERT's words always end: marks and Han letters are separate words.
 _BERT = re.compile(rf"(?=[ \t\n!-/:-@\[-`{{-~\u4e00-\u9fff{_EAST_MARKS}])")
-# Where only the tokens decide: before these, if no token has them behind a letter or digit. With a
-# space as the tokens have it; without the comma that sentencepiece writes as another.
+# Where the tokens decide: before these, if no token has them after a letter or digit. The space as the tokens spell
+# it; without the comma that sentencepiece replaces.
 _MAYBE = f"{SPACE}\n\u3001\u3002"
 _ACROSS = re.compile(rf"(?<=[^\W_])[{_MAYBE}]")
 
 
 def cut_places(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Where texts of this vocabulary may be parted. None: nowhere."""
+    """Where texts of this vocabulary may be split; None: nowhere."""
     method, pre = vocabulary.family.method, vocabulary.pre
     if method is Method.WORDPIECE:
         return _BERT
@@ -293,9 +299,9 @@ def windows(
     truncate: bool,
     window_characters: int = WINDOW_CHARACTERS,
 ) -> Iterator[str]:
-    """The pieces in order. TextError for a stretch that is too long and has no such place.
+    """The pieces in order. Raises TextError for a stretch that is too long and cannot be split.
 
-    With `truncate` such a stretch is the last piece, without its end.
+    With `truncate` such a stretch is cut off and is the last piece.
     """
     at = 0
     while len(text) - at > window_characters:

@@ -1,7 +1,7 @@
-"""Unigram: the tokens of the highest sum of scores. Ours, because memory is what we promise.
+"""Unigram: the tokens with the highest sum of scores.
 
-`tokenizers` has a Unigram too; its tree holds XLM-R's 250,000 tokens in 258 MB, the dict here in 35.
-What is computed is what llm_tokenizer_ugm_session computes, src/llama-vocab.cpp:955 @ b21e4de.
+`tokenizers` has a Unigram, too, but its tree takes 258 MB for XLM-R's 250,000 tokens; the dict here takes 35. The
+result is that of llm_tokenizer_ugm_session, src/llama-vocab.cpp:955 @ b21e4de.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPACES = re.compile(" +")
 
 
 class Unigram:
-    """`cut(text)` are the numbers of its tokens."""
+    """`cut(text)` returns the numbers of its tokens."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         scores = vocabulary.scores
@@ -43,7 +43,9 @@ class Unigram:
             if kind == TokenKind.USER_DEFINED:
                 self._scores[number] = 0.0
         self._longest = max(map(len, self._numbers), default=0)
-        if self._longest > UNIGRAM_CHARACTERS:  # every place of a text is tried with every length
+        if (
+            self._longest > UNIGRAM_CHARACTERS
+        ):  # every position of a text is tried with every length
             raise HeaderLimitError(
                 "tokenizer.ggml.tokens: characters of the longest token",
                 value=self._longest,
@@ -60,7 +62,7 @@ class Unigram:
         self._merge_spaces = vocabulary.merge_spaces
 
     def cut(self, text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
-        """`first`: this is where the text, or a stretch between special tokens, begins."""
+        """`first`: the text, or a stretch between special tokens, begins here."""
         written = self._written(text, first=first)
         return self._best(written) if written else []
 
@@ -75,7 +77,7 @@ class Unigram:
         return text.replace(" ", SPACE)
 
     def _best(self, text: str) -> list[int]:
-        """For each place the best way to it, from the left; then back from the end."""
+        """The best sum for each position, from the left; then back from the end."""
         size = len(text)
         worst = float("-inf")
         sums = [worst] * (size + 1)
@@ -96,14 +98,11 @@ class Unigram:
             if not alone and here + self._unknown_score > sums[begin + 1]:
                 sums[begin + 1] = here + self._unknown_score
                 begins[begin + 1], numbers[begin + 1] = begin, self._unknown
-        return self._way_back(begins, numbers)
-
-    def _way_back(self, begins: list[int], numbers: list[int]) -> list[int]:
-        """Unknown letters next to each other are one unknown token."""
         found: list[int] = []
-        at = len(begins) - 1
+        at = size
         while at > 0:
             number = numbers[at]
+            # Adjacent unknown letters are one unknown token.
             if not (number == self._unknown and found and found[-1] == self._unknown):
                 found.append(number)
             at = begins[at]
@@ -111,14 +110,19 @@ class Unigram:
         return found
 
 
-# ASCII that no rule of a map can touch: rules begin with control characters, with letters outside
-# ASCII, or with an ASCII letter that such a letter follows (e and an accent become one).
+# ASCII that no rule of a map changes: rules begin with control characters, with letters outside ASCII, or with an
+# ASCII letter that is followed by one (e and an accent become one letter).
 _AS_IT_IS = re.compile(r"[ -~]+(?![^\x00-\x7f])")
 _LONGEST_RULE_BYTES = 256  # the longest of NFKC's has 30
 
 
 class Charsmap:
-    """`write(text)` is the text as the model's training had it written."""
+    """sentencepiece's precompiled_charsmap: `write(text)` normalises a text as it was for the model's training.
+
+    Four bytes of length, then a double array (XCDA) of that many bytes: a tree of UTF-8 bytes whose leaves are offsets
+    into what follows, texts that end with a zero. As in llm_tokenizer_ugm_session::normalize_prefix,
+    src/llama-vocab.cpp:1177-1232 @ b21e4de.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         raw = vocabulary.charsmap
@@ -130,7 +134,10 @@ class Charsmap:
         if sys.byteorder == "big":
             self._units.byteswap()
         self._texts = raw[4 + size :]
-        self._plain = self._is_plain_in_ascii()
+        # Whether no rule is for printable ASCII alone.
+        self._plain = all(
+            self._longest(bytes((letter,)))[0] is None for letter in range(0x20, 0x7F)
+        )
 
     def write(self, text: str) -> str:
         if self._plain and text.isascii() and text.isprintable():
@@ -148,12 +155,8 @@ class Charsmap:
                 at += read
         return "".join(parts)
 
-    def _is_plain_in_ascii(self) -> bool:
-        """Whether no rule is for printable ASCII alone."""
-        return all(self._longest(bytes((letter,)))[0] is None for letter in range(0x20, 0x7F))
-
     def _rule(self, text: str, at: int) -> tuple[str | None, int]:
-        """What the longest rule that fits here writes, and how many characters it replaces."""
+        """The result of the longest rule that applies here, and how many characters it replaces."""
         window = text[at : at + 32]
         written, read_bytes = self._longest(window.encode()[:_LONGEST_RULE_BYTES])
         if written is None:

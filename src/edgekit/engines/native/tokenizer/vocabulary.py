@@ -1,4 +1,4 @@
-"""Nouns of the tokenizer: what a file says about its vocabulary, held as densely as the file holds it."""
+"""The vocabulary of a GGUF file: its keys and arrays, checked, and held as densely as in the file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from edgekit.engines.native.file import ArrayPlace, WeightFile
-from edgekit.engines.native.tokenizer.cost import Method, TokenizerFamily, family_of
+from edgekit.engines.native.file import WeightFile
+from edgekit.engines.native.tokenizer.cost import TABLE, Method, TokenizerFamily, family_of
 from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer_of
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
+from edgekit.formats.types import ArrayFact
 from edgekit.terminal import quoted
 from edgekit.units import KIB, MIB
 
@@ -22,7 +23,18 @@ if TYPE_CHECKING:
     from edgekit.engines.native.file import Walked
 
 
-SPACE = "▁"  # what sentencepiece writes for a space
+SPACE = "▁"  # sentencepiece's letter for a space
+
+# What a vocabulary and a text may ask for, and what real ones need.
+MOST_TOKENS = 1_048_576  # XLM-V has 901,629, Gemma 262,144
+MOST_MERGES = 1_572_864  # Gemma 4 has 514,906
+MOST_TOKEN_BYTES = 4 * KIB  # 1,024 in gpt-neox and Command-R: 512 spaces, two bytes each
+MOST_STRINGS_BYTES = 64 * MIB  # all tokens, or all merges: 5.6 MB in Gemma 4
+MOST_CHARSMAP_BYTES = 4 * MIB  # 237,539 in XLM-R's
+MOST_SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
+UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
+STRETCH_CHARACTERS = 8 * KIB  # of a text without a place where it may be split: see text.py
+WINDOW_CHARACTERS = 4 * KIB  # of a text that are tokenized at once, where it may be split
 
 
 class TokenKind(enum.IntEnum):
@@ -38,7 +50,7 @@ class TokenKind(enum.IntEnum):
 
 
 class Strings:
-    """Many short texts in one piece of memory: 150,000 tokens in 2 MB, as objects they were 10."""
+    """Many short texts in one piece of memory: 150,000 tokens take 2 MB; as Python objects they take 10."""
 
     __slots__ = ("_bytes", "_ends", "_file", "_what")
 
@@ -81,7 +93,7 @@ class Strings:
 
     @property
     def all_bytes(self) -> bytearray:
-        """One after another, without anything between."""
+        """All texts without separators."""
         return self._bytes
 
     @property
@@ -100,15 +112,15 @@ class Vocabulary:
     kinds: bytes = field(repr=False)  # one TokenKind for each token
     scores: array[float] | None = field(repr=False)  # of SPM and Unigram
     merges: Strings | None = field(repr=False)  # of BPE
-    charsmap: bytes = field(repr=False)  # of Unigram: what is written how, sentencepiece's own form
-    before: tuple[int, ...]  # tokens that are put before every text
+    charsmap: bytes = field(repr=False)  # of Unigram: sentencepiece's normalisation
+    before: tuple[int, ...]  # tokens before every text
     after: tuple[int, ...]
     unknown: int | None
     space_prefix: bool
     merge_spaces: bool
     lowercase: bool
     strip_accents: bool
-    strip_left: frozenset[int]  # special tokens that swallow the spaces before them
+    strip_left: frozenset[int]  # special tokens that remove the spaces before them
     strip_right: frozenset[int]
 
     def error(self, what: str) -> HeaderError:
@@ -117,72 +129,51 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPlaces:
-    """Where the text of each token lies in its file, and what the token is for: 5 bytes for each."""
+    """Where the text of each token is in the file, and what the token is for: 5 bytes for each."""
 
     file: str
     family: TokenizerFamily
     pre: PreTokenizer | None  # of BPE only
     offset: int  # of the first
-    ends: array[int] = field(repr=False)  # of the texts, as if nothing were between them
+    ends: array[int] = field(repr=False)  # of the texts, without the lengths between them
     kinds: bytes = field(repr=False)  # one TokenKind for each token
-    named: Mapping[str, int] = field(repr=False)  # tokens whose text alone means something
+    named: Mapping[str, int] = field(repr=False)  # tokens whose text has a meaning
     stops: frozenset[int]  # tokens that end an answer
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def place(self, number: int) -> tuple[int, int]:
-        """Offset and length of a text, without the 8 bytes before it that tell the length."""
+        """Offset and length of a text, without the 8 bytes of its length."""
         begin = self.ends[number - 1] if number else 0
         return self.offset + 8 * (number + 1) + begin, self.ends[number] - begin
 
 
-MOST_TOKENS = 1_048_576  # XLM-V has 901,629, Gemma 262,144
-MOST_MERGES = 1_572_864  # Gemma 4 has 514,906
-MOST_TOKEN_BYTES = 4 * KIB  # 1,024 in gpt-neox and Command-R: 512 spaces, two bytes each
-MOST_STRINGS_BYTES = 64 * MIB  # all tokens, or all merges: 5.6 MB in Gemma 4
-MOST_CHARSMAP_BYTES = 4 * MIB  # 237,539 in XLM-R's
-UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
-MOST_SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
-
-STRETCH_CHARACTERS = 8 * KIB  # of a text without a place where it may be parted: see windows.py
-WINDOW_CHARACTERS = (
-    4 * KIB
-)  # of a text that are cut into tokens at once, where there are such places
-
+# --- arrays
 
 WINDOW_BYTES = 32 * KIB
 _LENGTH = struct.Struct("<Q")
 _CODES = {"float32": "f", "int32": "i", "int8": "b", "uint8": "B"}
 
 
-class Taker(Protocol):
-    """Takes one entry after another; what it keeps of them is its own matter."""
+class StringSink(Protocol):
+    """Receives one string after another."""
 
     def append(self, text: memoryview, /) -> None: ...
 
     def __len__(self) -> int: ...
 
 
-def read_strings(
-    file: WeightFile, place: ArrayPlace, what: str, *, entry_bytes: int, total_bytes: int
-) -> Strings:
-    """All entries. HeaderLimitError for one longer than `entry_bytes`, or for more than `total_bytes`."""
-    strings = Strings(what, file=file.name)
-    walk_strings(file, place, what, strings, entry_bytes=entry_bytes, total_bytes=total_bytes)
-    return strings
-
-
 def walk_strings(
     file: WeightFile,
-    place: ArrayPlace,
+    place: ArrayFact,
     what: str,
-    strings: Taker,
+    strings: StringSink,
     *,
     entry_bytes: int,
     total_bytes: int,
 ) -> None:
-    """The same, handed over one by one."""
+    """Appends every string. Raises HeaderLimitError for one of more than `entry_bytes`, or for a longer array."""
     if place.element != "string":
         raise HeaderError(f"{what} holds {place.element}, not strings", file=file.name)
     _check_limit(file, f"{what}: length in bytes", place.end - place.offset, total_bytes)
@@ -200,9 +191,9 @@ def walk_strings(
 
 
 def _take_strings(
-    window: memoryview, strings: Taker, count: int, entry_bytes: int
+    window: memoryview, strings: StringSink, count: int, entry_bytes: int
 ) -> tuple[int, int]:
-    """Adds the strings that lie whole in the window: their bytes, and the length of one too long."""
+    """Appends the strings that are completely in the window: the bytes read, and the length of one too long."""
     unpack, append, length = _LENGTH.unpack_from, strings.append, len(window)
     at = 0
     for _ in range(len(strings), count):
@@ -220,9 +211,9 @@ def _take_strings(
 
 
 def read_numbers(
-    file: WeightFile, place: ArrayPlace, what: str, *, elements: tuple[str, ...], count: int
+    file: WeightFile, place: ArrayFact, what: str, *, elements: tuple[str, ...], count: int
 ) -> array[int] | array[float]:
-    """The first `count` numbers; HeaderError where there are fewer, or of another type."""
+    """The first `count` numbers. Raises HeaderError if there are fewer, or of another type."""
     if place.element not in elements:
         raise HeaderError(
             f"{what} holds {place.element}, not {' or '.join(elements)}", file=file.name
@@ -245,17 +236,19 @@ def _check_limit(file: WeightFile, what: str, value: int, limit: int) -> None:
         raise HeaderLimitError(what, value=value, limit=limit, file=file.name)
 
 
+# --- the vocabulary
+
 _KEY = "tokenizer.ggml."
 SPECIAL_KINDS = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
 
-# Texts that are special tokens wherever they occur, marked as such or not: llama-vocab.cpp:2665-2875.
+# Texts that make a token special, whatever its type in the file: llama-vocab.cpp:2665-2875.
 ENDS = frozenset({  # of an answer
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
-FILL_ENDS = {  # of a text that is filled in: the key that names it, else these
+FILL_ENDS = {  # of a fill-in: the key that names the token, else these texts
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep_token_id": ("<|file_sep|>",),
@@ -269,19 +262,22 @@ _CONTROL = ENDS.union(*FILL_ENDS.values()) | {
 }  # fmt: skip
 _USER_DEFINED = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 _NAMED = frozenset({"<mask>", "[MASK]", "<unk>", "<s>"})
-# Texts that alone mean something, by how they are written in a file.
-_TELLING = {text.encode(): text for text in _CONTROL | _USER_DEFINED | _NAMED}
-_TELLING_BYTES = max(map(len, _TELLING))
+# Texts with a meaning, as bytes of a file.
+_MEANINGS = {text.encode(): text for text in _CONTROL | _USER_DEFINED | _NAMED}
+_MEANING_BYTES = max(map(len, _MEANINGS))
 _MASK_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 
 def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
-    """UnknownTokenizerError where a table lacks the row; HeaderError where the file lies."""
+    """Raises UnknownTokenizerError for an unknown kind, HeaderError for contradictions."""
     keys = _Keys(walked)
     family = family_of(keys.text("model"), walked.name)
     pre = _pre_tokenizer(family, keys)
-    tokens, named = _read_tokens(file, keys)
+    tokens = Strings(_KEY + "tokens", file=file.name)
+    _walk_tokens(file, keys, tokens)
+    meanings = frozenset(_MEANINGS.values())
+    named = {text: number for number, text in enumerate(tokens) if text in meanings}
     kinds = _read_kinds(file, keys, len(tokens), named)
     before, after = _frame(family, pre, keys, len(tokens))
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
@@ -295,7 +291,9 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
         pre=pre,
         tokens=tokens,
         kinds=bytes(kinds),
-        scores=_read_scores(file, keys, len(tokens)) if _has_scores(family) else None,
+        scores=_read_scores(file, keys, len(tokens))
+        if family.method in (Method.SPM, Method.UNIGRAM)
+        else None,
         merges=_read_merges(file, keys) if family.method is Method.BPE else None,
         charsmap=_read_charsmap(file, keys),
         before=before,
@@ -311,7 +309,7 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
 
 
 def read_places(file: WeightFile, walked: Walked) -> TokenPlaces:
-    """For those who want the text of a token now and then: the texts stay in the file."""
+    """Of the texts only their places: for text that is read token by token."""
     keys = _Keys(walked)
     family = family_of(keys.text("model"), walked.name)
     found = _Ends()
@@ -330,7 +328,7 @@ def read_places(file: WeightFile, walked: Walked) -> TokenPlaces:
 
 
 class _Ends:
-    """Of texts, and the numbers of those that alone mean something."""
+    """The ends of texts, and the numbers of those with a meaning."""
 
     def __init__(self) -> None:
         self.ends = array("I")
@@ -339,7 +337,7 @@ class _Ends:
 
     def append(self, text: memoryview) -> None:
         self._end += len(text)
-        if len(text) <= _TELLING_BYTES and (name := _TELLING.get(bytes(text))):
+        if len(text) <= _MEANING_BYTES and (name := _MEANINGS.get(bytes(text))):
             self.named[name] = len(self.ends)
         self.ends.append(self._end)
 
@@ -350,19 +348,19 @@ class _Ends:
 def _stops(
     keys: _Keys, family: TokenizerFamily, kinds: bytearray, named: dict[str, int]
 ) -> frozenset[int]:
-    """llama.cpp's special_eog_ids: by the keys, and by what their texts are."""
+    """llama.cpp's special_eog_ids: by the keys, and by their texts."""
     stops = {keys.existing(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
     stops.add(keys.existing("eos_token_id", family.eos, len(kinds)))
     for key, texts in FILL_ENDS.items():
-        told = keys.existing(key, None, len(kinds))
-        stops |= _numbers(named, *texts) if told is None else {told}
+        stated = keys.existing(key, None, len(kinds))
+        stops |= _numbers(named, *texts) if stated is None else {stated}
     ends = _numbers(named, *ENDS)
-    not_ends = {number for number in ends if kinds[number] != TokenKind.CONTROL}  # _except_two
+    not_ends = {number for number in ends if kinds[number] != TokenKind.CONTROL}  # see _read_kinds
     return frozenset(number for number in stops | ends if number is not None) - not_ends
 
 
 class _Keys:
-    """The keys that begin with tokenizer.ggml, each of the type it must have."""
+    """The keys that begin with tokenizer.ggml, each checked for its type."""
 
     def __init__(self, walked: Walked) -> None:
         self.walked = walked
@@ -376,14 +374,14 @@ class _Keys:
             raise self.error(f"{_KEY}{key} is {quoted(value)}, not a string")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - the two stand side by side in a table
+    def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - key and default
         value = self.walked.keys.get(_KEY + key, default)
         if not isinstance(value, bool):
             raise self.error(f"{_KEY}{key} is {quoted(value)}, neither true nor false")
         return value
 
     def token(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number. One that the vocabulary does not have is kept: it may never be used."""
+        """A token's number, even one that the vocabulary does not have: it may never be used."""
         value = self.walked.keys.get(_KEY + key)
         if value is None:
             return default if default is not None and default < count else None
@@ -392,16 +390,16 @@ class _Keys:
         return value
 
     def existing(self, key: str, default: int | None, count: int) -> int | None:
-        """The same, or what stands for one that the vocabulary does not have."""
+        """The same, but the default for one that the vocabulary does not have."""
         value = self.token(key, default, count)
         if value is not None and not 0 <= value < count:
             return default if default is not None and default < count else None
         return value
 
-    def place(self, key: str) -> ArrayPlace | None:
+    def place(self, key: str) -> ArrayFact | None:
         return self.walked.arrays.get(_KEY + key)
 
-    def needed(self, key: str) -> ArrayPlace:
+    def needed(self, key: str) -> ArrayFact:
         place = self.place(key)
         if place is None:
             raise self.error(f"has no vocabulary: {_KEY}{key} is missing or not an array")
@@ -422,19 +420,15 @@ def _pre_tokenizer(family: TokenizerFamily, keys: _Keys) -> PreTokenizer | None:
     if (family.model == "whitespace") is not (name == "whitespace"):
         raise UnknownTokenizerError(
             f"{keys.walked.name}: unsupported combination of pre-tokenizer {quoted(name)} "
-            f"and vocabulary {quoted(family.model)} (engines/native/tokenizer/families.py)"
+            f"and vocabulary {quoted(family.model)} ({TABLE})"
         )
     return row
 
 
-def _has_scores(family: TokenizerFamily) -> bool:
-    return family.method in (Method.SPM, Method.UNIGRAM)
-
-
 def _lowers(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
-    """Where the file does not say: as BERT does, unless it has words that could then never be met.
+    """If the file does not say: as BERT does, unless some words could then never occur.
 
-    llama.cpp lowers every text; the key is younger than most files.
+    llama.cpp lowers every text; most files are older than the key.
     """
     if family.method is not Method.WORDPIECE:
         return False
@@ -444,15 +438,7 @@ def _lowers(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
     )
 
 
-def _read_tokens(file: WeightFile, keys: _Keys) -> tuple[Strings, dict[str, int]]:
-    """The tokens, and the numbers of those whose text alone means something."""
-    tokens = Strings(_KEY + "tokens", file=file.name)
-    _walk_tokens(file, keys, tokens)
-    wanted = frozenset(_TELLING.values())
-    return tokens, {text: number for number, text in enumerate(tokens) if text in wanted}
-
-
-def _walk_tokens(file: WeightFile, keys: _Keys, tokens: Taker) -> ArrayPlace:
+def _walk_tokens(file: WeightFile, keys: _Keys, tokens: StringSink) -> ArrayFact:
     place = keys.needed("tokens")
     keys.check_limit("tokens", place.count, MOST_TOKENS)
     if not place.count:
@@ -484,19 +470,15 @@ def _read_kinds(file: WeightFile, keys: _Keys, count: int, named: dict[str, int]
             kinds[number] = TokenKind.CONTROL
         elif text in _USER_DEFINED:
             kinds[number] = TokenKind.USER_DEFINED
-    _except_two(kinds, named)
-    special = sum(kinds.count(kind) for kind in SPECIAL_KINDS)
-    keys.check_limit("token_type (special tokens)", special, MOST_SPECIAL_TOKENS)
-    return kinds
-
-
-def _except_two(kinds: bytearray, named: dict[str, int]) -> None:
-    """<|end|> ends no answer where <|return|> does, and </s> is HTML where <|tool_response> is."""
+    # <|end|> does not end an answer if <|return|> does, and </s> is HTML next to <|tool_response>.
     calls = "<|call|>" in named or "<|calls|>" in named
     if "<|end|>" in named and calls and ("<|return|>" in named or "<|flush|>" in named):
         kinds[named["<|end|>"]] = TokenKind.USER_DEFINED
     if "</s>" in named and "<|tool_response>" in named:
         kinds[named["</s>"]] = TokenKind.NORMAL
+    special = sum(kinds.count(kind) for kind in SPECIAL_KINDS)
+    keys.check_limit("token_type (special tokens)", special, MOST_SPECIAL_TOKENS)
+    return kinds
 
 
 def _read_scores(file: WeightFile, keys: _Keys, count: int) -> array[float]:
@@ -510,15 +492,18 @@ def _read_scores(file: WeightFile, keys: _Keys, count: int) -> array[float]:
 
 
 def _read_merges(file: WeightFile, keys: _Keys) -> Strings:
-    place = keys.needed("merges")
+    place, what = keys.needed("merges"), _KEY + "merges"
     keys.check_limit("merges", place.count, MOST_MERGES)
-    return read_strings(
+    merges = Strings(what, file=file.name)
+    walk_strings(
         file,
         place,
-        _KEY + "merges",
+        what,
+        merges,
         entry_bytes=2 * MOST_TOKEN_BYTES + 1,
         total_bytes=MOST_STRINGS_BYTES,
     )
+    return merges
 
 
 def _read_charsmap(file: WeightFile, keys: _Keys) -> bytes:
@@ -538,7 +523,7 @@ def _read_charsmap(file: WeightFile, keys: _Keys) -> bytes:
 def _frame(
     family: TokenizerFamily, pre: PreTokenizer | None, keys: _Keys, count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What stands before and after every text."""
+    """The tokens before and after every text."""
     bos = None if pre and not pre.has_bos else family.bos
     begin = keys.token("bos_token_id", bos, count)
     if family.method is Method.WORDPIECE:  # always both, whatever the flags say
@@ -571,7 +556,7 @@ def _used(keys: _Keys, what: str, number: int | None, count: int) -> int:
 def _strips(
     keys: _Keys, named: dict[str, int], kinds: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Special tokens that swallow spaces. GGUF does not say which: llama-vocab.cpp:3066-3115."""
+    """Special tokens that remove spaces before or after them. GGUF does not say which: llama-vocab.cpp:3066-3115."""
     pre = keys.text("pre") or ""
     architecture = str(keys.walked.keys.get("general.architecture", ""))
     name = str(keys.walked.keys.get("general.name", "")).lower()
