@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from edgekit.errors import SourceError
-from edgekit.sources.local import open_file
+from edgekit.sources.local import open_file, user_folder
 from edgekit.sources.types import MAX_HEADER_BYTES
 from edgekit.units import KIB, LARGEST, MIB
 
@@ -92,21 +91,9 @@ def new_prefix() -> IO[bytes]:
 
 
 def cache_folder() -> Path | None:
-    """EDGEKIT_CACHE, or where this platform keeps what may be deleted; None without a home."""
-    if named := os.environ.get("EDGEKIT_CACHE"):
-        return Path(named) / "headers"
-    try:
-        return _platform_folder() / "edgekit" / "headers"
-    except RuntimeError:  # Path.home() knows no home
-        return None
-
-
-def _platform_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Where EdgeKit stores headers, which may be deleted at any time; None without a home."""
+    folder = user_folder("EDGEKIT_CACHE", macos="Caches", xdg="XDG_CACHE_HOME", linux=".cache")
+    return None if folder is None else folder / "headers"
 
 
 def load(url: str) -> CachedRange | None:

@@ -1,4 +1,7 @@
-"""A path on this machine -> the files of the model it means."""
+"""Files on this machine: the model at a path, bytes of files and listings of folders, and EdgeKit's own data folder.
+
+Every OSError becomes a SourceError that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -32,38 +35,56 @@ from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# The largest public model repositories list about 2,000 files. A home folder or a disk is refused within a second
+# instead of being walked.
+MAX_FOLDER_ENTRIES = 20_000
+MAX_FOLDER_DEPTH = 3  # org/name/quantisation/file is the deepest layout that people use
+Within = tuple[Path, ...] | None  # resolved folders, as in Reach
 
-__all__ = ["LocalFile", "locate_path", "snapshot_folder"]
-
-_BESIDE = (CONFIG_NAME, INDEX_NAME, *QUANT_CONFIG_NAMES)
+_COMPANIONS = (CONFIG_NAME, INDEX_NAME, *QUANT_CONFIG_NAMES)
 _COMMIT = re.compile(r"[A-Za-z0-9_.-]{1,64}(?<!\.)")
-_MAX_REF_BYTES = 256  # a ref holds one commit of 40 characters
+_MAX_REF_BYTES = 256  # a ref contains one commit of 40 characters
+
+
+# -- models --------------------------------------------------------------------------------------
 
 
 def locate_path(path: Path | str, reference: str, *, within: Within = None) -> ModelFiles:
     """The model at a file, a shard of a set, or a folder.
 
-    A config.json means the geometry alone; the folder it lies in means the weights too.
+    A config.json means the geometry alone, its folder the weights too.
     """
     path = Path(path)
     status = look_up(path)
     if stat.S_ISDIR(status.st_mode):
         return _locate_folder(path, reference, within)
-    require_regular(path, status)
+    _require_regular(path, status)
     lowered = path.name.lower()
-    if lowered.endswith(MODEL_SUFFIXES):
-        return choose_files(
-            _files_with(path, within),
-            reference=reference,
-            label=path.name,
-            origin=Origin.LOCAL,
-            filename=path.name,
-        )
-    return _locate_unnamed(path, reference)
+    if not lowered.endswith(MODEL_SUFFIXES):
+        return _locate_by_content(path, reference)
+    # The rest of its set by name, not from a listing: the folder may be huge.
+    names = (path.name, *shard_names(path.name), *_COMPANIONS)
+    files = {
+        name: model_file(path.parent / name) for name in names if is_regular(path.parent / name)
+    }
+    if lowered.endswith((".gguf", ".index.json")):
+        suffix = ".gguf" if lowered.endswith(".gguf") else ".safetensors"
+        listing = list_if_allowed(path.parent, depth=1, within=within)
+        files |= {file.name: file for file in listing if file.name.lower().endswith(suffix)}
+    return choose_files(
+        tuple(files.values()),
+        reference=reference,
+        label=path.name,
+        origin=Origin.LOCAL,
+        filename=path.name,
+    )
 
 
 def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
-    if _is_cached_repository(folder):
+    """A folder with a model, or a repository in the hub's cache (refs/ and snapshots/)."""
+    # refs/ is missing if only a commit was ever requested
+    is_named = folder.name.startswith("models--") or is_folder(folder / "refs")
+    if is_named and is_folder(folder / "snapshots"):
         snapshot = snapshot_folder(folder)
         if snapshot is None:
             raise NotFoundError(
@@ -77,27 +98,7 @@ def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
     return choose_files(files, reference=reference, label=label, origin=origin)
 
 
-def _is_cached_repository(folder: Path) -> bool:
-    """refs/ is missing where only a commit was ever asked for."""
-    named = folder.name.startswith("models--") or is_folder(folder / "refs")
-    return named and is_folder(folder / "snapshots")
-
-
-def _files_with(path: Path, within: Within) -> tuple[ModelFile, ...]:
-    """The file, the rest of its set, and what goes with it."""
-    folder, lowered = path.parent, path.name.lower()
-    # By name, not from a listing: the folder may be a huge one.
-    names = (path.name, *shard_names(path.name), *_BESIDE)
-    paths = {name: folder / name for name in names if is_regular(folder / name)}
-    found = {name: model_file(path) for name, path in paths.items()}
-    if lowered.endswith((".gguf", ".index.json")):
-        suffix = ".gguf" if lowered.endswith(".gguf") else ".safetensors"
-        beside = list_if_allowed(folder, depth=1, within=within)
-        found |= {file.name: file for file in beside if file.name.lower().endswith(suffix)}
-    return tuple(found.values())
-
-
-def _locate_unnamed(path: Path, reference: str) -> ModelFiles:
+def _locate_by_content(path: Path, reference: str) -> ModelFiles:
     """A file whose name does not say what it is: its first bytes do."""
     file = LocalFile(path)
     try:
@@ -124,9 +125,9 @@ def _locate_unnamed(path: Path, reference: str) -> ModelFiles:
 
 
 def snapshot_folder(repository: Path, revision: str | None = None) -> Path | None:
-    """The snapshot that a revision means in one repository of the hub's cache (refs/, snapshots/).
+    """The snapshot of a revision in one repository of the hub's cache; None if it is not there.
 
-    A commit means itself. Without a revision: main, else the newest. None when it is not there.
+    A commit means itself. Without a revision: main, else the newest.
     """
     name = revision or "main"
     if any(part in {"", ".", ".."} for part in name.split("/")) or set(name) & set("\\:"):
@@ -141,13 +142,36 @@ def snapshot_folder(repository: Path, revision: str | None = None) -> Path | Non
     return max(folders_in(snapshots), key=lambda one: look_up(one).st_mtime_ns, default=None)
 
 
-# The largest public model repositories list some 2,000 files. Whoever names a home folder or a disk
-# hears so within a second instead of waiting for a walk over all of it.
-MAX_FOLDER_ENTRIES = 20_000
-# org/name/quantisation/file is the deepest layout that people use.
-MAX_FOLDER_DEPTH = 3
+def models_in(path: str) -> tuple[str, ...]:
+    """Paths of the models in a folder, sorted; `path` itself if it is one model, or not a folder.
 
-Within = tuple[Path, ...] | None  # resolved folders, as Reach has them
+    Every GGUF or set of shards is a model, and every folder with a config.json. SourceError if it cannot be listed.
+    """
+    folder = _expanded(path)
+    is_model = (folder / CONFIG_NAME).exists() or is_folder(folder / "snapshots")
+    if not is_folder(folder) or is_model:
+        return (path,)
+    files = list_folder(folder)
+    ggufs = [one for one in group_shards(files, ".gguf") if not one.is_companion]
+    found = {one.files[0].name for one in ggufs}
+    found |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
+    names = sorted(name for name in found if name)
+    return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)
+
+
+def is_here(name: str, *, whole: bool = False) -> bool:
+    """Whether it is an existing path on this machine; `whole`: an absolute one."""
+    return (not whole or Path(name).is_absolute()) and os.path.lexists(_expanded(name))
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except (RuntimeError, ValueError):  # "~nobody/models": no such user; a name with a NUL
+        return Path(path)
+
+
+# -- files ---------------------------------------------------------------------------------------
 
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -158,9 +182,9 @@ _KINDS = (
 )
 _OPEN_FLAGS = (
     os.O_RDONLY
-    | getattr(os, "O_BINARY", 0)  # Windows would turn line ends otherwise
+    | getattr(os, "O_BINARY", 0)  # Windows would convert line ends otherwise
     | getattr(os, "O_CLOEXEC", 0)
-    # A pipe without a writer would hold open() for ever; the name may change after it was checked.
+    # Opening a pipe without a writer would block forever; the file may be replaced by one after it was checked.
     | getattr(os, "O_NONBLOCK", 0)
 )
 
@@ -204,15 +228,15 @@ class LocalFile:
 
 
 def open_regular(path: Path) -> tuple[int, os.stat_result]:
-    """Descriptor and status. Looks before it opens: opening some devices does something."""
-    require_regular(path, look_up(path))
+    """Descriptor and status of a regular file. Checked before it is opened: opening some devices has effects."""
+    _require_regular(path, look_up(path))
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
     except OSError as error:
         raise trouble(error, path) from error
     try:
         status = os.fstat(descriptor)
-        require_regular(path, status)
+        _require_regular(path, status)
     except BaseException:
         os.close(descriptor)
         raise
@@ -225,11 +249,15 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes:
-    """SourceError where the disk fails, or the file ends before."""
+    """SourceError if the disk fails, or the file is shorter."""
     pieces: list[bytes] = []
     while length > 0:
         try:
-            piece = _read_at(descriptor, offset, length)
+            if hasattr(os, "pread"):
+                piece = os.pread(descriptor, length, offset)
+            else:  # Windows
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                piece = os.read(descriptor, length)
         except OSError as error:
             raise trouble(error, path) from error
         if not piece:
@@ -240,15 +268,30 @@ def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, length, offset)
-    os.lseek(descriptor, offset, os.SEEK_SET)  # Windows has no pread
-    return os.read(descriptor, length)
+def read_small(path: Path, *, limit: int) -> bytes | None:
+    """A whole small file; None if it cannot be read. Raises HeaderLimitError above the limit."""
+    file = LocalFile(path)
+    try:
+        if file.size_bytes > limit:
+            raise HeaderLimitError(
+                "size in bytes", value=file.size_bytes, limit=limit, file=file.name
+            )
+        return file.read(0, file.size_bytes)
+    except SourceError:
+        return None
+    finally:
+        file.close()
+
+
+def model_file(path: Path) -> ModelFile:
+    """An existing file as part of a model."""
+    status = look_up(path)
+    _require_regular(path, status)
+    return ModelFile(name=path.name, open=partial(LocalFile, path), size_bytes=status.st_size)
 
 
 def look_up(path: Path) -> os.stat_result:
-    """What the path leads to, through links; NotFoundError or SourceError with the reason."""
+    """The status of what the path leads to, through links. NotFoundError or SourceError with the reason."""
     try:
         return path.stat()
     except OSError as error:
@@ -266,30 +309,31 @@ def is_regular(path: Path) -> bool:
 
 
 def _status(path: Path | str) -> os.stat_result | None:
-    """Through links; None for what is not there, leads nowhere or may not be looked at."""
+    """Through links; None for what does not exist, leads nowhere or may not be looked at."""
     try:
         return os.stat(path)  # noqa: PTH116 - a Path for each of 20,000 entries is slow
     except OSError:
         return None
 
 
-def require_regular(path: Path, status: os.stat_result) -> None:
+def _require_regular(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for test, name in _KINDS if test(status.st_mode)), "not a file")
         raise SourceError(f"{path} is {kind}, not a file: give the path of a model")
 
 
 def trouble(error: OSError, path: Path) -> SourceError:
-    """The sentence for an OSError at `path`."""
+    """The SourceError for an OSError at `path`."""
     if error.errno == errno.ENOENT:
         if path.is_symlink():
             target = ascii(str(path.readlink()))
             return NotFoundError(f"{path} is a link to {target}, which does not exist")
         return NotFoundError(f"no such file or folder: {path}", candidates=names_near(path))
+    unreadable = "cannot be read by this user: check the permissions of the file and its folder"
     reasons = {
         errno.ELOOP: "is a symbolic link that points to itself: remove or repair it",
-        errno.EACCES: "cannot be read by this user: check the permissions of the file and its folder",
-        errno.EPERM: "cannot be read by this user: check the permissions of the file and its folder",
+        errno.EACCES: unreadable,
+        errno.EPERM: unreadable,
         errno.ENOTDIR: "does not exist: part of the path is a file, not a folder",
         errno.ENAMETOOLONG: "is too long for a path",
         errno.EISDIR: "is a folder, not a file",
@@ -299,25 +343,26 @@ def trouble(error: OSError, path: Path) -> SourceError:
 
 
 def names_near(path: Path) -> tuple[str, ...]:
-    """Names in the folder of a path that is not there, which look like it."""
-    folder = path.parent
+    """Paths in the same folder that look like one that does not exist."""
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(path.parent) as entries:
             names = (entry.name for entry in entries if entry.name.isprintable())
             near = close_names(path.name, names)
     except OSError:
         return ()
-    return tuple(str(folder / name) for name in near)
+    return tuple(str(path.parent / name) for name in near)
+
+
+# -- folders -------------------------------------------------------------------------------------
 
 
 def list_folder(
     root: Path, *, depth: int = MAX_FOLDER_DEPTH, within: Within = None
 ) -> tuple[ModelFile, ...]:
-    """All regular files, three folders deep; links are followed, each folder is entered once.
+    """All regular files, three folders deep; links are followed, and each folder is entered once.
 
-    Names are relative to `root`, with slashes. Hidden entries, links to nothing and folders inside
-    that may not be listed are passed over, and so is what a link leads to outside of the folders `within`.
-    SourceError when `root` may not be listed, or holds too much.
+    Names are relative to `root`, with slashes. Skips hidden entries, broken links, subfolders that may not be listed,
+    and links that lead out of the folders `within`. SourceError if `root` may not be listed, or has too many entries.
     """
     try:
         entries = _entries(root)
@@ -330,7 +375,7 @@ def _walk(
     root: Path, entries: list[os.DirEntry[str]], depth: int, within: Within
 ) -> Iterator[ModelFile]:
     todo = [("", entry, depth) for entry in entries]
-    seen: set[tuple[int, int]] = set()
+    entered: set[tuple[int, int]] = set()
     count = 0
     while todo:
         prefix, entry, left = todo.pop()
@@ -340,22 +385,29 @@ def _walk(
                 f"{root} has more than {MAX_FOLDER_ENTRIES:,} files and folders: give the "
                 "model's own folder or file"
             )
-        hidden = entry.name.startswith(".") or _leads_out(entry, within)
-        status = None if hidden else _status(entry.path)
+        if entry.name.startswith("."):
+            continue
+        if within is not None and entry.is_symlink():
+            real = Path(os.path.realpath(entry.path))
+            if not any(real.is_relative_to(folder) for folder in within):
+                continue
+        status = _status(entry.path)
         if status is None:
             continue
         name = prefix + entry.name
         if stat.S_ISREG(status.st_mode):
-            yield _model_file(Path(entry.path), name, status)
-        elif left > 1:
-            todo += [(f"{name}/", inner, left - 1) for inner in _enter(entry, status, seen)]
-
-
-def _leads_out(entry: os.DirEntry[str], within: Within) -> bool:
-    if within is None or not entry.is_symlink():
-        return False
-    real = Path(os.path.realpath(entry.path))
-    return not any(real.is_relative_to(folder) for folder in within)
+            opener = partial(LocalFile, Path(entry.path))
+            yield ModelFile(name=name, open=opener, size_bytes=status.st_size)
+        elif stat.S_ISDIR(status.st_mode) and left > 1:
+            identity = (status.st_dev, status.st_ino)
+            if identity in entered:
+                continue
+            entered.add(identity)
+            try:
+                inner_entries = _entries(entry.path)
+            except OSError:
+                continue
+            todo += [(f"{name}/", inner, left - 1) for inner in inner_entries]
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
@@ -363,28 +415,10 @@ def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
         return list(islice(entries, MAX_FOLDER_ENTRIES + 1))
 
 
-def _enter(
-    entry: os.DirEntry[str], status: os.stat_result, seen: set[tuple[int, int]]
-) -> list[os.DirEntry[str]]:
-    """What is in a folder that was not entered before."""
-    identity = (status.st_dev, status.st_ino)
-    if not stat.S_ISDIR(status.st_mode) or identity in seen:
-        return []
-    seen.add(identity)
-    try:
-        return _entries(entry.path)
-    except OSError:
-        return []
-
-
-def _model_file(path: Path, name: str, status: os.stat_result) -> ModelFile:
-    return ModelFile(name=name, open=partial(LocalFile, path), size_bytes=status.st_size)
-
-
 def list_if_allowed(
     root: Path, *, depth: int = MAX_FOLDER_DEPTH, within: Within = None
 ) -> tuple[ModelFile, ...]:
-    """Like `list_folder`, but nothing where there is too much or no leave to look."""
+    """Like `list_folder`, but empty if it has too many entries or may not be listed."""
     try:
         return list_folder(root, depth=depth, within=within)
     except SourceError:
@@ -392,7 +426,7 @@ def list_if_allowed(
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names right inside, sorted; none where it is not there or may not be listed."""
+    """The names in a folder, sorted; none if it does not exist or may not be listed."""
     try:
         return sorted(entry.name for entry in _entries(folder))
     except OSError:
@@ -400,31 +434,12 @@ def names_in(folder: Path) -> list[str]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders right inside that are not hidden."""
+    """The subfolders that are not hidden."""
     names = (name for name in names_in(folder) if not name.startswith("."))
     return [folder / name for name in names if is_folder(folder / name)]
 
 
-def model_file(path: Path, *, name: str | None = None) -> ModelFile:
-    """A file that is there, as part of a model."""
-    status = look_up(path)
-    require_regular(path, status)
-    return _model_file(path, name or path.name, status)
-
-
-def read_small(path: Path, *, limit: int) -> bytes | None:
-    """The whole of a small file; None when it is not there or cannot be read."""
-    file = LocalFile(path)
-    try:
-        if file.size_bytes > limit:
-            raise HeaderLimitError(
-                "size in bytes", value=file.size_bytes, limit=limit, file=file.name
-            )
-        return file.read(0, file.size_bytes)
-    except SourceError:
-        return None
-    finally:
-        file.close()
+# -- EdgeKit's own folders -----------------------------------------------------------------------
 
 
 def home_folder() -> Path:
@@ -432,26 +447,31 @@ def home_folder() -> Path:
     return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path's raises
 
 
-def data_folder() -> Path | None:
-    """EDGEKIT_DATA, or where this platform keeps what a program must not lose; None without a home."""
-    if named := os.environ.get("EDGEKIT_DATA"):
-        return Path(named)
+def user_folder(variable: str, *, macos: str, xdg: str, linux: str) -> Path | None:
+    """The folder in this variable, or EdgeKit's in the platform's place for such files; None without a home."""
+    if given := os.environ.get(variable):
+        return Path(given)
     try:
-        return _platform_folder() / "edgekit"
-    except RuntimeError:  # Path.home() knows no home
+        if sys.platform == "win32":
+            base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / macos
+        else:
+            base = os.environ.get(xdg) or Path.home() / linux
+    except RuntimeError:  # Path.home() finds none
         return None
+    return Path(base) / "edgekit"
 
 
-def _platform_folder() -> Path:
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+def data_folder() -> Path | None:
+    """Where EdgeKit stores what must not be lost; None without a home."""
+    return user_folder(
+        "EDGEKIT_DATA", macos="Application Support", xdg="XDG_DATA_HOME", linux=".local/share"
+    )
 
 
 def made_data_folder(what: str) -> Path:
-    """The same, there to be written to. Raises SourceError, with the way out."""
+    """The data folder, created if needed. Raises SourceError, with what to do."""
     folder = data_folder()
     if folder is None:
         raise SourceError(f"no home folder found: set EDGEKIT_DATA to a folder for {what}")
@@ -465,12 +485,12 @@ def made_data_folder(what: str) -> Path:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether this process has the file now: the system's own lock, which dies with its process."""
+    """Whether this process could lock the file. The system releases the lock when the process ends."""
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(descriptor, 2**40, os.SEEK_SET)  # far behind what is written
+            os.lseek(descriptor, 2**40, os.SEEK_SET)  # far behind the end of the file
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
@@ -479,35 +499,3 @@ def try_lock(descriptor: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def models_in(path: str) -> tuple[str, ...]:
-    """Paths of the models in a folder of them, sorted; `path` itself where it is one model, or no folder.
-
-    Every GGUF or set of shards is a model, and every folder with a config.json. SourceError where it may not be listed.
-    """
-    folder = _expanded(path)
-    if not is_folder(folder) or (folder / CONFIG_NAME).exists() or _is_cached(folder):
-        return (path,)
-    files = list_folder(folder)
-    sets = [one for one in group_shards(files, ".gguf") if not one.is_companion]
-    found = {one.files[0].name for one in sets}
-    found |= {folder_of(file.name) for file in files if base_of(file.name) == CONFIG_NAME}
-    names = sorted(name for name in found if name)
-    return tuple(str(folder / name) for name in names) if len(names) > 1 else (path,)
-
-
-def is_here(name: str, *, whole: bool = False) -> bool:
-    """Whether it is a path on this machine that is there; `whole`: one that does not depend on where we are."""
-    return (not whole or Path(name).is_absolute()) and os.path.lexists(_expanded(name))
-
-
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except (RuntimeError, ValueError):  # "~nobody/models": no such user; a name with a NUL
-        return Path(path)
-
-
-def _is_cached(folder: Path) -> bool:
-    return is_folder(folder / "snapshots")
