@@ -11,7 +11,7 @@ from edgekit.app.answers import Answer, Check, Unanswered
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
-from edgekit.model.inspect import count_parameters
+from edgekit.model.types import ModelGeometry
 from edgekit.report.bars import memories, sizes_words
 from edgekit.report.check import check_json
 from edgekit.report.headline import (
@@ -166,7 +166,7 @@ def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     weights = (
         result.quantization.removeprefix(AS_NAMED).removesuffix("_MOE").replace(" bit", "-bit")
     )
-    counted = None if bill.geometry is None or not sizes else count_parameters(bill.geometry)
+    counted = _parameters(bill.geometry) if sizes else None
     parameters = "" if counted is None else short_count(counted[0])
     cells[_WEIGHTS] = " ".join(filter(None, (parameters, weights)))
     cells[_GIB] = f"{result.estimate.weights_bytes / GIB:,.1f}" if sizes else ""
@@ -320,11 +320,17 @@ def models_json(rows: Sequence[Answer]) -> dict[str, Any]:
     return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
 
 
+def _parameters(geometry: ModelGeometry | None) -> tuple[int, int] | None:
+    from edgekit.model.inspect import count_parameters  # not for a table of checks
+
+    return None if geometry is None else count_parameters(geometry)
+
+
 def _model_json(found: Answer) -> dict[str, Any]:
     if isinstance(found, Unanswered):
         return unanswered_json(found)
     geometry, estimate = found.bill.geometry, found.result.estimate
-    counted = None if geometry is None else count_parameters(geometry)
+    counted = _parameters(geometry)
     total, active = (None, None) if counted is None else counted
     return {
         **check_json(found),
