@@ -1,8 +1,8 @@
-"""A cache longer than its memory -> what stays, what is paged out, and whether a page is back in time.
+"""A KV cache that is larger than its memory -> what stays, what is spilled, and whether a page is read back in time.
 
-Cold pages of 256 tokens go to the memory of the host or to an NVMe disk, past 65,536 tokens only. The gate is the
-worst case: one cold page read back whole. Where it fails there is an error, never a slow success. The rates are those
-of elizaOS' memo on context scaling (ASSUMED): they are not measured on this machine.
+Cold pages of 256 tokens go to RAM or to an NVMe disk, for contexts over 65,536 tokens only. The gate is the worst case:
+one whole cold page read back. If it fails there is an error, never a slow success. The rates are those of elizaOS's
+memo on context scaling (ASSUMED), not measured on this machine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edgekit.units import LARGEST, format_bytes
 
 PAGE_TOKENS = 256
 SPILL_FROM_TOKENS = 65_536  # a cache of this length or shorter stays whole
-LEAST_PAGES = 2  # that stay: the one being written, and a place for the one that is read back
+LEAST_PAGES = 2  # in memory: the page being written, and the one being read back
 
 
 class Store(enum.Enum):
-    """Where cold pages lie."""
+    """Where cold pages go."""
 
     HOST_RAM = "RAM"
     NVME = "NVMe"
@@ -34,7 +34,7 @@ _RATES = {Store.HOST_RAM: 12_000_000_000, Store.NVME: 1_500_000_000}  # over PCI
 
 
 class Purpose(enum.Enum):
-    """Who waits for a page."""
+    """What the user is doing, which decides how long a page may take."""
 
     VOICE = "voice"
     TEXT = "text"
@@ -49,7 +49,7 @@ _LIMITS_MS = {Purpose.VOICE: 200, Purpose.TEXT: 1500}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spill:
-    """A cache in two parts. Nothing is spilled where all of it fits."""
+    """A cache in two parts. Nothing is spilled if all of it fits."""
 
     context_tokens: int
     bytes_per_token: int
@@ -76,7 +76,7 @@ class Spill:
 
     @property
     def spilled_bytes(self) -> int:
-        """Whole pages: the last one takes its place however few tokens it has."""
+        """Whole pages: the last one takes a full page even if it is not full."""
         return self.spilled_pages * self.page_bytes
 
     @property
@@ -85,12 +85,12 @@ class Spill:
 
     @property
     def restore_ms(self) -> float:
-        """Of one cold page, in the worst case."""
+        """The time to read one cold page back, in the worst case."""
         return self.page_bytes * 1000 / self.store.bytes_per_s
 
     @property
     def is_in_time(self) -> bool:
-        """In whole numbers: 200 ms are not more than 200 ms."""
+        """In integers: exactly 200 ms is not more than 200 ms."""
         return self.page_bytes * 1000 <= self.store.bytes_per_s * self.purpose.limit_ms
 
     @property
@@ -112,53 +112,41 @@ def plan_spill(
     room_bytes: int | None = None,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> Spill:
-    """The two parts of a cache. Raises KvSpillUnsupportedError, with the numbers, where it may not be spilled.
+    """The two parts of a cache. Raises KvSpillUnsupportedError, with the numbers, where it must not be spilled.
 
     `resident_budget_bytes` is what the cache may take where the model computes, `room_bytes` what the store has left
-    (None: not known, and then not judged).
+    (None: unknown, and not checked).
     """
-    _check("the context", context_tokens, least=1)
-    _check("the bytes per token", bytes_per_token, least=1)
-    _check("the budget", resident_budget_bytes, least=0)
+    for what, number, least in (
+        ("the context", context_tokens, 1),
+        ("the bytes per token", bytes_per_token, 1),
+        ("the budget", resident_budget_bytes, 0),
+    ):
+        if not least <= number <= LARGEST:
+            raise UsageError(f"{what} must be {least:,} to {LARGEST:,} (got {number:,})")
+    whole_bytes = context_tokens * bytes_per_token
+    resident_tokens = context_tokens
+    if whole_bytes > resident_budget_bytes:  # as many whole pages as fit
+        page_bytes = PAGE_TOKENS * bytes_per_token
+        resident_tokens = resident_budget_bytes // page_bytes * PAGE_TOKENS
     spill = Spill(
         context_tokens=context_tokens,
         bytes_per_token=bytes_per_token,
-        resident_tokens=_resident_tokens(context_tokens, bytes_per_token, resident_budget_bytes),
+        resident_tokens=resident_tokens,
         store=store,
         purpose=purpose,
     )
-    if spill.is_needed:
-        _check_gate(spill, resident_budget_bytes, room_bytes, spill_from_tokens)
+    why = _refusal(spill, room_bytes, spill_from_tokens) if spill.is_needed else ""
+    if why:
+        raise KvSpillUnsupportedError(
+            f"a cache of {context_tokens:,} tokens x {bytes_per_token:,} B = {format_bytes(whole_bytes)} "
+            f"does not fit in {format_bytes(resident_budget_bytes)}, and {why}"
+        )
     return spill
 
 
-def _check(what: str, number: int, *, least: int) -> None:
-    if not least <= number <= LARGEST:
-        raise UsageError(f"{what} must be {least:,} to {LARGEST:,} (got {number:,})")
-
-
-def _resident_tokens(tokens: int, bytes_per_token: int, budget_bytes: int) -> int:
-    """All where they fit, else as many whole pages as fit."""
-    if tokens * bytes_per_token <= budget_bytes:
-        return tokens
-    return budget_bytes // (PAGE_TOKENS * bytes_per_token) * PAGE_TOKENS
-
-
-def _check_gate(
-    spill: Spill, budget_bytes: int, room_bytes: int | None, spill_from_tokens: int
-) -> None:
-    whole = format_bytes(spill.context_tokens * spill.bytes_per_token)
-    lacking = (
-        f"a cache of {spill.context_tokens:,} tokens x {spill.bytes_per_token:,} B = {whole} "
-        f"does not fit in {format_bytes(budget_bytes)}"
-    )
-    why = _refusal(spill, room_bytes, spill_from_tokens)
-    if why:
-        raise KvSpillUnsupportedError(f"{lacking}, and {why}")
-
-
 def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> str:
-    """Why it may not be spilled; empty where it may."""
+    """Why the cache must not be spilled; empty if it may."""
     if spill.context_tokens <= spill_from_tokens:
         return f"only contexts over {spill_from_tokens:,} tokens can spill: use a shorter context"
     if spill.resident_tokens < LEAST_PAGES * PAGE_TOKENS:

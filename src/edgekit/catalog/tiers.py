@@ -1,7 +1,7 @@
-"""tier_data/tiers.json -> the five tiers of elizaOS' memo, their cache layouts, and which engine has which.
+"""tier_data/tiers.json -> the five tiers of elizaOS's memo, their cache layouts, and which engine has which.
 
-A what-if catalog: the tiers have no header, every figure is the memo's (ASSUMED), and the two compressed layouts
-exist in no engine that is modelled here.
+A what-if catalog: the tiers have no header, every figure is the memo's (ASSUMED), and no engine that EdgeKit models has
+the two compressed layouts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, field
 from functools import cache
+from pkgutil import get_data
 from typing import Any
 
 from edgekit.basis import Basis
@@ -17,9 +18,9 @@ from edgekit.bill.cache_types import CacheType, cache_type
 from edgekit.errors import RefusedError, UsageError
 from edgekit.units import GIB
 
-WHAT_IF = "what-if"  # the engine of the memo: it has all of the layouts
+WHAT_IF = "what-if"  # the memo's engine, which has all layouts
 BASIS = Basis.ASSUMED
-SHORT_TOKENS = 8192  # up to here values may be of three bits, above it they are of four
+SHORT_TOKENS = 8192  # up to here values have three bits, above it four
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +30,11 @@ class Layout:
     name: str
     keys: CacheType
     values: CacheType
-    most_tokens: int | None  # None: any number of them
+    most_tokens: int | None  # None: no limit
 
     @property
     def bits(self) -> float:
-        """Of a key and a value together: the more, the nearer to what was computed."""
+        """Of a key and a value together: the more, the more accurate."""
         return self.keys.bits + self.values.bits
 
     def holds(self, tokens: int) -> bool:
@@ -42,23 +43,23 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One size of the line, in one window."""
+    """One size of the line of models, with one context."""
 
     name: str  # "27B"
-    line: str  # "eliza-1-27b": variants with other windows bear the same
+    line: str  # "eliza-1-27b": the same for variants with other contexts
     base_model: str
-    cache_layers: int  # those that hold a cache; the others of a hybrid hold a state
+    cache_layers: int  # layers with a cache; the other layers of a hybrid have a state
     kv_heads: int
     head_dim: int
     weights_bytes: int
     working_bytes: int  # compute, activations, scratch
     state_bytes: int  # of one sequence
-    native_window: int  # what the header says: no window is longer
-    catalog_window: int  # what is released
-    min_ram_bytes: int | None  # of the whole machine; None: not said
-    keeps_compressed: bool  # a more accurate cache only where it was wished for
+    native_window: int  # of the header: no context is longer
+    catalog_window: int  # as released
+    min_ram_bytes: int | None  # of the whole machine; None: not stated
+    keeps_compressed: bool  # a more accurate cache only if it is requested
     vocabulary: str
-    drafter: str | None  # the tier that may stand in front of it
+    drafter: str | None  # the tier that can draft for it
     sources: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # fact, where from
 
     @property
@@ -71,30 +72,64 @@ class Tier:
         return self.weights_bytes, self.window
 
     def bytes_per_token(self, layout: Layout) -> int:
-        """Of all layers: layers x heads x head_dim x (bits of a key + bits of a value) / 8."""
+        """Layers x heads x head_dim x (bits of a key + bits of a value) / 8."""
         width = self.kv_heads * self.head_dim
         row = layout.keys.row_bytes(width) + layout.values.row_bytes(width)
         return self.cache_layers * row
 
 
+@cache
 def tiers() -> tuple[Tier, ...]:
     """The smallest first."""
-    return tuple(sorted(_table().tiers.values(), key=lambda tier: tier.weights_bytes))
+    data = _data()
+    found = [
+        Tier(
+            **{name: row[name] for name in _AS_THEY_ARE},
+            weights_bytes=round(row["weights_gib"] * GIB),
+            working_bytes=round(row["working_gib"] * GIB),
+            min_ram_bytes=None if row["min_ram_gb"] is None else row["min_ram_gb"] * GIB,
+            sources=(*data["sources"].items(), ("min_ram_gb", row["min_ram_source"])),
+        )
+        for row in data["tiers"]
+    ]
+    return tuple(sorted(found, key=lambda tier: tier.weights_bytes))
+
+
+_AS_THEY_ARE = (
+    "name", "line", "base_model", "cache_layers", "kv_heads", "head_dim", "state_bytes", "native_window",
+    "catalog_window", "keeps_compressed", "vocabulary", "drafter",
+)  # fmt: skip
+
+
+@cache
+def _data() -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(get_data("edgekit.catalog", "tier_data/tiers.json") or b"")
+    return read
 
 
 def find_tier(text: str) -> Tier:
-    """'27B', '27b', 'tier:27b', '0_8b', 'eliza-1-27b'. Raises UsageError with the names there are."""
+    """'27B', '27b', 'tier:27b', '0_8b', 'eliza-1-27b'. Raises UsageError that lists the names."""
     plain = re.sub(r"^(tier:)?(eliza-1-)?", "", text.strip().lower()).replace("_", ".")
-    for name, tier in _table().tiers.items():
-        if name.lower() == plain:
+    for tier in tiers():
+        if tier.name.lower() == plain:
             return tier
     names = ", ".join(tier.name for tier in tiers())
     raise UsageError(f"unknown tier {text[:40]!r}; choose one of {names}")
 
 
+@cache
 def layouts() -> tuple[Layout, ...]:
     """The most accurate first."""
-    return tuple(sorted(_table().layouts.values(), key=lambda one: one.bits, reverse=True))
+    found = [
+        Layout(
+            name=row["name"],
+            keys=cache_type(row["keys"]),
+            values=cache_type(row["values"]),
+            most_tokens=row["most_tokens"],
+        )
+        for row in _data()["layouts"]
+    ]
+    return tuple(sorted(found, key=lambda one: one.bits, reverse=True))
 
 
 _SHORT_NAMES = {
@@ -106,26 +141,26 @@ _SHORT_NAMES = {
 
 
 def find_layout(text: str) -> Layout:
-    """By its name, or 'polar', 'turbo3'. Raises UsageError with the names there are."""
+    """By its name, or 'polar', 'turbo3'. Raises UsageError that lists the names."""
     plain = text.strip().lower()
-    found = _table().layouts.get(_SHORT_NAMES.get(plain, plain))
-    if found is None:
-        names = ", ".join(one.name for one in layouts())
-        raise UsageError(f"unknown cache layout {text[:40]!r}; choose one of {names}")
-    return found
+    for layout in layouts():
+        if layout.name == _SHORT_NAMES.get(plain, plain):
+            return layout
+    names = ", ".join(one.name for one in layouts())
+    raise UsageError(f"unknown cache layout {text[:40]!r}; choose one of {names}")
 
 
 def layout_for(tokens: int) -> Layout:
-    """The compressed layout of a context: three bits of a value up to 8,192 tokens, four above."""
+    """The compressed layout for a context: values have three bits up to 8,192 tokens, four above."""
     return find_layout("turbo3" if tokens <= SHORT_TOKENS else "polar")
 
 
 def check_engine(engine: str, layout: Layout) -> None:
-    """Raises RefusedError where the engine lacks the layout: another is never taken in its place."""
-    held = _table().engines.get(engine)
+    """Raises RefusedError where the engine lacks the layout: it is never replaced by another one."""
+    held = _data()["engines"].get(engine)
     if held is None:
         raise UsageError(
-            f"unknown engine {engine[:40]!r}; choose one of {', '.join(_table().engines)}"
+            f"unknown engine {engine[:40]!r}; choose one of {', '.join(_data()['engines'])}"
         )
     if layout.name not in held:
         only = " (only the what-if engine for tiers has it)" if "qjl" in layout.name else ""
@@ -136,63 +171,14 @@ def check_engine(engine: str, layout: Layout) -> None:
 
 
 def first_run() -> Tier:
-    return find_tier(_table().first_run)
+    return find_tier(_data()["first_run"])
 
 
 def ladder(kind: str) -> tuple[Tier, ...]:
-    """Of 'small' or 'large' texts, in the order in which they are tried."""
-    found = _table().ladders.get(kind)
+    """The tiers for 'small' or 'large' texts, in the order to try them."""
+    found = _data()["ladders"].get(kind)
     if found is None:
         raise UsageError(
-            f"unknown ladder {kind[:40]!r}; choose one of {', '.join(_table().ladders)}"
+            f"unknown ladder {kind[:40]!r}; choose one of {', '.join(_data()['ladders'])}"
         )
     return tuple(find_tier(name) for name in found)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    tiers: dict[str, Tier]
-    layouts: dict[str, Layout]
-    engines: dict[str, tuple[str, ...]]
-    first_run: str
-    ladders: dict[str, tuple[str, ...]]
-
-
-@cache
-def _table() -> _Table:
-    from pkgutil import get_data
-
-    read = json.loads(get_data("edgekit.catalog", "tier_data/tiers.json") or b"")
-    return _Table(
-        tiers={row["name"]: _tier(row, read["sources"]) for row in read["tiers"]},
-        layouts={row["name"]: _layout(row) for row in read["layouts"]},
-        engines={name: tuple(held) for name, held in read["engines"].items()},
-        first_run=read["first_run"],
-        ladders={kind: tuple(names) for kind, names in read["ladders"].items()},
-    )
-
-
-def _layout(row: dict[str, Any]) -> Layout:
-    return Layout(
-        name=row["name"],
-        keys=cache_type(row["keys"]),
-        values=cache_type(row["values"]),
-        most_tokens=row["most_tokens"],
-    )
-
-
-_AS_THEY_ARE = (
-    "name", "line", "base_model", "cache_layers", "kv_heads", "head_dim", "state_bytes", "native_window",
-    "catalog_window", "keeps_compressed", "vocabulary", "drafter",
-)  # fmt: skip
-
-
-def _tier(row: dict[str, Any], sources: dict[str, str]) -> Tier:
-    min_ram = row["min_ram_gb"]
-    return Tier(
-        **{name: row[name] for name in _AS_THEY_ARE},
-        weights_bytes=round(row["weights_gib"] * GIB),
-        working_bytes=round(row["working_gib"] * GIB),
-        min_ram_bytes=None if min_ram is None else min_ram * GIB,
-        sources=(*sources.items(), ("min_ram_gb", row["min_ram_source"])),
-    )
