@@ -1,7 +1,7 @@
-"""Expected tensors -> how a GGUF at F16 would hold them: names, shapes, and which stay at F32.
+"""The tensors of a GGUF at F16, before a model is converted: names, shapes, and which stay at F32.
 
-Names are those of llama-arch.cpp, the types those of conversion/base.py (prepare_tensors), llama.cpp @ 0c1e570. What
-single families name or fuse otherwise is in their rows of model/tensor_recipes.py.
+Names are in gguf_tensor_names.json, exceptions of single architectures in their records (`gguf_names`, `gguf_fused`).
+Types are those of prepare_tensors in conversion/base.py, llama.cpp @ 0c1e570.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
 from edgekit.formats.dtype import TensorType, by_name
+from edgekit.formats.records import damaged, load_records
 from edgekit.formats.types import GgufTensor
 from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
 from edgekit.model.tensor_recipes import (
@@ -38,82 +40,26 @@ from edgekit.model.types import (
 
 _F32, _F16 = by_name("F32"), by_name("F16")
 
-# What a tensor is called; where a layer has several of one role and kind, one after another. A "+" cuts it into parts.
 Names = Mapping[TensorRole, Sequence[str]]
 
-_OUTSIDE: Names = {
-    TensorRole.EMBEDDING: ["token_embd"],
-    TensorRole.POSITION: ["position_embd"],
-    TensorRole.SEGMENT: ["token_types"],
-    TensorRole.LAYER_EMBEDDING: ["per_layer_token_embd"],
-    TensorRole.LAYER_EMBEDDING_IN: ["per_layer_model_proj"],
-    TensorRole.HEAD: ["output"],
-    TensorRole.RESIDUAL: ["altup_proj", "altup_unembd_proj"],
-}
-_OUTSIDE_NORMS: Names = {
-    TensorRole.NORM: ["output_norm"],
-    TensorRole.LAYER_EMBEDDING_IN: ["per_layer_proj_norm"],
-}
-_OUTSIDE_ARRAYS: Names = {
-    TensorRole.RESIDUAL: ["output_hc_fn.weight", "output_hc_scale.weight"],
-}
-_OUTSIDE_BIASES: Names = {TensorRole.RESIDUAL: ["output_hc_base.weight"]}
-_MATRICES: Names = {
-    TensorRole.QUERY: ["attn_q"],
-    TensorRole.KEY: ["attn_k"],
-    TensorRole.VALUE: ["attn_v"],
-    TensorRole.OUTPUT: ["attn_output"],
-    TensorRole.OUTPUT_DOWN: ["attn_output_a"],
-    TensorRole.ATTENTION_GATE: ["attn_gate"],
-    TensorRole.QUERY_DOWN: ["attn_q_a"],
-    TensorRole.QUERY_UP: ["attn_q_b"],
-    TensorRole.LATENT_DOWN: ["attn_kv_a_mqa"],
-    TensorRole.LATENT_UP: ["attn_kv_b"],
-    TensorRole.INDEX_QUERY: ["indexer.attn_q_b"],
-    TensorRole.INDEX_KEY: ["indexer.attn_k"],
-    TensorRole.INDEX_WEIGHTS: ["indexer.proj"],
-    TensorRole.COMPRESSOR_KEY: ["attn_compressor_kv", "indexer_compressor_kv"],
-    TensorRole.COMPRESSOR_GATE: ["attn_compressor_gate", "indexer_compressor_gate"],
-    TensorRole.GATE: ["ffn_gate"],
-    TensorRole.UP: ["ffn_up"],
-    TensorRole.DOWN: ["ffn_down"],
-    TensorRole.EXPERT_GATE: ["ffn_gate_exps", "ffn_gate_chexps"],
-    TensorRole.EXPERT_UP: ["ffn_up_exps", "ffn_up_chexps"],
-    TensorRole.EXPERT_DOWN: ["ffn_down_exps", "ffn_down_chexps"],
-    TensorRole.EXPERTS_IN: ["ffn_latent_down"],
-    TensorRole.EXPERTS_OUT: ["ffn_latent_up"],
-    TensorRole.SHARED_GATE: ["ffn_gate_shexp"],
-    TensorRole.SHARED_UP: ["ffn_up_shexp"],
-    TensorRole.SHARED_DOWN: ["ffn_down_shexp"],
-    TensorRole.SHARED_SWITCH: ["ffn_gate_inp_shexp"],
-    TensorRole.ROUTER: ["ffn_gate_inp"],
-    TensorRole.STATE_IN: ["ssm_in"],
-    TensorRole.STATE_GATE: ["attn_gate"],
-    TensorRole.STATE_BETA: ["ssm_ba"],
-    TensorRole.STATE_LOW: ["ssm_f_a", "ssm_f_b", "ssm_g_a", "ssm_g_b"],
-    TensorRole.STATE_X: ["ssm_x"],
-    TensorRole.STATE_DT: ["ssm_dt"],
-    TensorRole.STATE_OUT: ["ssm_out"],
-    TensorRole.RESIDUAL: ["altup_router", "laurel_l", "laurel_r"],
-    TensorRole.LAYER_GATE: ["inp_gate"],
-    TensorRole.LAYER_OUT: ["proj"],
-    TensorRole.PREDICTION: ["nextn.eh_proj"],
-}
-_NORMS: Names = {
-    TensorRole.QUERY: ["attn_q_norm"],
-    TensorRole.KEY: ["attn_k_norm"],
-    TensorRole.OUTPUT: ["attn_sub_norm"],
-    TensorRole.DOWN: ["ffn_sub_norm"],
-    TensorRole.QUERY_DOWN: ["attn_q_a_norm"],
-    TensorRole.LATENT_DOWN: ["attn_kv_a_norm"],
-    TensorRole.INDEX_QUERY: ["indexer.q_norm"],
-    TensorRole.INDEX_KEY: ["indexer.k_norm"],
-    TensorRole.COMPRESSOR_KEY: ["attn_compressor_norm", "indexer_compressor_norm"],
-    TensorRole.EXPERTS_IN: ["ffn_latent_norm"],
-    TensorRole.STATE_NORM: ["ssm_norm"],
-    TensorRole.RESIDUAL: ["altup_router_norm", "laurel_post_norm"],
-    TensorRole.LAYER_OUT: ["post_norm"],
-}
+
+@cache
+def _tensor_names() -> Mapping[str, Mapping[str, Names]]:
+    """gguf_tensor_names.json: by part (outside, layer, the cell of a recurrence), then by kind of tensor."""
+    file = "gguf_tensor_names.json"
+    try:
+        return {
+            record["part"]: {
+                kind: {TensorRole[role.upper()]: listed for role, listed in names.items()}
+                for kind, names in record.items()
+                if kind != "part"
+            }
+            for record in load_records("edgekit.engines.llamacpp", file)
+        }
+    except (KeyError, AttributeError) as error:
+        raise damaged(f"{file}: {error}") from error
+
+
 # Norms of the hidden width, by how many a layer has.
 _HIDDEN_NORMS = {
     1: ["attn_norm"],
@@ -132,43 +78,9 @@ _HIDDEN_NORMS = {
 }
 _FEEDS = frozenset({TensorRole.DOWN, TensorRole.EXPERT_DOWN})
 _PREDICTION_NORMS = ["nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"]
-# Plain arrays, by their whole names.
-_ARRAYS: Names = {
-    TensorRole.SINKS: ["attn_sinks.weight"],
-    TensorRole.COMPRESSOR_GATE: ["attn_compressor_ape.weight", "indexer_compressor_ape.weight"],
-    TensorRole.ROUTER: ["ffn_gate_inp.weight"],
-    TensorRole.CONV: ["ssm_conv1d.weight"],
-    TensorRole.STATE_A: ["ssm_a"],
-    TensorRole.STATE_D: ["ssm_d"],
-    TensorRole.RESIDUAL: [
-        "altup_correct_coef.weight",
-        "altup_predict_coef.weight",
-        "altup_correct_scale.weight",
-    ],
-    TensorRole.SCALE: ["layer_output_scale.weight"],
-}
 _ROUTER_SCALES = ["ffn_gate_inp.scale", "ffn_down_exps.scale", "layer_output_scale.weight"]
 _HYPER_ARRAYS = [f"hc_{part}_{what}.weight" for part in ("attn", "ffn") for what in ("fn", "scale")]
 _HYPER_BIASES = ["hc_attn_base.weight", "hc_ffn_base.weight"]
-# Biases that are not called after the matrix or norm before them.
-_BIASES: Names = {TensorRole.ROUTER: ["exp_probs_b.bias"], TensorRole.STATE_DT: ["ssm_dt.bias"]}
-# Recurrences that llama.cpp names otherwise.
-_BY_CELL: Mapping[Cell, Names] = {
-    Cell.GATED_DELTA: {TensorRole.STATE_IN: ["attn_qkv"]},
-    Cell.LIGHTNING: {TensorRole.STATE_IN: ["attn_qkv"], TensorRole.STATE_OUT: ["attn_output"]},
-    Cell.KIMI_DELTA: {
-        TensorRole.STATE_IN: ["attn_q+attn_k+attn_v"],
-        TensorRole.CONV: ["ssm_conv1d_q+ssm_conv1d_k+ssm_conv1d_v.weight"],
-        TensorRole.STATE_OUT: ["attn_output"],
-        TensorRole.STATE_BETA: ["ssm_beta"],
-        TensorRole.STATE_GATE: ["ssm_f_a", "ssm_g_a"],
-    },
-    Cell.SHORT_CONV: {
-        TensorRole.STATE_IN: ["shortconv.in_proj"],
-        TensorRole.STATE_OUT: ["shortconv.out_proj"],
-        TensorRole.CONV: ["shortconv.conv.weight"],
-    },
-}
 _STEP_NORMS = ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"]
 
 _AS_MATRIX = frozenset({TensorKind.LINEAR, TensorKind.EXPERT, TensorKind.EMBEDDING})
@@ -183,13 +95,13 @@ _AT_F32 = frozenset(
 _NAMES_AT_F32 = frozenset(
     {"indexer.q_proj.weight", "indexer.k_proj.weight"}
 )  # conversion/minimax.py
-# Matrices that some families' files hold as one.
+# Matrices that some architectures' files have as one.
 _FUSED = (
     (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
     (("ffn_gate", "ffn_up"), "ffn_up"),
     (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
 )
-# A word of our own: how many tables of rope factors a file has, where its number of tensors shows it.
+# Not a key of any file: the number of rope tables, where the tensor count shows it.
 ROPE_TABLES = "edgekit rope tables"
 _ROPE_TABLES = {1: ("rope_freqs",), 2: ("rope_factors_long", "rope_factors_short")}
 _TABLES_BY_ROPE = {"llama3": 1, "longrope": 2, "proportional": 1, "su": 2}
@@ -209,14 +121,14 @@ def gguf_tensors(
 
 
 def gguf_tensor_count(geometry: ModelGeometry, config: Mapping[str, Any] | None = None) -> int:
-    """How many there would be."""
+    """The number of tensors that the converter would write."""
     return sum(len(tensors) for _, tensors in _blocks(geometry, config))
 
 
 def _blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None
 ) -> Iterator[tuple[int | None, Sequence[GgufTensor]]]:
-    """The tensors of each block, None for those outside; layers that are alike are laid out once."""
+    """(block, its tensors), with None for those outside the blocks. Equal layers are worked out once."""
     recipe = tensor_recipe(geometry.architecture)
     section = text_section(config or {})
     name = geometry.architecture
@@ -238,7 +150,6 @@ def _blocks(
 def _prediction_blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None, recipe: TensorRecipe
 ) -> Iterator[tuple[int, Sequence[GgufTensor]]]:
-    """All alike."""
     one = prediction_tensors(replace(geometry, mtp_layers=1), config)
     tensors = _laid(one, geometry.layers[-1].mixer, geometry.architecture, recipe)
     for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
@@ -246,14 +157,14 @@ def _prediction_blocks(
 
 
 def _hash_table(layer: Layer, geometry: ModelGeometry) -> GgufTensor:
-    """DeepSeek-V4: which experts a token has in the first layers."""
+    """DeepSeek-V4: the experts of every token in the first layers."""
     used = layer.experts.used if layer.experts is not None else 0
     shape = (geometry.vocabulary or 0, used)
     return GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
 
 
 def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[GgufTensor]:
-    """Factors by which frequencies are stretched: one table for Llama 3's way, two for long rope."""
+    """Factors for the rope frequencies: one table for Llama 3, two for LongRoPE."""
     kind = "" if geometry.rope is None else geometry.rope.type
     count = section.get(ROPE_TABLES)
     if not isinstance(count, int):
@@ -265,7 +176,7 @@ def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterato
 
 
 def rotary_dim(geometry: ModelGeometry, section: Mapping[str, Any]) -> int:
-    """Numbers of a head that are rotated, in a layer that sees everything."""
+    """Rotated dimensions of a head in a layer with full attention."""
     stated = section.get("rotary_dim")
     if isinstance(stated, int) and 0 < stated <= MAX_NUMBER:
         return stated
@@ -286,7 +197,7 @@ def _laid(
     architecture: str,
     recipe: TensorRecipe,
 ) -> Sequence[GgufTensor]:
-    """The tensors of a layer of that kind, or with None those outside the layers."""
+    """The tensors of a layer of that kind; None: those outside the layers."""
     named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
     laid: list[GgufTensor] = []
     for tensor in tensors:
@@ -304,18 +215,22 @@ def _laid(
 
 
 def _outside(recipe: TensorRecipe) -> tuple[Names, Names, Names, Names]:
-    norms = {**_OUTSIDE_NORMS}
+    names = _tensor_names()["outside"]
+    norms = {**names["norms"]}
     if recipe.embedding_norm:
         norms[TensorRole.NORM] = ["token_embd_norm", "output_norm"]
-    return _OUTSIDE, norms, _OUTSIDE_ARRAYS, _OUTSIDE_BIASES
+    return names["matrices"], norms, names["arrays"], names["biases"]
 
 
 def _inside(
     recipe: TensorRecipe, tensors: Sequence[ExpectedTensor], kind: LayerKind
 ) -> tuple[Names, Names, Names, Names]:
     recurrent = _recurrence(kind)
-    own = _BY_CELL.get(recurrent.cell, {}) if recurrent is not None else {}
-    norms, arrays, biases = {**_NORMS}, {**_ARRAYS, **own}, {**_BIASES}
+    names = _tensor_names()
+    cell = "" if recurrent is None else recurrent.cell.name.lower()
+    own = names[cell]["names"] if cell in names else {}
+    layer = names["layer"]
+    norms, arrays, biases = {**layer["norms"]}, {**layer["arrays"], **own}, {**layer["biases"]}
     roles = Counter(one.role for one in tensors if one.kind is TensorKind.NORM)
     count = roles[TensorRole.NORM]
     if any(one.role is TensorRole.PREDICTION for one in tensors):
@@ -333,7 +248,7 @@ def _inside(
         arrays[TensorRole.SCALE] = _ROUTER_SCALES
     if recipe.streams is Streams.HYPER:
         arrays[TensorRole.RESIDUAL], biases[TensorRole.RESIDUAL] = _HYPER_ARRAYS, _HYPER_BIASES
-    return {**_MATRICES, **own}, norms, arrays, biases
+    return {**layer["matrices"], **own}, norms, arrays, biases
 
 
 class _Naming:
@@ -363,20 +278,20 @@ class _Naming:
 
 
 class _Turn:
-    """One name after another of those that a role has."""
+    """Hands out the names of a role one after another."""
 
     def __init__(self, names: Names) -> None:
         self.names, self.met = names, Counter[TensorRole]()
 
     def next(self, role: TensorRole) -> str:
-        """What llama.cpp's converter has no name for is called by its role."""
+        """A tensor that llama.cpp has no name for is named after its role."""
         place, names = self.met[role], self.names.get(role, ())
         self.met[role] += 1
         return names[place] if place < len(names) else f"{role.name.lower()}_{place}"
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """As the family calls it: the whole name, or what stands before its ending."""
+    """The architecture's own name: `names` has whole names, or names without their ending."""
     stem, dot, ending = name.rpartition(".")
     return names[name] if name in names else names.get(stem, stem) + dot + ending
 
@@ -384,7 +299,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 def _shaped(
     tensor: ExpectedTensor, name: str, kind: LayerKind | None, architecture: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A tensor under the shape it has in a file, cut where llama.cpp has it in parts."""
+    """(name, shape) in the file; several where llama.cpp splits the tensor."""
     shape = tensor.shape
     if tensor.kind is TensorKind.EXPERT or tensor.count > 1:
         shape = (tensor.count, *shape)
@@ -443,7 +358,7 @@ def _type(tensor: ExpectedTensor, name: str, shape: tuple[int, ...]) -> TensorTy
 
 
 def _fused(tensors: Sequence[GgufTensor], parts: Sequence[str], whole: str) -> list[GgufTensor]:
-    """Their rows in one matrix, their biases in one vector."""
+    """Concatenates the rows of the matrices, and their biases."""
     fused: list[GgufTensor] = []
     for ending in (".weight", ".bias"):
         names = {part + ending for part in parts}
