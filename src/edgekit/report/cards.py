@@ -1,10 +1,11 @@
-"""A recommendation as a table of the best few models and as JSON (docs/json.md)."""
+"""A recommendation as a table of the best few models and as JSON (docs/json.md); the cards of the page."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,16 +16,19 @@ from edgekit.catalog.repositories import Form, repository_at
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
+from edgekit.engines.flags import typed
 from edgekit.machine.types import Machine
+from edgekit.plan.choice import with_weights
+from edgekit.plan.placement import first_placement
 from edgekit.plan.plan import Plan
-from edgekit.plan.recommend import Suggestion
+from edgekit.plan.recommend import Suggestion, rank_of
 from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import bar_lines, memories
-from edgekit.report.check import assumed_of, changes_section
+from edgekit.report.check import assumed_of, bars_json, changes_section
 from edgekit.report.hardware import machine_json
 from edgekit.report.headline import headline, typical_figure
 from edgekit.report.json import SCHEMA, fields
-from edgekit.report.plan import plan_fields
+from edgekit.report.plan import plan_fields, plan_speed
 from edgekit.report.tables import MIN_NAME, shortened, used_words, window_words
 from edgekit.report.text import (
     PLAIN,
@@ -49,6 +53,8 @@ _TASKS = {
 }
 _HEAD = ("", "model", "weights", "download", "context", "GiB used", "tokens/s", "runs on")
 _MODEL, _WEIGHTS, _DOWNLOAD, _USED = 1, 2, 3, 5  # columns
+MAX_CARD_CHARS = 400
+_CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
 
 def cards_text(
@@ -284,3 +290,74 @@ def card_entry_json(entry: Entry) -> dict[str, Any]:
         "kinds": [kind.value for kind in entry.kinds],
         **fields(entry, "licence released"),
     }
+
+
+def card_json(entry: Entry, plan: Plan) -> dict[str, Any]:
+    """A card of the page. A recommendation goes by `is_preferred`, then by `worth`."""
+    result, speed = plan.result, plan_speed(plan)
+    suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
+    return {
+        **_card_head(entry, plan.task.engine),
+        "status": result.status.value,
+        "told": _card_sentence(headline(result)),
+        "variant": plan.variant.name,
+        "is_good": plan.variant.is_good,
+        **fields(suggestion, "is_quick is_preferred"),
+        "worth": round(suggestion.worth, 3),
+        "context_tokens": plan.context_tokens,
+        "cache": cache_words(plan) or None,
+        "speed": None if speed is None else {name: speed[name] for name in _CARD_SPEED},
+        "way": printable(result.way.because),
+        "bars": bars_json(result.uses, result.estimate),
+        "flags": plan_flags(plan),
+    }
+
+
+def refused_card_json(entry: Entry, engine: str, message: str) -> dict[str, Any]:
+    """The card of a model that has no plan."""
+    return {
+        **_card_head(entry, engine),
+        "status": "refused",
+        "variant": None,
+        "is_good": False,
+        "is_quick": False,
+        "is_preferred": False,
+        "worth": 0.0,
+        "context_tokens": None,
+        "cache": None,
+        "speed": None,
+        "way": "",
+        "bars": [],
+        "flags": {},
+        "told": _card_sentence(message),
+    }
+
+
+def _card_head(entry: Entry, engine: str) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "entry": card_entry_json(entry),
+        "engine": engine,
+        "rank": round(rank_of(entry), 3),
+    }
+
+
+def _card_sentence(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= MAX_CARD_CHARS else f"{text[: MAX_CARD_CHARS - 3]}..."
+
+
+def plan_flags(plan: Plan) -> dict[str, str | bool]:
+    """The flags, as they are typed, with which a check gives the plan's answer, without those that it would choose."""
+    engine = engine_named(plan.task.engine)
+    values = engine.values(plan.load, plan.result.way.setup)
+    groups = ("weights", "cache")
+    keys = [flag.key for group in groups for flag in engine.flags if flag.group == group]
+    chosen = {key: values[key] for key in keys if key in values}
+    if engine.pins_placement:
+        task = replace(with_weights(plan.task, plan.variant), load=plan.load)
+        first = first_placement(task)
+        placed = engine.placement_flags(task.model, plan.result.way, first.cards)
+        if placed != engine.placement_flags(task.model, first, first.cards):
+            chosen |= placed
+    return typed({"context": plan.result.context_tokens, **chosen})

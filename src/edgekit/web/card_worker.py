@@ -27,19 +27,12 @@ from edgekit.catalog.resolve import CATALOG
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.engines.flags import typed
 from edgekit.errors import EdgekitError
 from edgekit.machine.types import Machine
-from edgekit.plan.choice import with_weights
-from edgekit.plan.placement import first_placement
 from edgekit.plan.plan import Plan, make_plan
-from edgekit.plan.recommend import Suggestion, rank_of, smallest_bytes
-from edgekit.report.cards import cache_words, card_entry_json
-from edgekit.report.check import bars_json
-from edgekit.report.headline import headline
-from edgekit.report.plan import plan_speed
+from edgekit.plan.recommend import rank_of, smallest_bytes
+from edgekit.report.cards import card_json, refused_card_json
 from edgekit.request import Request, Session
-from edgekit.terminal import printable
 from edgekit.web.failures import UNEXPECTED
 from edgekit.web.references import allowed, text_without_folders
 from edgekit.web.types import CallWatch, WebSettings, reach_of
@@ -228,10 +221,7 @@ def _undisturbed() -> Iterator[None]:
             action()
 
 
-REFUSED = "refused"
 MOST_OPENED = 400  # models that are kept with what engines worked out for them, some 0.6 MB each
-MAX_TOLD_CHARS = 400
-_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 
 
 Card = dict[str, Any]
@@ -266,18 +256,14 @@ class Maker:
     def _card(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Card:
         try:
             engine_named(order.engine).check_runs(order.machine)
-            plan = self._plan(entry, catalog, order)
-            return {**_about(entry, order.engine), **_planned(entry, plan)}
+            return card_json(entry, self._plan(entry, catalog, order))
         except EdgekitError as error:
-            told = str(error)
+            message = str(error)
         except Exception:  # noqa: BLE001 - a card of one model does not end the others
             _log.exception("no card for %s", entry.id)
-            told = UNEXPECTED
-        return {
-            **_about(entry, order.engine),
-            **_NOTHING,
-            "told": _short(text_without_folders(told, self._settings)),
-        }
+            message = UNEXPECTED
+        message = text_without_folders(message, self._settings)
+        return refused_card_json(entry, order.engine, message)
 
     def _plan(self, entry: Entry, catalog: Catalog, order: CardOrder) -> Plan:
         named = self._named(entry, catalog, order.engine)
@@ -332,75 +318,3 @@ def in_order(entries: Iterable[Entry], machine: Machine, engine: str) -> list[En
         return sum(size > room for room in rooms), -rank_of(entry), entry.id
 
     return sorted(entries, key=place)
-
-
-def _about(entry: Entry, engine: str) -> Card:
-    return {
-        "id": entry.id,
-        "entry": card_entry_json(entry),
-        "engine": engine,
-        "rank": round(rank_of(entry), 3),
-    }
-
-
-_NOTHING: Card = {
-    "status": REFUSED,
-    "variant": None,
-    "is_good": False,
-    "is_quick": False,
-    "is_preferred": False,
-    "worth": 0.0,
-    "context_tokens": None,
-    "cache": None,
-    "speed": None,
-    "way": "",
-    "bars": [],
-    "flags": {},
-}
-
-
-def _planned(entry: Entry, plan: Plan) -> Card:
-    """A recommendation goes by `is_preferred`, then by `worth`."""
-    result, speed = plan.result, plan_speed(plan)
-    suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
-    return {
-        "status": result.status.value,
-        "told": _short(headline(result)),
-        "variant": plan.variant.name,
-        "is_good": plan.variant.is_good,
-        "is_quick": suggestion.is_quick,
-        "is_preferred": suggestion.is_preferred,
-        "worth": round(suggestion.worth, 3),
-        "context_tokens": plan.context_tokens,
-        "cache": cache_words(plan) or None,
-        "speed": None if speed is None else {name: speed[name] for name in _SPEED},
-        "way": printable(result.way.because),
-        "bars": bars_json(result.uses, result.estimate),
-        "flags": plan_flags(plan),
-    }
-
-
-def _short(told: str) -> str:
-    told = printable(told)
-    return told if len(told) <= MAX_TOLD_CHARS else f"{told[: MAX_TOLD_CHARS - 3]}..."
-
-
-def plan_flags(plan: Plan) -> dict[str, str | bool]:
-    """As they are typed. What a check chooses by itself as the plan did is left to it."""
-    engine = engine_named(plan.task.engine)
-    chosen = engine.values(plan.load, plan.result.way.setup)
-    shown = [
-        flag.key for group in ("weights", "cache") for flag in engine.flags if flag.group == group
-    ]
-    said = {key: chosen[key] for key in shown if key in chosen}
-    placed = _placed(plan) if engine.pins_placement else {}
-    return typed({"context": plan.result.context_tokens, **said, **placed})
-
-
-def _placed(plan: Plan) -> dict[str, Any]:
-    """Where the layers go, if that is not where a check puts them by itself."""
-    question = replace(with_weights(plan.task, plan.variant), load=plan.load)
-    first = first_placement(question)
-    flags = partial(engine_named(question.engine).placement_flags, question.model)
-    placed = flags(plan.result.way, first.cards)
-    return {} if placed == flags(first, first.cards) else placed
