@@ -12,7 +12,7 @@ from edgekit.app.estimate import bill_of
 from edgekit.app.open import ResolvedModel
 from edgekit.app.task import task_of, values_of
 from edgekit.bill.types import CacheChoice, Task, Variant
-from edgekit.bill.verdict import Verdict, Weighed
+from edgekit.bill.verdict import PricedLoad, Verdict
 from edgekit.catalog.resolve import CATALOG
 from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
@@ -43,24 +43,24 @@ class _Load:
         return self.fitting.task
 
     @property
-    def weighed(self) -> Weighed:
+    def priced(self) -> PricedLoad:
         return self.fitting.price(self.fitting.requested or self.fitting.native)
 
     def result(self) -> Verdict:
         """The verdict on exactly this load."""
-        weighed, held, least = self.weighed, self.fitting, self.task.min_context
-        tokens = weighed.context_tokens
+        priced, held, least = self.priced, self.fitting, self.task.min_context
+        tokens = priced.context_tokens
         # such a context comes from a check that failed at its minimum: the user did not request it
         is_too_short = least is not None and least * held.streams == tokens > held.most
         if is_too_short:
             unasked = replace(self.task.load, context_tokens=None)
-            held = Fitting(replace(self.task, load=unasked), weighed.way)
-        cache = engine_named(self.task.engine).cache_name(self.task.load, weighed.way.setup)
+            held = Fitting(replace(self.task, load=unasked), priced.placement)
+        cache = engine_named(self.task.engine).cache_name(self.task.load, priced.placement.setup)
         settled = Candidate(
             step=NOTHING if is_too_short else 1,
             variant=self.variant,
             choice=CacheChoice(name=cache, place=0, flags=""),
-            ladder=Ladder(self.task, (weighed.way,)),
+            ladder=Ladder(self.task, (priced.placement,)),
             held=held,
             tokens=tokens,
             because="",
@@ -123,11 +123,11 @@ def _settled(named: ResolvedModel, opened: OpenModel, task: Task) -> _Load:
     """The file as it is. Where it does not fit, another repository of the model that does, as in a check."""
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
     first = _load(opened, as_named(opened.model, opened.mix or stored)[0], task)
-    if first.weighed.fits or not engine_named(task.engine).chooses_repositories:
+    if first.priced.fits or not engine_named(task.engine).chooses_repositories:
         return first
     others = named.variants(opened, task.engine, task.start)[1:]
     loads = (_load(replace(opened, repository=one.reference), one, task) for one in others)
-    return next((one for one in loads if one.fitting.fits(first.weighed.context_tokens)), first)
+    return next((one for one in loads if one.fitting.fits(first.priced.context_tokens)), first)
 
 
 def _load(opened: OpenModel, variant: Variant, task: Task) -> _Load:
@@ -141,25 +141,25 @@ def _load(opened: OpenModel, variant: Variant, task: Task) -> _Load:
 
 def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None) -> Fit:
     """The load is priced once: the bars, the estimate and the verdict are of the same figures."""
-    weighed, result, engine = load.weighed, load.result(), load.task.engine
-    flags = _completed(load.fitting, weighed, values)
-    asked = load.fitting.load(weighed.context_tokens)
+    priced, result, engine = load.priced, load.result(), load.task.engine
+    flags = _completed(load.fitting, priced, values)
+    asked = load.fitting.load(priced.context_tokens)
     one = engine_named(engine)
-    bill = bill_of(load.opened, one, flags, (asked, weighed.way.setup), one.taken(result))
+    bill = bill_of(load.opened, one, flags, (asked, priced.placement.setup), one.taken(result))
     command = main_command(start_commands(load.opened, result, values, users=users)) or bill.command
     return Fit(
         label=_label(named),
         reference=_reference(named),
         engine=engine,
         flags=flags,
-        context_tokens=weighed.context_tokens,
+        context_tokens=priced.context_tokens,
         native_context=result.native_context,
         notes=named.notes,
         result=result,
         bill=bill,
         command=command if result.can_load else "",
         estimate_command=_command(load.variant.reference or _reference(named), engine, flags),
-        refused=weighed.refused,
+        refused=priced.refused,
     )
 
 
@@ -187,15 +187,15 @@ def _refused(error: EdgekitError, named: ResolvedModel, engine: str, request: Re
     )
 
 
-def _completed(fitting: Fitting, weighed: Weighed, values: Values) -> dict[str, Any]:
+def _completed(fitting: Fitting, priced: PricedLoad, values: Values) -> dict[str, Any]:
     """What was asked, and all that the machine adds to it."""
-    engine, placement = engine_named(fitting.task.engine), weighed.way
-    load = fitting.load(weighed.context_tokens)
+    engine, placement = engine_named(fitting.task.engine), priced.placement
+    load = fitting.load(priced.context_tokens)
     batch = given_values((flag for flag in engine.flags if flag.group == "batch"), load)
     return {
         **(batch if fitting.task.in_one_batch else {}),
         **values,
-        "context": weighed.context_tokens,
+        "context": priced.context_tokens,
         **engine.placement(placement.setup),
         **engine.machine_flags(placement),
     }

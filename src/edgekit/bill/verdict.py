@@ -90,13 +90,13 @@ _WORST = (Status.PASSED, Status.WARNING, Status.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
+class PricedLoad:
     """A bill and what it takes of every budget."""
 
     context_tokens: int
     estimate: MemoryEstimate = field(repr=False)
     uses: tuple[Usage, ...]
-    way: Placement = field(repr=False)
+    placement: Placement = field(repr=False)
     refused: str = ""  # why the engine would not start, whatever memory is free
 
     @property

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, Task
-from edgekit.bill.verdict import Speed, Weighed
+from edgekit.bill.verdict import PricedLoad, Speed
 from edgekit.engines import engine_named
 from edgekit.engines.token_reads import PoolReads, TokenReads
 from edgekit.formats.records import Record, damaged, load_records
@@ -35,31 +35,31 @@ DEFAULT_BATCH_TOKENS = 512  # of a prompt, computed together
 
 
 def expected_speed(
-    task: Task, weighed: Weighed, fill_tokens: int = USUAL_FILL_TOKENS
+    task: Task, priced: PricedLoad, fill_tokens: int = USUAL_FILL_TOKENS
 ) -> Speed | None:
     """From an empty context at the fast end to `fill_tokens` at the slow end.
 
     None if unknown: for a device of unknown bandwidth, and for weights that are only assumed.
     """
-    bill, tokens = weighed.estimate, weighed.context_tokens
+    bill, tokens = priced.estimate, priced.context_tokens
     weights = (line for line in bill.lines if line.component is Component.WEIGHTS)
     if any(line.basis is Basis.ASSUMED for line in weights):
         return None
     sized = replace(task, load=replace(task.load, context_tokens=tokens))
     filled = (0, min(tokens, fill_tokens))
-    found = engine_named(task.engine).speed(sized, weighed.way, bill, filled)
+    found = engine_named(task.engine).speed(sized, priced.placement, bill, filled)
     if found is None or task.nodes == 1:
         return found
     because = f"{found.because}; the network between the machines is not included"
     return replace(found, basis=Basis.ASSUMED, because=because)
 
 
-def steady_throughput(task: Task, weighed: Weighed) -> float | None:
+def steady_throughput(task: Task, priced: PricedLoad) -> float | None:
     """Expected tokens per second as one number: the geometric mean of the range, with an empty cache.
 
     A more accurate cache is slower to read, and is chosen if there is more memory: so it must not count.
     """
-    speed = expected_speed(task, weighed, 0)
+    speed = expected_speed(task, priced, 0)
     return None if speed is None else speed.typical
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Task, Variant
-from edgekit.bill.verdict import Status, Weighed
+from edgekit.bill.verdict import PricedLoad, Status
 from edgekit.engines import engine_named
 from edgekit.engines.choices import USUAL_ACCURACY, as_named
 from edgekit.engines.speed import steady_throughput
@@ -76,7 +76,7 @@ class Candidate:
         return self.ladder.task
 
     @property
-    def weighed(self) -> Weighed:
+    def priced(self) -> PricedLoad:
         return self.held.price(self.tokens)
 
     @property
@@ -84,8 +84,8 @@ class Candidate:
         """Never comfortable where much of the model is in RAM whose size is unknown."""
         if not self.step:
             return Status.FAILED
-        unchecked = self.task.machine.host is None and unchecked_bytes(self.weighed.estimate)
-        status = self.weighed.status
+        unchecked = self.task.machine.host is None and unchecked_bytes(self.priced.estimate)
+        status = self.priced.status
         return Status.WARNING if unchecked and status is Status.PASSED else status
 
     def on(self, ladder: Ladder) -> Candidate | None:
@@ -294,7 +294,7 @@ def _is_easy(found: Candidate) -> bool:
     """Comfortable, and not slower than reading speed; an unknown speed does not count as slow."""
     if found.status is not Status.PASSED:
         return False
-    speed = None if found.task.embeds else steady_throughput(found.task, found.weighed)
+    speed = None if found.task.embeds else steady_throughput(found.task, found.priced)
     return speed is None or speed >= READING_TOKENS_PER_S
 
 

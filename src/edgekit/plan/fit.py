@@ -10,9 +10,9 @@ from typing import Any
 from edgekit.bill.types import CACHES, Component, Job, Load, MemoryEstimate, Placement, Price, Task
 from edgekit.bill.verdict import (
     ASSUMED_FULL_PERCENT,
+    PricedLoad,
     Status,
     Usage,
-    Weighed,
     covered_bytes,
     for_bill,
     fullness,
@@ -102,15 +102,15 @@ class Fitting:
         self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
         # a task's own bill counts more than the model, which the floor does not know
         self._floor = self.engine.floor if task.bill is None else None
-        self._prices: dict[int, Weighed] = {}
+        self._prices: dict[int, PricedLoad] = {}
         self._division: Placement | None = None
 
-    def price(self, tokens: int) -> Weighed:
+    def price(self, tokens: int) -> PricedLoad:
         if tokens not in self._prices:
-            self._prices[tokens] = self._divided(self._weighed(tokens, self.placement))
+            self._prices[tokens] = self._divided(self._priced(tokens, self.placement))
         return self._prices[tokens]
 
-    def _divided(self, found: Weighed) -> Weighed:
+    def _divided(self, found: PricedLoad) -> PricedLoad:
         """Among several cards: split as the engine does by default, or by what is free on each card."""
         is_easy = found.status is Status.PASSED
         if is_easy or not self.placement.may_resplit or self._devices(found) > 1:
@@ -120,31 +120,31 @@ class Fitting:
         for _ in range(TIMES_DIVIDED if self.placement.whole and not found.fits else 1):
             other = None
             if found.status is not Status.PASSED:
-                other = self.engine.rebalance(self.task.model, found.way, found.estimate)
+                other = self.engine.rebalance(self.task.model, found.placement, found.estimate)
             if other is None:
                 break
             found = self._better(found, [other])
         found = self._moved(found) if self.placement.whole else found
-        self._division = found.way if found.fits else self._division
+        self._division = found.placement if found.fits else self._division
         return found
 
-    def _moved(self, found: Weighed) -> Weighed:
+    def _moved(self, found: PricedLoad) -> PricedLoad:
         """If it nearly fits, move single layers: buffers do not grow linearly with the layers on a card."""
         for _ in range(MOST_MOVES):
             if found.fits or found.fullness >= NEARLY:
                 break
-            moved = self.engine.neighbours(self.task.model, found.way, found.uses)
+            moved = self.engine.neighbours(self.task.model, found.placement, found.uses)
             other = self._better(found, moved)
             if other is found:
                 break
             found = other
         return found
 
-    def _better(self, found: Weighed, placements: Iterable[Placement]) -> Weighed:
+    def _better(self, found: PricedLoad, placements: Iterable[Placement]) -> PricedLoad:
         """The first that fits, else the one whose fullest memory is least full."""
         best = found
         for placement in placements:
-            other = self._weighed(found.context_tokens, placement)
+            other = self._priced(found.context_tokens, placement)
             if other.fullness < best.fullness:
                 best = other
             if best.fits:
@@ -155,17 +155,17 @@ class Fitting:
         """For a context of this length."""
         return self.task.load_of(tokens)
 
-    def _weighed(self, tokens: int, placement: Placement) -> Weighed:
+    def _priced(self, tokens: int, placement: Placement) -> PricedLoad:
         cancelled = self.task.cancelled
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
         estimate = self._bill(self.load(tokens), placement.setup)
         refused = dict(estimate.facts).get("refused")  # vLLM, if the size of its pool was given
-        return Weighed(
+        return PricedLoad(
             context_tokens=tokens,
             estimate=estimate,
             uses=tuple(self._use(budget, estimate) for budget in placement.budgets),
-            way=placement,
+            placement=placement,
             refused=f"{self.engine.title} does not start: {refused}" if refused else "",
         )
 
@@ -244,8 +244,8 @@ class Fitting:
         """How full all devices together are, or the fullest where the split is given; 1 is full."""
         return self._devices(self.price(tokens))
 
-    def _devices(self, weighed: Weighed) -> float:
-        uses = [self._use(one, weighed.estimate) for one in gpu_budgets(weighed.way.budgets)]
+    def _devices(self, priced: PricedLoad) -> float:
+        uses = [self._use(one, priced.estimate) for one in gpu_budgets(priced.placement.budgets)]
         if self.placement.may_resplit:
             return fullness(uses)
         return max((use.fullness for use in uses), default=0.0)
@@ -354,15 +354,15 @@ class Fitting:
             return self.price(tokens).estimate.kv_cache_bytes
         return self._floor.cache_bytes(self.task.model, self.load(tokens), self.placement.setup)
 
-    def reasons(self, weighed: Weighed, longest_tokens: int) -> Iterator[str]:
+    def reasons(self, priced: PricedLoad, longest_tokens: int) -> Iterator[str]:
         """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 for none."""
         yield from (budget.blocked for budget in self.placement.budgets if budget.blocked)
-        if weighed.refused:
-            yield weighed.refused
-        elif not weighed.fits:
-            use = max(weighed.uses, key=lambda use: (use.fullness, use.required_bytes))
+        if priced.refused:
+            yield priced.refused
+        elif not priced.fits:
+            use = max(priced.uses, key=lambda use: (use.fullness, use.required_bytes))
             each = f" for each of {self.streams} users" if self.streams > 1 else ""
-            yield f"{weighed.context_tokens // self.streams:,} tokens{each} need {_needed(use)}"
+            yield f"{priced.context_tokens // self.streams:,} tokens{each} need {_needed(use)}"
             if longest_tokens:
                 yield f"the longest context that fits is {longest_tokens // self.streams:,} tokens{each}"
             else:

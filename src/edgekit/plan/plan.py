@@ -119,7 +119,7 @@ def make_plan(
         result=result,
         decisions=tuple(decisions),
         drafter=drafter,
-        steady_tokens_per_s=steady_throughput(found.task, found.weighed),
+        steady_tokens_per_s=steady_throughput(found.task, found.priced),
         changes=helps,
     )
 
@@ -239,7 +239,7 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
     for drafter in task.drafters if found.held.placement.whole else ():
         both = with_drafter(task, drafter)
         other, outcome = _with_both(found, Ladder(both, whole_placements(both)))
-        if other is not None and other.weighed.status is not found.weighed.status:
+        if other is not None and other.priced.status is not found.priced.status:
             other, outcome = None, f"{outcome}: too tight"
         tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
         if other is not None:
@@ -267,7 +267,7 @@ def _with_both(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]
         return None, f"its memory cannot be estimated: {error}"
     if other is None:
         return None, f"does not fit at {found.tokens:,} tokens"
-    lines = other.weighed.estimate.lines
+    lines = other.priced.estimate.lines
     size = sum(line.size_bytes for line in lines if line.part in {"drafter", "prediction"})
     return other, f"+{format_bytes(size)}"
 

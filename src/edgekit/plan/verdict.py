@@ -35,7 +35,7 @@ def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
 
 
 def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
-    weighed, task, held = found.weighed, found.task, found.held
+    priced, task, held = found.priced, found.task, found.held
     reasons: tuple[str, ...] = ()
     if found.step:
         most = max_context
@@ -46,7 +46,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         reasons = tuple(_reasons(found, most))
     geometry = task.model.geometry
     # A bare name says nothing about speed: its layers are those of another model.
-    is_rough = task.bill is not None and weighed.estimate.basis is Basis.ASSUMED
+    is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
     return Verdict(
         engine=task.engine,
         status=found.status,
@@ -56,18 +56,18 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
         streams=held.streams,
-        quantization=weights_name(weighed.way.setup, found.variant.name),
+        quantization=weights_name(priced.placement.setup, found.variant.name),
         cache=found.choice.name,
         cache_asked=found.choice.asked,
         step=found.step,
         variant=found.variant,
         load=held.load(found.tokens),
-        uses=weighed.uses,
-        speed=None if not found.step or is_rough else expected_speed(task, weighed),
-        estimate=weighed.estimate,
+        uses=priced.uses,
+        speed=None if not found.step or is_rough else expected_speed(task, priced),
+        estimate=priced.estimate,
         reasons=reasons,
         window=found.because,
-        way=weighed.way,
+        way=priced.placement,
         machine=task.machine,
     )
 
@@ -91,7 +91,7 @@ def pinned_candidate(found: Candidate) -> Candidate:
     """With layers split among the cards as billed; the engine would split them by what is free when it starts."""
     if not found.held.placement.may_resplit:
         return found
-    divided = found.held.engine.pinned(found.task.model, found.weighed.way)
+    divided = found.held.engine.pinned(found.task.model, found.priced.placement)
     return found.on(Ladder(found.task, (divided,))) or found
 
 
@@ -110,7 +110,7 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
         return [
             f"the model has a context of {length:,} tokens, and --min-context asks for {wanted:,}"
         ]
-    return list(top.reasons(found.weighed, longest_tokens))
+    return list(top.reasons(found.priced, longest_tokens))
 
 
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
