@@ -161,15 +161,6 @@ def stated_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     return windows(0)(hyper, layers)
 
 
-def by_format(gguf: Arrangement, config: Arrangement) -> Arrangement:
-    """For families in which llama.cpp's loader ignores the window or has a different rule."""
-
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        return (gguf if hyper.gguf else config)(hyper, layers)
-
-    return arrange
-
-
 def only_with(count: int, arrangement: Arrangement) -> Arrangement:
     """EXAONE 4: only the size with `count` layers has sliding windows."""
 

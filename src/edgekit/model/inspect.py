@@ -156,9 +156,7 @@ def _with_recurrence(
 def _weights(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
 ) -> WeightsCount | None:
-    stored = (
-        count_weights(header.tensors, header.quantization) if header.tensors is not None else None
-    )
+    stored = _stored_weights(header)
     if stored is not None:
         active = _active(header, geometry, roles, stored)
         basis = geometry.basis if geometry is not None else Basis.EXACT
@@ -173,6 +171,11 @@ def _weights(
         active=active,
         active_basis=Basis.MODELLED,
     )
+
+
+def _stored_weights(header: ModelHeader) -> int | None:
+    """None if the tensor directory was not read, or its packing is not known."""
+    return None if header.tensors is None else count_weights(header.tensors, header.quantization)
 
 
 def _active(
@@ -307,7 +310,9 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
     found = [one for layer in geometry.layers if (one := attention_of(layer.mixer)) is not None]
     first = found[0] if found else None
     experts = next((layer.experts for layer in geometry.layers if layer.experts), None)
-    parameters = _parameters(header, geometry)
+    parameters = _stored_weights(header)
+    if parameters is None:
+        parameters = header.parameters or (count_parameters(geometry) or (None,))[0]
     size_bytes = header.tensor_bytes
     quantization = stated_mix(header.keys)
     if quantization is None and header.quantization is not None:
@@ -347,12 +352,3 @@ def _kv_heads(first: Attention | LatentAttention | None) -> int | None:
             return 1 if first.absorbed else first.heads
         case _:
             return None
-
-
-def _parameters(header: ModelHeader, geometry: ModelGeometry) -> int | None:
-    if header.tensors is not None:
-        stored = count_weights(header.tensors, header.quantization)
-        if stored is not None:
-            return stored
-    counted = count_parameters(geometry)
-    return header.parameters or (counted[0] if counted is not None else None)
