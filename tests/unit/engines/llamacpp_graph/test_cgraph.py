@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import variable
-from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
+from edgekit.engines.llamacpp.graph.tensor import F32, Graph, GraphTensor
 
 T = variable("T")
 

@@ -7,10 +7,18 @@ from collections.abc import Callable
 import pytest
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, variable
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, GraphTensor, Home, Shape, shape
-from edgekit.engines.llamacpp.graph.types import ShapeError
+from edgekit.engines.llamacpp.graph.tensor import (
+    F16,
+    F32,
+    I32,
+    Graph,
+    GraphTensor,
+    Home,
+    Shape,
+    ShapeError,
+    shape,
+)
 from edgekit.formats.dtype import TensorType, by_name
 
 T = variable("T")

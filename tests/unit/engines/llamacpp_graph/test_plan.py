@@ -27,7 +27,7 @@ from edgekit.engines.llamacpp.graph.plan import (
     sizes_of,
     structured,
 )
-from edgekit.engines.llamacpp.graph.stretches import keep_all
+from edgekit.engines.llamacpp.graph.program import keep_all
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import Rules

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, variable
-from edgekit.engines.llamacpp.graph.program import fold
-from edgekit.engines.llamacpp.graph.stretches import keep_all
-from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, Home, shape
+from edgekit.engines.llamacpp.graph.program import fold, keep_all
+from edgekit.engines.llamacpp.graph.tensor import F32, Graph, GraphTensor, Home, shape
 from edgekit.engines.llamacpp.graph.trace import CPU, Buffer, Log, PlacedGraph, trace
 
 T = variable("T")

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.plan import (
     sizes_of,
     structured,
 )
-from edgekit.engines.llamacpp.graph.stretches import keep_all
+from edgekit.engines.llamacpp.graph.program import keep_all
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.schedule.target import spread

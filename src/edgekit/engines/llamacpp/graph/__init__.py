@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph.allocator import high_water
 from edgekit.engines.llamacpp.graph.plan import CPU_ONLY, Target, plan_for
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.types import Context
 from edgekit.model.types import Model
 

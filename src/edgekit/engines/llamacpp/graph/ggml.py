@@ -7,8 +7,7 @@ wrong ones would give a wrong number.
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph.dims import Size, product
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, Shape, shape
-from edgekit.engines.llamacpp.graph.types import ShapeError
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, Shape, ShapeError, shape
 from edgekit.formats.dtype import TensorType
 
 

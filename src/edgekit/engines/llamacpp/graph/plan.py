@@ -9,16 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size, variable
 from edgekit.engines.llamacpp.graph.families import family_of
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphFacts, GraphOptions, GraphSizes
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.pooling import pool
-from edgekit.engines.llamacpp.graph.program import GraphPlan, Structure, Values, fold
-from edgekit.engines.llamacpp.graph.stretches import KeptLayers, LayerStretch, keep_all, keep_some
+from edgekit.engines.llamacpp.graph.llama.outputs import pool
+from edgekit.engines.llamacpp.graph.program import (
+    GraphPlan,
+    KeptLayers,
+    LayerStretch,
+    Structure,
+    Values,
+    fold,
+    keep_all,
+    keep_some,
+)
+from edgekit.engines.llamacpp.graph.tensor import Graph, NoGraphError
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph, trace
-from edgekit.engines.llamacpp.graph.types import NoGraphError
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context
 from edgekit.errors import RefusedError

@@ -12,10 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Shape
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import Graph, GraphTensor, NoGraphError, Shape
 
 # ggml_op_can_inplace: these may write over a source that nobody else reads.
 IN_PLACE = frozenset(

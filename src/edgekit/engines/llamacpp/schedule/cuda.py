@@ -1,16 +1,23 @@
-"""CUDA as the scheduler and the allocator see it: ggml-cuda.cu, fattn.cu @ 0c1e570, for tensor-core GPUs."""
+"""CUDA as the scheduler and the allocator see it: ggml-cuda.cu, fattn.cu @ 0c1e570, for tensor-core GPUs.
+
+Nodes that CUDA runs as one keep their sources alive until the last of them (ggml_backend_cuda_graph_optimize).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 
 from edgekit.engines.llamacpp.graph.dims import Size, value
 from edgekit.engines.llamacpp.graph.llama.feed_forward import PRECISE
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.graph.trace import Buffer
 from edgekit.engines.llamacpp.placement import SCAN_STATES
-from edgekit.engines.llamacpp.schedule.types import strided_bytes
+from edgekit.engines.llamacpp.schedule.scheduler import strided_bytes
 from edgekit.engines.llamacpp.types import has_flash_kernel
+from edgekit.engines.llamacpp.versions import Rules
 
 ALIGNMENT = 128
 ROW_PADDING = 512
@@ -104,3 +111,249 @@ def _batch(node: GraphTensor) -> Size:
             return node.ne[2]
         case _:
             return node.ne[1] * node.ne[2] * node.ne[3]
+
+
+MOST_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
+EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # topk-moe.cu
+
+Kept = dict[GraphTensor, list[GraphTensor]]
+
+
+class Uses:
+    """How often each node is read, in the whole graph. Counted when it is asked for: few graphs have experts."""
+
+    def __init__(self, nodes: Sequence[GraphTensor]) -> None:
+        self.reads = [node.src for node in nodes]  # before copies take the place of sources
+
+    @cached_property
+    def counts(self) -> Mapping[GraphTensor, int]:
+        return Counter(chain.from_iterable(self.reads))
+
+
+def optimized(nodes: list[GraphTensor], uses: Uses, rules: int) -> tuple[list[GraphTensor], Kept]:
+    """The nodes of a split in the order in which they run, and for some of them what is freed only after them."""
+    kept: Kept = {}
+    if rules >= Rules.V0_6:
+        nodes = _shared_experts_moved(nodes, uses, kept)
+    i = 0
+    while i < len(nodes):
+        op = nodes[i].op
+        if op == "MUL" and (reduced := _weighted_sum(nodes, i, uses)) is not None:
+            length, sources = reduced
+            _add(kept, nodes[i + length - 1], sources)
+            i += length - 1
+            op = nodes[i].op
+        if op in {"UNARY", "SOFT_MAX"}:
+            length = _routing(nodes, i, uses)
+            if length and i + length < len(nodes):
+                for node in nodes[i : i + length]:
+                    _add(kept, nodes[i + length], (node, *node.src))
+                i += length - 1
+        i += 1
+    return nodes, kept
+
+
+def _shared_experts_moved(nodes: list[GraphTensor], uses: Uses, kept: Kept) -> list[GraphTensor]:
+    """Gate, up and activation of a shared expert run right after those of the routed ones."""
+    nodes = list(nodes)
+    i = 0
+    while i + 5 < len(nodes):
+        found = _shared_expert(nodes, i, uses)
+        if found is not None:
+            nodes[i + 3 : found + 3] = nodes[found : found + 3] + nodes[i + 3 : found]
+            _weight, *inputs = nodes[i + 2].src[1].src
+            _add(kept, nodes[i + 5], inputs)
+            i += 5
+        i += 1
+    return nodes
+
+
+def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | None:
+    """Where the nodes of the shared expert begin that can run with the routed ones at `i`."""
+    if nodes[i].op != "MUL_MAT_ID":
+        return None
+    for j in range(i + 3, len(nodes) - 2):
+        op = nodes[j].op
+        if op == "MUL_MAT_ID" and nodes[j + 1].op == op:
+            return None
+        if op == "MUL_MAT" and _runs_with(nodes[i : i + 3], nodes[j : j + 3], uses):
+            return j
+    return None
+
+
+def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], uses: Uses) -> bool:
+    """ggml_cuda_match_shared_expert: up and gate of both are alike, quantised, and see the same state."""
+    if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
+        return False
+    weight, seen = routed[0].src[:2]
+    other, state = shared[0].src
+    return (
+        weight.home is Home.WEIGHTS  # a copy of a weight has no buffer yet
+        and weight.type.block_elements > 1
+        and weight.type == other.type
+        and weight.ne[:2] == other.ne[:2]
+        and seen.op == "RESHAPE"
+        and seen.src[0] is state
+        and _only_within((*routed, *shared), (routed[2], shared[2]), uses)
+    )
+
+
+def _is_gated(run: Sequence[GraphTensor], product: str) -> bool:
+    """Two products of like weights with the same inputs, and a gated activation of them."""
+    one, other, activated = run
+    if (one.op, other.op, activated.op) != (product, product, "GLU"):
+        return False
+    weights, others = one.src[0], other.src[0]
+    return (
+        len(activated.src) == 2
+        and set(activated.src) == {one, other}
+        and one.src[1:] == other.src[1:]
+        and weights.type == others.type
+        and weights.ne == others.ne
+    )
+
+
+def _add(kept: Kept, until: GraphTensor, tensors: Sequence[GraphTensor]) -> None:
+    held = kept.setdefault(until, [])
+    held.extend(tensor for tensor in dict.fromkeys(tensors) if tensor not in held)
+
+
+def _weighted_sum(
+    nodes: Sequence[GraphTensor], i: int, uses: Uses
+) -> tuple[int, list[GraphTensor]] | None:
+    """Experts x weights, a view for each expert, their sum: how many nodes, and what must stay."""
+    first = nodes[i]
+    parts = _parts(first)
+    if parts is None:
+        return None
+    weighted, multiplied, held = first, 1, list(parts)
+    if i + 1 < len(nodes) and nodes[i + 1].op == "MUL":
+        outer = _parts(nodes[i + 1])
+        if outer is not None and outer[0] is first:
+            weighted, multiplied = nodes[i + 1], 2
+            held = [parts[0], outer[1], parts[1]]
+    experts = weighted.ne[1]
+    if not isinstance(experts, int) or not 2 <= experts <= MOST_EXPERTS:
+        return None
+    length = 2 * experts + multiplied - 1
+    run = nodes[i : i + length]
+    if len(run) < length or not _is_sum(run[multiplied:], weighted, experts):
+        return None
+    return (length, held) if _only_within(run, (run[-1],), uses) else None
+
+
+def _parts(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
+    """A product of something as wide as the result and of one number per expert and token."""
+    if node.op != "MUL" or len(node.src) != 2:
+        return None
+    for full, weights in (node.src, node.src[::-1]):
+        if full.ne == node.ne and weights.ne == (1, *node.ne[1:]):
+            return full, weights
+    return None
+
+
+def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> bool:
+    views: list[GraphTensor] = []
+    total: GraphTensor | None = None
+    added = 0
+    for node in run:
+        if node.op == "VIEW" and node.src[0] is weighted:
+            views.append(node)
+            continue
+        if node.op != "ADD" or len(views) < 2 or added + 1 >= len(views):
+            return False
+        left = views[0] if total is None else total
+        if node.src[0] is not left or node.src[1] is not views[added + 1]:
+            return False
+        total, added = node, added + 1
+    return len(views) == experts and added == experts - 1
+
+
+def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
+    """Probabilities, their order, the weights of the best: how many nodes, 0 where they are not fused."""
+    found = list(_routing_nodes(nodes, i))
+    if not found:
+        return 0
+    chosen = next(j for j, node in enumerate(found) if node.op == "ARGSORT") + 1
+    ids, weights = found[chosen], found[-1]
+    if found[0].op == "SOFT_MAX" and len(found[0].src) > 1:
+        return 0
+    if found[chosen - 1].ne[0] not in EXPERT_COUNTS:
+        return 0
+    return len(found) if _only_within(found, (ids, weights), uses) else 0
+
+
+def _routing_nodes(nodes: Sequence[GraphTensor], i: int) -> Iterator[GraphTensor]:
+    walk = _Walk(nodes, i)
+    walk.take(nodes[i].op)
+    if nodes[i].op == "UNARY":
+        walk.take_if("SQRT", nodes[i])
+    probabilities = walk.last
+    if not walk.take_if("RESHAPE", probabilities):
+        return
+    reshaped = walk.last
+    sorted_by = probabilities
+    if walk.take_if("ADD", probabilities):
+        sorted_by = walk.last
+    if not (walk.take_if("ARGSORT", sorted_by) and walk.take_if("VIEW", walk.last)):
+        return
+    if not walk.take_if("GET_ROWS", reshaped):
+        return
+    _take_norm(walk)
+    walk.take_if("SCALE", walk.last)
+    yield from nodes[i : walk.at]
+
+
+def _take_norm(walk: _Walk) -> None:
+    """RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE: all of them or none."""
+    start = walk.at
+    for op in ("RESHAPE", "SUM_ROWS", "CLAMP"):
+        if not walk.take_if(op, walk.last):
+            walk.at = start
+            return
+    summed = walk.nodes[start]
+    if not (walk.take_if("DIV", summed) and walk.take_if("RESHAPE", walk.last)):
+        walk.at = start
+
+
+class _Walk:
+    """A position in a list of nodes."""
+
+    def __init__(self, nodes: Sequence[GraphTensor], at: int) -> None:
+        self.nodes = nodes
+        self.at = at
+
+    @property
+    def last(self) -> GraphTensor:
+        return self.nodes[self.at - 1]
+
+    def take(self, op: str) -> bool:
+        if self.at < len(self.nodes) and self.nodes[self.at].op == op:
+            self.at += 1
+            return True
+        return False
+
+    def take_if(self, op: str, source: GraphTensor) -> bool:
+        fits = self.at < len(self.nodes) and self.nodes[self.at].src[:1] == (source,)
+        return fits and self.take(op)
+
+
+def _only_within(run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], uses: Uses) -> bool:
+    """ggml_can_fuse_subgraph: nobody outside reads what lies between."""
+    inside: dict[GraphTensor, int] = {}
+    for node in run:
+        for source in node.src:
+            inside[source] = inside.get(source, 0) + 1
+    members = set(run)
+    for node in run:
+        if any(node is output for output in outputs):
+            continue
+        if node.is_output or inside.get(node, 0) != uses.counts.get(node, 0):
+            return False
+        if (
+            node.view_src is not None
+            and node.view_src not in members
+            and node.view_src.home is None
+        ):
+            return False
+    return True

@@ -21,10 +21,14 @@ from edgekit.engines.llamacpp.placement import (
     pools_of,
 )
 from edgekit.engines.llamacpp.schedule import cuda
-from edgekit.engines.llamacpp.schedule.assign import assign
-from edgekit.engines.llamacpp.schedule.fusion import Uses, optimized
-from edgekit.engines.llamacpp.schedule.split import split
-from edgekit.engines.llamacpp.schedule.types import COPIES, ScheduledBackend, ScheduledMachine
+from edgekit.engines.llamacpp.schedule.cuda import Uses, optimized
+from edgekit.engines.llamacpp.schedule.scheduler import (
+    COPIES,
+    ScheduledBackend,
+    ScheduledMachine,
+    assign,
+    split,
+)
 from edgekit.engines.llamacpp.types import Context, DeviceSlot, TensorPlacement
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.machine.types import HOST, Pool, PoolKind

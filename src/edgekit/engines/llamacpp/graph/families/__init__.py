@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.architectures import architecture_names, known_architecture
-from edgekit.engines.llamacpp.graph.families.usual import USUAL
+from edgekit.engines.llamacpp.graph.families.transformer import USUAL
 from edgekit.engines.llamacpp.graph.llama.build import GraphFamily
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek 4: a window of raw keys, beside keys that stand for 4 or 128 tokens each.
+"""DeepSeek 4: a window of raw keys, next to keys that stand for 4 or 128 tokens each.
 
 Every sequence has caches of its own, whether or not they are asked to share one.
 """
@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Dim, Size
-from edgekit.engines.llamacpp.graph.families.heads import results
-from edgekit.engines.llamacpp.graph.families.hyper import after, before, gathered, stream_count
 from edgekit.engines.llamacpp.graph.families.indexed import only
-from edgekit.engines.llamacpp.graph.families.side_cache import SideCache
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
 from edgekit.engines.llamacpp.graph.llama.attention import (
     SMALLEST_ROTATION,
@@ -26,17 +24,27 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer, weight
+from edgekit.engines.llamacpp.graph.llama.cache import SideCache
 from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, shared_expert
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, normalize, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, GraphTensor
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.llama.outputs import results
+from edgekit.engines.llamacpp.graph.tensor import (
+    F16,
+    F32,
+    I32,
+    I64,
+    GraphTensor,
+    NoGraphError,
+    shape,
+)
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.engines.llamacpp.versions import Rules
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
 CLOSE = 4
 FAR = 128
+MAX_STREAMS = 64  # DeepSeek 4 has 4
 
 
 class LayerVariety(NamedTuple):
@@ -360,6 +368,74 @@ def _output(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     out = ggml.permute(ggml.mul_mat(first, out), 0, 2, 1, 3)
     out = ggml.cont(out, rank * groups, tokens)
     return project(layer["attn_output_b"], out, scale=layer.scale("attn_output_b"))
+
+
+class StreamMix(NamedTuple):
+    """One stream out of several, and how its result goes back to them."""
+
+    cur: GraphTensor
+    post: GraphTensor
+    comb: GraphTensor
+
+
+def stream_count(build: Build) -> int:
+    count = build.hparams.whole("hyper_connection.count")
+    if not 0 < count <= MAX_STREAMS:
+        raise NoGraphError(f"{count:,} streams are not between 1 and {MAX_STREAMS}")
+    return count
+
+
+def _affine(cur: GraphTensor, scale: GraphTensor, base: GraphTensor) -> GraphTensor:
+    return ggml.add(ggml.mul(cur, scale), base)
+
+
+def _flat_mixes(streams: GraphTensor, matrix: GraphTensor) -> GraphTensor:
+    width, count, tokens, _ = streams.ne
+    flat = ggml.rms_norm(ggml.reshape(streams, width * count, tokens))
+    return ggml.mul_mat(matrix, flat)
+
+
+def before(layer: GraphLayer, streams: GraphTensor, part: str) -> StreamMix:
+    """build_hc_pre, with ggml's fused operations."""
+    _, count, tokens, _ = streams.ne
+    scale, base = layer[f"hc_{part}_scale"], layer[f"hc_{part}_base"]
+    mixes = _flat_mixes(streams, layer[f"hc_{part}_fn"])
+    pre, post = (
+        ggml.scale(
+            ggml.unary(
+                _affine(
+                    ggml.view(mixes, count, tokens, strides=(mixes.nb[1],)),
+                    ggml.view(scale, 1),
+                    ggml.view(base, count),
+                )
+            )
+        )
+        for _ in range(2)
+    )
+    comb = ggml.new("DSV4_HC_COMB", F32, shape(count, count, tokens), mixes, scale, base)
+    cur = ggml.new("DSV4_HC_PRE", F32, shape(streams.ne[0], tokens), streams, pre)
+    return StreamMix(cur, post, comb)
+
+
+def after(cur: GraphTensor, streams: GraphTensor, mixed: StreamMix) -> GraphTensor:
+    """build_hc_post."""
+    return ggml.new("DSV4_HC_POST", F32, streams.ne, cur, streams, mixed.post, mixed.comb)
+
+
+def gathered(build: Build, streams: GraphTensor) -> GraphTensor:
+    """build_hc_head: one stream again, step by step."""
+    width, _, tokens, _ = streams.ne
+    mixes = _flat_mixes(streams, build["output_hc_fn"])
+    pre = _affine(mixes, build["output_hc_scale"], build["output_hc_base"])
+    pre = ggml.scale(ggml.unary(pre))
+    parts = [
+        ggml.mul(
+            ggml.view(streams, width, tokens, strides=(streams.nb[2],)),
+            ggml.view(pre, 1, tokens, strides=(pre.nb[1],)),
+        )
+        for _ in range(stream_count(build))
+    ]
+    return reduce(ggml.add, parts)
 
 
 COMPRESSED: Mapping[str, DeepSeek4] = {

@@ -1,4 +1,4 @@
-"""TABLE of dense decoders, and those of them that are built differently."""
+"""Dense decoders: TABLE of switches, and the arrangements that only a few of them have."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.families.granite import Granite, as_stated, if_trained
 from edgekit.engines.llamacpp.graph.families.hybrid import residual_scale
+from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
+    MROPE_SECTIONS,
     QKV,
     Shared,
     Transformer,
+    attention_then_stream,
     no_layer,
     sections_if_stated,
 )
@@ -23,10 +25,13 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_no_cache,
 )
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, feed_forward
+from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, experts, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project, qkv
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
+from edgekit.errors import RefusedError
+
+PICTURE_TOKENS = 8192  # chameleon.cpp: their logits are put out of reach
 
 
 def always(_hparams: Hparams) -> bool:
@@ -154,9 +159,6 @@ class Deci(Transformer):
         return Transformer.attention(self, build, layer, shared, cur)
 
 
-PICTURE_TOKENS = 8192  # chameleon.cpp: their logits are put out of reach
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chameleon(Transformer):
     """The norm of queries and keys is another than that of layers, which stands behind them in the 34B model."""
@@ -217,6 +219,224 @@ class Diffusion(Transformer):
         return attend_now(build, layer, shared.attn, *heads)
 
 
+def if_trained(hparams: Hparams, _il: int) -> bool:
+    """rope.scaling.finetuned is said of models that were trained without positions at all."""
+    return hparams.flag("rope.scaling.finetuned", default=True)
+
+
+def as_stated(hparams: Hparams, il: int) -> bool:
+    stated = hparams.key("attention.rope_pattern")
+    return not isinstance(stated, tuple) or il >= len(stated) or bool(stated[il])
+
+
+def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
+    """Which of the pictures' embeddings each layer adds; none where it is negative."""
+    stated = hparams.key("deepstack_mapping")
+    numbers = stated if isinstance(stated, tuple) else ()
+    return tuple(one for one in numbers[: hparams.n_layer] if isinstance(one, int))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granite(Transformer):
+    fused_shared: bool = False  # gate and up of the shared expert are halves of one matrix
+    pictures: bool = True  # the loader reads deepstack_mapping
+
+    def more(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
+        """Whether it rotates, and whether it adds embeddings of a picture."""
+        mapping = deepstack_mapping(hparams) if self.pictures else ()
+        return self.rope(hparams, il), 0 < il < len(mapping) and mapping[il] >= 0
+
+    def build(self, build: Build) -> None:
+        hparams = build.hparams
+        count = len({one for one in deepstack_mapping(hparams) if one >= 0}) if self.pictures else 0
+        width = hparams.n_embd * (1 + count) if count else None
+        cur = build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
+        shared = self.shared(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, self.with_picture(build, layer, cur))
+        self.head(build, cur)
+
+    def with_picture(self, build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+        given, more = build.inp_embd, layer.facts.more
+        if given is None or not isinstance(more, tuple) or not more[1]:
+            return cur
+        return ggml.add(cur, ggml.view(given, *given.ne[:2], strides=(given.nb[1],)))
+
+    def rotates(self, layer: GraphLayer) -> bool:
+        return isinstance(layer.facts.more, tuple) and bool(layer.facts.more[0])
+
+    def feed_forward(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
+        if not self.fused_shared or "ffn_up_shexp" not in layer:
+            return Transformer.feed_forward(self, build, layer, shared, cur)
+        result = experts(build, layer, cur, shared.routing)
+        return ggml.add(result, feed_forward(layer, cur, act=Act.FUSED, suffix="_shexp"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Olmo(Transformer):
+    """Its norms have no weights."""
+
+    def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        if name in {"attn_norm", "ffn_norm"}:
+            return normalize(cur, None, kind=self.norm, layer=layer.index)
+        return Transformer.normalized(self, layer, cur, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StableLm(Transformer):
+    """A feed-forward without a norm of its own sees that of attention."""
+
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
+        normed = self.normalized(layer, stream, "attn_norm")
+        cur = self.attention(build, layer, shared, normed)
+        if layer.facts.is_last:
+            cur, stream, normed = (
+                ggml.get_rows(one, shared.out_ids) for one in (cur, stream, normed)
+            )
+        stream = ggml.add(cur, stream)
+        has_own = "ffn_norm" in layer
+        cur = self.normalized(layer, stream, "ffn_norm") if has_own else normed
+        return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mpt(Transformer):
+    """Queries and keys are normalised across heads, what is activated may be divided by scales."""
+
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
+        q, k, v = qkv(build, layer, cur)
+        if "attn_q_norm" in layer:
+            if not build.graph.is_contiguous(q):
+                raise RefusedError("llama.cpp aborts: MPT with query and key norms")
+            q, k = self.across_heads(layer, q, "q"), self.across_heads(layer, k, "k")
+        return attend(build, layer, shared.attn, q, k, v)
+
+    def across_heads(self, layer: GraphLayer, cur: GraphTensor, side: str) -> GraphTensor:
+        width, heads, tokens, _ = cur.ne
+        flat = ggml.reshape(cur, width * heads, tokens)
+        flat = self.normalized(layer, flat, f"attn_{side}_norm")
+        return ggml.reshape(flat, width, heads, tokens)
+
+    def feed_forward(
+        self, _build: Build, layer: GraphLayer, _shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
+        return feed_forward(layer, cur, gated=False, scales=layer.tensor("ffn_act.scales"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nanbeige(Transformer):
+    """Its blocks may be run through several times; between two rounds stands the last norm."""
+
+    def more(self, hparams: Hparams, il: int) -> tuple[bool, int]:
+        """Whether a round ends with it. Weights that are used again set all layers apart."""
+        ends = (il + 1) % hparams.n_block == 0 and il + 1 < hparams.n_layer
+        normed = ends and not hparams.flag("skip_loop_final_norm")
+        return normed, il if hparams.n_block < hparams.n_layer else 0
+
+    def rotates(self, _layer: GraphLayer) -> bool:
+        return True
+
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
+        cur = Transformer.block(self, build, layer, shared, stream)
+        normed, _ = self.more(build.hparams, layer.index)
+        return normalize(cur, build["output_norm"], layer=layer.index) if normed else cur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenElm(Transformer):
+    """One product is cut into heads, and those into queries, keys and values."""
+
+    def attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+    ) -> GraphTensor:
+        facts, tokens = layer.facts, build.n_tokens
+        width, counts = facts.n_embd_head_k, (facts.n_head, facts.n_head_kv, facts.n_head_kv)
+        cur = ggml.mul_mat(layer["attn_qkv"], cur)
+        cur = ggml.reshape(cur, width, sum(counts), tokens)
+        q, k, v = (ggml.view(cur, width, one, tokens, strides=cur.nb[1:3]) for one in counts)
+        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = self.rotated(build, layer, shared, q, k)
+        return attend(build, layer, shared.attn, q, k, v)
+
+    def after_attention(
+        self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
+    ) -> GraphTensor:
+        stream = ggml.add(stream, cur)
+        cur = self.normalized(layer, stream, "ffn_norm")
+        return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plamo3(Transformer):
+    """The names of its post norms end without .weight."""
+
+    def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        return normalize(cur, layer.need(name), layer=layer.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plm(Latent):
+    """Hands over its values in two dimensions: llama.cpp takes all tokens for one."""
+
+    def build(self, build: Build) -> None:
+        if build.options.flash_attn and build.n_tokens != 1:
+            raise RefusedError("llama.cpp aborts: PLM works only without flash attention (-fa off)")
+        Latent.build(self, build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaEmbedder(Diffusion):
+    """Llama without logits: the last states are the result."""
+
+    def head(self, build: Build, cur: GraphTensor) -> None:
+        cur = normalize(cur, build["output_norm"])
+        build.embd = cur
+        build.output(cur)
+        build.expand(cur)
+
+
+def attention_first(result: GraphTensor, stream: GraphTensor, attended: GraphTensor) -> GraphTensor:
+    return ggml.add(ggml.add(attended, result), stream)
+
+
+def sections(_hparams: Hparams) -> int:
+    return MROPE_SECTIONS
+
+
+def deepstack_layers(hparams: Hparams) -> int:
+    return hparams.whole("n_deepstack_layers", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepStack(Transformer):
+    """What the picture's encoder saw at several depths is added behind the first layers."""
+
+    def more(self, hparams: Hparams, il: int) -> bool:
+        return il < deepstack_layers(hparams)
+
+    def rotates(self, _layer: GraphLayer) -> bool:
+        return True
+
+    def build(self, build: Build) -> None:
+        n_embd, depths = build.hparams.n_embd, deepstack_layers(build.hparams)
+        given = cur = build.input_embd(width=n_embd * (1 + depths) if depths else None)
+        shared = self.shared(build)
+        for layer in build.layers():
+            cur = self.block(build, layer, shared, cur)
+            if layer.facts.more is True:
+                seen = ggml.view(given, n_embd, build.n_tokens, strides=(given.nb[1],))
+                cur = ggml.add(cur, seen)
+        self.head(build, cur)
+
+
 DENSE: Mapping[str, Transformer] = {
     "apertus": Transformer(attn_input=input_kv, gated=False),
     "arcee": Transformer(attn_input=input_kv, act=Act.SQUARED, gated=False),
@@ -251,4 +471,38 @@ DENSE: Mapping[str, Transformer] = {
     ),
     "hunyuan-dense": Transformer(attn_input=input_kv, late_qk_norm=True),
     "hunyuan_vl": Transformer(attn_input=input_kv, n_pos=sections_if_stated, late_qk_norm=True),
+    "jais": Transformer(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer),
+    "llama-embed": LlamaEmbedder(attn_input=input_no_cache),
+    "minicpm": Transformer(
+        attn_input=input_kv,
+        scaled_embd=True,
+        residual_scale=lambda hparams: hparams.real("residual_scale", 1.0) != 0,
+        logit_scale=lambda _hparams: True,
+    ),
+    "mistral3": Transformer(
+        attn_input=input_kv,
+        temperature=lambda hparams: bool(hparams.real("attention.temperature_scale")),
+    ),
+    "mpt": Mpt(attn_input=input_kv, norm=Norm.LAYER, positions_added=True),
+    "nanbeige": Nanbeige(attn_input=input_kv),
+    "nemotron": Transformer(attn_input=input_kv, norm=Norm.LAYER, act=Act.SQUARED, gated=False),
+    "olmo": Olmo(attn_input=input_kv, norm=Norm.LAYER),
+    "openelm": OpenElm(attn_input=input_kv),
+    "orion": Transformer(attn_input=input_kv, norm=Norm.LAYER),
+    "phi2": Transformer(
+        attn_input=input_kv,
+        norm=Norm.LAYER,
+        scaled_q=True,
+        parallel=True,
+        parallel_sum=attention_first,
+        gated=False,
+    ),
+    "plamo": Transformer(attn_input=input_kv, parallel=True, parallel_sum=attention_then_stream),
+    "plamo3": Plamo3(act=Act.FUSED, gated=False),
+    "plm": Plm(attn_input=input_kv, act=Act.SQUARED, gated=False),
+    "refact": Transformer(attn_input=input_kv, rope=no_layer),
+    "seed_oss": Transformer(attn_input=input_kv, ffn_norm="post_attention_norm"),
+    "stablelm": StableLm(attn_input=input_kv, norm=Norm.LAYER),
+    "qwen2vl": Transformer(attn_input=input_kv, n_pos=sections),
+    "qwen3vl": DeepStack(attn_input=input_kv, n_pos=sections),
 }

@@ -11,8 +11,7 @@ from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, attend_now
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, Routing, experts, feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
-from edgekit.engines.llamacpp.graph.llama.qkv import qkv
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, qkv
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 

@@ -1,4 +1,4 @@
-"""Models in which some layers attend and others carry a state: what stands around both kinds of layer."""
+"""Models in which some layers attend and others carry a state, like LFM 2: what both kinds of layer share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.families.heads import output_rows, results, rows_after_norm
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, never
-from edgekit.engines.llamacpp.graph.llama.attention import attend
+from edgekit.engines.llamacpp.graph.llama.attention import (
+    AttnInput,
+    attend,
+    input_kv,
+    input_kv_iswa,
+)
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.llama.cache import StateInput, input_rs
 from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, feed_forward, shared_expert
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import normalize
-from edgekit.engines.llamacpp.graph.llama.qkv import qkv
-from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, input_rs
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.llama.matrices import normalize, qkv
+from edgekit.engines.llamacpp.graph.llama.outputs import (
+    logits,
+    output_rows,
+    results,
+    rows_after_norm,
+)
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, NoGraphError
 
 Mixer = Callable[[Build, GraphLayer, StateInput, GraphTensor], GraphTensor]
 
@@ -156,3 +165,24 @@ class Plamo2(Hybrid):
         cur = self.feed_forward(build, layer, shared, cur)
         cur = normalize(cur, layer.need("post_ffw_norm"), layer=layer.index)
         return ggml.add(cur, stream)
+
+
+def input_lfm2(build: Build) -> AttnInput:
+    """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which rotates nothing."""
+    if build.hparams.has_swa:
+        return input_kv_iswa(build, rotate=False)
+    if build.hparams.arch == "lfm2" and build.hparams.whole("attention.sliding_window", 0):
+        raise NoGraphError("LFM 2 with a window")  # the geometry does not tell its layers
+    return input_kv(build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution(Hybrid):
+    def head(self, build: Build, cur: GraphTensor) -> None:
+        cur = normalize(cur, build["token_embd_norm"])
+        build.embd = cur
+        build.output(cur)
+        if not build.options.embeddings:
+            cur = logits(build, cur)
+            build.output(cur)
+        build.expand(cur)

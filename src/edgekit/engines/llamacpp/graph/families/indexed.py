@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
 from edgekit.engines.llamacpp.graph.families.kimi import absorbed
-from edgekit.engines.llamacpp.graph.families.side_cache import SideCache
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
 from edgekit.engines.llamacpp.graph.llama.attention import (
     CacheInput,
@@ -18,12 +17,11 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.cache import get_k, store_k
+from edgekit.engines.llamacpp.graph.llama.cache import SideCache, get_k, store_k
 from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, shape
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, NoGraphError, shape
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.formats.dtype import TensorType
 

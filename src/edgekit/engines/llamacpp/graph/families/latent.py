@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.families.transformer import (
@@ -121,3 +122,17 @@ class Latent(Transformer):
         if shared.attn_scale is not None:
             q = ggml.mul(q, shared.attn_scale)
         return attend(build, layer, shared.attn, q, k, v)
+
+
+_DEEPSEEK2 = Latent(
+    attn_input=input_latent,
+    temperature=lambda hparams: bool(hparams.real("attention.temperature_scale")),
+    routing=deepseek2_routing,
+)
+LATENT: Mapping[str, Latent] = {
+    "deepseek2": _DEEPSEEK2,
+    "mistral4": replace(
+        _DEEPSEEK2, routing=lambda hparams: replace(deepseek2_routing(hparams), precise=True)
+    ),
+    "minicpm3": Latent(attn_input=input_kv, scaled_embd=True, scaled_residual=True),
+}

@@ -1,29 +1,28 @@
-"""RWKV 6 and 7, with their own channel mix or a feed-forward of Qwen 2 (rwkv6-base.cpp, rwkv7-base.cpp)."""
+"""RWKV 6 and 7: time mix, and their own channel mix or a feed-forward of Qwen 2 (rwkv6-base.cpp, rwkv7-base.cpp)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.families.heads import results
-from edgekit.engines.llamacpp.graph.families.time_mix import (
-    ChannelMix,
-    TimeMix,
-    channel_mix_6,
-    channel_mix_7,
-    time_mix_6,
-    time_mix_7,
-)
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.llama.cache import StateInput, input_rs, read_states, state
 from edgekit.engines.llamacpp.graph.llama.feed_forward import feed_forward
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize
-from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput, input_rs, read_states, state
+from edgekit.engines.llamacpp.graph.llama.outputs import results
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count
+# Of a normed state, the one before it and the values of the first layer -> the result and those values.
+TimeMix = Callable[
+    [Build, GraphLayer, StateInput, GraphTensor, GraphTensor, GraphTensor | None],
+    tuple[GraphTensor, GraphTensor | None],
+]
+ChannelMix = Callable[[GraphLayer, GraphTensor, GraphTensor], GraphTensor]
+MIXES = 5  # w, k, v, r, g
 
 
 class LayerPlace(NamedTuple):
@@ -126,10 +125,6 @@ def _shaped(build: Build, cur: GraphTensor) -> GraphTensor:
     return ggml.reshape(cur, build.hparams.n_embd, build.sizes.n_seq_tokens, build.sizes.n_seqs)
 
 
-def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
-    return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
-
-
 def _one_token(cur: GraphTensor) -> GraphTensor:
     """Of each sequence."""
     return ggml.view(cur, cur.ne[0], 1, cur.ne[2], strides=cur.nb[1:3])
@@ -158,6 +153,205 @@ def _store_shift(build: Build, layer: GraphLayer, shift: GraphTensor) -> None:
     cache, _ = _shift_cache(build, layer)
     size = cache.ne[0] * build.sizes.n_seqs
     build.expand(ggml.cpy(ggml.view(shift, size), ggml.view(cache, size)))
+
+
+def channel_mix_6(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
+    change = ggml.sub(before, cur)
+    keys, gates = (
+        ggml.add(ggml.mul(change, layer[f"channel_mix_lerp_{side}"]), cur) for side in ("k", "r")
+    )
+    gate = ggml.unary(ggml.mul_mat(layer["channel_mix_receptance"], gates))
+    key = ggml.sqr(ggml.unary(ggml.mul_mat(layer["channel_mix_key"], keys)))
+    return ggml.mul(gate, ggml.mul_mat(layer["channel_mix_value"], key))
+
+
+def channel_mix_7(layer: GraphLayer, cur: GraphTensor, before: GraphTensor) -> GraphTensor:
+    change = ggml.sub(before, cur)
+    key = ggml.add(ggml.mul(change, layer["channel_mix_lerp_k"]), cur)
+    key = ggml.sqr(ggml.unary(ggml.mul_mat(layer["channel_mix_key"], key)))
+    return ggml.mul_mat(layer["channel_mix_value"], key)
+
+
+def time_mix_6(
+    build: Build,
+    layer: GraphLayer,
+    rs: StateInput,
+    cur: GraphTensor,
+    before: GraphTensor,
+    _first: GraphTensor | None,
+) -> tuple[GraphTensor, None]:
+    """build_rwkv6_time_mix. Without time_mix_first it is that of QRWKV: gated linear attention."""
+    is_qrwkv = "time_mix_first" not in layer
+    w, k, v, r, g = _mixed_6(build, layer, cur, before)
+    r, k, v = (
+        _biased(layer, name, one) for name, one in (("receptance", r), ("key", k), ("value", v))
+    )
+    g = ggml.unary(ggml.mul_mat(layer["time_mix_gate"], g))
+    k, v = _heads(build, layer, k), _heads(build, layer, v)
+    r, w = _cut(build, r), _cut(build, _decay_6(layer, w))
+    if is_qrwkv:
+        k = ggml.sub(k, ggml.mul(k, w))
+    memory = _memory(build, layer, rs)
+    if is_qrwkv:
+        out = ggml.linear_attention("GATED_LINEAR_ATTN", k, memory, k, v, r, w, memory)
+    else:
+        own = layer["time_mix_first"]
+        out = ggml.linear_attention("RWKV_WKV6", k, memory, k, v, r, own, w, memory)
+    cur = _remembered(build, layer, out)
+    cur = _flat(build, cur) if is_qrwkv else _normed(build, layer, cur)
+    return _projected(build, layer, ggml.mul(cur, g)), None
+
+
+def _mixed_6(
+    build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
+) -> list[GraphTensor]:
+    """Five mixtures of each token with the one before it."""
+    width, tokens = build.hparams.n_embd, build.n_tokens
+    change, cur = _flat(build, ggml.sub(before, cur)), _flat(build, cur)
+    mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_x"]), cur)
+    w1, w2 = layer["time_mix_w1"], layer["time_mix_w2"]
+    mix = ggml.unary(ggml.mul_mat(w1, mix))
+    mix = ggml.reshape(mix, w1.ne[1] // MIXES, 1, MIXES, tokens)
+    mix = ggml.cont(ggml.permute(mix, 0, 1, 3, 2))
+    mix = ggml.mul_mat(ggml.reshape(w2, w2.ne[0], w2.ne[1], 1, MIXES), mix)
+    if (fused := layer.weight("time_mix_lerp_fused")) is not None:
+        change, cur = (ggml.reshape(one, width, 1, tokens) for one in (change, cur))
+        mix = ggml.add(ggml.mul(ggml.add(mix, fused), change), cur)
+        return [ggml.view(mix, width, tokens, strides=(mix.nb[1],)) for _ in range(MIXES)]
+    views = [ggml.view(mix, width, tokens, strides=(mix.nb[1],)) for _ in range(MIXES)]
+    return [
+        ggml.add(ggml.mul(ggml.add(one, layer[f"time_mix_lerp_{side}"]), change), cur)
+        for side, one in zip("wkvrg", views, strict=True)
+    ]
+
+
+def _biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
+    cur = ggml.mul_mat(layer[f"time_mix_{name}"], cur)
+    bias = layer.bias(f"time_mix_{name}")
+    return cur if bias is None else ggml.add(cur, bias)
+
+
+def _heads(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    """Fewer heads of keys and values are repeated."""
+    size, kv_heads = _head_size(build), layer.facts.n_head_kv
+    heads = build.hparams.n_embd // size
+    if kv_heads not in {0, heads}:
+        cur = ggml.reshape(cur, size, 1, kv_heads, build.n_tokens)
+        cur = ggml.repeat(cur, size, heads // kv_heads, kv_heads, build.n_tokens)
+    return _cut(build, cur)
+
+
+def _decay_6(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    cur = ggml.unary(ggml.mul_mat(layer["time_mix_decay_w1"], cur))
+    cur = ggml.add(ggml.mul_mat(layer["time_mix_decay_w2"], cur), layer["time_mix_decay"])
+    return ggml.unary(ggml.unary(ggml.unary(cur)))
+
+
+def time_mix_7(  # noqa: PLR0917 - a TimeMix
+    build: Build,
+    layer: GraphLayer,
+    rs: StateInput,
+    cur: GraphTensor,
+    before: GraphTensor,
+    first: GraphTensor | None,
+) -> tuple[GraphTensor, GraphTensor]:
+    """build_rwkv7_time_mix."""
+    r, w, k, v, a, *g = _mixed_7(build, layer, cur, before)
+    r = ggml.mul_mat(layer["time_mix_receptance"], r)
+    w = ggml.unary(ggml.scale(ggml.unary(_low_rank(layer, "w", w, curved=True))))
+    k = ggml.mul_mat(layer["time_mix_key"], k)
+    v, first = _values_7(layer, v, first)
+    gate = [_gate_7(layer, one) for one in g]
+    a = ggml.unary(_low_rank(layer, "a", a))
+    turned = ggml.l2_norm(_cut(build, ggml.mul(k, layer["time_mix_k_k"])))
+    scaled = ggml.mul(k, layer["time_mix_k_a"])
+    k = ggml.add(k, ggml.sub(ggml.mul(a, scaled), scaled))
+    r, w, k, v, a = (_cut(build, one) for one in (r, w, k, v, a))
+    memory = _memory(build, layer, rs)
+    changes = (ggml.unary(turned), ggml.mul(turned, a))
+    out = ggml.linear_attention("RWKV_WKV7", k, memory, r, w, k, v, *changes, memory)
+    cur = _remembered(build, layer, out)
+    has_norm = "time_mix_ln" in layer and layer.bias("time_mix_ln") is not None
+    cur = _normed(build, layer, cur) if has_norm else _flat(build, cur)
+    own = ggml.reshape(layer["time_mix_r_k"], _head_size(build), k.ne[1])
+    bonus = ggml.sum_rows(ggml.mul(ggml.mul(k, r), own))
+    cur = ggml.add(cur, _flat(build, ggml.mul(v, bonus)))
+    for one in gate:
+        cur = ggml.mul(cur, one)
+    return _projected(build, layer, cur), first
+
+
+def _mixed_7(
+    build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
+) -> list[GraphTensor]:
+    """Five mixtures, and a sixth where there is a gate."""
+    gated = "time_mix_g1" in layer and "time_mix_g2" in layer
+    count = MIXES + gated
+    change = ggml.repeat(ggml.sub(before, cur), *cur.ne[:3], count)
+    mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_fused"]), cur)
+    return [ggml.view(mix, cur.ne[0], build.n_tokens, strides=(mix.nb[1],)) for _ in range(count)]
+
+
+def _low_rank(
+    layer: GraphLayer, side: str, cur: GraphTensor, *, curved: bool = False
+) -> GraphTensor:
+    cur = ggml.mul_mat(layer[f"time_mix_{side}1"], cur)
+    cur = ggml.mul_mat(layer[f"time_mix_{side}2"], ggml.unary(cur) if curved else cur)
+    return ggml.add(cur, layer[f"time_mix_{side}0"])
+
+
+def _values_7(
+    layer: GraphLayer, cur: GraphTensor, first: GraphTensor | None
+) -> tuple[GraphTensor, GraphTensor]:
+    """Drawn towards those of the first layer."""
+    values = ggml.mul_mat(layer["time_mix_value"], cur)
+    if first is None:
+        return values, values
+    pull = ggml.unary(_low_rank(layer, "v", cur))
+    return ggml.add(values, ggml.mul(ggml.sub(first, values), pull)), first
+
+
+def _gate_7(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    cur = ggml.unary(ggml.mul_mat(layer["time_mix_g1"], cur))
+    return ggml.mul_mat(layer["time_mix_g2"], cur)
+
+
+def _head_size(build: Build) -> int:
+    return build.hparams.whole("wkv.head_size")
+
+
+def _cut(build: Build, cur: GraphTensor) -> GraphTensor:
+    size = _head_size(build)
+    return ggml.reshape(cur, size, build.hparams.n_embd // size, build.n_tokens)
+
+
+def _flat(build: Build, cur: GraphTensor) -> GraphTensor:
+    return ggml.reshape(cur, build.hparams.n_embd, build.n_tokens)
+
+
+def _memory(build: Build, layer: GraphLayer, rs: StateInput) -> GraphTensor:
+    width = build.hparams.n_embd * _head_size(build)
+    return read_states(build, rs, state(build, layer, "s", width), width)
+
+
+def _remembered(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
+    """New states go to the cache; what is left are the tokens."""
+    width, seqs = build.hparams.n_embd * _head_size(build), build.sizes.n_seqs
+    cache = state(build, layer, "s", width)
+    tokens = ggml.view(out, build.hparams.n_embd * build.n_tokens)
+    build.expand(ggml.cpy(ggml.view(out, width * seqs), ggml.view(cache, width * seqs)))
+    return tokens
+
+
+def _normed(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    cur = _flat(build, ggml.norm(_cut(build, cur)))
+    return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.need("time_mix_ln.bias"))
+
+
+def _projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
+    cur = ggml.mul_mat(layer["time_mix_output"], cur)
+    sizes = build.sizes
+    return ggml.reshape(cur, build.hparams.n_embd, sizes.n_seq_tokens, sizes.n_seqs)
 
 
 RWKV: Mapping[str, Rwkv] = {

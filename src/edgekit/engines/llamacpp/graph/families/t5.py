@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.families.heads import results
 from edgekit.engines.llamacpp.graph.llama.attention import (
     PLAIN,
     AttnInput,
@@ -25,8 +24,8 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
 from edgekit.engines.llamacpp.graph.llama.matrices import normalize
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.llama.outputs import results
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraphError
 from edgekit.errors import RefusedError
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.attention import AttnInput, Extras, attend, input_auto
+from edgekit.engines.llamacpp.graph.llama.attention import (
+    AttnInput,
+    Extras,
+    attend,
+    input_auto,
+    input_kv,
+    input_kv_iswa,
+)
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     Act,
@@ -18,14 +25,14 @@ from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
-from edgekit.engines.llamacpp.graph.llama.qkv import qkv
+from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project, qkv
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.graph.llama.recurrent import StateInput
+    from edgekit.engines.llamacpp.graph.llama.cache import StateInput
 
 QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
+MROPE_SECTIONS = 4  # positions of a token in a picture: GGML_MROPE_SECTIONS
 
 
 def every_layer(_hparams: Hparams, _il: int) -> bool:
@@ -43,9 +50,6 @@ def sliding_layers(hparams: Hparams, il: int) -> bool:
 def not_each(period: int) -> Callable[[Hparams, int], bool]:
     """All but each so manieth layer."""
     return lambda _hparams, il: (il + 1) % period != 0
-
-
-MROPE_SECTIONS = 4  # positions of a token in a picture: GGML_MROPE_SECTIONS
 
 
 def one_position(_hparams: Hparams) -> int:
@@ -293,3 +297,56 @@ def in_heads(build: Build, layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTe
         ggml.reshape(one, width, count, build.n_tokens)
         for one, width, count in zip(qkv, widths, counts, strict=True)
     ]
+
+
+USUAL: Mapping[str, Transformer] = {
+    "llama": Transformer(attn_input=input_kv),
+    "smollm3": Transformer(attn_input=input_kv, rope=not_each(4)),
+    "gemma2": Transformer(
+        attn_input=input_kv_iswa,
+        scaled_embd=True,
+        scaled_q=True,
+        softcap=1,
+        post_norms=True,
+        logit_softcap=lambda _hparams: True,
+    ),
+    "gemma3": Transformer(
+        scaled_embd=True,
+        scaled_q=True,
+        post_norms=True,
+        logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
+    ),
+    "phi3": Transformer(
+        attn_input=input_kv, scaled_q=True, act=Act.FUSED, gated=False, residual_first=True
+    ),
+    "gpt-oss": Transformer(
+        attn_input=input_kv_iswa,
+        predicts=True,
+        ffn_norm="post_attention_norm",
+        routing=lambda _hparams: Routing(gating=Gating.SOFTMAX_WEIGHT, norm_w=False),
+    ),
+    "glm4": Transformer(
+        n_pos=sections_if_stated, attn_input=input_kv, post_norms=True, act=Act.FUSED, gated=False
+    ),
+    "glm4moe": Transformer(
+        n_pos=sections_if_stated,
+        attn_input=input_kv,
+        ffn_norm="post_attention_norm",
+        routing=lambda hparams: stated_routing(hparams, Gating.SIGMOID),
+    ),
+    "olmo2": Transformer(flat_qk_norm=True, post_norms=True, ffn_norm=None),
+    "command-r": Transformer(
+        attn_input=input_kv,
+        norm=Norm.LAYER,
+        parallel=True,
+        logit_scale=lambda hparams: bool(hparams.real("logit_scale")),
+    ),
+    "cohere2": Transformer(
+        attn_input=input_kv_iswa,
+        norm=Norm.LAYER,
+        parallel=True,
+        rope=sliding_layers,
+        logit_scale=lambda hparams: bool(hparams.real("logit_scale")),
+    ),
+    "starcoder2": Transformer(attn_input=input_kv, norm=Norm.LAYER, gated=False),
+}

@@ -12,8 +12,7 @@ from edgekit.engines.llamacpp.graph.dims import Size
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
 from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, NoGraphError
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.formats.dtype import TensorType
 

@@ -7,11 +7,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.cgraph import Graph
 from edgekit.engines.llamacpp.graph.dims import Dim, Size
 from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, I64, GraphTensor, Home, shape
-from edgekit.engines.llamacpp.graph.types import MissingTensorError, NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import (
+    F32,
+    I32,
+    I64,
+    Graph,
+    GraphTensor,
+    Home,
+    MissingTensorError,
+    NoGraphError,
+    shape,
+)
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.formats.dtype import TensorType
 

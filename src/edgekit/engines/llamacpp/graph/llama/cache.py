@@ -1,11 +1,18 @@
-"""The key and value cache in a graph: rows are written at indices and read back as views (llama-kv-cache.cpp)."""
+"""Caches and states in a graph: rows are written at indices and read back as views.
+
+Follows llama-kv-cache.cpp, and build_rs of llama-graph.cpp for the states of recurrent layers.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Size
 from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, row_bytes
+from edgekit.engines.llamacpp.versions import Rules
 
 
 def _keys(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
@@ -91,3 +98,99 @@ def _one_stream(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTens
     if not build.options.streams:
         return cache
     return ggml.reshape(cache, cur.ne[0] * cur.ne[1], cache.ne[1] * cache.ne[2])
+
+
+GetRows = Callable[[GraphTensor, GraphTensor], GraphTensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateInput:
+    """Rows of the sequences in the batch, and of those that are only moved: none when all are in it."""
+
+    copy: GraphTensor
+    main: GraphTensor
+    extra: GraphTensor
+
+
+def input_rs(build: Build) -> StateInput:
+    """build_rs_inp."""
+    count = build.sizes.n_seqs
+    copy = ggml.graph_input(I32, count, name="rs_s_copy")
+    others = 0 if build.options.rules < Rules.V0_6 else count - 1
+    return StateInput(copy=copy, main=ggml.view(copy, count), extra=ggml.view(copy, others))
+
+
+def state(build: Build, layer: GraphLayer, side: str, width: Size) -> GraphTensor:
+    """The cache of a layer's states: "r" of the convolution, "s" of the recurrence."""
+    return build.cache(f"cache_{side}_l{layer.index}", F32, width, build.sizes.n_seqs)
+
+
+def read_states(
+    build: Build,
+    given: StateInput,
+    cache: GraphTensor,
+    width: Size,
+    *,
+    get_rows: GetRows | None = None,
+) -> GraphTensor:
+    """build_rs: one row is cleared, those of the batch are read, the others are written back."""
+    rows = ggml.reshape(cache, width, cache.ne[1])
+    build.expand(ggml.scale_inplace(ggml.view(rows, width)))
+    find = _find_apart if build.options.rules < Rules.V0_6 else _find
+    found, others = find(build, given, rows, get_rows)
+    build.expand(ggml.cpy(others, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
+    return found
+
+
+def _find_apart(
+    build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
+) -> tuple[GraphTensor, GraphTensor]:
+    """0.5: the others are looked up by themselves, and there are none."""
+    found = (get_rows or ggml.get_rows)(rows, given.main)
+    build.expand(found)
+    return found, ggml.get_rows(rows, given.extra)
+
+
+def _find(
+    build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
+) -> tuple[GraphTensor, GraphTensor]:
+    """0.6: all rows are looked up, or all but one where the operation finds its own; the others are seen in them.
+
+    So the graph is the same for any number of sequences in a batch.
+    """
+    count = build.sizes.n_seqs
+    if get_rows is None:
+        every = ggml.get_rows(rows, given.copy)
+        found = ggml.view(every, rows.ne[0], count, strides=(every.nb[1],))
+    else:
+        found = get_rows(rows, given.main)
+    build.expand(found)
+    if get_rows is not None:
+        every = ggml.get_rows(rows, given.extra)
+    return found, ggml.view(every, rows.ne[0], 0, strides=(every.nb[1],))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideCache:
+    name: str
+    width: int
+    cells: Size
+
+    def _tensor(self, build: Build, layer: GraphLayer) -> GraphTensor:
+        name, streams = f"cache_k_{self.name}_l{layer.index}", build.sizes.n_stream
+        return build.cache(name, build.options.type_k, self.width, self.cells, streams)
+
+    def store(self, build: Build, layer: GraphLayer, k: GraphTensor, idxs: GraphTensor) -> None:
+        """`k` is [width, 1, rows]. Indices count through all streams."""
+        into = self._tensor(build, layer)
+        if build.options.streams:
+            into = ggml.reshape(into, self.width, self.cells * build.sizes.n_stream)
+        rows = ggml.view(k, self.width, k.ne[2], strides=(k.nb[2],))
+        build.expand(ggml.set_rows(into, rows, idxs))
+
+    def read(self, build: Build, layer: GraphLayer) -> GraphTensor:
+        """All of it, as [width, 1, cells, streams]."""
+        cache = self._tensor(build, layer)
+        row = row_bytes(cache.type, self.width)
+        strides = (row, row, row * self.cells)
+        return ggml.view(cache, self.width, 1, self.cells, build.sizes.n_stream, strides=strides)

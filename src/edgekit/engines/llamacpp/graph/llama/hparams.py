@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from edgekit.engines.llamacpp.graph.types import NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.errors import HeaderError
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import GgufKeys

@@ -1,12 +1,16 @@
-"""Products with weights, norms and rotations (build_lora_mm, build_norm, llama_mul_mat_hadamard)."""
+"""Products with weights, norms, rotations, and queries, keys and values out of one hidden state.
+
+Follows build_lora_mm, build_norm, build_qkv and llama_mul_mat_hadamard.
+"""
 
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import RefusedError
 
@@ -66,3 +70,87 @@ def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTens
     flatten = ggml.reshape if whole else ggml.cont
     flat = flatten(cur, width, cur.elements // width)
     return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)
+
+
+class Heads(NamedTuple):
+    """Width and number of heads of queries, keys and values."""
+
+    q: tuple[int, int]
+    k: tuple[int, int]
+    v: tuple[int, int]
+
+    @classmethod
+    def of(cls, layer: GraphLayer) -> Heads:
+        facts = layer.facts
+        return cls(
+            (facts.n_embd_head_k, facts.n_head),
+            (facts.n_embd_head_k, facts.n_head_kv),
+            (facts.n_embd_head_v, facts.n_head_kv),
+        )
+
+
+def qkv(
+    build: Build,
+    layer: GraphLayer,
+    cur: GraphTensor,
+    *,
+    heads: Heads | None = None,
+    flat: bool = False,
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+    """Each as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
+    heads = heads or Heads.of(layer)
+    clamped = not flat and build.hparams.real("attention.clamp_kqv") > 0
+    if "attn_qkv" in layer:
+        return _fused(build, layer, cur, heads, flat=flat, clamped=clamped)
+    q, k, v = (_separate(layer, name, cur, clamped=clamped) for name in ("q", "k", "v"))
+    if flat:
+        return q, k, v
+    return (
+        ggml.reshape(q, *heads.q, build.n_tokens),
+        ggml.reshape(k, *heads.k, build.n_tokens),
+        ggml.reshape(v, *heads.v, build.n_tokens),
+    )
+
+
+def _separate(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) -> GraphTensor:
+    name = f"attn_{side}"
+    cur = project(layer[name], cur, scale=layer.scale(name))
+    if (bias := layer.bias(name)) is not None:
+        cur = ggml.add(cur, bias)
+    return ggml.clamp(cur) if clamped else cur
+
+
+def _fused(
+    build: Build, layer: GraphLayer, cur: GraphTensor, heads: Heads, *, flat: bool, clamped: bool
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+    cur = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
+    if (bias := _fused_bias(layer)) is not None:
+        cur = ggml.add(cur, bias)
+    if clamped:
+        cur = ggml.clamp(cur)
+    if flat:
+        q, k, v = (
+            ggml.cont(ggml.view(cur, width * count, build.n_tokens, strides=(cur.nb[1],)))
+            for width, count in heads
+        )
+    else:
+        q, k, v = (
+            ggml.view(
+                cur,
+                width,
+                count,
+                build.n_tokens,
+                strides=(row_bytes(cur.type, width), cur.nb[1]),
+            )
+            for width, count in heads
+        )
+    return q, k, v
+
+
+def _fused_bias(layer: GraphLayer) -> GraphTensor | None:
+    """One for all three, or three that are put together."""
+    whole = layer.bias("attn_qkv")
+    q, k, v = (layer.bias(f"attn_{side}") for side in ("q", "k", "v"))
+    if whole is None and q is not None and k is not None and v is not None:
+        return ggml.concat(ggml.concat(q, k, 0), v, 0)
+    return whole

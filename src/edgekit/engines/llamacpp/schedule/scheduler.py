@@ -1,0 +1,340 @@
+"""A graph and several backends -> which node runs where, what is copied, and what stays alive.
+
+ggml_backend_sched_split_graph @ 0c1e570. The host is always the last backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.tensor import Graph, GraphTensor, Home
+from edgekit.engines.llamacpp.graph.trace import Buffer, PlacedGraph
+from edgekit.machine.types import Pool
+
+VIEW_OPS = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
+MAX_SOURCES = 10  # ggml.h: GGML_MAX_SRC
+COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, where several devices work in turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledBackend:
+    """`supports`: whether it can run a node; `wants`: whether it runs one whose weights lie on the host.
+
+    `optimize`: the order in which it runs the nodes of a split, and for some of them what is freed only after them.
+    """
+
+    pool: Pool
+    buffer: Buffer
+    supports: Callable[[GraphTensor], bool] = lambda _: True
+    wants: Callable[[GraphTensor], bool] = lambda _: False
+    optimize: Callable[
+        [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
+    ] = lambda nodes: (nodes, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledMachine:
+    """`homes`: the backend in whose memory each weight or cache lies; `copies` of every input that is copied."""
+
+    backends: tuple[ScheduledBackend, ...]
+    homes: Mapping[GraphTensor, int]
+    copies: int = 1
+
+    @property
+    def host(self) -> int:
+        return len(self.backends) - 1
+
+    def home_of(self, tensor: GraphTensor) -> int | None:
+        """Where the data of a weight, a cache or a view of one lies; None for what the allocator places."""
+        return self.homes.get(tensor.view_src or tensor)
+
+    def can_run(self, backend: int, node: GraphTensor) -> bool:
+        """A device runs nothing on data that lies on another device."""
+        host = len(self.backends) - 1
+        if backend < host and host > 1:
+            for source in node.src:
+                if self.homes.get(source, host) not in (backend, host):
+                    return False
+        return self.backends[backend].supports(node)
+
+
+def is_weight(tensor: GraphTensor) -> bool:
+    return tensor.home is Home.WEIGHTS
+
+
+def strided_bytes(tensor: GraphTensor) -> Size:
+    """What a copy of a view takes more than its elements, because it keeps the view's strides (ggml_nbytes)."""
+    if tensor.strides is None:
+        return 0
+    kind, ne, nb = tensor.type, tensor.ne, tensor.nb
+    row = ne[0] * nb[0] // kind.block_elements if kind.block_elements > 1 else (ne[0] - 1) * nb[0]
+    total = row + (0 if kind.block_elements > 1 else kind.block_bytes)
+    for dimension, stride in zip(ne[1:], nb[1:], strict=True):
+        total = total + (dimension - 1) * stride
+    return total - tensor.bytes
+
+
+Assignment = dict[GraphTensor, int]
+
+# Their weights are too small to decide where they run.
+INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
+
+
+def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
+    found = _by_location((*graph.leafs, *graph.nodes), machine)
+    working = [node for node in graph.nodes if node.op not in VIEW_OPS]
+    _expand(working, found, machine, devices_only=True)
+    _expand(reversed(working), found, machine, devices_only=True)
+    _expand(working, found, machine, devices_only=False)
+    _expand(reversed(working), found, machine, devices_only=False)
+    for node in working:
+        if node not in found:
+            found[node] = _best(node, found, machine)
+    _settle(graph.nodes, found, machine)
+    return found
+
+
+def _by_location(tensors: Iterable[GraphTensor], machine: ScheduledMachine) -> Assignment:
+    """Where tensors must be because of what they are made from (backend_id_from_cur)."""
+    found: Assignment = {}
+    homes, host = machine.homes, machine.host
+    for tensor in tensors:
+        chosen = homes.get(tensor.view_src or tensor)
+        if chosen is None:
+            chosen = host if tensor.is_input else _by_weight(tensor, machine)
+        if chosen is not None:
+            found[tensor] = chosen
+    return found
+
+
+def _by_weight(node: GraphTensor, machine: ScheduledMachine) -> int | None:
+    if node.op not in INDIFFERENT:
+        for source in node.src:
+            if source.home is Home.WEIGHTS:
+                return _beside(node, machine.homes[source], machine)
+    return None
+
+
+def _beside(node: GraphTensor, home: int, machine: ScheduledMachine) -> int | None:
+    """Where its weight lies, or on a device that finds a large batch worth the copy of the weight."""
+    if home == machine.host:
+        for backend in range(machine.host):
+            if machine.can_run(backend, node) and machine.backends[backend].wants(node):
+                return backend
+    return home if machine.can_run(home, node) else None
+
+
+def _expand(
+    nodes: Iterable[GraphTensor],
+    found: Assignment,
+    machine: ScheduledMachine,
+    *,
+    devices_only: bool,
+) -> None:
+    """Nodes without a backend take that of their neighbour."""
+    current: int | None = None
+    host = machine.host
+    for node in nodes:
+        have = found.get(node)
+        if have is not None:
+            current = None if devices_only and have == host else have
+        elif current is not None and machine.can_run(current, node):
+            found[node] = current
+
+
+def _best(node: GraphTensor, found: Assignment, machine: ScheduledMachine) -> int:
+    """The backend that can read most of its sources where they are."""
+    best, most = machine.host, -1
+    for backend in range(len(machine.backends)):
+        if machine.can_run(backend, node):
+            readable = sum(1 for source in node.src if _known(source, found) == backend)
+            if readable > most:
+                best, most = backend, readable
+    return best
+
+
+def _known(source: GraphTensor, found: Assignment) -> int | None:
+    have = found.get(source)
+    return found.get(source.view_src) if have is None and source.view_src is not None else have
+
+
+def _settle(nodes: Iterable[GraphTensor], found: Assignment, machine: ScheduledMachine) -> None:
+    """Views go with what they are views of, sources with their reader."""
+    for node in nodes:
+        if node not in found and node.view_src is not None and node.view_src in found:
+            found[node] = found[node.view_src]
+        for source in node.src:
+            if source in found:
+                continue
+            chosen = found.get(node) if source.view_src is None else found.get(source.view_src)
+            if chosen is not None:
+                found[source] = chosen
+        if node not in found:
+            found[node] = next(i for i in range(len(machine.backends)) if machine.can_run(i, node))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Split:
+    backend: int
+    start: int
+    inputs: list[GraphTensor] = field(default_factory=list)
+
+
+class _Splitter:
+    """Walks the nodes in order; sources on another backend are replaced by copies."""
+
+    def __init__(self, graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> None:
+        self.graph = graph
+        self.machine = machine
+        self.assignment = assignment
+        self.copies: dict[tuple[GraphTensor, int], list[GraphTensor]] = {}
+        self.splits: list[_Split] = []
+
+    def walk(self) -> None:
+        nodes, assignment = self.graph.nodes, self.assignment
+        first = next((node for node in nodes if node.op not in VIEW_OPS), nodes[0])
+        self.splits.append(_Split(backend=assignment[first], start=0))
+        for i, node in enumerate(nodes):
+            if node.op in VIEW_OPS:
+                continue
+            current, backend = self.splits[-1], assignment[node]
+            elsewhere = [
+                source
+                for source in node.src
+                if assignment[source] != backend and self._is_elsewhere(source, backend)
+            ]
+            if backend != current.backend or _wants_fresh_split(elsewhere, current):
+                current = _Split(backend=backend, start=i)
+                self.splits.append(current)
+            if elsewhere:
+                self._copy_inputs(node, elsewhere, current)
+
+    def _is_elsewhere(self, source: GraphTensor, backend: int) -> bool:
+        """Not in memory that the backend can read either."""
+        home = self.machine.home_of(source)
+        return (self.assignment[source] if home is None else home) != backend
+
+    def _copy_inputs(self, node: GraphTensor, sources: list[GraphTensor], current: _Split) -> None:
+        for source in sources:
+            key = (source, current.backend)
+            if key not in self.copies:
+                self.copies[key] = [self._copy(source) for _ in range(self.machine.copies)]
+                current.inputs.append(source)
+        node.src = tuple(
+            self.copies[source, current.backend][0] if source in sources else source
+            for source in node.src
+        )
+
+    def _copy(self, source: GraphTensor) -> GraphTensor:
+        many = self.machine.copies > 1
+        return GraphTensor(
+            op="NONE",
+            type=source.type,
+            ne=source.ne,
+            strides=source.strides,
+            is_input=many,
+            is_output=many,
+            copied=source if is_weight(source.view_src or source) else None,
+        )
+
+
+def _wants_fresh_split(elsewhere: list[GraphTensor], current: _Split) -> bool:
+    """A further weight from the host: the memory of the copies before it can be used again."""
+    return bool(current.inputs) and any(map(is_weight, elsewhere))
+
+
+def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
+    """The graph as the allocator gets it. The sources of `graph`'s nodes are changed."""
+    walker = _Splitter(graph, assignment, machine)
+    walker.walk()
+    nodes: list[GraphTensor] = []
+    buffers: list[int] = []
+    marks: list[int] = []
+    pending = iter([*(one.nodes for one in graph.marks), len(graph.nodes) + 1])
+    mark = next(pending)
+    ends = [one.start for one in walker.splits[1:]] + [len(graph.nodes)]
+    for one, end in zip(walker.splits, ends, strict=True):
+        own, kept = machine.backends[one.backend].optimize(graph.nodes[one.start : end])
+        while one.start == mark:
+            marks.append(len(nodes))
+            mark = next(pending)
+        for tensor, buffer in _inputs(one, walker):
+            nodes.append(tensor)
+            buffers.append(buffer)
+        for i, node in enumerate(own, one.start):
+            while i == mark:
+                marks.append(len(nodes))
+                mark = next(pending)
+            nodes.append(node)
+            buffers.append(assignment[node])
+            if node in kept:
+                held = _kept_alive(kept[node])
+                nodes += held
+                buffers += [one.backend] * len(held)
+    marks += [len(nodes)] * (len(graph.marks) - len(marks))
+    leafs, leaf_buffers = _leafs(graph, walker)
+    return PlacedGraph(
+        nodes=nodes,
+        leafs=leafs,
+        node_buffers=buffers,
+        leaf_buffers=leaf_buffers,
+        buffers=tuple(backend.buffer for backend in machine.backends),
+        marks=marks,
+        leafs_of=_with_leafs(nodes, walker) if machine.copies > 1 else (),
+    )
+
+
+def _with_leafs(nodes: list[GraphTensor], walker: _Splitter) -> list[int]:
+    """Where nodes are whose copies are leafs."""
+    copied = {source for source, _ in walker.copies}
+    return [i for i, node in enumerate(nodes) if node in copied]
+
+
+def _inputs(one: _Split, walker: _Splitter) -> Iterator[tuple[GraphTensor, int]]:
+    """Each input is held until it is copied, and its copy is placed when the split begins."""
+    for source in one.inputs:
+        yield _holding(source), walker.assignment[source]
+        yield walker.copies[source, one.backend][0], one.backend
+
+
+def _kept_alive(tensors: list[GraphTensor]) -> list[GraphTensor]:
+    starts = range(0, len(tensors), MAX_SOURCES)
+    return [_holding(*tensors[start : start + MAX_SOURCES]) for start in starts]
+
+
+def _holding(*tensors: GraphTensor) -> GraphTensor:
+    """A node that does nothing but to read them."""
+    first = tensors[0]
+    return GraphTensor(
+        op="NONE",
+        type=first.type,
+        ne=first.ne,
+        strides=first.strides,
+        src=tensors,
+        view_src=first.view_src or first,
+    )
+
+
+def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[GraphTensor], list[int]]:
+    """With several copies of the inputs all of them are placed first and never freed."""
+    leafs: list[GraphTensor] = []
+    buffers: list[int] = []
+    assignment, machine = walker.assignment, walker.machine
+    if machine.copies > 1:
+        for leaf in (one for one in graph.leafs if one.is_input):
+            own = walker.copies.get((leaf, assignment[leaf]))
+            if own is None:
+                leaf.is_output = True
+                own = [leaf, *(walker._copy(leaf) for _ in range(machine.copies - 1))]  # noqa: SLF001 - of this file
+            leafs += own
+            buffers += [assignment[leaf]] * len(own)
+        for one in walker.splits:
+            for source in one.inputs:
+                own = walker.copies[source, one.backend]
+                leafs += own
+                buffers += [one.backend] * len(own)
+    leafs += graph.leafs
+    buffers += [assignment.get(leaf, machine.host) for leaf in graph.leafs]
+    return leafs, buffers
