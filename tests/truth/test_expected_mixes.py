@@ -13,9 +13,9 @@ from tests.thoroughness import LONG, sampled
 from edgekit.engines.llamacpp.conversion import source_model
 from edgekit.engines.llamacpp.quantization import (
     MixFacts,
+    directory_tensors,
     facts_of_header,
     in_order,
-    laid_tensors,
     quantize,
 )
 from edgekit.errors import RefusedError
@@ -32,7 +32,7 @@ def header_at(model: str, quant: str = "F16") -> ModelHeader:
 @cache
 def plain_tensors(model: str) -> tuple[tuple[GgufTensor, ...], MixFacts]:
     header = header_at(model)
-    return laid_tensors(header), facts_of_header(header)
+    return directory_tensors(header), facts_of_header(header)
 
 
 def test_every_tensor_gets_the_type_that_llama_cpp_gives_it() -> None:

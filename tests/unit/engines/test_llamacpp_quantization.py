@@ -14,9 +14,9 @@ from edgekit.engines.llamacpp.quantization import (
     CONDITIONS,
     MixFacts,
     MixRow,
+    directory_tensors,
     facts_of_header,
     in_order,
-    laid_tensors,
     mix_row,
     mix_rows,
     quantize,
@@ -166,7 +166,7 @@ def test_every_named_mix_has_rules() -> None:
 
 def test_a_directory_that_was_not_read_is_no_directory() -> None:
     with pytest.raises(UsageError, match="needs a GGUF file with its whole header"):
-        laid_tensors(gguf_header({"general.architecture": "llama"}))
+        directory_tensors(gguf_header({"general.architecture": "llama"}))
 
 
 def test_from_a_config_alone_it_is_modelled() -> None:

@@ -20,10 +20,10 @@ from edgekit.engines.llamacpp.gguf_tensors import (
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantization import (
     USUAL_MIXES,
+    directory_tensors,
     facts_of_geometry,
     facts_of_header,
     in_order,
-    laid_tensors,
 )
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.mixes import stated_mix
@@ -51,7 +51,7 @@ LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
 
 
 def likely_mix(model: Model) -> str:
-    """The one that the file's key or name states, unless the file is too small for it; else the nearest by size."""
+    """The mix that the file's key or name states, unless the file is too small for it; else the nearest by size."""
     size, tag = model.header.file_bytes, quant_tag(model.header.name)
     stated = stated_mix(model.header.keys) or (tag if tag in USUAL_MIXES else None)
     if stated is not None and (size is None or _tensor_bytes(model, stated) <= size * (1 + WITHIN)):
@@ -61,7 +61,7 @@ def likely_mix(model: Model) -> str:
             "neither the quantisation nor the size of the file is known: read its whole header",
             file=model.header.name,
         )
-    # They are sorted: the first that is no larger than the file. What is left over is added.
+    # The largest that is not larger than the file; the rest of the file becomes a line of its own.
     place = bisect_left(USUAL_MIXES, -size, key=lambda name: -_tensor_bytes(model, name))
     return USUAL_MIXES[min(place, len(USUAL_MIXES) - 1)]
 
@@ -71,7 +71,7 @@ def _tensor_bytes(model: Model, mix: str) -> int:
 
 
 def mixed_model(model: Model, mix: str) -> MixedModel:
-    """The model at that mix. Its tensors are laid out once, for all mixes."""
+    """The model at that mix. What llama-quantize would read is worked out once for all mixes."""
     source = prepare(model).source_model.get(lambda: source_model(model.header, model.geometry))
     return source.at_mix(mix)
 
@@ -112,16 +112,21 @@ def convert(model: Model, mix: str) -> Converted:
 
 
 def _with_head(model: Model, mix: str) -> Model:
-    """Keys do not say whether the output head is a matrix of its own; the size of the file does."""
+    """Keys do not say whether the output head is a separate matrix: the size of the file does."""
     if model.geometry.tied_embeddings is not None:
         return model
-    apart, tied = prepare(model).apart_and_tied.get(lambda: _heads(model))
+    apart, tied = prepare(model).apart_and_tied.get(
+        lambda: (
+            replace(model, geometry=replace(model.geometry, tied_embeddings=False)),
+            replace(model, geometry=replace(model.geometry, tied_embeddings=True)),
+        )
+    )
     size = model.header.file_bytes
     if size is None:
         return apart
 
     def misfit(one: Model) -> tuple[bool, bool, int]:
-        """Not of that size, another number of tensors, how far from the size."""
+        """Whether the size is off, whether the number of tensors is, and by how many bytes."""
         mixed = mixed_model(one, mix)
         away = abs(size - mixed.tensor_bytes)
         other = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
@@ -130,52 +135,38 @@ def _with_head(model: Model, mix: str) -> Model:
     return prepare(model).likely_heads.get(mix, lambda: min((apart, tied), key=misfit))
 
 
-def _heads(model: Model) -> tuple[Model, Model]:
-    """The model with an output head of its own, and with the embedding as its head."""
-    apart, tied = (replace(model.geometry, tied_embeddings=one) for one in (False, True))
-    return Model(header=model.header, geometry=apart), Model(header=model.header, geometry=tied)
-
-
 def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
     """What llama.cpp's loader makes of the layers that a config.json describes."""
-    name = geometry.architecture
-    changes: dict[str, Any] = {}
-    if not conversion_of(name).keeps_windows:
-        changes["span"], changes["span_tokens"] = Span.ALL, 0
-    if known_architecture(name).full_heads:
-        changes["absorbed"] = False
-    layers = tuple(
-        replace(layer, mixer=_changed(layer.mixer, changes)) for layer in geometry.layers
-    )
-    blocks = 0 if conversion_of(name).drops_prediction else geometry.mtp_layers
+    conversion = conversion_of(geometry.architecture)
+    spans: dict[str, Any] = {} if conversion.keeps_windows else {"span": Span.ALL, "span_tokens": 0}
+    full_heads = known_architecture(geometry.architecture).full_heads
+
+    def changed(kind: LayerKind) -> LayerKind:
+        match kind:
+            case LatentAttention():
+                return replace(kind, **spans, absorbed=kind.absorbed and not full_heads)
+            case Attention():
+                return replace(kind, **spans)
+            case HybridLayer() | SharedCache():
+                return replace(kind, attention=replace(kind.attention, **spans))
+            case _:
+                return kind
+
     return replace(
-        geometry, layers=layers, mtp_layers=blocks, architecture=gguf_architecture(geometry)
+        geometry,
+        architecture=gguf_architecture(geometry),
+        layers=tuple(replace(layer, mixer=changed(layer.mixer)) for layer in geometry.layers),
+        mtp_layers=0 if conversion.drops_prediction else geometry.mtp_layers,
     )
-
-
-def _changed(kind: LayerKind, changes: dict[str, Any]) -> LayerKind:
-    match kind:
-        case LatentAttention():
-            return replace(kind, **changes)
-        case Attention():
-            return _attention(kind, changes)
-        case HybridLayer() | SharedCache():
-            return replace(kind, attention=_attention(kind.attention, changes))
-        case _:
-            return kind
-
-
-def _attention(kind: Attention, changes: dict[str, Any]) -> Attention:
-    return replace(kind, **{name: value for name, value in changes.items() if name != "absorbed"})
 
 
 def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
-    """From the directory of a GGUF where there is one, else from the tensors its geometry implies.
+    """From the tensors in a GGUF's header; without them, from those that its geometry implies.
 
-    UnknownArchitectureError for a family without a list of tensors.
+    Raises UnknownArchitectureError where these cannot be derived.
     """
     if header.keys and header.tensors:
-        laid = laid_tensors(header)
+        laid = directory_tensors(header)
         return SourceModel(
             tensors=in_order(laid),
             facts=facts_of_header(header),
@@ -194,15 +185,15 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
 def _counted(
     geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
 ) -> tuple[GgufTensor, ...]:
-    """Keys do not state every switch, nor tables of rope factors: the number of tensors in the file tells them.
+    """The keys of a GGUF do not state every switch, nor its rope tables: the number of tensors in the file shows them.
 
-    Where no two switches make up for the difference, the tensors are those that most files of the family have.
+    If no two switches explain the difference, the tensors are those that most files of the architecture have.
     """
     first = gguf_tensors(geometry, words)
     if count is None or len(first) == count:
         return first
     usual = switches(tensor_recipe(geometry.architecture))
-    bare = replace(geometry, mtp_layers=0)  # a file may leave out the blocks of prediction
+    bare = replace(geometry, mtp_layers=0)  # a file may lack the prediction blocks
     for one in dict.fromkeys((geometry, bare)):
         for turned in (few for size in range(3) for few in combinations(usual, size)):
             section = {**words, **{word: not words.get(word, usual[word]) for word in turned}}

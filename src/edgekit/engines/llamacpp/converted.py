@@ -12,7 +12,7 @@ from edgekit.formats.types import GgufTensor
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.model.types import Model
 
-WITHIN = 0.005  # of a config alone: rope tables, and tensors a converter adds or drops
+WITHIN = 0.005  # from a config alone: rope tables, and tensors that a converter adds or drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class MixedModel:
 
     @property
     def within(self) -> float | None:
-        """How far off it may be, as a share."""
+        """The largest expected error, as a share."""
         return WITHIN if self.basis is Basis.MODELLED else None
 
     @property
@@ -84,7 +84,7 @@ class Converted:
         return self._as_layers(line)
 
     def _as_layers(self, line: MemoryLine) -> MemoryLine:
-        """The tensors were made out of the layers."""
+        """The tensors were derived from the layers."""
         return no_better_than(line, self.model.geometry.basis, WITHIN)
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:

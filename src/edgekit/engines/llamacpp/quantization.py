@@ -61,13 +61,13 @@ class TensorCategory(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixFacts:
-    """What the rules ask about a model."""
+    """What the choice depends on."""
 
     architecture: str  # as GGUF names it
-    layers: int  # prediction blocks counted in
+    layers: int  # with prediction blocks
     experts: int = 0
-    group: int = 1  # heads that share a KV head in layer 0; 0: it has none
-    seventy: bool = False  # llama.cpp takes it for the 70B
+    group: int = 1  # heads per KV head in layer 0; 0: no heads
+    seventy: bool = False  # llama.cpp calls it a "70B"
     tied: bool = False
 
 
@@ -179,8 +179,8 @@ def mix_row(mix: str) -> MixRow:
     return row
 
 
-# Where a row's length is no multiple of the block: the type that stands in (tensor_type_fallback).
-STAND_INS = {
+# The type that is used where the block does not divide a row (tensor_type_fallback).
+FALLBACKS = {
     **dict.fromkeys(
         ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
     ),
@@ -194,7 +194,7 @@ STAND_INS = {
 _TIME_MIX = ("first", "w0", "w1", "w2", "v0", "v1", "v2", "a0", "a1", "a2", "g1", "g2", "decay_w1", "decay_w2",
              "lerp_fused")
 # fmt: on
-# Parts of names whose tensors stay as they are (tensor_allows_quantization).
+# Tensors with these in their names are not quantised (tensor_allows_quantization).
 KEPT_PARTS = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -230,9 +230,8 @@ class SourceTensor(NamedTuple):
 
 def in_order(tensors: Iterable[GgufTensor]) -> tuple[SourceTensor, ...]:
     """Block by block, as llama-quantize reads them."""
-    known: dict[
-        tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]
-    ] = {}  # by what they depend on
+    # What a tensor is depends only on its name within the block and on its shape.
+    known: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
     found = []
     for one in tensors:
         block = _BLOCK.match(one.name)
@@ -347,7 +346,7 @@ def _is_quantised(tensor: GgufTensor) -> bool:
 
 
 def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
-    """Without the outermost ones of length 1, as ggml counts them."""
+    """Without outer dimensions of length 1, as ggml counts them."""
     shape = tensor.shape
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
@@ -355,45 +354,17 @@ def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
 
 
 def _fitting(name: str, tensor: GgufTensor) -> TensorType:
-    """The type itself, or what stands in for it when its blocks do not divide a row."""
+    """The type itself, or its fallback if its blocks do not divide a row."""
     wanted, row = by_name(name), tensor.shape[-1]
     if row % wanted.block_elements == 0:
         return wanted
-    if name not in STAND_INS and wanted.block_elements > 32:
+    if name not in FALLBACKS and wanted.block_elements > 32:
         raise RefusedError(
             f"llama-quantize has no fallback for {name} in {unquoted(tensor.name)}: rows "
             f"of {row:,} are not a multiple of {wanted.block_elements}"
         )
-    stand_in = by_name(STAND_INS.get(name, name))
-    return by_name("F16") if row % stand_in.block_elements else stand_in
-
-
-def _is_seventy(architecture: str, layers: int, *, alone: bool) -> bool:
-    seventy = 0 < layers == known_architecture(architecture).layers_of_70b
-    return seventy and not (architecture == "llama" and alone)
-
-
-def _first(header: ModelHeader, key: str) -> int | None:
-    """A number, or that of layer 0."""
-    value = header.keys.get(key)
-    if isinstance(value, tuple):
-        value = value[0] if value else None
-    return value if isinstance(value, int) else None
-
-
-def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
-    """Heads and KV heads of layer 0 as a GGUF states them: one for MLA, none for a recurrence that has a list."""
-    for layer in geometry.layers[
-        : 1 if conversion_of(geometry.architecture).lists_kv_heads else None
-    ]:
-        kind = layer.mixer
-        if isinstance(kind, (SharedCache, NoCache)):
-            kind = kind.attention or kind
-        if isinstance(kind, LatentAttention):
-            return kind.heads, 1 if kind.absorbed else kind.heads
-        if isinstance(kind, Attention):
-            return kind.heads, kind.kv_heads
-    return 0, 0
+    fallback = by_name(FALLBACKS.get(name, name))
+    return by_name("F16") if row % fallback.block_elements else fallback
 
 
 # -- models -------------------------------------------------------------------------------------
@@ -417,7 +388,7 @@ def facts_of_header(header: ModelHeader) -> MixFacts:
 
 
 def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
-    """The same before there is a GGUF; `architecture` is the name it would have."""
+    """From the geometry, before there is a GGUF; `architecture` is its name there."""
     heads, kv_heads = _group_of(geometry)
     layers = len(geometry.layers) // geometry.loops
     return MixFacts(
@@ -430,11 +401,39 @@ def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
     )
 
 
-def laid_tensors(header: ModelHeader) -> tuple[GgufTensor, ...]:
-    """The directory of a GGUF. UsageError when it was not read, or is none."""
+def directory_tensors(header: ModelHeader) -> tuple[GgufTensor, ...]:
+    """The tensors of a GGUF. Raises UsageError if its header was not read to the end, or it is another format."""
     if header.tensors is None or not header.keys:
         raise UsageError(f"{header.name}: needs a GGUF file with its whole header")
     return tuple(
         GgufTensor(name=tensor.name, shape=tensor.shape or (1,), type=tensor.type)
         for tensor in header.tensors
     )
+
+
+def _is_seventy(architecture: str, layers: int, *, alone: bool) -> bool:
+    seventy = 0 < layers == known_architecture(architecture).layers_of_70b
+    return seventy and not (architecture == "llama" and alone)
+
+
+def _first(header: ModelHeader, key: str) -> int | None:
+    """A number, or the one of layer 0."""
+    value = header.keys.get(key)
+    if isinstance(value, tuple):
+        value = value[0] if value else None
+    return value if isinstance(value, int) else None
+
+
+def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
+    """Heads and KV heads of layer 0 as a GGUF states them. MLA has one KV head."""
+    for layer in geometry.layers[
+        : 1 if conversion_of(geometry.architecture).lists_kv_heads else None
+    ]:
+        kind = layer.mixer
+        if isinstance(kind, (SharedCache, NoCache)):
+            kind = kind.attention or kind
+        if isinstance(kind, LatentAttention):
+            return kind.heads, 1 if kind.absorbed else kind.heads
+        if isinstance(kind, Attention):
+            return kind.heads, kind.kv_heads
+    return 0, 0
