@@ -1,10 +1,12 @@
-"""Options of a tier: the table of everything that can be set -> a load and a setup, and back."""
+"""The flags of a tier: one table that is read into a load and a setup, and back."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edgekit.bill.cache_types import cache_type
+from edgekit.bill.spill import Purpose
 from edgekit.engines.flags import (
     CONTEXT,
     CacheFlags,
@@ -17,33 +19,18 @@ from edgekit.engines.flags import (
     yes_no,
 )
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.bill.cache_types import CacheType
-    from edgekit.bill.spill import Purpose
+if TYPE_CHECKING:
     from edgekit.bill.types import Load, MemoryEstimate
     from edgekit.engines.memo.estimate import MemoSetup
 
-
-def _cache_type(name: str) -> CacheType:
-    from edgekit.bill.cache_types import cache_type
-
-    return cache_type(name)
-
-
-def _purpose(name: str) -> Purpose:
-    from edgekit.bill.spill import Purpose
-
-    return Purpose(name)
-
-
-_CACHE = Meaning(_cache_type, lambda kind: kind.name)
+_CACHE = Meaning(cache_type, lambda kind: kind.name)
 FLAGS: tuple[Flag, ...] = (
     Flag(("--prefer-accurate-kv",), "prefer_accurate_kv", "accuracy of the cache before length of the context", row=yes_no),
     Flag(("--no-drafter",), "no_drafter", "do not look for a draft model", field="may_draft", meaning=Meaning(lambda given: not given, lambda may: not may), row=yes_no),
     Flag(("--latency",), "latency", "longest wait for spilled cache pages: text or voice", "FOR", one_of("text", "voice"), field="purpose",
-         meaning=Meaning(_purpose, lambda purpose: purpose.value), row=text),
+         meaning=Meaning(Purpose, lambda purpose: purpose.value), row=text),
 )  # fmt: skip
-# There is no flag for these.
+# Only in rows and in Python.
 ROW_ONLY = (
     Flag((), "type_k", "", "TYPE", field="cache_k", meaning=_CACHE, row=text),
     Flag((), "type_v", "", "TYPE", field="cache_v", meaning=_CACHE, row=text),
@@ -61,7 +48,7 @@ def default_setup() -> MemoSetup:
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as it was resolved."""
+    """The load in words, as it was resolved."""
     facts: dict[str, Any] = dict(estimate.facts)
     each = f" for each of {facts['windows']}" if facts["windows"] > 1 else ""
     many = f", {load.sequences} sequences" if (load.sequences or 1) > 1 else ""
