@@ -1,4 +1,4 @@
-"""TABLE of tensor names -> what a tensor is for. GGUF and safetensors names in one list; the first match counts."""
+"""What a tensor is for, by its name in a GGUF or in safetensors. The first pattern that matches counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Role(enum.Enum):
     OTHER = "other"
 
 
-# '#' stands for any number: names are matched after their digits are replaced.
+# '#' matches any number: digits are replaced before names are matched.
 # fmt: off
 _TABLE = (
     (r"\.nextn\.|(^|\.)mtp[._]|(^|\.)eh_proj", Role.MTP),
@@ -41,17 +41,34 @@ _TABLE = (
 # fmt: on
 _RULES = tuple((re.compile(pattern.replace("#", "#+")), role) for pattern, role in _TABLE)
 _NUMBERS = str.maketrans("0123456789", "#" * 10)
-_HEADS = ("head", "output", "embed_out", "cls")  # in every name that the output's rule matches
+_HEADS = (
+    "head",
+    "output",
+    "embed_out",
+    "cls",
+)  # every name that the pattern of the output head matches has one of these
 _BLOCK = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks)\.(\d{1,9})\.")
 
-# Names with their digits hidden: a few hundred in a real file; what comes after these is "other".
-_MOST_SHAPES = 1_024
+# Names that differ in more than their digits: a few hundred in a real file. Any beyond the limit are "other".
+_MOST_NAMES = 1_024
 
 
 def roles_of(tensors: Iterable[Tensor], *, layers: int | None = None) -> tuple[Role, ...]:
-    """What each tensor is for; blocks past the last layer predict further tokens."""
+    """The role of each tensor. Blocks beyond `layers` predict further tokens (MTP)."""
     known: dict[str, Role] = {}
-    return tuple(_role(tensor.name, layers, known) for tensor in tensors)
+    found = []
+    for tensor in tensors:
+        name = tensor.name.translate(_NUMBERS)
+        role = known.get(name)
+        if role is None:
+            matches = _RULES if len(known) < _MOST_NAMES else ()
+            role = next((one for rule, one in matches if rule.search(name)), Role.OTHER)
+            known[name] = role
+        if layers is not None and role is not Role.TOWER and name != tensor.name:
+            block = block_of(tensor.name)
+            role = Role.MTP if block is not None and block >= layers else role
+        found.append(role)
+    return tuple(found)
 
 
 def block_of(name: str) -> int | None:
@@ -63,19 +80,3 @@ def block_of(name: str) -> int | None:
 def has_output_head(tensors: Iterable[Tensor]) -> bool:
     likely = (tensor for tensor in tensors if any(part in tensor.name for part in _HEADS))
     return Role.OUTPUT in roles_of(likely)
-
-
-def _role(name: str, layers: int | None, known: dict[str, Role]) -> Role:
-    shape = name.translate(_NUMBERS)
-    role = known.get(shape)
-    if role is None:
-        role = _match(shape) if len(known) < _MOST_SHAPES else Role.OTHER
-        known[shape] = role
-    if layers is None or role is Role.TOWER or shape == name:  # no digits: in no block
-        return role
-    block = block_of(name)
-    return Role.MTP if block is not None and block >= layers else role
-
-
-def _match(shape: str) -> Role:
-    return next((role for rule, role in _RULES if rule.search(shape)), Role.OTHER)

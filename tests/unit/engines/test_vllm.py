@@ -18,7 +18,7 @@ from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.caches import BY_NAME
 from edgekit.engines.vllm.flags import read_row, values
 from edgekit.engines.vllm.models import VllmModel, vllm_model
-from edgekit.engines.vllm.module_names import Named
+from edgekit.engines.vllm.module_names import ListedModules
 from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import Gpu, VllmSetup
 from edgekit.errors import EdgekitError, RefusedError, UsageError
@@ -480,7 +480,7 @@ def test_experts_in_mxfp4_are_padded_where_marlin_runs() -> None:
     ],
 )
 def test_module_names(pattern: str, role: TensorRole, layer: int, *, covered: bool) -> None:
-    assert Named([pattern], "llama").covers(role, layer) is covered
+    assert ListedModules([pattern], "llama").covers(role, layer) is covered
 
 
 # --- the tensor directory

@@ -1,7 +1,7 @@
-"""Module names in a quantisation's lists -> which matrices of which layer are meant.
+"""The modules that a quantisation config lists, for example as not quantised -> the matrices they are, by layer.
 
-Writers spell them as full names, as parts of names, with asterisks, or as regular expressions. The expressions of
-strangers are not run: their wrapping is taken off, and the rest compared by whole segments.
+Config files have whole names, parts of names, wildcards or regular expressions. Expressions from a file are never run:
+their markup is stripped, and the rest is compared segment by segment.
 """
 
 from __future__ import annotations
@@ -47,12 +47,10 @@ LEAVES: Mapping[TensorRole, tuple[str, ...]] = {
 _OUTSIDE_MLP = dict.fromkeys(
     (TensorRole.EXPERT_GATE, TensorRole.EXPERT_UP, TensorRole.EXPERT_DOWN), ("experts",)
 )
-MOST_PATTERNS = 20_000  # real lists have up to a few thousand: some modules of every layer
+MOST_PATTERNS = 20_000  # real lists have a few thousand: some modules of every layer
 
 
-class Named:
-    """Answers whether a matrix is among the modules that are listed."""
-
+class ListedModules:
     def __init__(self, patterns: Sequence[str], architecture: str) -> None:
         outside = _OUTSIDE_MLP if vllm_model(architecture).experts_outside_mlp else {}
         leaves = {**LEAVES, **outside}
@@ -69,7 +67,7 @@ class Named:
 
 
 def _covered(rest: str, leaves: Mapping[TensorRole, tuple[str, ...]]) -> frozenset[TensorRole]:
-    """Roles with a module that is `rest`, stands inside it or ends with it."""
+    """Roles whose module name has `rest` as whole segments."""
     inner = f".{rest}."
     return frozenset(
         role
@@ -79,7 +77,7 @@ def _covered(rest: str, leaves: Mapping[TensorRole, tuple[str, ...]]) -> frozens
 
 
 def _parse(pattern: str) -> tuple[int | None, str]:
-    """(layer, what is left of the name): "model.layers.3.mlp.gate" is (3, "mlp.gate")."""
+    """(layer, rest of the name): "model.layers.3.mlp.gate" is (3, "mlp.gate")."""
     text = pattern.removeprefix("re:").replace("\\", "").replace(".*", "*").replace("d+", "*")
     text = text.strip("^$*.()")
     _, found, after = text.rpartition("layers.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import weakest
-from edgekit.engines.vllm.module_names import Named
+from edgekit.engines.vllm.module_names import ListedModules
 from edgekit.errors import RefusedError
 from edgekit.model.tensor_recipes import TensorRole
 
@@ -84,9 +84,9 @@ class SchemePlan:
     """Which scheme each matrix gets."""
 
     schemes: tuple[
-        tuple[Named | None, Scheme], ...
+        tuple[ListedModules | None, Scheme], ...
     ]  # None: all matrices; the first that names one counts
-    ignored: Named
+    ignored: ListedModules
     online: bool = False  # the files hold plain numbers: vLLM quantises them while it loads
 
     @property
@@ -115,10 +115,12 @@ def read_plan(config: Mapping[str, Any], architecture: str, asked: str | None) -
         scheme = _online(asked)
         if scheme is None:
             return None
-        return SchemePlan(schemes=((None, scheme),), ignored=Named((), architecture), online=True)
+        return SchemePlan(
+            schemes=((None, scheme),), ignored=ListedModules((), architecture), online=True
+        )
     method = _method(stated)
     schemes = tuple(_read(method, stated, architecture))
-    return SchemePlan(schemes=schemes, ignored=Named(_ignored(stated), architecture))
+    return SchemePlan(schemes=schemes, ignored=ListedModules(_ignored(stated), architecture))
 
 
 def _method(stated: Mapping[str, Any]) -> str:
@@ -160,7 +162,7 @@ def _online(asked: str | None) -> Scheme | None:
 
 def _read(
     method: str, stated: Mapping[str, Any], architecture: str
-) -> Iterator[tuple[Named | None, Scheme]]:
+) -> Iterator[tuple[ListedModules | None, Scheme]]:
     if "awq" in method or "gptq" in method:
         yield None, _grouped(method, stated)
     elif method.startswith("modelopt") or method == "compressed-tensors":
@@ -202,7 +204,7 @@ def _fp8(stated: Mapping[str, Any]) -> Scheme:
 
 def _by_group(
     method: str, stated: Mapping[str, Any], architecture: str
-) -> Iterator[tuple[Named | None, Scheme]]:
+) -> Iterator[tuple[ListedModules | None, Scheme]]:
     """Groups of modules, each with its own numbers; a group that names classes has all the rest."""
     base = _MODELOPT if method.startswith("modelopt") else _COMPRESSED
     groups = stated.get("config_groups")
@@ -216,12 +218,12 @@ def _by_group(
         yield None, _by_algorithm(base, stated)
 
 
-def _targets(group: Mapping[str, Any], architecture: str) -> Named | None:
+def _targets(group: Mapping[str, Any], architecture: str) -> ListedModules | None:
     targets = group.get("targets")
     names = [x for x in targets if isinstance(x, str)] if isinstance(targets, list) else []
     if not names or any("." not in name for name in names):  # "Linear": a class
         return None
-    return Named(names, architecture)
+    return ListedModules(names, architecture)
 
 
 _MODELOPT = Scheme(method="modelopt", weight_bits=16, attention_numbers=4, latent_numbers=4)
