@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from edgekit.bill.types import Job
 from edgekit.engines import engine_name, engine_named, engine_names
 from edgekit.engines.flags import (
     COMMON,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     import argparse
 
     from edgekit.bill.spill import Purpose
-    from edgekit.bill.types import Job, Price
+    from edgekit.bill.types import Price
     from edgekit.catalog.types import ModelPurpose
     from edgekit.machine.types import Machine
     from edgekit.model.open import OpenModel
@@ -409,8 +410,6 @@ def _latency(word: str) -> Purpose:
 
 
 def _job(text: str) -> Job:
-    from edgekit.bill.types import Job
-
     prompt, plus, new = text.partition("+")
     if not plus:
         raise UsageError(
@@ -422,7 +421,6 @@ def _job(text: str) -> Job:
 def _python_job(job: tuple[int, int] | None) -> Job | None:
     if job is None:
         return None
-    from edgekit.bill.types import Job
 
     try:
         prompt, new = job

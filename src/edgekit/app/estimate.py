@@ -16,6 +16,7 @@ from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
+from edgekit.machine.what_if import what_if_machine
 from edgekit.model.open import OpenModel
 from edgekit.model.types import ModelGeometry
 from edgekit.request import ALL, Request, Session, Values
@@ -91,7 +92,6 @@ def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:
     devices, vram = request.devices, request.vram
     if not devices and vram is None:
         return dict(values)
-    from edgekit.machine.what_if import what_if_machine
 
     cards = what_if_machine(devices=devices, vram=vram).devices
     found = engine_named(engine).values_on_cards(cards, devices) if cards else {}

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.app.answers import Check
 from edgekit.app.calibrate import remember_rows
-from edgekit.app.check import check_opened
+from edgekit.app.check import check_named, check_opened
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.task import NEXT_TO_MODEL, NO_PROJECTOR_SIZE
 from edgekit.bill.spill import Purpose
@@ -30,13 +31,13 @@ from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, Sou
 from edgekit.formats.mixes import mix_by_name
 from edgekit.machine import detect
 from edgekit.machine.types import MemoryLimit
+from edgekit.model.open import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.download import Found, find_weights
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Container, Origin, Reach
 
 if TYPE_CHECKING:
-    from edgekit.app.answers import Check
     from edgekit.catalog.types import Entry
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.program import EngineProgram, Starter, Up
@@ -166,8 +167,6 @@ def fetch(
     _refuse_or_warn(judged, session)
     weights = _weights(reference, published, judged, session)
     if published:
-        from edgekit.model.open import open_model
-
         judged = judge(request, open_model(weights.model), job, session)
         _refuse_or_warn(judged, session)
     return judged, weights
@@ -193,8 +192,6 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
 
 def _stored(name: str, reach: Reach) -> OpenModel | None:
     """A file of that name that another program has on this machine: Ollama, LM Studio, the hub's cache."""
-    from edgekit.model.open import open_model
-
     try:
         return open_model(name, reach=replace(reach, network=False))
     except SourceError:
@@ -221,8 +218,6 @@ def _weights(
     reference: str, published: tuple[str, ...], judged: Judged, session: Session
 ) -> LocalWeights:
     """Remote ones are downloaded, now that the verdict is known."""
-    from edgekit.sources.download import find_weights
-
     request, reach, confirm = judged.request, session.reach, session.confirm
     several = _program(request).loads_shards
 
@@ -403,9 +398,6 @@ def open_published(
 
 def _chosen_mix(named: ResolvedModel, request: Request) -> str:
     """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
-    from edgekit.app.answers import Check
-    from edgekit.app.check import check_named
-
     (found,) = check_named(named, request, Session(reach=Reach(network=False)))
     if not isinstance(found, Check):
         raise found.error

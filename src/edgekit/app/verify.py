@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from edgekit.app.calibrate import remember_load
 from edgekit.app.open import ResolvedModel, open_as_stored
 from edgekit.engines import engine_named
+from edgekit.engines.options import read_quant
 from edgekit.errors import EdgekitError
+from edgekit.machine import detect
 from edgekit.request import Request, Session
+from edgekit.sources import locate
 
 if TYPE_CHECKING:
     from edgekit.app.calibrate import Remembered
@@ -38,9 +42,6 @@ def verify(
     asked = verifier.asked(found)
     if not really:
         return Verified(found, asked)
-    from edgekit.app.calibrate import remember_load
-    from edgekit.machine import detect
-
     try:
         return Verified(found, asked, remember_load(found, detect()))
     except EdgekitError as error:
@@ -49,9 +50,6 @@ def verify(
 
 def _files(reference: str, request: Request, session: Session, verifier: Verifier) -> ModelFiles:
     """The files of a model. One of the catalog has a header generated from its facts, at Q4_K_M or as requested."""
-    from edgekit.engines.options import read_quant
-    from edgekit.sources import locate
-
     (engine,), quant, reach = request.engines, request.quant, session.reach
     known = open_as_stored(
         reference,

@@ -41,10 +41,13 @@ from edgekit.report.embed import (
     done_text,
     plan_json,
     plan_text,
+    progress_line,
     vectors_json,
     vectors_text,
 )
 from edgekit.report.json import json_text
+from edgekit.sources.download import find_weights
+from edgekit.terminal import printable
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:
@@ -78,8 +81,6 @@ class EmbedArguments:
 
     def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> EmbedArguments:
         """With the path of the model in place of its name."""
-        from edgekit.sources.download import find_weights
-
         found = find_weights(self.model, reach=reach, confirm=confirm)
         return replace(self, model=str(found.path))
 
@@ -154,8 +155,6 @@ def _limits(file_bytes: int | None, tokens: int | None) -> Limits:
 
 def run_asked(asked: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
     """The job from end to end; None where nobody reads its output any more."""
-    from edgekit.embed import open_embedder
-
     kind = output_format(arguments.output)
     _check_apart(asked, arguments)
     _import_all(kind, asked, arguments)
@@ -356,15 +355,11 @@ class _Job(NamedTuple):
 
 
 def _tell_bad(row: BadRow) -> None:
-    from edgekit.terminal import printable
-
     if sys.stderr is not None:
         print(printable(f"edgekit: row {row.number:,} skipped: {row.reason}"), file=sys.stderr)
 
 
 def _model_identity(path: str) -> dict[str, Any]:
-    import hashlib
-
     with Path(path).open("rb") as file:
         status = os.fstat(file.fileno())
         begin = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
@@ -374,10 +369,11 @@ def _model_identity(path: str) -> dict[str, Any]:
 @contextmanager
 def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], None] | None]:
     """A line that is written over and over, for a person who looks at it."""
+    import hashlib  # see _import_all
+
     if arguments.quiet or arguments.json or not is_terminal(sys.stderr):
         yield None
         return
-    from edgekit.report.embed import progress_line
 
     next_s = 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -45,7 +46,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.plan.choice import check_users
-from edgekit.report.check import check_text
+from edgekit.report.check import check_json, check_text
 from edgekit.report.headline import headline
 from edgekit.report.json import json_text
 from edgekit.report.run import (
@@ -207,11 +208,6 @@ def _asking_first(
 def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:
     """The report of a verdict that is no: for programs on standard output, for people on standard error."""
     if as_json:
-        import json
-
-        from edgekit.report.check import check_json
-        from edgekit.report.json import json_text
-
         found = check_json(error.check)
         told = json.dumps(found) + "\n" if in_one_line else json_text(found)
         return told, error.exit_code
