@@ -360,6 +360,8 @@ def _tell_bad(row: BadRow) -> None:
 
 
 def _model_identity(path: str) -> dict[str, Any]:
+    import hashlib  # see _import_all
+
     with Path(path).open("rb") as file:
         status = os.fstat(file.fileno())
         begin = hashlib.sha256(file.read(_HASHED_BYTES)).hexdigest()
@@ -369,8 +371,6 @@ def _model_identity(path: str) -> dict[str, Any]:
 @contextmanager
 def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], None] | None]:
     """A line that is written over and over, for a person who looks at it."""
-    import hashlib  # see _import_all
-
     if arguments.quiet or arguments.json or not is_terminal(sys.stderr):
         yield None
         return
