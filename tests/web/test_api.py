@@ -859,7 +859,7 @@ def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
     found = open_model(str(write_model(tmp_path)))
     assert found.files is not None
     found = replace(found, files=replace(found.files, origin=origin))
-    named = kept_models.KeptNamed(name="org/name", catalog=read_catalog(), found=found)
+    named = kept_models.CachedModel(name="org/name", catalog=read_catalog(), found=found)
     clock, read = time.monotonic(), []
 
     def counted(*arguments: Any) -> Any:

@@ -119,7 +119,7 @@ def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]
     )
     if stated is None:
         stated = _derived_widths(hyper, layers, rule)
-    stated = tuple(hyper.own("feed_forward", i) or width for i, width in enumerate(stated))
+    stated = tuple(hyper.override("feed_forward", i) or width for i, width in enumerate(stated))
     if hyper.flag("width_is_raw"):
         # LFM2's own code shrinks the stated width by a third and rounds it.
         scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1

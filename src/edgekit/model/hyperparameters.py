@@ -230,12 +230,12 @@ class Hyper:
             return None
         return first_layers(self.named(name), items, layers, file=self.header.name)
 
-    def own(self, name: str, layer: int) -> int | None:
+    def override(self, name: str, layer: int) -> int | None:
         """The number that config.json gives for this layer alone (per_layer_config)."""
         if self._overrides is None:
             self._overrides = _by_layer(self.raw("layer_overrides"))
-        override = self._overrides.get(layer, {})
-        values = (override.get(spelling) for spelling in SPELLINGS[name].config)
+        values_of_layer = self._overrides.get(layer, {})
+        values = (values_of_layer.get(spelling) for spelling in SPELLINGS[name].config)
         value = next((value for value in values if value is not None), None)
         return None if value is None else self.whole(name, value)
 

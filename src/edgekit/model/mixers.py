@@ -129,15 +129,15 @@ def _attention(
     elif hyper.flag("values_are_keys") is not False:  # Gemma 4 states them only then
         kv_heads = hyper.number("global_kv_heads") or kv_heads
     even_share = hyper.need("hidden") // heads if heads else 0
-    heads = hyper.own("heads", layer) or heads
-    kv_heads = hyper.own("kv_heads", layer) or kv_heads
+    heads = hyper.override("heads", layer) or heads
+    kv_heads = hyper.override("kv_heads", layer) or kv_heads
     if heads == 0 or kv_heads == 0 or heads % kv_heads:
         raise HeaderError(
             f"{heads} attention heads cannot be divided evenly among {kv_heads} KV heads",
             file=hyper.header.name,
         )
     key_dim = (
-        hyper.own("key_dim", layer)
+        hyper.override("key_dim", layer)
         or hyper.number("window_key_dim" if is_sliding else "global_key_dim")
         or hyper.number("key_dim")
         or even_share
@@ -150,7 +150,7 @@ def _attention(
     )
     if not key_dim or not value_dim:
         raise hyper.missing("key_dim")
-    window = hyper.own("window", layer) if is_sliding else None
+    window = hyper.override("window", layer) if is_sliding else None
     return Attention(
         heads=heads,
         kv_heads=kv_heads,

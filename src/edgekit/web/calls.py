@@ -37,7 +37,7 @@ from edgekit.report.tables import answers_json
 from edgekit.request import Request, Session
 from edgekit.web import requests
 from edgekit.web.failures import about
-from edgekit.web.models import KeptNamed
+from edgekit.web.models import CachedModel
 from edgekit.web.references import (
     allowed,
     allowed_request,
@@ -69,7 +69,7 @@ def _request(state: WebState, asked: Any) -> Request:
     return replace(request, machine=machine_now(request))
 
 
-def _named(state: WebState, asked: Any, request: Request, watch: CallWatch) -> KeptNamed:
+def _named(state: WebState, asked: Any, request: Request, watch: CallWatch) -> CachedModel:
     """The model at the quantisation that was given separately from its name."""
     with about("model"):
         named = state.models.named(asked.model, watch)
@@ -80,7 +80,7 @@ def _named(state: WebState, asked: Any, request: Request, watch: CallWatch) -> K
     return quantised(named, quant) if other is None else state.models.named(other, watch)
 
 
-def _session(state: WebState, watch: CallWatch, named: KeptNamed | None = None) -> Session:
+def _session(state: WebState, watch: CallWatch, named: CachedModel | None = None) -> Session:
     pricing = None if named is None else named.pricing
     return Session(reach=reach_of(state.settings, watch), pricing=pricing)
 

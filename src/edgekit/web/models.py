@@ -52,8 +52,8 @@ Stamps = tuple[tuple[str, Stamp], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptNamed(ResolvedModel):
-    """A model by its name that remembers what was made of it for each engine."""
+class CachedModel(ResolvedModel):
+    """A resolved model with what was worked out for each engine."""
 
     by_engine: dict[str, OpenModel] = field(default_factory=dict, repr=False, compare=False)
     beside: dict[Beside, tuple[float, Price]] = field(
@@ -97,7 +97,7 @@ class KeptNamed(ResolvedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    named: KeptNamed
+    named: CachedModel
     stamps: Stamps  # of the files it rests on
     until_s: float  # by the monotonic clock
 
@@ -115,7 +115,7 @@ class _Flight:
         self.done = threading.Event()
         self.watch = CallWatch(client=client, progress=self._tell)  # the first one's
         self.waiting: list[CallWatch] = []
-        self.named: KeptNamed | None = None
+        self.named: CachedModel | None = None
         self.error: BaseException | None = None
 
     def _tell(self, line: str) -> None:
@@ -123,7 +123,7 @@ class _Flight:
             if watch.progress is not None:
                 watch.progress(line)
 
-    def answer(self) -> KeptNamed:
+    def answer(self) -> CachedModel:
         if self.error is not None:
             raise self.error
         assert self.named is not None  # noqa: S101 - done without an error
@@ -141,7 +141,7 @@ class OpenedModels:
         self._waiting = Places(most=WAITING_AT_ONCE, each=WAITING_EACH)
         self._openings = Places(most=OPENED_AT_ONCE, each=OPENED_EACH)
 
-    def named(self, reference: str, watch: CallWatch) -> KeptNamed:
+    def named(self, reference: str, watch: CallWatch) -> CachedModel:
         """Raises EdgekitError: what may not be named, cannot be read, was called off or took too long."""
         wanted = allowed(reference, self._settings)
         found = self._found(wanted)
@@ -158,7 +158,7 @@ class OpenedModels:
             watch.client, "too many models are being opened; try again in a moment"
         )
 
-    def _found(self, wanted: str) -> KeptNamed | None:
+    def _found(self, wanted: str) -> CachedModel | None:
         with self._lock:
             kept = self._kept.get(wanted)
         if kept is None or not kept.is_fresh:
@@ -173,7 +173,7 @@ class OpenedModels:
         for one in islice(reversed(self._kept.values()), WORKED_OUT, WORKED_OUT + 1):
             one.named.forget()
 
-    def _opened(self, wanted: str, watch: CallWatch) -> KeptNamed:
+    def _opened(self, wanted: str, watch: CallWatch) -> CachedModel:
         flight = self._join(wanted, watch)
         end = time.monotonic() + self._settings.timeout_s + PATIENCE_S
         try:
@@ -245,7 +245,7 @@ class OpenedModels:
         named = open_named(wanted, Session(reach=reach_of(self._settings, watch)))
         plain = {one.name: getattr(named, one.name) for one in fields(named)}
         return _Kept(
-            named=KeptNamed(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)
+            named=CachedModel(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)
         )
 
 
