@@ -202,7 +202,7 @@ def _disk(folder: Path, tell: Callable[[str], None]) -> tuple[Disk | None, str]:
         return None, f"{folder} is in RAM ({kind}), so its speed is not that of a disk"
     try:
         require_numpy()
-        from edgekit.engines.native.pages import measure
+        from edgekit.engines.native.cache import measure
 
         tell(f"writing and reading a test file in {folder}")
         speed = measure(folder)

@@ -52,7 +52,7 @@ from edgekit.units import parse_size
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
-    from edgekit.embed.opening import Choices
+    from edgekit.embed.open import Choices
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
 

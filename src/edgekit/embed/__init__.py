@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
-    from edgekit.embed.opening import Choices, open_embedder, plan_embedder
-    from edgekit.embed.plan import EmbedPlan
-    from edgekit.embed.types import Mode
+    from edgekit.embed.open import Choices, open_embedder, plan_embedder
+    from edgekit.embed.types import EmbedPlan, Mode
     from edgekit.engines.native.types import Limits, Pooling
 
 __all__ = [
@@ -32,14 +31,14 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Choices": "edgekit.embed.opening",
-    "EmbedPlan": "edgekit.embed.plan",
+    "Choices": "edgekit.embed.open",
+    "EmbedPlan": "edgekit.embed.types",
     "Embedder": "edgekit.embed.embedder",
     "Limits": "edgekit.engines.native.types",
     "Mode": "edgekit.embed.types",
     "Pooling": "edgekit.engines.native.types",
-    "open_embedder": "edgekit.embed.opening",
-    "plan_embedder": "edgekit.embed.opening",
+    "open_embedder": "edgekit.embed.open",
+    "plan_embedder": "edgekit.embed.open",
 }
 _EXTRA = frozenset({"numpy", "tokenizers"})
 

@@ -24,7 +24,7 @@ from edgekit.units import format_bytes
 if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
     from edgekit.embed.bulk.types import BulkStatus
-    from edgekit.embed.plan import EmbedPlan
+    from edgekit.embed.types import EmbedPlan
     from edgekit.engines.native.types import Floats
 
 _SHOWN_NUMBERS = 6  # of a vector

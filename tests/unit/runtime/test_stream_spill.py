@@ -14,10 +14,10 @@ from tests.thoroughness import costly
 from tests.threads import running, started_since
 
 from edgekit.bill.spill import Purpose
-from edgekit.engines.native import pages
-from edgekit.engines.native import pages as gate
+from edgekit.engines.native import cache as gate
+from edgekit.engines.native import cache as pages
+from edgekit.engines.native.cache import DiskSpeed, PageFile, measure
 from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
-from edgekit.engines.native.pages import DiskSpeed, PageFile, measure
 from edgekit.engines.native.types import Floats
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
 from edgekit.units import MIB

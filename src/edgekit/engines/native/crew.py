@@ -154,7 +154,7 @@ def _taken() -> threading.Lock:
 REPORT_EVERY_S = 0.005  # looking at the clock is cheap, looking at the memory is not
 
 
-class Progress:
+class PassProgress:
     """How much of a call is done, reported to a checkpoint every few milliseconds. Work is counted in any unit."""
 
     def __init__(self, checkpoint: Checkpoint, total: int) -> None:

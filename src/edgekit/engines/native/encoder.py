@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engines.native.crew import Crew, CrewMember, Progress, one_thread
+from edgekit.engines.native.crew import Crew, CrewMember, PassProgress, one_thread
 from edgekit.engines.native.encoder_plan import EncoderPlan
 from edgekit.engines.native.forward import Buffers, Pass, Tokens, make_buffers, make_worker
 from edgekit.engines.native.kernels.types import Kernels, Starts, TextAttention
@@ -116,12 +116,12 @@ class StreamedEncoder:
     def _encode(self, texts: Texts, into: Floats, checkpoint: Checkpoint) -> None:
         passes = list(self._passes(texts))
         chunks = sum(-(-sum(map(len, texts[place])) // self._plan.chunk_tokens) for place in passes)
-        progress = Progress(checkpoint, chunks * self._network.matrix_bytes)
+        progress = PassProgress(checkpoint, chunks * self._network.matrix_bytes)
         for place in passes:
             self._run(texts[place], into[place], place.start, progress)
         progress.finish()
 
-    def _run(self, texts: Texts, into: Floats, first: int, progress: Progress) -> None:
+    def _run(self, texts: Texts, into: Floats, first: int, progress: PassProgress) -> None:
         texts_pass = TextsPass(
             [len(text) for text in texts],
             plan=self._plan,
@@ -184,7 +184,7 @@ class TextsPass(Pass):
         crew: Crew,
         buffers: Buffers,
         rotary: tuple[Floats, ...],
-        progress: Progress,
+        progress: PassProgress,
     ) -> None:
         """`rotary`: cosines and sines of each position, if the model has them."""
         self._starts: Starts = np.zeros(len(lengths) + 1, np.int32)

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from edgekit.engines.native.buffers import PassPlan, arena_floats
 from edgekit.engines.native.cache import CacheRun, LayerCache, Packed
-from edgekit.engines.native.crew import Crew, CrewMember, Progress, Step, Task
+from edgekit.engines.native.crew import Crew, CrewMember, PassProgress, Step, Task
 from edgekit.engines.native.families import Position
 from edgekit.engines.native.kernels.types import BlockError, CacheAttention, CacheKind
 from edgekit.engines.native.layers import (
     FinishHeads,
     Gated,
-    Layer,
     LookUp,
     Matrix,
     Multiply,
+    NativeLayer,
     Network,
     Normalize,
     fill_tables,
@@ -88,7 +88,7 @@ class Pass:
         network: Network,
         crew: Crew,
         buffers: Buffers,
-        progress: Progress,
+        progress: PassProgress,
     ) -> None:
         self.tokens, self.plan, self.network = tokens, plan, network
         self.size, self.kernels = plan.model.dimensions, network.kernels
@@ -135,7 +135,7 @@ class Pass:
         """The tokens' rows of the embedding table, into x."""
         self.run_round(LookUp(self.network.embedding, ids, self.x).tasks(self.plan.tile_bytes))
 
-    def make_heads(self, layer: Layer, chunk: slice) -> None:
+    def make_heads(self, layer: NativeLayer, chunk: slice) -> None:
         """Queries, keys and values of a chunk, rotated to their positions."""
         x = self.x[chunk]
         if layer.norm_before is not None:
@@ -148,7 +148,7 @@ class Pass:
         )
         self.finish_heads(layer, chunk)
 
-    def finish_heads(self, layer: Layer, chunk: slice) -> None:
+    def finish_heads(self, layer: NativeLayer, chunk: slice) -> None:
         """Biases, norms and rotation."""
         rotates = self.size.rotary > 0
         steps = (
@@ -179,7 +179,7 @@ class Pass:
             self.plan.model.family.position is Position.ROPE_NEOX,
         )
 
-    def after_attention(self, layer: Layer, chunk: slice) -> None:
+    def after_attention(self, layer: NativeLayer, chunk: slice) -> None:
         """The sum of a layer's input and its attention, normalised: into x, or into the chunk's rows."""
         x, out = self.x[chunk], self.chunk_rows[: chunk.stop - chunk.start]
         self.multiply((layer.attention_out, self.attended[chunk], out))
@@ -203,7 +203,7 @@ class Pass:
 
         self.run_by_token(norm_first if self.plan.model.family.norm_first else norm_after, x)
 
-    def feed_forward(self, layer: Layer, chunk: slice) -> None:
+    def feed_forward(self, layer: NativeLayer, chunk: slice) -> None:
         x, out = self.x[chunk], self.chunk_rows[: chunk.stop - chunk.start]
         inner = self._arena[: len(x) * self.size.inner].reshape(len(x), self.size.inner)
         source = out if self.plan.model.family.norm_first else x
@@ -340,7 +340,7 @@ class StreamPass(Pass):
         crew: Crew,
         buffers: StreamBuffers,
         caches: Sequence[LayerCache],
-        progress: Progress,
+        progress: PassProgress,
     ) -> None:
         super().__init__(
             tokens, plan=plan, network=network, crew=crew, buffers=buffers.common, progress=progress
@@ -409,7 +409,7 @@ class StreamPass(Pass):
             file=self.network.embedding.file.name,
         )
 
-    def finish_heads(self, layer: Layer, chunk: slice) -> None:
+    def finish_heads(self, layer: NativeLayer, chunk: slice) -> None:
         """Also packs keys and values as the cache stores them."""
         rotary = self._rotary
         if rotary is not None:

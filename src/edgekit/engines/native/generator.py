@@ -15,14 +15,14 @@ import numpy as np
 
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.engines.native.buffers import matrices
-from edgekit.engines.native.crew import Crew, Progress, one_thread
+from edgekit.engines.native.cache import PagedCache, PageFile, check_gate, make_caches
+from edgekit.engines.native.crew import Crew, PassProgress, one_thread
 from edgekit.engines.native.families import ModelUse
 from edgekit.engines.native.file import WeightFile, walk
 from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.layers import make_network
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.pages import PagedCache, PageFile, check_gate, make_caches
 from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
 from edgekit.engines.native.types import Checkpoint, Floats, Limits
 from edgekit.engines.native.weights import Weights
@@ -222,7 +222,7 @@ class StreamEngine:
 
         step = self.plan.chunk_tokens
         chunks = -(-len(tokens) // step)
-        progress = Progress(
+        progress = PassProgress(
             look, chunks * self._network.matrix_bytes + self._network.output.size_bytes
         )
         self._check_unchanged()
@@ -240,7 +240,7 @@ class StreamEngine:
                 raise
             self._position += len(part)
 
-    def _run(self, tokens: Sequence[int], progress: Progress, *, is_last: bool) -> None:
+    def _run(self, tokens: Sequence[int], progress: PassProgress, *, is_last: bool) -> None:
         stream_pass = StreamPass(
             len(tokens),
             self._position,

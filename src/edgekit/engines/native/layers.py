@@ -32,7 +32,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class NativeLayer:
     query: Matrix
     key: Matrix
     value: Matrix
@@ -59,7 +59,7 @@ class Network:
     positions: TensorRows | None  # learned ones
     token_type: Floats | None
     norm_first: Normalize | None  # of the sum of these three
-    layers: tuple[Layer, ...]
+    layers: tuple[NativeLayer, ...]
     norm_last: Normalize | None
     output: Matrix  # from a vector to logits: the model's own, or the embedding once more
     rope_factors: Floats | None  # by which pairs rotate more slowly, if the file has them
@@ -100,7 +100,7 @@ class _Builder:
     def __init__(self, model: NativeModel, weights: Weights, kernels: Kernels) -> None:
         self._model, self._weights, self._kernels = model, weights, kernels
 
-    def layer(self, place: int) -> Layer:
+    def layer(self, place: int) -> NativeLayer:
         prefix, size = f"blk.{place}.", self._model.dimensions
         query, key, value = self._joined(
             prefix, "attn_qkv", ("attn_q", "attn_k", "attn_v"), (size.query, size.key, size.key)
@@ -109,7 +109,7 @@ class _Builder:
         first = self._model.family.norm_first
         between = self.norm(prefix + ("ffn_norm" if first else "attn_output_norm"))
         assert between is not None  # noqa: S101 - model.py has checked that it is there
-        return Layer(
+        return NativeLayer(
             query=query,
             key=key,
             value=value,

@@ -165,7 +165,7 @@ class NativeModel:
 def read_model(walked: FileFacts, use: ModelUse = ModelUse.EMBED) -> NativeModel:
     """Raises UnknownArchitectureError, HeaderError or WeightsError for a model that would not be computed correctly."""
     family = family_of(walked.keys.get("general.architecture"), use)
-    keys = _Keys(walked.keys, family.architecture, walked.name, use)
+    keys = _ModelKeys(walked.keys, family.architecture, walked.name, use)
     _refuse_unknown_keys(keys, with_windows=family.window_period is not None)
     dimensions = _dimensions(keys, family, walked.tensors.get("token_embd.weight"))
     outside, layers = _by_layer(walked, dimensions.layers)
@@ -200,14 +200,14 @@ def read_model(walked: FileFacts, use: ModelUse = ModelUse.EMBED) -> NativeModel
 
 
 @dataclass(frozen=True, slots=True)
-class _Keys(GgufKeys):
+class _ModelKeys(GgufKeys):
     use: ModelUse
 
     def missing(self, key: str) -> HeaderError:
         return self.error(f"key {self.name(key)} is missing, so this is not {self.use.value}")
 
 
-def _refuse_unknown_keys(keys: _Keys, *, with_windows: bool) -> None:
+def _refuse_unknown_keys(keys: _ModelKeys, *, with_windows: bool) -> None:
     """Raises HeaderError for a key that would change the result and is not understood."""
     understood = UNDERSTOOD | UNDERSTOOD_WITH_WINDOWS if with_windows else UNDERSTOOD
     changing = CHANGING if keys.use is ModelUse.EMBED else {**CHANGING, **CHANGING_TOKENS}
@@ -224,7 +224,7 @@ def _refuse_unknown_keys(keys: _Keys, *, with_windows: bool) -> None:
             )
 
 
-def _causal(keys: _Keys, family: NativeFamily) -> bool:
+def _causal(keys: _ModelKeys, family: NativeFamily) -> bool:
     causal = keys.flag("attention.causal", default=family.causal)
     if keys.use is ModelUse.GENERATE and not causal:
         raise keys.error(
@@ -238,7 +238,7 @@ def _causal(keys: _Keys, family: NativeFamily) -> bool:
     return causal
 
 
-def _dimensions(keys: _Keys, family: NativeFamily, embedding: Tensor | None) -> Dimensions:
+def _dimensions(keys: _ModelKeys, family: NativeFamily, embedding: Tensor | None) -> Dimensions:
     width = keys.whole("embedding_length", least=1, most=MAX_WIDTH)
     if keys.get("embedding_length_out") not in (None, 0, width):
         raise keys.error(
@@ -290,7 +290,7 @@ def _dimensions(keys: _Keys, family: NativeFamily, embedding: Tensor | None) -> 
     )
 
 
-def read_windows(keys: _Keys, family: NativeFamily, layers: int) -> tuple[int | None, ...]:
+def read_windows(keys: _ModelKeys, family: NativeFamily, layers: int) -> tuple[int | None, ...]:
     """How many tokens each layer sees when generating; None: all of them, as the last layer of every period does.
 
     set_swa_pattern in llama-hparams.cpp:8-18 @ b21e4de: with a period of 0 every layer has a window. Families without
@@ -340,7 +340,7 @@ _FIXED_YARN: Mapping[str, float] = {
 }
 
 
-def read_rope(keys: _Keys, *, rotary: int, context_tokens: int) -> NativeRope:
+def read_rope(keys: _ModelKeys, *, rotary: int, context_tokens: int) -> NativeRope:
     base = _base(keys, "rope.freq_base")
     scaling = keys.get("rope.scaling.type")
     if scaling not in {None, "none", "linear", "yarn"}:
@@ -384,7 +384,7 @@ def read_rope(keys: _Keys, *, rotary: int, context_tokens: int) -> NativeRope:
     )
 
 
-def read_local_rope(keys: _Keys) -> NativeRope:
+def read_local_rope(keys: _ModelKeys) -> NativeRope:
     """Of layers with a window: nothing is interpolated. llama-model.cpp:2081-2087 @ b21e4de."""
     if keys.get("rope.scaling.type") == "yarn":
         raise keys.error(
@@ -396,7 +396,7 @@ def read_local_rope(keys: _Keys) -> NativeRope:
     return NativeRope(base=base, interpolate=1.0, yarn_from=None, yarn_to=0.0, magnitude=magnitude)
 
 
-def _base(keys: _Keys, name: str) -> float:
+def _base(keys: _ModelKeys, name: str) -> float:
     base = keys.number(name, default=_BASE)
     if base <= 1:
         raise keys.error(f"{keys.name(name)} is {base}, but must be more than 1")
@@ -430,7 +430,7 @@ def _by_layer(walked: FileFacts, count: int) -> tuple[dict[str, Tensor], _Layers
 
 
 def _check_tensors(
-    keys: _Keys,
+    keys: _ModelKeys,
     family: NativeFamily,
     outside: dict[str, Tensor],
     layers: _Layers,

@@ -18,23 +18,15 @@ def choose(name: str | None = None) -> Kernels:
         raise UsageError(f"unknown kernels {name!r}: choose {' or '.join(KERNELS)} ({VARIABLE})")
     if name != "numpy":
         try:
-            return _load_native()
+            from edgekit.engines.native.kernels.native import NativeKernels
+
+            return NativeKernels()
         except ImportError as error:
             if name == "native":
                 raise UsageError(
                     "the native kernels are not installed: reinstall edgekit from a "
                     "wheel, or on a machine with a C compiler"
                 ) from error
-    return _load_numpy()
-
-
-def _load_native() -> Kernels:
-    from edgekit.engines.native.kernels.native import NativeKernels
-
-    return NativeKernels()
-
-
-def _load_numpy() -> Kernels:
     from edgekit.engines.native.kernels.numpy_kernels import NumpyKernels
 
     return NumpyKernels()

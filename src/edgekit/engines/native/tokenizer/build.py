@@ -23,6 +23,7 @@ from edgekit.engines.native.tokenizer.cost import (
 )
 from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer
 from edgekit.engines.native.tokenizer.text import TextTokenizer, cut_by
+from edgekit.engines.native.tokenizer.unigram import Unigram
 from edgekit.engines.native.tokenizer.vocabulary import (
     SPACE,
     Strings,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 def build_tokenizer(vocabulary: Vocabulary, *, cache: Path | None = None) -> TextTokenizer:
     """`cache` is a folder for the two files of a BPE. Raises HeaderError if tokens and merges contradict each other."""
-    from edgekit.engines.native.tokenizer.unigram import Unigram
-
     method = vocabulary.family.method
     if method is Method.UNIGRAM:
         return TextTokenizer(vocabulary, Unigram(vocabulary).cut)

@@ -271,7 +271,7 @@ _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     """Raises UnknownTokenizerError for an unknown kind, HeaderError for contradictions."""
-    keys = _Keys(walked)
+    keys = _TokenizerKeys(walked)
     family = family_of(keys.text("model"), walked.name)
     pre = _pre_tokenizer(family, keys)
     tokens = Strings(_KEY + "tokens", file=file.name)
@@ -310,7 +310,7 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
 
 def read_places(file: WeightFile, walked: Walked) -> TokenPlaces:
     """Of the texts only their places: for text that is read token by token."""
-    keys = _Keys(walked)
+    keys = _TokenizerKeys(walked)
     family = family_of(keys.text("model"), walked.name)
     found = _Ends()
     place = _walk_tokens(file, keys, found)
@@ -346,7 +346,7 @@ class _Ends:
 
 
 def _stops(
-    keys: _Keys, family: TokenizerFamily, kinds: bytearray, named: dict[str, int]
+    keys: _TokenizerKeys, family: TokenizerFamily, kinds: bytearray, named: dict[str, int]
 ) -> frozenset[int]:
     """llama.cpp's special_eog_ids: by the keys, and by their texts."""
     stops = {keys.existing(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
@@ -359,7 +359,7 @@ def _stops(
     return frozenset(number for number in stops | ends if number is not None) - not_ends
 
 
-class _Keys:
+class _TokenizerKeys:
     """The keys that begin with tokenizer.ggml, each checked for its type."""
 
     def __init__(self, walked: Walked) -> None:
@@ -412,7 +412,7 @@ class _Keys:
             )
 
 
-def _pre_tokenizer(family: TokenizerFamily, keys: _Keys) -> PreTokenizer | None:
+def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenizer | None:
     if family.method is not Method.BPE:
         return None
     name = "gemma4" if family.model == "gemma4" else keys.text("pre")
@@ -438,7 +438,7 @@ def _lowers(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
     )
 
 
-def _walk_tokens(file: WeightFile, keys: _Keys, tokens: StringSink) -> ArrayFact:
+def _walk_tokens(file: WeightFile, keys: _TokenizerKeys, tokens: StringSink) -> ArrayFact:
     place = keys.needed("tokens")
     keys.check_limit("tokens", place.count, MOST_TOKENS)
     if not place.count:
@@ -454,7 +454,9 @@ def _walk_tokens(file: WeightFile, keys: _Keys, tokens: StringSink) -> ArrayFact
     return place
 
 
-def _read_kinds(file: WeightFile, keys: _Keys, count: int, named: dict[str, int]) -> bytearray:
+def _read_kinds(
+    file: WeightFile, keys: _TokenizerKeys, count: int, named: dict[str, int]
+) -> bytearray:
     place = keys.place("token_type")
     if place is None:
         kinds = bytearray([TokenKind.NORMAL]) * count
@@ -481,7 +483,7 @@ def _read_kinds(file: WeightFile, keys: _Keys, count: int, named: dict[str, int]
     return kinds
 
 
-def _read_scores(file: WeightFile, keys: _Keys, count: int) -> array[float]:
+def _read_scores(file: WeightFile, keys: _TokenizerKeys, count: int) -> array[float]:
     place = keys.needed("scores")
     stated = read_numbers(file, place, _KEY + "scores", elements=("float32", "int32"), count=count)
     scores = array("f", stated)
@@ -491,7 +493,7 @@ def _read_scores(file: WeightFile, keys: _Keys, count: int) -> array[float]:
     return scores
 
 
-def _read_merges(file: WeightFile, keys: _Keys) -> Strings:
+def _read_merges(file: WeightFile, keys: _TokenizerKeys) -> Strings:
     place, what = keys.needed("merges"), _KEY + "merges"
     keys.check_limit("merges", place.count, MOST_MERGES)
     merges = Strings(what, file=file.name)
@@ -506,7 +508,7 @@ def _read_merges(file: WeightFile, keys: _Keys) -> Strings:
     return merges
 
 
-def _read_charsmap(file: WeightFile, keys: _Keys) -> bytes:
+def _read_charsmap(file: WeightFile, keys: _TokenizerKeys) -> bytes:
     place = keys.place("precompiled_charsmap")
     if place is None:
         return b""
@@ -521,7 +523,7 @@ def _read_charsmap(file: WeightFile, keys: _Keys) -> bytes:
 
 
 def _frame(
-    family: TokenizerFamily, pre: PreTokenizer | None, keys: _Keys, count: int
+    family: TokenizerFamily, pre: PreTokenizer | None, keys: _TokenizerKeys, count: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens before and after every text."""
     bos = None if pre and not pre.has_bos else family.bos
@@ -541,7 +543,7 @@ def _frame(
     )
 
 
-def _used(keys: _Keys, what: str, number: int | None, count: int) -> int:
+def _used(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> int:
     if number is None:
         raise keys.error(
             f"texts need its {what} token, but the file does not state which one it is"
@@ -554,7 +556,7 @@ def _used(keys: _Keys, what: str, number: int | None, count: int) -> int:
 
 
 def _strips(
-    keys: _Keys, named: dict[str, int], kinds: bytearray
+    keys: _TokenizerKeys, named: dict[str, int], kinds: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Special tokens that remove spaces before or after them. GGUF does not say which: llama-vocab.cpp:3066-3115."""
     pre = keys.text("pre") or ""

@@ -1,0 +1,494 @@
+"""`open_embedder`: a model's name and a budget -> an Embedder. Everything is planned before a weight is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+
+import numpy as np
+import psutil
+
+from edgekit.basis import Basis
+from edgekit.embed import llamacpp
+from edgekit.embed.embedder import Embedder, EmbedderParts
+from edgekit.embed.prefixes import prefixes_of
+from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Mode
+from edgekit.engines.native.buffers import matrices, usable_cores
+from edgekit.engines.native.encoder import open_encoder
+from edgekit.engines.native.encoder_plan import (
+    PlanLine,
+    budget_for,
+    choose_pooling,
+    plan_encoder,
+    rounded_up,
+)
+from edgekit.engines.native.file import Walked, WeightFile, walk
+from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels.types import Kernels
+from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
+from edgekit.engines.native.tokenizer.build import build_tokenizer
+from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.text import TextTokenizer
+from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
+from edgekit.engines.native.types import Encoder, Limits, Pooling
+from edgekit.errors import MemoryPressureError, UsageError
+from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
+from edgekit.sources.download import Found, find_weights
+from edgekit.units import KIB, MIB, format_bytes, parse_size
+
+if TYPE_CHECKING:
+    from edgekit.sources.download import Download
+    from edgekit.sources.types import Reach
+
+_ROWS_BYTES = MIB  # vectors of one pass, before they are copied to the caller
+_TOKEN_ROWS_BYTES = 16 * KIB
+_MOST_ROWS = 256
+_PROCESS_STEP_BYTES = 4 * MIB
+_PROCESS_SPARE_BYTES = 2 * MIB
+_SPARE_BYTES = 16 * MIB  # without a budget: for vectors that callers have not collected
+_TABLES = frozenset({TABLE, "position_embd.weight"})  # a pass reads only a few of their rows
+_Choice = TypeVar("_Choice")
+
+
+class Choices(TypedDict, total=False):
+    """The options of an embedder."""
+
+    memory_budget: int | str | None  # bytes, or "200M"; None: a quarter of the free memory, or less
+    own_process: bool  # the budget is for the whole process, with interpreter and libraries
+    input_bytes: int  # what the caller holds of its input, in the same budget: 0
+    mode: Mode | str  # "encoder" runs the model, "tokens" takes the mean of its token rows
+    pooling: Pooling | str | None  # "mean", "cls", "last"; None: as the file says
+    normalize: bool  # to length 1: True
+    dimensions: int | None  # only the first ones of each vector (Matryoshka); None: all
+    truncate: bool  # cut a text that is over the limit, instead of refusing it: False
+    limits: Limits
+    threads: int | None  # None: one for each core, at most 8
+    batch_tokens: int | None  # how many tokens share one reading of the weights
+    engine: str  # "edgekit", or "llama.cpp" if the whole model fits in memory
+    tokenizer: bool  # False: only `embed_tokens` will be called
+    tokenizer_cache: str | os.PathLike[str] | None  # a folder: opens faster the next time
+    reach: Reach | None
+    confirm: Callable[[Download], bool] | None  # asked before a download from the hub; None: no
+
+
+def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> Embedder:
+    """An embedder that stays within its budget. Raises MemoryPressureError, which says what budget is needed.
+
+    `model`: a GGUF file, a name in one of this machine's stores, or a hub id. `Choices` lists the options.
+    """
+    options = _options(choices)
+    with ExitStack() as held:
+        needs, backend, plan = _prepare(model, options, held)
+        monitor = Monitor(budget_bytes=plan.budget_bytes, own_process=options.own_process)
+        held.enter_context(monitor.try_allocate(options.input_bytes, "the input"))
+        # Before the buffers, because building it takes more memory for a while.
+        tokenizer = _build_tokenizer(needs, monitor, held)
+        encoder = backend.start(monitor)
+        held.callback(encoder.close)
+        rows, table = _rows(backend.width, options.mode), needs.walked.tensors.get(TABLE)
+        held.enter_context(monitor.try_allocate(rows * backend.width * 4, "the vectors of a pass"))
+        parts = EmbedderParts(
+            plan=plan,
+            encoder=encoder,
+            monitor=monitor,
+            tokenizer=tokenizer,
+            vocabulary=table.shape[0] if table is not None and table.shape else 0,
+            prefixes=partial(prefixes_of, dict(needs.walked.keys)),
+            normalize=options.normalize,
+            truncate=options.truncate,
+            limits=options.limits,
+            rows=np.zeros((rows, backend.width), dtype=np.float32),
+            held=held.pop_all(),
+        )
+    return Embedder(parts)
+
+
+def plan_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> EmbedPlan:
+    """What `open_embedder` would hold, without reading a weight; raises the same errors."""
+    with ExitStack() as held:
+        return _prepare(model, _options(choices), held)[2]
+
+
+# --- options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """Choices, parsed, with every default filled in."""
+
+    budget_bytes: int | None
+    own_process: bool
+    input_bytes: int
+    mode: Mode
+    pooling: Pooling | None
+    normalize: bool
+    dimensions: int | None
+    truncate: bool
+    limits: Limits
+    threads: int | None
+    batch_tokens: int | None
+    engine: str
+    kernels: Kernels
+    tokenizer: bool
+    tokenizer_cache: Path | None
+    reach: Reach | None
+    confirm: Callable[[Download], bool] | None
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {  # a bool is not accepted as a number
+    "memory_budget": (int, str),
+    "dimensions": (int,),
+    "input_bytes": (int,),
+    "threads": (int,),
+    "batch_tokens": (int,),
+    "normalize": (bool,),
+    "truncate": (bool,),
+    "tokenizer": (bool,),
+    "own_process": (bool,),
+    "limits": (Limits,),
+}
+
+
+def _options(choices: Choices) -> _Options:
+    _check(choices)
+    budget, pooling = choices.get("memory_budget"), choices.get("pooling")
+    cache = choices.get("tokenizer_cache")
+    engines = {name: name for name in ENGINES}
+    poolings = {one.label: one for one in Pooling}
+    return _Options(
+        budget_bytes=parse_size(budget) if isinstance(budget, str) else budget,
+        own_process=choices.get("own_process", False),
+        input_bytes=choices.get("input_bytes", 0),
+        mode=_chosen("mode", {one.value: one for one in Mode}, choices.get("mode", Mode.ENCODER)),
+        pooling=None if pooling is None else _chosen("pooling", poolings, pooling),
+        normalize=choices.get("normalize", True),
+        dimensions=choices.get("dimensions"),
+        truncate=choices.get("truncate", False),
+        limits=choices.get("limits") or Limits(),
+        threads=choices.get("threads"),
+        batch_tokens=choices.get("batch_tokens"),
+        engine=_chosen("engine", engines, choices.get("engine", BUILT_IN)),
+        kernels=choose(),
+        tokenizer=choices.get("tokenizer", True),
+        tokenizer_cache=None if cache is None else Path(cache),
+        reach=choices.get("reach"),
+        confirm=choices.get("confirm"),
+    )
+
+
+def _check(choices: Mapping[str, object]) -> None:
+    """Raises UsageError: an unknown option would be ignored silently."""
+    known = Choices.__annotations__
+    for name, value in choices.items():
+        if name not in known:
+            near = get_close_matches(name, known)
+            raise UsageError(
+                f"unknown option {name[:40]!r}" + (f": did you mean {near[0]}?" if near else "")
+            )
+        kinds = _KINDS.get(name)
+        if value is None or kinds is None:
+            continue
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise UsageError(f"{name} must be {expected} (got {str(value)[:40]!r})")
+        if name in ("threads", "batch_tokens") and isinstance(value, int) and value < 1:
+            raise UsageError(f"{name} must be at least 1 (got {value})")
+
+
+def _chosen(what: str, choices: Mapping[str, _Choice], requested: _Choice | str) -> _Choice:
+    for name, choice in choices.items():
+        if requested == choice or (isinstance(requested, str) and requested.lower() == name):
+            return choice
+    raise UsageError(f"unknown {what} {str(requested)[:40]!r}: choose {' or '.join(choices)}")
+
+
+# --- memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Needs:
+    """What every backend is planned with."""
+
+    options: _Options
+    file: WeightFile
+    walked: Walked
+    budget_bytes: int | None
+    available_bytes: int
+    others: tuple[PlanLine, ...]  # the process, the input, the tokenizer
+    peak_bytes: int  # while the tokenizer is built, before the buffers exist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Backend:
+    """One of the three ways to make vectors: what it takes, and how it is started."""
+
+    width: int
+    lines: tuple[PlanLine, ...]
+    budget_bytes: int
+    pooling: Pooling | None
+    threads: int
+    pass_tokens: int
+    text_tokens: int
+    text_tokens_because: str
+    read_bytes: int
+    start: Callable[[Monitor], Encoder]
+
+
+def _prepare(
+    model: str | os.PathLike[str], options: _Options, held: ExitStack
+) -> tuple[_Needs, _Backend, EmbedPlan]:
+    found = find_weights(model, reach=options.reach, confirm=options.confirm)
+    file = held.enter_context(WeightFile(found.path, options.limits))
+    is_tokens = options.mode is Mode.TOKENS
+    walked = walk(file, wanted=(lambda name: name == TABLE) if is_tokens else None)
+    needs = _needs(options, file, walked)
+    if is_tokens:
+        backend = _token_backend(needs)
+    elif options.engine == BUILT_IN:
+        backend = _encoder_backend(needs)
+    else:
+        backend = _engine_backend(needs)
+    return needs, backend, _plan(found, needs, backend)
+
+
+def _line(what: str, size_bytes: int, because: str, basis: Basis = Basis.EXACT) -> PlanLine:
+    return PlanLine(what=what, size_bytes=size_bytes, basis=basis, because=because)
+
+
+def _total(lines: Iterable[PlanLine]) -> int:
+    return sum(line.size_bytes for line in lines)
+
+
+def _needs(options: _Options, file: WeightFile, walked: Walked) -> _Needs:
+    """The budget is the user's, or less if a limit on this process allows less."""
+    base = []
+    if options.own_process:
+        import tokenizers  # noqa: F401 - measured with everything that will be loaded
+
+        # In steps of a few MiB, so that the same command has the same plan twice.
+        resident = int(psutil.Process().memory_info().rss) + _PROCESS_SPARE_BYTES
+        size_bytes = -(-resident // _PROCESS_STEP_BYTES) * _PROCESS_STEP_BYTES
+        because = "Python and its libraries, as measured now, rounded up"
+        base.append(_line("process", size_bytes, because, Basis.MODELLED))
+    if options.input_bytes:
+        because = "upper bound for rows of the input, as bytes and as text"
+        base.append(_line("input", options.input_bytes, because, Basis.MODELLED))
+    others, peak_bytes = [*base], _total(base)
+    if options.tokenizer:
+        cost = tokenizer_cost_bytes(walked)
+        tokens = walked.arrays.get("tokenizer.ggml.tokens")
+        because = (
+            f"{(0 if tokens is None else tokens.count):,} tokens; {format_bytes(cost.peak_bytes)} "
+            "while it is being built"
+        )
+        others.append(_line("tokenizer", cost.resident_bytes, because, Basis.MODELLED))
+        peak_bytes += cost.peak_bytes
+    available = int(psutil.virtual_memory().available)
+    budget_bytes = options.budget_bytes
+    limited_bytes = Monitor().usable_bytes
+    if limited_bytes is not None:
+        most = limited_bytes * 100 // BREAKER_PERCENT + _total(base)
+        available = min(available, most)
+        budget_bytes = None if budget_bytes is None else min(budget_bytes, most)
+    return _Needs(
+        options=options,
+        file=file,
+        walked=walked,
+        budget_bytes=budget_bytes,
+        available_bytes=available,
+        others=tuple(others),
+        peak_bytes=peak_bytes,
+    )
+
+
+def _rows(width: int, mode: Mode) -> int:
+    """Vectors of one pass. Without a forward pass there is little that texts could share."""
+    size_bytes = _TOKEN_ROWS_BYTES if mode is Mode.TOKENS else _ROWS_BYTES
+    return max(1, min(_MOST_ROWS, size_bytes // (width * 4)))
+
+
+def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
+    rows = _rows(width, mode)
+    arithmetic = f"{rows} x {width:,} x 4"
+    later = f"{arithmetic}: results that callers have not collected yet; more if there is memory"
+    return (
+        _line("vectors of a pass", rows * width * 4, arithmetic),
+        _line("answers", rows * width * 4, later),
+    )
+
+
+def _token_backend(needs: _Needs) -> _Backend:
+    options, walked = needs.options, needs.walked
+    if options.engine != BUILT_IN or options.pooling is not None:
+        raise UsageError("mode tokens does not take an engine or a pooling")
+    size_bytes = token_mean_bytes(walked)
+    width = _table_width(walked)
+    buffers = _line("buffers", size_bytes, "packed bytes and floats for part of one row")
+    lines = (*needs.others, buffers, *_row_lines(width, options.mode))
+    return _Backend(
+        width=width,
+        lines=lines,
+        budget_bytes=_budget_for(needs, lines),
+        pooling=None,
+        threads=1,
+        pass_tokens=options.limits.tokens,
+        text_tokens=options.limits.tokens,
+        text_tokens_because="Limits.tokens",
+        read_bytes=0,
+        start=lambda monitor: open_token_mean(
+            needs.file, walked, kernels=options.kernels, monitor=monitor
+        ),
+    )
+
+
+def _encoder_backend(needs: _Needs) -> _Backend:
+    options, walked = needs.options, needs.walked
+    width = _table_width(walked)
+    plan = plan_encoder(
+        walked,
+        kernels=options.kernels,
+        budget_bytes=needs.budget_bytes,
+        available_bytes=needs.available_bytes,
+        threads=options.threads,
+        limits=options.limits,
+        pooling=options.pooling,
+        other_lines=(*needs.others, *_row_lines(width, options.mode)),
+        least_bytes=needs.peak_bytes,
+        varying_bytes=_PROCESS_STEP_BYTES if options.own_process else 0,
+        **({} if options.batch_tokens is None else {"batch_tokens": options.batch_tokens}),
+    )
+    return _Backend(
+        width=width,
+        lines=(*plan.other_lines, *plan.lines),
+        budget_bytes=plan.budget_bytes,
+        pooling=plan.pooling,
+        threads=plan.threads,
+        pass_tokens=plan.pass_tokens,
+        text_tokens=plan.text_tokens,
+        text_tokens_because=plan.text_tokens_because,
+        read_bytes=sum(
+            tensor.size_bytes
+            for tensor in matrices(plan.model)
+            if tensor.name not in plan.kept and tensor.name not in _TABLES
+        ),
+        start=lambda monitor: open_encoder(
+            needs.file, walked, kernels=options.kernels, monitor=monitor, plan=plan
+        ),
+    )
+
+
+def _engine_backend(needs: _Needs) -> _Backend:
+    options, walked = needs.options, needs.walked
+    architecture = str(walked.keys.get("general.architecture"))
+    context = walked.keys.get(f"{architecture}.context_length")
+    text_tokens, because = options.limits.tokens, "Limits.tokens"
+    if isinstance(context, int) and 0 < context < text_tokens:
+        text_tokens, because = context, "the model's context length"
+    settings = llamacpp.ChildSettings(
+        pooling=choose_pooling(walked.keys, architecture, options.pooling),
+        threads=usable_cores() if options.threads is None else options.threads,
+        pass_tokens=max(text_tokens, options.batch_tokens or 0),
+    )
+    width = llamacpp.width_of(walked)
+    engine = _line(
+        options.engine,
+        llamacpp.needed_bytes(walked, settings),
+        "the whole file, its KV cache and its compute buffers, in a separate process",
+        Basis.MODELLED,
+    )
+    lines = (*needs.others, *_row_lines(width, options.mode), engine)
+    return _Backend(
+        width=width,
+        lines=lines,
+        budget_bytes=_budget_for(needs, lines),
+        pooling=settings.pooling,
+        threads=settings.threads,
+        pass_tokens=settings.pass_tokens,
+        text_tokens=text_tokens,
+        text_tokens_because=because,
+        read_bytes=0,
+        start=lambda monitor: llamacpp.LlamaCppEncoder(
+            Path(needs.file.name), walked, settings, monitor=monitor
+        ),
+    )
+
+
+def _table_width(walked: Walked) -> int:
+    table = walked.tensors.get(TABLE)
+    return table.shape[-1] if table is not None and table.shape else 1
+
+
+def _budget_for(needs: _Needs, lines: tuple[PlanLine, ...]) -> int:
+    """The user's budget if it is enough; without one, what is needed."""
+    total = max(_total(lines), needs.peak_bytes)
+    if needs.budget_bytes is None:
+        return budget_for(total) + _SPARE_BYTES
+    if usable_bytes(needs.budget_bytes) < total:
+        varying = _PROCESS_STEP_BYTES if needs.options.own_process else 0
+        raise MemoryPressureError(
+            f"a budget of {format_bytes(needs.budget_bytes)} is too small: "
+            f"{format_bytes(total)} is needed, and at most {BREAKER_PERCENT} % of a "
+            f"budget is used; use at least {rounded_up(budget_for(total + varying))}"
+        )
+    return needs.budget_bytes
+
+
+def _plan(found: Found, needs: _Needs, backend: _Backend) -> EmbedPlan:
+    options = needs.options
+    dimensions = backend.width if options.dimensions is None else options.dimensions
+    if not 0 < dimensions <= backend.width:
+        raise UsageError(
+            f"dimensions must be between 1 and {backend.width:,} for this model (got {dimensions:,})"
+        )
+    requested = options.budget_bytes
+    if requested is None:
+        because = "as much as is useful, up to a quarter of the free memory"
+    elif needs.budget_bytes == requested:
+        because = "as requested"
+    else:
+        because = (
+            f"{format_bytes(requested)} was requested, but a limit on this process allows less"
+        )
+    return EmbedPlan(
+        label=found.label,
+        mode=options.mode,
+        engine=options.engine,
+        kernels=options.kernels.name if options.engine == BUILT_IN else options.engine,
+        threads=backend.threads,
+        dimensions=dimensions,
+        pooling=backend.pooling,
+        budget_bytes=backend.budget_bytes,
+        budget_because=because,
+        lines=backend.lines,
+        pass_tokens=backend.pass_tokens,
+        text_tokens=backend.text_tokens,
+        text_tokens_because=backend.text_tokens_because,
+        read_bytes=backend.read_bytes,
+        notes=found.notes,
+    )
+
+
+def _build_tokenizer(
+    needs: _Needs, monitor: Monitor, held: ExitStack
+) -> Callable[[], TextTokenizer]:
+    if not needs.options.tokenizer:
+
+        def refuse() -> TextTokenizer:
+            raise UsageError(
+                "this embedder was opened without a tokenizer: only embed_tokens works"
+            )
+
+        return refuse
+    cost = tokenizer_cost_bytes(needs.walked)
+    reserved = held.enter_context(monitor.try_allocate(cost.peak_bytes, "building the tokenizer"))
+    vocabulary = read_vocabulary(needs.file, needs.walked)
+    built = build_tokenizer(vocabulary, cache=needs.options.tokenizer_cache)
+    del vocabulary
+    reserved.shrink(cost.resident_bytes)
+    return lambda: built
