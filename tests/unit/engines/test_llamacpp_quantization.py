@@ -50,7 +50,7 @@ def in_layers(part: str, mix: str, **more: Any) -> list[str]:
     return [found[f"blk.{i}.{part}.weight"] for i in range(LAYERS)]
 
 
-def test_q4_k_m_gives_more_to_the_first_the_last_and_every_third() -> None:
+def test_q4_k_m_gives_more_bits_to_the_first_the_last_and_every_third_layer() -> None:
     more = [0, 1, 4, 7, 10, 13, 14, 15]
     expected = ["Q6_K" if layer in more else "Q4_K" for layer in range(LAYERS)]
     assert in_layers("ffn_down", "Q4_K_M") == expected
@@ -90,7 +90,7 @@ def test_a_row_that_blocks_do_not_divide(row: int, mix: str, stand_in: str) -> N
     assert types(mix, laid("blk.9.attn_q.weight", 64, row)) == {"blk.9.attn_q.weight": stand_in}
 
 
-def test_llama_quantize_gives_up_where_nothing_stands_in() -> None:
+def test_a_type_without_a_fallback_is_refused() -> None:
     with pytest.raises(RefusedError, match=r"no fallback for Q1_0 in blk\.0\.attn_q\.weight"):
         types("Q1_0", laid("blk.0.attn_q.weight", 64, 100))
 
@@ -107,11 +107,11 @@ def test_llama_quantize_gives_up_where_nothing_stands_in() -> None:
         "blk.0.ffn_up_exps.bias",
     ],
 )
-def test_small_and_sensitive_tensors_stay(name: str) -> None:
+def test_small_and_sensitive_tensors_are_not_quantised(name: str) -> None:
     assert types("Q4_K_M", laid(name, type_="F32")) == {name: "F32"}
 
 
-def test_vectors_stay_whatever_their_shape() -> None:
+def test_vectors_are_not_quantised() -> None:
     for shape in ((512,), (1, 512)):
         assert types("Q4_K_M", laid("blk.0.x.weight", *shape)) == {"blk.0.x.weight": "F16"}
 
@@ -150,7 +150,7 @@ def test_sizes_are_rows_of_blocks() -> None:
     assert mixed.size_bytes == 3 * 2 * 144
 
 
-def test_unknown_mixes_are_told_with_those_there_are() -> None:
+def test_an_unknown_mix_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         UsageError, match=r"unknown quantisation 'Q4_K_XXL'; choose one of .*Q4_K_M"
     ):
@@ -164,12 +164,12 @@ def test_every_named_mix_has_rules() -> None:
     }  # only converters make it
 
 
-def test_a_directory_that_was_not_read_is_no_directory() -> None:
+def test_directory_tensors_needs_the_whole_header() -> None:
     with pytest.raises(UsageError, match="needs a GGUF file with its whole header"):
         directory_tensors(gguf_header({"general.architecture": "llama"}))
 
 
-def test_from_a_config_alone_it_is_modelled() -> None:
+def test_a_mix_of_a_config_is_modelled() -> None:
     config = {
         "model_type": "llama",
         "num_hidden_layers": 2,

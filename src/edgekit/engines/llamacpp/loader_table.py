@@ -1,7 +1,7 @@
-"""What llama.cpp's loader asks of each architecture: loader_table.tsv, read and evaluated.
+"""What llama.cpp's loader requires of each architecture: reads and evaluates loader_table.tsv.
 
-The table is made by tools/loader_table.py from llama.cpp's source. Shapes and conditions are in llama.cpp's own words
-(n_embd, n_head, il); a word without a value makes an expression unknown (None), never wrong.
+tools/loader_table.py generates the table from llama.cpp's source. Shapes and conditions use llama.cpp's variables
+(n_embd, n_head, il); a variable without a value makes an expression unknown (None), never wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Words = Mapping[str, int]
 
 ANYTHING = "*"
 BLOCK = "blk."
-HAS = "has_"  # and a tensor's name: whether the file has it
+HAS = "has_"  # followed by a tensor's name: whether the file has it
 QKV = "qkv"  # create_tensor_qkv: one fused matrix, or three
 GATE_UP = "gate_up_exps"  # create_tensor_gate_up_exps: one fused matrix, or two
 
@@ -37,15 +37,17 @@ class Loader:
     """One architecture's rows."""
 
     keys: tuple[str, ...] = ()  # required, without the architecture's prefix
-    fields: dict[str, tuple[str, int | None]] = field(default_factory=dict)  # word -> key, default
-    computed: frozenset[str] = frozenset()  # words that the loader works out by further rules
+    fields: dict[str, tuple[str, int | None]] = field(
+        default_factory=dict
+    )  # variable -> key, default
+    computed: frozenset[str] = frozenset()  # variables that the loader computes by further rules
     checks: list[tuple[str, str]] = field(default_factory=list)  # must hold, and the message
     tensors: list[NeededTensor] = field(default_factory=list)
 
 
 @cache
 def loader_of(architecture: str) -> Loader | None:
-    """None for an architecture whose loader is not in the table."""
+    """None for an architecture that is not in the table."""
     found: Loader | None = None
     text = get_data("edgekit.engines.llamacpp", "loader_table.tsv") or b""
     for row in text.decode().splitlines():
@@ -68,7 +70,7 @@ def loader_of(architecture: str) -> Loader | None:
 
 
 def _word(name: str) -> str:
-    """A field of llama_hparams -> the word that expressions use for it."""
+    """A field of llama_hparams -> the variable that expressions use for it."""
     return name.removesuffix("_arr").removesuffix("_impl").removesuffix("_full")
 
 
@@ -106,7 +108,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], Number]] = {
 
 
 def evaluate(expression: str, words: Words) -> Number | None:
-    """The value of one of the table's expressions; None where a word has none."""
+    """The value of an expression; None if a variable has no value."""
     if not expression:
         return True
     return None if expression == ANYTHING else _evaluate(_parsed(expression), words)

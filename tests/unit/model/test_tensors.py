@@ -63,12 +63,12 @@ def test_a_llama_is_two_tables_and_nine_tensors_a_layer() -> None:
     assert of(rows, TensorRole.DOWN) == [(64, 160), (64, 160)]
 
 
-def test_a_tied_head_is_no_tensor() -> None:
+def test_a_tied_head_has_no_tensor() -> None:
     assert of(tensors(), TensorRole.HEAD) == [(1000, 64)]
     assert of(tensors(tie_word_embeddings=True), TensorRole.HEAD) == []
 
 
-def test_biases_stand_where_the_config_says() -> None:
+def test_biases_follow_the_config() -> None:
     biased = tensors(attention_bias=True)
     assert of(biased, TensorRole.QUERY, TensorKind.BIAS) == [(64,), (64,)]
     assert of(biased, TensorRole.OUTPUT, TensorKind.BIAS) == [(64,), (64,)]
@@ -163,7 +163,7 @@ def test_rounds_of_a_looped_model_share_their_weights() -> None:
     assert count(tensors(model_type="nanbeige", num_loops=3)) == count(tensors())
 
 
-def test_prediction_blocks_stand_apart() -> None:
+def test_prediction_blocks_are_listed_separately() -> None:
     config = {**LLAMA, **MLA, "num_nextn_predict_layers": 1}
     geometry = read_geometry(config_header(config))
     rows = prediction_tensors(geometry, config)
@@ -173,7 +173,7 @@ def test_prediction_blocks_stand_apart() -> None:
     assert count(rows) == count(tuple(layer)) + 64 * 128 + 3 * 64
 
 
-def test_without_a_vocabulary_there_is_no_list() -> None:
+def test_an_unknown_vocabulary_is_refused() -> None:
     geometry = read_geometry(config_header(LLAMA))
     with pytest.raises(UnknownArchitectureError, match="vocabulary"):
         expected_tensors(replace(geometry, vocabulary=None))
@@ -181,7 +181,7 @@ def test_without_a_vocabulary_there_is_no_list() -> None:
         expected_tensors(replace(geometry, tied_embeddings=None))
 
 
-def test_a_family_without_rows_says_so() -> None:
+def test_a_recurrence_without_a_tensor_list_is_refused() -> None:
     keys = {
         "general.architecture": "rwkv6",
         "rwkv6.block_count": 2,
@@ -196,7 +196,7 @@ def test_a_family_without_rows_says_so() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**40, "many", 1.5])
-def test_a_width_that_is_none_is_refused(wrong: object) -> None:
+def test_an_invalid_width_is_refused(wrong: object) -> None:
     config = {**LLAMA, **MLA, "model_type": "deepseek_v32", "index_head_dim": 16}
     geometry = read_geometry(config_header(config))
     with pytest.raises(HeaderError, match="index_n_heads"):
