@@ -60,7 +60,7 @@ def planned(
     label: str = "org/Some-Model",
     **setup: Any,
 ) -> Plan:
-    """As a planner would make it: the verdict for a load, and how it came about left out."""
+    """The plan for a load, without the decisions."""
     start = Start(
         setup=replace(engine_named(engine).default_setup(), **setup), settled=frozenset(settled)
     )

@@ -1,4 +1,4 @@
-"""Memory as a bar."""
+"""report/bars.py: memories as bars and in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgekit.report.bars import (
     sizes_words,
 )
 from edgekit.report.bill import PARTS
-from edgekit.report.text import ASCII, BLOCKS, glyphs_for
+from edgekit.report.text import ASCII
 from edgekit.units import GIB, KIB, MIB
 
 
@@ -48,14 +48,14 @@ def parts(*sizes: int) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("sizes", "available", "reserve", "drawn"),
     [
-        ((8, 4, 2, 1), 17, 3, "[########====++~..|...]"),  # one cell a byte: 17 of 20 are usable
-        ((8, 4, 2, 3), 17, 3, "[########====++~~~|...]"),  # all that is usable
+        ((8, 4, 2, 1), 17, 3, "[########====++~..|...]"),  # one cell per byte: 17 of 20 are usable
+        ((8, 4, 2, 3), 17, 3, "[########====++~~~|...]"),  # exactly what is usable
         ((8, 4, 2, 4), 17, 3, "[########====++~~~|~..]"),  # into the reserve: it does not fit
         ((20, 0, 0, 0), 17, 3, "[#################|###]"),
         ((30, 10, 0, 0), 17, 3, "[########|##]#####====="),  # twice what is free: half is outside
         ((10, 0, 0, 0), 20, 0, "[##########..........|]"),  # without a reserve the mark is the end
         ((0, 0, 0, 0), 17, 3, "[.................|...]"),
-        ((0, 0, 0, 1), 17 * 10**9, 3 * 10**9, "[~................|...]"),  # a little is not nothing
+        ((0, 0, 0, 1), 17 * 10**9, 3 * 10**9, "[~................|...]"),  # at least one cell
         ((1, 0, 0, 0), 0, 0, "[|]####################"),
     ],
 )
@@ -127,15 +127,7 @@ def test_parts_in_counts_reserved_lines_of_the_pools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "found"),
-    [("utf-8", BLOCKS), ("cp437", BLOCKS), ("ascii", ASCII), ("latin-1", ASCII), (None, ASCII), ("no such", ASCII)],
-)  # fmt: skip
-def test_glyphs_for_an_encoding(encoding: str | None, found: object) -> None:
-    assert glyphs_for(encoding) is found
-
-
-@pytest.mark.parametrize(
-    ("part", "whole", "told"),
+    ("part", "whole", "shown"),
     [
         (6 * GIB + 100 * MIB, 11 * GIB + 512 * MIB, "6.1 of 11.5 GiB"),
         (1500 * GIB, 63 * GIB, "1,500.0 of 63.0 GiB"),
@@ -147,12 +139,12 @@ def test_glyphs_for_an_encoding(encoding: str | None, found: object) -> None:
         (0, 0, "0.0 of 0.0 MiB"),
     ],
 )
-def test_sizes_words_share_a_unit(part: int, whole: int, told: str) -> None:
-    assert sizes_words(part, whole) == told
+def test_sizes_words_share_a_unit(part: int, whole: int, shown: str) -> None:
+    assert sizes_words(part, whole) == shown
 
 
 @pytest.mark.parametrize(
-    ("required", "available", "told"),
+    ("required", "available", "shown"),
     [
         (53, 100, "53 %"),
         (699, 1000, "70 %"),
@@ -172,15 +164,15 @@ def test_sizes_words_share_a_unit(part: int, whole: int, told: str) -> None:
         (1, 0, ""),
     ],
 )
-def test_share_words(required: int, available: int, told: str) -> None:
-    assert share_words(use(required, available)) == told
+def test_share_words(required: int, available: int, shown: str) -> None:
+    assert share_words(use(required, available)) == shown
 
 
 @given(st.integers(1, 2**45), st.integers(1, 2**45))
 def test_share_words_agree_with_the_status(required: int, available: int) -> None:
     held = use(required, available)
-    told = share_words(held)
-    bare = told.removeprefix("<").removesuffix(" %").replace(",", "")
+    shown = share_words(held)
+    bare = shown.removeprefix("<").removesuffix(" %").replace(",", "")
     number = float(bare.split()[-1])
     if bare.startswith("just"):
         number += 0.001

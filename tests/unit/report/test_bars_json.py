@@ -1,4 +1,4 @@
-"""Bars are the bill, cut by memory and by component."""
+"""bars_json: the estimate by memory and component."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bill as a person reads it: made by hand, so that every figure can be checked on paper."""
+"""report/bill.py, with an estimate made by hand: every figure can be checked on paper."""
 
 from __future__ import annotations
 
@@ -182,9 +182,9 @@ def test_bill_text_fits_100_columns() -> None:
             facts=(("groups", tuple(range(90))),),
         ),
     )
-    told = bill_text(long) + explain_text(long)
-    assert max(map(len, told.splitlines())) <= 100
-    run = told[told.index("Run      ") : told.index("weights: ")]
+    shown = bill_text(long) + explain_text(long)
+    assert max(map(len, shown.splitlines())) <= 100
+    run = shown[shown.index("Run      ") : shown.index("weights: ")]
     assert run.replace("\\\n", "").split()[1:] == long.command.split()
 
 
@@ -196,9 +196,9 @@ def test_bill_text_has_no_control_characters() -> None:
 def test_bill_text_numbers_several_devices() -> None:
     second = Pool(PoolKind.DEVICE, 1)
     estimate = replace(ESTIMATE, lines=(*LINES, line(Component.WEIGHTS, GIB, second, layer=1)))
-    told = bill_text(replace(BILL, estimate=estimate)).splitlines()
-    assert told[0] == ("7.88 GiB: 6.09 GiB on GPU 0, 1.00 GiB on GPU 1, 816.00 MiB in RAM")
-    assert [row.split("  ")[0] for row in told[5:9]] == ["GPU 0", "GPU 1", "RAM", "total"]
+    shown = bill_text(replace(BILL, estimate=estimate)).splitlines()
+    assert shown[0] == ("7.88 GiB: 6.09 GiB on GPU 0, 1.00 GiB on GPU 1, 816.00 MiB in RAM")
+    assert [row.split("  ")[0] for row in shown[5:9]] == ["GPU 0", "GPU 1", "RAM", "total"]
     pools = answer_json(estimate)["pools"]
     assert pools["device"]["model"] == 6 * GIB
     assert [device["model"] for device in pools["devices"]] == [5 * GIB, GIB]
@@ -206,9 +206,9 @@ def test_bill_text_numbers_several_devices() -> None:
 
 def test_bill_text_of_one_pool_has_no_total_row() -> None:
     estimate = replace(ESTIMATE, lines=tuple(one for one in LINES if one.pool is HOST))
-    told = bill_text(replace(BILL, estimate=estimate)).splitlines()
-    assert told[0] == "816.00 MiB in RAM"
-    assert sum(row.startswith(("RAM", "total", "GPU")) for row in told) == 1
+    shown = bill_text(replace(BILL, estimate=estimate)).splitlines()
+    assert shown[0] == "816.00 MiB in RAM"
+    assert sum(row.startswith(("RAM", "total", "GPU")) for row in shown) == 1
 
 
 def test_how_known_weighs_bounds_by_size() -> None:

@@ -1,4 +1,4 @@
-"""The best few for a machine as cards, and as a program reads them."""
+"""report/cards.py: recommendations as text and JSON."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_cards_answer_where_the_engine_runs_nothing() -> None:
 @pytest.mark.parametrize("why", [False, True])
 def test_cards_text_fits_the_width(found: Any, width: int, why: bool) -> None:  # noqa: FBT001 - a table
     text = cards_text(found(), screen=Screen(width=width), why=why)
-    page = text.partition("\nNext")[0]  # words of a command are not cut
+    page = text.partition("\nNext")[0]  # commands are not cut
     assert max(map(len, page.splitlines())) <= min(max(width, 20), 100)
     assert "".join(page.split()).startswith("".join(cards_answer(found()).split()))
 
@@ -196,7 +196,7 @@ def test_cards_text_names_a_damaged_entry() -> None:
     assert "entry 'x' is damaged: skipped" in text
 
 
-# Words.
+# Parts.
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_machine_words_of_a_detected_machine() -> None:
     card = Device(name="RTX 4090", vendor=Vendor.NVIDIA, total_bytes=24 * GIB, free_bytes=23 * GIB)
     gpu = replace(card, name="M3 Max", vendor=Vendor.APPLE, unified=True)
     assert machine_words(here()) == "this machine (2 cores, 24.0 GiB free)"
-    told = "this machine (RTX 4090 with 23.0 GiB free, 1 core, 24.0 GiB of RAM free)"
-    assert machine_words(here(card, cores=1)) == told
+    printed = "this machine (RTX 4090 with 23.0 GiB free, 1 core, 24.0 GiB of RAM free)"
+    assert machine_words(here(card, cores=1)) == printed
     assert machine_words(here(gpu)) == "this machine (M3 Max, 2 cores, 24.0 GiB of RAM free)"
     assert machine_words(replace(here(card), what_if=True)) == "this machine"
 
@@ -262,7 +262,7 @@ def cells(plan: Plan, entry: Entry = GEMMA) -> list[str]:
 
 def test_cards_text_of_an_embedding_model_has_its_reading_speed() -> None:
     embedder = replace(GEMMA, kinds=(ModelPurpose.EMBEDDING,))
-    assert cells(one_card(), embedder)[-2] == "1,900"  # the middle of 940 and 3,721
+    assert cells(one_card(), embedder)[-2] == "1,900"  # the geometric mean of 940 and 3,721
     unread = at_speed(one_card(), replace(SPEED, prefill=None))
     assert cells(unread, embedder)[-2] == "?"
     assert cells(at_speed(one_card(), None))[-2] == "?"
@@ -303,25 +303,25 @@ def test_cards_text_shows_where_a_model_runs(plan: Any, where: str) -> None:
     assert cells(plan(), MOE)[-1] == where
 
 
-# For programs.
+# JSON.
 
 
 def test_cards_json_has_the_plan_of_each() -> None:
-    told = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
-    assert (told["schema"], told["task"], told["engine"]) == (1, "chat", "llama.cpp")
-    assert [one["id"] for one in told["suggestions"]] == ["gemma-3-27b", "qwen3-30b-a3b"]
-    first, second = told["suggestions"]
+    printed = json.loads(json_text(cards_json(replace(best_two(), notes=("a problem",)))))
+    assert (printed["schema"], printed["task"], printed["engine"]) == (1, "chat", "llama.cpp")
+    assert [one["id"] for one in printed["suggestions"]] == ["gemma-3-27b", "qwen3-30b-a3b"]
+    first, second = printed["suggestions"]
     assert first["plan"]["estimate"]["total_bytes"] == one_card().result.estimate.total_bytes
     assert first["plan"]["variant"]["name"] == "Q4_K_M"
     assert (first["is_quick"], second["is_quick"]) == (True, False)
     assert (first["entry"]["licence"], second["entry"]["licence"]) == ("gemma", None)
-    assert told["passed_over"][0] == {"because": "too large", "count": 26}
-    assert told["nearest"] is None
-    assert "a problem" in told["notes"]
+    assert printed["passed_over"][0] == {"because": "too large", "count": 26}
+    assert printed["nearest"] is None
+    assert "a problem" in printed["notes"]
 
 
 def test_cards_json_without_suggestions_has_the_nearest() -> None:
-    told = json.loads(json_text(cards_json(none_fits())))
-    assert told["suggestions"] == []
-    assert told["nearest"]["plan"]["can_load"] is False
-    assert told["nearest"]["plan"]["to_fit"]
+    printed = json.loads(json_text(cards_json(none_fits())))
+    assert printed["suggestions"] == []
+    assert printed["nearest"]["plan"]["can_load"] is False
+    assert printed["nearest"]["plan"]["to_fit"]

@@ -1,4 +1,4 @@
-"""A verdict as a person reads it."""
+"""report/check.py: a verdict as text and JSON."""
 
 from __future__ import annotations
 
@@ -178,9 +178,9 @@ def test_check_text_has_no_control_characters() -> None:
     evil = "RTX\x1b]0;owned\x07 4090\n\x9b31m"
     check = made(on=machine(card(evil, 24), ram_gib=16, notes=(evil,)))
     bill = replace(check.bill, label=evil, notes=(evil,), command=f"run '{evil}'", asked=evil)
-    told = check_text(replace(check, bill=bill), screen=Screen(width=100))
-    assert not any(c in told for c in "\x1b\x07\x9b")
-    assert all(c == "\n" or c.isprintable() for c in told)
+    shown = check_text(replace(check, bill=bill), screen=Screen(width=100))
+    assert not any(c in shown for c in "\x1b\x07\x9b")
+    assert all(c == "\n" or c.isprintable() for c in shown)
     assert quiet_text(replace(check, bill=bill)).count("\n") == 1
 
 
@@ -262,34 +262,34 @@ MISSING = Unanswered(
 
 
 def test_check_json_has_the_figures_of_the_tightest_memory() -> None:
-    told = check_json(made())
-    assert list(told) == NAMES
-    assert (told["status"], told["can_load"]) == ("passed", True)
-    assert (told["required_bytes"], told["available_bytes"]) == (11 * GIB + GIB // 2, 23 * GIB)
-    assert told["utilization"] == 0.5
-    assert (told["context_tokens"], told["context_asked"], told["context_because"]) == (
+    shown = check_json(made())
+    assert list(shown) == NAMES
+    assert (shown["status"], shown["can_load"]) == ("passed", True)
+    assert (shown["required_bytes"], shown["available_bytes"]) == (11 * GIB + GIB // 2, 23 * GIB)
+    assert shown["utilization"] == 0.5
+    assert (shown["context_tokens"], shown["context_asked"], shown["context_because"]) == (
         32_768,
         True,
         None,
     )
-    assert (told["max_context"], told["recommended_context"], told["native_context"]) == (
+    assert (shown["max_context"], shown["recommended_context"], shown["native_context"]) == (
         74_240,
         59_392,
         131_072,
     )
-    assert told["engine"] == {"name": "llama.cpp", "version": "1.0"}
-    assert told["basis"] == "assumed"
-    assert told["command"] == "llama-server -m tiny.gguf -c 32768 -ngl all"
-    assert told["notes"] == ["a note of the model", "a note of the bill"]
-    assert told["estimate"]["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
+    assert shown["engine"] == {"name": "llama.cpp", "version": "1.0"}
+    assert shown["basis"] == "assumed"
+    assert shown["command"] == "llama-server -m tiny.gguf -c 32768 -ngl all"
+    assert shown["notes"] == ["a note of the model", "a note of the bill"]
+    assert shown["estimate"]["total_bytes"] == sum(one.size_bytes for one in LINES if one.reserved)
 
 
 def test_check_json_has_the_headline_and_what_was_chosen() -> None:
     speed = Speed(decode=(24.0, 60.0), prefill=(900.0, 3600.0), because="a token reads 8 GiB")
-    told = check_json(made(speed=speed, quantization="Q4_K_M", cache="q8_0", step=2))
-    assert told["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
-    assert (told["quantization"], told["cache"], told["step"]) == ("Q4_K_M", "q8_0", 2)
-    assert told["speed"] == {
+    shown = check_json(made(speed=speed, quantization="Q4_K_M", cache="q8_0", step=2))
+    assert shown["headline"].startswith("Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K")
+    assert (shown["quantization"], shown["cache"], shown["step"]) == ("Q4_K_M", "q8_0", 2)
+    assert shown["speed"] == {
         "typical": 37.95, "decode": [24.0, 60.0], "prefill": [900.0, 3600.0], "basis": "modelled",
         "because": "a token reads 8 GiB",
     }  # fmt: skip
@@ -306,11 +306,11 @@ def test_check_json_has_every_budget() -> None:
 
 
 def test_check_json_of_what_does_not_fit_has_reasons_and_no_command() -> None:
-    told = check_json(TOO_LARGE)
-    assert (told["status"], told["can_load"], told["command"]) == ("failed", False, None)
-    assert told["reasons"] == ["32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable"]
-    assert told["context_because"] == "the default minimum"
-    assert told["changes"] == [
+    shown = check_json(TOO_LARGE)
+    assert (shown["status"], shown["can_load"], shown["command"]) == ("failed", False, None)
+    assert shown["reasons"] == ["32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable"]
+    assert shown["context_because"] == "the default minimum"
+    assert shown["changes"] == [
         {
             "kind": "cache",
             "value": "q8_0",
@@ -322,19 +322,19 @@ def test_check_json_of_what_does_not_fit_has_reasons_and_no_command() -> None:
 
 
 def test_check_json_utilization_of_an_empty_budget_is_null() -> None:
-    told = check_json(recorded("nothing free"))
-    assert told["available_bytes"] == 0
-    assert told["utilization"] is None
-    assert told["budgets"][0]["utilization"] is None
+    shown = check_json(recorded("nothing free"))
+    assert shown["available_bytes"] == 0
+    assert shown["utilization"] is None
+    assert shown["budgets"][0]["utilization"] is None
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_check_json_is_valid_with_whole_bytes(name: str) -> None:
-    told = check_json(recorded(name))
-    assert json.loads(json.dumps(told, allow_nan=False)) == told | {
-        "estimate": json.loads(json.dumps(told["estimate"]))
+    shown = check_json(recorded(name))
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown | {
+        "estimate": json.loads(json.dumps(shown["estimate"]))
     }
-    for key, value in _leaves(told):
+    for key, value in _leaves(shown):
         if key.endswith("_bytes"):
             assert value is None or type(value) is int, key
 
@@ -352,15 +352,15 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_checks_json() -> None:
-    told = checks_json([made(), MISSING, TOO_LARGE])
-    assert told["schema"] == 1
-    assert told["models"] == [check_json(made()), unanswered_json(MISSING), check_json(TOO_LARGE)]
-    assert told["models"][1] == {
+    shown = checks_json([made(), MISSING, TOO_LARGE])
+    assert shown["schema"] == 1
+    assert shown["models"] == [check_json(made()), unanswered_json(MISSING), check_json(TOO_LARGE)]
+    assert shown["models"][1] == {
         "reference": "no/such",
         "engine": "vllm",
         "error": {"type": "NotFoundError", "message": "there is no such model"},
     }
-    assert told["summary"] == {
+    assert shown["summary"] == {
         "fits": 1,
         "tight": 0,
         "does_not_fit": 1,

@@ -90,7 +90,7 @@ def test_readme_is_short_and_shows_the_three_main_commands() -> None:
 
 
 def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
-    """Every name, but for those inside of what has names of its own."""
+    """Every key, except those of objects that are documented by themselves."""
     match value:
         case dict():
             for name, one in value.items():
@@ -104,10 +104,10 @@ def _names(value: Any, *, without: frozenset[str]) -> Iterator[str]:
 
 def test_json_documentation_names_every_key() -> None:
     missing = Unanswered(reference="x", engine=None, error=HeaderError("x"))
-    told = [check_json(recorded(name)) for name in RECORDED]
-    told += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
-    told += [devices_json()]
-    named = set(_names(told, without=frozenset({"estimate", "engines"})))
+    shown = [check_json(recorded(name)) for name in RECORDED]
+    shown += [checks_json([TOO_LARGE, missing]), hardware_json(HERE), hardware_json(mac(36))]
+    shown += [devices_json()]
+    named = set(_names(shown, without=frozenset({"estimate", "engines"})))
     assert named == documented("check", "check, several", "hardware", "hardware --devices")
 
 

@@ -1,4 +1,4 @@
-"""A machine as a person and a program read it."""
+"""report/hardware.py: a machine as text and JSON."""
 
 from __future__ import annotations
 
@@ -115,17 +115,17 @@ FOUR = machine(*CARDS, ram_gib=None, name="4x T4")
 NOTHING = machine(ram_gib=None, name="a box")
 
 
-@pytest.mark.parametrize(("found", "told"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
-def test_hardware_text(found: Machine, told: str) -> None:
-    assert hardware_text(found) == told
-    assert hardware_text(found, screen=Screen(glyphs=ASCII)) == told.replace("·", "-")
+@pytest.mark.parametrize(("found", "shown"), [(HERE, TEXT), (mac(36), MAC), (FOUR, WISHED)])
+def test_hardware_text(found: Machine, shown: str) -> None:
+    assert hardware_text(found) == shown
+    assert hardware_text(found, screen=Screen(glyphs=ASCII)) == shown.replace("·", "-")
 
 
 def test_hardware_text_groups_equal_cards() -> None:
     cards = [replace(one, name="L4") if one.index == 1 else one for one in CARDS]
-    told = hardware_text(machine(*cards))
-    assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in told
-    assert "\nGPU 1    L4, 16.00 GiB" in told
+    shown = hardware_text(machine(*cards))
+    assert "\nGPU 0, 2-3\n         T4, 16.00 GiB" in shown
+    assert "\nGPU 1    L4, 16.00 GiB" in shown
 
 
 def test_hardware_text_with_colour_marks_the_headline_only() -> None:
@@ -135,9 +135,9 @@ def test_hardware_text_with_colour_marks_the_headline_only() -> None:
 
 
 def test_hardware_text_of_an_unknown_machine() -> None:
-    told = hardware_text(NOTHING)
-    assert told.startswith("a box: RAM unknown\n")
-    assert "llama.cpp  RAM unknown: add --ram 32G" in told
+    shown = hardware_text(NOTHING)
+    assert shown.startswith("a box: RAM unknown\n")
+    assert "llama.cpp  RAM unknown: add --ram 32G" in shown
     assert set(hardware_json(NOTHING)["engines"]["llama.cpp"]) == {"error"}
 
 
@@ -157,21 +157,21 @@ def test_hardware_text_has_no_control_characters() -> None:
         processor=evil,
         notes=(evil,),
     )
-    told = hardware_text(found)
-    assert all(c == "\n" or c.isprintable() for c in told)
+    shown = hardware_text(found)
+    assert all(c == "\n" or c.isprintable() for c in shown)
     json.dumps(hardware_json(found), allow_nan=False)
 
 
 def test_hardware_text_names_the_largest_processes() -> None:
     users = tuple(Process(pid=i, name=f"p{i}", used_bytes=i * GIB) for i in range(1, 9))
-    told = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
-    assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in told  # fmt: skip
+    shown = " ".join(hardware_text(machine(card("T4", 64, users=users))).split())
+    assert "used by p8 (8) 8.00 GiB, p7 (7) 7.00 GiB, p6 (6) 6.00 GiB, p5 (5) 5.00 GiB, p4 (4) 4.00 GiB and 3 more" in shown  # fmt: skip
 
 
 def test_hardware_json() -> None:
-    told = hardware_json(HERE)
-    assert list(told) == ["schema", "machine", "engines"]
-    found = told["machine"]
+    shown = hardware_json(HERE)
+    assert list(shown) == ["schema", "machine", "engines"]
+    found = shown["machine"]
     assert (found["name"], found["system"], found["cores"]) == ("this machine", "linux", 16)
     assert found["host"]["usable_bytes"] == 13 * GIB
     assert found["host"]["limits"][0]["left_bytes"] == 13 * GIB
@@ -180,7 +180,7 @@ def test_hardware_json() -> None:
     assert found["devices"][0]["capability"] == [8, 9]
     assert found["devices"][1]["partition"] == "MIG 1g.10gb"
     assert found["notes"] == ["GPU 2 does not answer"]
-    engines = told["engines"]
+    engines = shown["engines"]
     assert list(engines) == ["llama.cpp", "vllm", "mlx", "stream"]
     assert engines["llama.cpp"]["devices"] == ["RTX 4090", "H100"]
     assert [one["available_bytes"] for one in engines["llama.cpp"]["budgets"]] == [
@@ -190,7 +190,7 @@ def test_hardware_json() -> None:
     ]
     assert "--gpu-memory-utilization 0.66" in engines["vllm"]["budgets"][0]["because"]
     assert engines["mlx"]["error"]["type"] == "HardwareError"
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
 def test_hardware_json_of_unified_memory_is_one_budget_of_two_pools() -> None:
@@ -205,5 +205,5 @@ def test_hardware_json_of_unified_memory_is_one_budget_of_two_pools() -> None:
 def test_hardware_json_leaves_out_cards_of_another_vendor() -> None:
     """Those of one vendor are used together, NVIDIA's first."""
     other = replace(card("Arc", 16), vendor=Vendor.INTEL)
-    told = hardware_json(machine(other, card("T4", 16)))["engines"]
-    assert told["llama.cpp"]["devices"] == ["T4"]
+    shown = hardware_json(machine(other, card("T4", 16)))["engines"]
+    assert shown["llama.cpp"]["devices"] == ["T4"]

@@ -1,4 +1,4 @@
-"""The one sentence that answers: one form for every verdict."""
+"""report/headline.py: one sentence for every verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from edgekit.report.headline import (
 from edgekit.units import GIB
 
 ALONE = machine(card("RTX 4090", 24), ram_gib=None)
-SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")  # the geometric middle is 37.9
+SPEED = Speed(decode=(24.0, 60.0), prefill=None, because="")  # the geometric mean is 37.9
 CHOSEN = Variant(name="IQ4_XS", model=gguf("qwen3-30b-a3b"), accuracy=425, changes={"mix": "IQ4_XS"})  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def weights(gib: float) -> tuple[Any, ...]:
         (result(cache="q8_0"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with an 8-bit cache"),
         (result(cache="8 bit"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with an 8-bit cache"),
         (result(cache="q8_0 + q4_0"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K with a q8_0 + q4_0 cache"),
-        (result(weights(1), cache="q8_0"), "Runs fully on your RTX 4090: 1.0 of 23.0 GiB at 32K"),  # it keeps none
+        (result(weights(1), cache="q8_0"), "Runs fully on your RTX 4090: 1.0 of 23.0 GiB at 32K"),  # no cache
         (result(variant=CHOSEN, quantization="IQ4_XS"), "Runs fully on your RTX 4090 at IQ4_XS: 11.5 of 23.0 GiB at 32K"),
         (result(variant=replace(CHOSEN, changes={}), quantization="IQ4_XS"), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 32K"),
         (result(context_tokens=12_345), "Runs fully on your RTX 4090: 11.5 of 23.0 GiB at 12,345 tokens"),
@@ -94,7 +94,7 @@ def test_headline_of_what_runs(found: Verdict, sentence: str) -> None:
         (result((*weights(41), LINES[1]), max_context=0, cache="q8_0", cache_asked=True), "Does not fit your RTX 4090 at 32K with an 8-bit cache: needs 43.0 GiB, 23.0 usable"),
         (result((*weights(41), LINES[1]), max_context=0, cache="f32", cache_asked=True, asked=False), "Does not fit your RTX 4090 with an f32 cache, even at 32K: needs 43.0 GiB, 23.0 usable"),
         (result(weights(41), max_context=0, variant=CHOSEN, quantization="IQ4_XS"), "Does not fit your RTX 4090 at IQ4_XS and 32K: needs 41.0 GiB, 23.0 usable"),
-        # 39 of 38 GiB in both memories together, and 25 of 23 on the card where the RAM has room for the rest
+        # 39 of 38 GiB in both memories together, and 25 of 23 on the card with enough RAM for the rest
         (result((*weights(37), line(Component.WEIGHTS, 2 * GIB, HOST)), MACHINE, max_context=0), "Does not fit your RTX 4090 at 32K: needs 39.0 GiB, 38.0 usable in all"),
         (result(weights(25), MACHINE, max_context=0), "Does not fit your RTX 4090 at 32K: needs 25.0 GiB, 23.0 usable"),
         (result(weights(23.01), max_context=0), "Does not fit your RTX 4090 at 32K: needs 23.01 GiB, 23.00 usable"),

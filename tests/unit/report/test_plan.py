@@ -1,4 +1,4 @@
-"""A plan as a person reads it, and as a program does."""
+"""report/plan.py: a plan as text and JSON."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from edgekit.report.check import MAX_CHANGES
 from edgekit.report.headline import headline, rate_words, speed_row
 from edgekit.report.json import json_text
 from edgekit.report.plan import plan_json, plan_text
-from edgekit.report.text import ASCII, BLOCKS, Screen, command_lines
+from edgekit.report.text import ASCII, BLOCKS, Screen
 
 GEMMA, QWEN_MOE = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
-# As if: what is told of a speed does not hang on how it is found.
+# Invented: the report does not depend on how a speed is found.
 SPEED = Speed(decode=(24.6, 52.9), prefill=(940.0, 3721.0), because="a token reads 15.40 GiB")
 
 
@@ -115,7 +115,7 @@ Plan     weights    Q4_K_M: a larger one would push more layers off the GPU
 
 
 def decided(plan: Plan, *decisions: Decision) -> Plan:
-    """With these words: how a planner puts it is its own matter."""
+    """The plan with these decisions instead of the planner's own."""
     mine = {one.lever for one in decisions}
     return replace(
         plan, decisions=(*decisions, *(one for one in plan.decisions if one.lever not in mine))
@@ -224,7 +224,7 @@ def test_plan_text_leaves_out_an_unknown_speed() -> None:
     assert "speed      not known\n" in plan_text(plan, why=True)
 
 
-# What to run.
+# Commands.
 
 
 def commands_in(text: str, label: str = "Run") -> str:
@@ -237,8 +237,8 @@ def test_plan_text_has_the_main_command_in_full_and_the_others_by_name() -> None
     text = plan_text(plan, ready=ready, screen=Screen(width=60))
     server = next(one for one in ready if one.name == "llama-server")
     assert shlex.split(commands_in(text).replace("\\\n", " ")) == shlex.split(server.text)
-    told = " ".join(commands_in(text, "Also").split())
-    assert told == "--for llama-cli | ollama | lm-studio: the same for another program"
+    shown = " ".join(commands_in(text, "Also").split())
+    assert shown == "--for llama-cli | ollama | lm-studio: the same for another program"
     notes = " ".join(text.split())
     assert all(" ".join(note.split()) in notes for note in server.notes)
 
@@ -276,28 +276,6 @@ def test_plan_text_does_not_offer_the_gpu_limit_as_a_program() -> None:
     text = plan_text(one_mlx(), ready=(limit, server))
     assert commands_in(text).strip() == server.text
     assert "sysctl" not in text
-
-
-@pytest.mark.parametrize(
-    ("command", "width", "mark", "lines"),
-    [
-        ("a -b 1 -c 2", 80, "\\", ["a -b 1 -c 2"]),
-        ("a -b 1 -c 2", 8, "\\", ["a -b 1 \\", "-c 2"]),
-        ("a 'b c' \"d e\"", 9, "\\", ["a 'b c' \\", '"d e"']),
-        ("$env:A='1,2'; a -b 'it''s'", 15, "`", ["$env:A='1,2'; `", "a -b 'it''s'"]),
-        ("a 'never closed", 4, "\\", ["a 'never closed"]),
-        ("a  b", 3, "\\", ["a  b"]),
-    ],
-)
-def test_command_lines(command: str, width: int, mark: str, lines: list[str]) -> None:
-    assert command_lines(command, width, mark) == lines
-
-
-@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8), st.integers(4, 40))
-def test_command_lines_keep_every_word(words: list[str], width: int) -> None:
-    command = shlex.join([word for word in words if word.isprintable()] or ["a"])
-    lines = command_lines(command, width, "\\")
-    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
 
 
 # Speeds.
@@ -345,37 +323,37 @@ def test_is_slow_only_where_the_speed_is_known() -> None:
     assert not at_speed(one_card(), None).is_slow
 
 
-# For programs.
+# JSON.
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_json(name: str) -> None:
     plan = PLANS[name]()
     ready = ready_commands(plan) if plan.fits else ()
-    told = json.loads(json_text(plan_json(plan, ready=ready, notes=("a note",))))
-    assert told["schema"] == 1
-    assert told["status"] == plan.result.status.value
-    assert told["can_load"] is plan.fits
-    assert told["context_tokens"] == plan.context_tokens
-    assert [one["lever"] for one in told["decisions"]] == [d.lever.value for d in plan.decisions]
-    assert [one["text"] for one in told["commands"]] == [one.text for one in ready]
-    assert [one["told"] for one in told["to_fit"]] == [one.told for one in plan.to_fit]
-    assert [one["required_bytes"] for one in told["budgets"]] == [
+    shown = json.loads(json_text(plan_json(plan, ready=ready, notes=("a note",))))
+    assert shown["schema"] == 1
+    assert shown["status"] == plan.result.status.value
+    assert shown["can_load"] is plan.fits
+    assert shown["context_tokens"] == plan.context_tokens
+    assert [one["lever"] for one in shown["decisions"]] == [d.lever.value for d in plan.decisions]
+    assert [one["text"] for one in shown["commands"]] == [one.text for one in ready]
+    assert [one["told"] for one in shown["to_fit"]] == [one.told for one in plan.to_fit]
+    assert [one["required_bytes"] for one in shown["budgets"]] == [
         use.required_bytes for use in plan.result.uses
     ]
-    estimate = told["estimate"]
+    estimate = shown["estimate"]
     reserved = sum(line["bytes"] for line in estimate["lines"] if line["reserved"])
     assert reserved == estimate["total_bytes"] == plan.result.estimate.total_bytes
-    assert "a note" in told["notes"]
+    assert "a note" in shown["notes"]
 
 
 def test_plan_json_has_nulls_for_what_is_unknown() -> None:
     plan = at_speed(one_card(), None)
-    told = plan_json(plan)
-    assert (told["speed"], told["drafter"], told["users"]) == (None, None, None)
-    assert told["cache"] == {"name": "f16", "type_k": None, "type_v": None}
-    assert told["headline"].startswith("Runs on your RTX 4090 at Q4_K_M, just: ")
-    assert told["estimate"]["command"] is None
+    shown = plan_json(plan)
+    assert (shown["speed"], shown["drafter"], shown["users"]) == (None, None, None)
+    assert shown["cache"] == {"name": "f16", "type_k": None, "type_v": None}
+    assert shown["headline"].startswith("Runs on your RTX 4090 at Q4_K_M, just: ")
+    assert shown["estimate"]["command"] is None
     assert plan_json(one_card())["speed"] == {
         "typical": 36.07, "decode": [24.6, 52.9], "prefill": [940.0, 3721.0], "steady": 36.0, "basis": "modelled",
         "because": "a token reads 15.40 GiB",

@@ -1,4 +1,4 @@
-"""The picture of a plan: written whole or not at all, the same for the same curves, readable without colour."""
+"""report/plot.py: pictures are written atomically, reproducible, and readable without colour."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def test_write_plot_svg_is_reproducible(tmp_path: Path) -> None:
 
 
 def test_plot_labels() -> None:
-    told = texts(drawn())
-    assert told[:3] == ["gemma-3-27b on RTX 4090", "context, tokens (1k = 1,024)", "RTX 4090, GiB"]
-    assert told[3:6] == ["f16: 57,344", "q8_0: 114,688", "q4_0: 131,072 (all)"]
-    assert {"20.00 GiB usable", "f16", "q8_0", "q4_0"} <= set(told)
+    shown = texts(drawn())
+    assert shown[:3] == ["gemma-3-27b on RTX 4090", "context, tokens (1k = 1,024)", "RTX 4090, GiB"]
+    assert shown[3:6] == ["f16: 57,344", "q8_0: 114,688", "q4_0: 131,072 (all)"]
+    assert {"20.00 GiB usable", "f16", "q8_0", "q4_0"} <= set(shown)
 
 
 def test_plot_budget_lines() -> None:
@@ -97,9 +97,9 @@ def test_plot_where_nothing_fits() -> None:
 
 
 def test_plot_of_hostile_names_is_text() -> None:
-    told = texts(drawn(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
-    assert told[0].startswith("$x_{1 on \N{REPLACEMENT CHARACTER}[2J 漢字yyy")
-    assert len(told[0]) == 84
+    shown = texts(drawn(model="$x_{1", machine="\x1b[2J 漢字" + "y" * 500))
+    assert shown[0].startswith("$x_{1 on \N{REPLACEMENT CHARACTER}[2J 漢字yyy")
+    assert len(shown[0]) == 84
 
 
 def test_write_plot_with_hostile_names(tmp_path: Path) -> None:

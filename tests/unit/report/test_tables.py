@@ -34,8 +34,8 @@ def named(check: Check, name: str, engine: str = "llama.cpp") -> Check:
     return replace(check, bill=bill, result=replace(check.result, engine=engine))
 
 
-def unread(name: str, told: str = "it breaks off") -> Unanswered:
-    return Unanswered(reference=name, engine=None, error=HeaderError(told))
+def unread(name: str, shown: str = "it breaks off") -> Unanswered:
+    return Unanswered(reference=name, engine=None, error=HeaderError(shown))
 
 
 MANY: tuple[Found, ...] = (
@@ -145,23 +145,23 @@ def test_check_table_later_rows_fit_the_width(width: int) -> None:
 
 
 def test_check_table_later_row_of_another_engine_names_it() -> None:
-    told = check_table((*[MANY[0], MANY[1]] * FIRST_ROWS, named(made(), "last", "mlx")))
-    assert "last (mlx)" in told
+    shown = check_table((*[MANY[0], MANY[1]] * FIRST_ROWS, named(made(), "last", "mlx")))
+    assert "last (mlx)" in shown
 
 
 def test_check_table_keeps_the_ends_of_a_long_name() -> None:
     rows = (named(made(), "meta-llama-3.1-70b-instruct-Q4_K_M.gguf"), MANY[0])
-    told = check_table(rows, screen=Screen(width=70)).splitlines()
-    assert told[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
-    assert max(map(len, told)) == 70
+    shown = check_table(rows, screen=Screen(width=70)).splitlines()
+    assert shown[3] == "fits  meta-llama-...-Q4_K_M.gguf      32K  72K  11.5 of 23.0         ?"
+    assert max(map(len, shown)) == 70
 
 
 def test_check_table_shows_cache_weights_and_users() -> None:
     check = named(made(), "a")
     chosen = replace(check.result, quantization="Q4_K_M", cache="q8_0")
     shared = replace(check.result, quantization="MXFP4_MOE", streams=4)
-    told = check_table((replace(check, result=chosen), replace(check, result=shared))).splitlines()
-    assert told[2:5] == [
+    shown = check_table((replace(check, result=chosen), replace(check, result=shared))).splitlines()
+    assert shown[2:5] == [
         "      weights   context  max      GiB used  tokens/s",
         "fits  Q4_K_M   32K q8_0  72K  11.5 of 23.0         ?",
         "fits  MXFP4      4 x 8K  72K  11.5 of 23.0         ?",
@@ -184,8 +184,8 @@ def test_check_table_on_a_narrow_screen_has_fewer_columns(width: int, head: str)
 
 
 def test_check_table_of_a_context_beyond_the_native_one() -> None:
-    told = check_table((named(made(context_tokens=262_144), "a"), MANY[0]))
-    assert [row.split()[2:4] for row in told.splitlines()[3:5]] == [
+    shown = check_table((named(made(context_tokens=262_144), "a"), MANY[0]))
+    assert [row.split()[2:4] for row in shown.splitlines()[3:5]] == [
         ["256K", "256K"],
         ["32K", "72K"],
     ]
@@ -208,10 +208,10 @@ def test_check_table_has_each_reason_once() -> None:
 def test_check_table_has_reasons_that_the_figures_do_not_show() -> None:
     blocked = named(recorded("vllm blocked"), "qwen", "vllm")
     short = named(made(status=Status.FAILED, reasons=("at most 4,096 tokens fit",)), "short.gguf")
-    told = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
-    assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in told
-    assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in told
-    assert "four.gguf on" not in told
+    shown = check_table((blocked, short, named(TOO_LARGE, "four.gguf")), screen=Screen(width=200))
+    assert "\nqwen on vllm: vLLM does not start: it reserves 22.08 GiB of RTX 4090" in shown
+    assert "\nshort.gguf on llama.cpp: at most 4,096 tokens fit\n" in shown
+    assert "four.gguf on" not in shown
 
 
 @pytest.mark.parametrize(
@@ -247,5 +247,5 @@ def test_counts() -> None:
 
 def test_check_table_has_no_control_characters() -> None:
     evil = "a\x1b[2J\r\x07b"
-    told = check_table((named(made(), evil), unread(evil, evil), MANY[0]))
-    assert all(c == "\n" or c.isprintable() for c in told)
+    shown = check_table((named(made(), evil), unread(evil, evil), MANY[0]))
+    assert all(c == "\n" or c.isprintable() for c in shown)

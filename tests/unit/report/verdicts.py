@@ -127,9 +127,9 @@ def made(
     return Check(bill=bill, result=Verdict(**{**plain, **more}))
 
 
-def with_change(check: Check, told: str, kind: ChangeKind = ChangeKind.CACHE) -> Check:
+def with_change(check: Check, shown: str, kind: ChangeKind = ChangeKind.CACHE) -> Check:
     flags = {"type_k": "q8_0", "type_v": "q8_0"}
-    change = Change(kind=kind, value="q8_0", told=told, flags=flags, max_context=131_072)
+    change = Change(kind=kind, value="q8_0", told=shown, flags=flags, max_context=131_072)
     return replace(check, changes=(*check.changes, change))
 
 
@@ -168,14 +168,14 @@ def judged(
     """As the engine's own rules bill it."""
     load = Load(context_tokens=context)
     result = judge(Task(model=model, engine=engine, machine=on, load=load, start=start or Start()))
-    told = engine_named(engine).describe(
+    shown = engine_named(engine).describe(
         Load(context_tokens=result.context_tokens), result.estimate
     )
     bill = EstimateAnswer(
         label=model.header.name,
         reference=model.header.name,
         version=engine_named(engine).version(None),
-        asked=told,
+        asked=shown,
         command=f"llama-server -m {model.header.name} -c {result.context_tokens}",
         estimate=result.estimate,
     )

@@ -1,0 +1,43 @@
+"""report/json.py: fields and documents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from edgekit.basis import Basis
+from edgekit.report.json import fields, json_line, json_text
+
+
+@dataclass
+class Part:
+    name: str = "cache"
+    basis: Basis = Basis.EXACT
+    shape: tuple[int, ...] = (2, 3)
+    because: str = ""
+    layer: int = 0
+
+
+def test_fields() -> None:
+    assert fields(Part(), "name basis shape because") == {
+        "name": "cache",
+        "basis": "exact",
+        "shape": [2, 3],
+        "because": "",
+    }
+
+
+def test_fields_with_a_question_mark_are_null_if_empty() -> None:
+    assert fields(Part(), "name? because? layer?") == {
+        "name": "cache",
+        "because": None,
+        "layer": None,
+    }
+
+
+def test_json_text_and_json_line_write_infinite_numbers_as_strings() -> None:
+    value = {"rope": [float("inf"), 1.5], "keys": MappingProxyType({"é": float("nan")})}
+    expected = {"rope": ["inf", 1.5], "keys": {"é": "nan"}}
+    assert json.loads(json_text(value)) == json.loads(json_line(value)) == expected
+    assert json_text(value).isascii()

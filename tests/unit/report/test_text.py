@@ -1,0 +1,104 @@
+"""report/text.py: views as text."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekit.bill.verdict import Status
+from edgekit.report.text import (
+    ASCII,
+    BLOCKS,
+    Screen,
+    View,
+    command_lines,
+    fitted_table,
+    glyphs_for,
+    render,
+    table,
+)
+
+VIEW = View(
+    headline="Fits",
+    status=Status.PASSED,
+    title=("a model", "", "an engine"),
+    sections=[
+        (None, ["directly below"]),
+        ("", lambda screen: ["=" * screen.width]),
+        ("Note", ["first", "second"]),
+        ("Empty", []),
+        ("Run", lambda screen: ["-" * screen.width]),
+    ],
+)
+
+
+def test_render() -> None:
+    assert (
+        render(VIEW, Screen(width=50))
+        == f"""\
+Fits
+a model  ·  an engine
+directly below
+
+{"=" * 50}
+
+Note     first
+         second
+
+Run      {"-" * 41}
+"""
+    )
+
+
+def test_render_on_a_narrow_screen_has_labels_above_their_rows() -> None:
+    assert render(VIEW, Screen(width=1)).endswith(f"\n\nRun\n  {'-' * 18}\n")
+
+
+def test_render_with_colour_paints_the_headline() -> None:
+    assert render(VIEW, Screen(colour=True)).startswith("\x1b[1;32mFits\x1b[0m\na model")
+
+
+def test_table_aligns_words_left_and_numbers_right() -> None:
+    assert table(("name", "GiB"), [("a", "10.5"), ("longer", "9")]) == [
+        "name     GiB",
+        "a       10.5",
+        "longer     9",
+    ]
+
+
+def test_fitted_table_leaves_out_the_last_columns() -> None:
+    rows = [("a", "10.5", "x" * 9)]
+    assert fitted_table(("name", "GiB", "more"), rows, 12) == ["name   GiB", "a     10.5"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "found"),
+    [("utf-8", BLOCKS), ("cp437", BLOCKS), ("ascii", ASCII), ("latin-1", ASCII), (None, ASCII), ("no such", ASCII)],
+)  # fmt: skip
+def test_glyphs_for_an_encoding(encoding: str | None, found: object) -> None:
+    assert glyphs_for(encoding) is found
+
+
+@pytest.mark.parametrize(
+    ("command", "width", "mark", "lines"),
+    [
+        ("a -b 1 -c 2", 80, "\\", ["a -b 1 -c 2"]),
+        ("a -b 1 -c 2", 8, "\\", ["a -b 1 \\", "-c 2"]),
+        ("a 'b c' \"d e\"", 9, "\\", ["a 'b c' \\", '"d e"']),
+        ("$env:A='1,2'; a -b 'it''s'", 15, "`", ["$env:A='1,2'; `", "a -b 'it''s'"]),
+        ("a 'never closed", 4, "\\", ["a 'never closed"]),
+        ("a  b", 3, "\\", ["a  b"]),
+    ],
+)
+def test_command_lines(command: str, width: int, mark: str, lines: list[str]) -> None:
+    assert command_lines(command, width, mark) == lines
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8), st.integers(4, 40))
+def test_command_lines_keep_every_word(words: list[str], width: int) -> None:
+    command = shlex.join([word for word in words if word.isprintable()] or ["a"])
+    lines = command_lines(command, width, "\\")
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
