@@ -1,4 +1,4 @@
-"""A model on the hub -> its files, from the repository's listing."""
+"""Models on the hub: their files, from the repository's listing, or as the hub last listed them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import io
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from edgekit.errors import EdgekitError, RemoteInspectError, RemoteNotFoundError, UsageError
@@ -25,89 +25,85 @@ from edgekit.sources.address import (
 from edgekit.sources.cache import Version
 from edgekit.sources.filenames import SHOWN, choose_files, close_names, shard_names
 from edgekit.sources.http import Transport
-from edgekit.sources.reference import MAX_PATH_CHARS
+from edgekit.sources.reference import MAX_PATH_CHARS, HubModel
 from edgekit.sources.remote import HttpFile, opened_file, stride_of
-from edgekit.sources.types import MAX_FILE_BYTES, ByteSource, ModelFile, ModelFiles, Origin, Reach
+from edgekit.sources.types import (
+    MAX_FILE_BYTES,
+    ByteSource,
+    ModelFile,
+    ModelFiles,
+    Origin,
+    Reach,
+)
 from edgekit.units import MIB
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from edgekit.sources.reference import HubModel
-
-
-# A page of the listing is 1,000 files of about 400 bytes each.
-MAX_PAGE_BYTES = 2 * MIB
-# The largest public model repositories list some 2,000 files.
-MAX_PAGES = 20
-MAX_ENTRIES = 20_000  # as many as in a local folder; the largest model repositories have hundreds
+MAX_PAGE_BYTES = 2 * MIB  # a page of the listing is 1,000 files of about 400 bytes each
+MAX_PAGES = 20  # the largest public model repositories list about 2,000 files
+MAX_ENTRIES = 20_000  # as many as in a local folder
+MAX_LISTING_BYTES = 4 * MIB  # 20,000 files with names of 150 letters; a longer one is not cached
 
 _NEXT = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
 _REPO = re.compile(r"[A-Za-z0-9_.-]{1,96}/[A-Za-z0-9_.-]{1,96}")
+_ODD_PATH = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
+
+FileEntry = tuple[str, int | None]  # path in the repository, size in bytes if it is stated
 
 
 def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
-    """The files of a repository that make the model. A GGUF that is named needs no listing."""
+    """The files of a repository that make up the model. A GGUF that is named needs no listing."""
     _check_repo(model)
     transport = Transport(reach)
     if (filename := _named_gguf(model)) is None:
         return _chosen(model, _listed_files(model, transport))
-    files = list(_named_files(model, filename, transport))
+    files = _named_files(model, filename, transport)
     if reach.cache and cache.holds(file_url(model, files[0].name)):
-        # Where there is something to fall back to, a silent hub is noticed here, not when it is read.
+        # If there is something to fall back to, notice a silent hub here, not when the file is read.
         files[0] = opened_file(files[0].name, files[0].open(), files[0].open)
     return _chosen(model, files)
 
 
 def locate_kept(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
-    """As the hub answered an earlier time, from the disk alone; None when nothing is kept of that.
+    """The model as the hub answered an earlier time, from the disk cache; None if it has nothing.
 
-    What is not among the kept bytes ends, when it is read, with the error that is `because`.
+    Reading anything else raises `because`.
     """
     if not reach.cache:
         return None
     _check_repo(model)
     transport = Transport(reach, cut_off=because)
     filename = _named_gguf(model)
-    listing = kept_listing(_tree_url(model))
-    if filename is None and listing is not None:
+    if filename is None:
+        listing = kept_listing(_tree_url(model))
+        if listing is None:
+            return None
         files, kept_at = _model_files(model, listing.entries, transport), listing.kept_at
-    elif filename is not None and (header := _kept_header(model, filename)) is not None:
-        files, kept_at = list(_named_files(model, filename, transport)), header
     else:
-        return None
+        files = _named_files(model, filename, transport)
+        entry = cache.load(file_url(model, files[0].name))
+        if entry is None:
+            return None
+        entry.prefix.close()
+        kept_at = entry.kept_at
     found = _chosen(model, files)
-    return replace(found, notes=(*found.notes, _kept_note(kept_at, reach, because)))
-
-
-def _kept_note(kept_at: int, reach: Reach, because: RemoteInspectError) -> str:
+    is_online = Transport(reach).is_online
+    silent = f"could not reach Hugging Face ({because})" if is_online else "offline"
     day = time.strftime("%Y-%m-%d", time.localtime(kept_at))
-    silent = (
-        f"could not reach Hugging Face ({because})" if Transport(reach).is_online else "offline"
-    )
-    return f"{silent}: using the answer cached on {day}, which may be out of date"
-
-
-def _kept_header(model: HubModel, filename: str) -> int | None:
-    """Since when the first bytes of the file, or of its first shard, are kept."""
-    names = shard_names(filename)
-    entry = cache.load(file_url(model, (names[1:] or names)[0]))
-    if entry is None:
-        return None
-    entry.prefix.close()
-    return entry.kept_at
+    note = f"{silent}: using the answer cached on {day}, which may be out of date"
+    return replace(found, notes=(*found.notes, note))
 
 
 def _named_gguf(model: HubModel) -> str | None:
-    """Its name needs no listing."""
     name = model.filename
     return name if name is not None and name.lower().endswith(".gguf") else None
 
 
 def _chosen(model: HubModel, files: list[ModelFile]) -> ModelFiles:
+    revision = f"@{model.revision}" if model.revision else ""
+    tag = f":{model.quant}" if model.quant else ""
+    path = f"/{model.filename}" if model.filename else ""
     return choose_files(
         files,
-        reference=_spelt(model),
+        reference=f"{model.repo}{revision}{tag}{path}",
         label=model.repo,
         origin=Origin.HUB,
         quant=model.quant,
@@ -116,21 +112,14 @@ def _chosen(model: HubModel, files: list[ModelFile]) -> ModelFiles:
 
 
 def _check_repo(model: HubModel) -> None:
-    """The hub's own rules: no "--", no dot at an end."""
-    hub_library()  # says it in words when it cannot be imported
+    """By the hub's own rules: no "--", no dot at either end."""
+    hub_library()  # explains why it cannot be imported
     from huggingface_hub.errors import HFValidationError
 
     try:
         file_url(model, "config.json")
     except HFValidationError as error:
         raise UsageError(f"{model.repo} is not a valid repository name: {error}") from error
-
-
-def _spelt(model: HubModel) -> str:
-    revision = f"@{model.revision}" if model.revision else ""
-    tag = f":{model.quant}" if model.quant else ""
-    path = f"/{model.filename}" if model.filename else ""
-    return f"{model.repo}{revision}{tag}{path}"
 
 
 def file_url(model: HubModel, path: str) -> str:
@@ -152,15 +141,17 @@ def _open(
     )
 
 
-def _named_files(model: HubModel, filename: str, transport: Transport) -> Iterator[ModelFile]:
+def _named_files(model: HubModel, filename: str, transport: Transport) -> list[ModelFile]:
     """The file, or all shards of its set: GGUF sets count from 1."""
     names = shard_names(filename)
-    for name in names[1:] or names:
-        yield ModelFile(name=name, open=partial(_open_named, model, name, transport))
+    return [
+        ModelFile(name=name, open=partial(_open_named, model, name, transport))
+        for name in names[1:] or names
+    ]
 
 
 def _open_named(model: HubModel, name: str, transport: Transport) -> ByteSource:
-    """A name that was typed may be wrong: then the listing says what there is."""
+    """A name that was typed may be wrong: then the listing has candidates."""
     try:
         return _open(model, name, transport)
     except RemoteNotFoundError as error:
@@ -171,6 +162,13 @@ def _open_named(model: HubModel, name: str, transport: Transport) -> ByteSource:
         ggufs = [one for one in known if one.lower().endswith(".gguf")]
         near = close_names(name, ggufs) or tuple(ggufs[:SHOWN])
         raise _with_candidates(error, near) from error
+
+
+def _with_candidates(error: RemoteNotFoundError, names: tuple[str, ...]) -> RemoteNotFoundError:
+    return RemoteNotFoundError(f"{error}. Did you mean: {', '.join(names)}?") if names else error
+
+
+# -- the listing of a repository -----------------------------------------------------------------
 
 
 def _tree_url(model: HubModel) -> str:
@@ -209,7 +207,7 @@ def _tree_entries(url: str, model: HubModel, transport: Transport) -> Iterator[F
     for _ in range(MAX_PAGES):
         reply = transport.get(url, name=name, limit_bytes=MAX_PAGE_BYTES)
         for item in _json_list(reply.body, url, name=name):
-            if (entry := file_entry(item)) is not None:
+            if (entry := _file_entry(item)) is not None:
                 seen += 1
                 yield entry
         if seen > MAX_ENTRIES:
@@ -231,6 +229,19 @@ def _tree_entries(url: str, model: HubModel, transport: Transport) -> Iterator[F
     )
 
 
+def _file_entry(item: Any) -> FileEntry | None:
+    """None for a folder, and for a path that no file in a repository can have."""
+    if not isinstance(item, dict) or item.get("type") != "file":
+        return None
+    path, lfs = item.get("path"), item.get("lfs")
+    if not isinstance(path, str) or len(path) > MAX_PATH_CHARS or _ODD_PATH.search(path):
+        return None
+    # For a large file `size` may be that of its pointer.
+    size_bytes = lfs.get("size") if isinstance(lfs, dict) else item.get("size")
+    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
+    return path, size_bytes if is_size else None
+
+
 def _json_list(body: bytes | bytearray, url: str, *, name: str) -> list[Any]:
     try:
         items = json.loads(body)
@@ -245,7 +256,7 @@ def _json_list(body: bytes | bytearray, url: str, *, name: str) -> list[Any]:
 
 
 def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
-    """Names to suggest; none is fine, and so is a hub that cannot search."""
+    """Repositories to suggest; none if the hub cannot search."""
     author, _, name = repo.rpartition("/")
     for query in ({"search": name, "limit": 5}, {"author": author, "limit": 200}):
         url = f"{hub_endpoint()}/api/models?{urlencode(query)}"
@@ -261,49 +272,29 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
     return ()
 
 
-def _with_candidates(error: RemoteNotFoundError, names: tuple[str, ...]) -> RemoteNotFoundError:
-    return RemoteNotFoundError(f"{error}. Did you mean: {', '.join(names)}?") if names else error
-
-
-MAX_LISTING_BYTES = 4 * MIB  # 20,000 files with names of 150 letters; a longer one is not kept
-
-_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|(?:^|/)\.{0,2}(?:/|$)")
-
-FileEntry = tuple[str, int | None]  # path in the repository, size in bytes where it is stated
+# -- cached listings, for when the hub cannot be reached -----------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     entries: tuple[FileEntry, ...]
-    kept_at: int  # seconds since 1970: when the hub said so
-
-
-def file_entry(item: Any) -> FileEntry | None:
-    """None for a folder, and for a path that no file in a repository can have."""
-    if not isinstance(item, dict) or item.get("type") != "file":
-        return None
-    path, lfs = item.get("path"), item.get("lfs")
-    if not isinstance(path, str) or len(path) > MAX_PATH_CHARS or _ODD.search(path):
-        return None
-    # For a large file `size` may be that of its pointer.
-    size_bytes = lfs.get("size") if isinstance(lfs, dict) else item.get("size")
-    is_size = type(size_bytes) is int and 0 <= size_bytes <= MAX_FILE_BYTES
-    return path, size_bytes if is_size else None
+    kept_at: int  # seconds since 1970: when the hub answered
 
 
 def keep_listing(url: str, entries: Iterable[FileEntry]) -> None:
-    """In the hub's own form, so that it is checked like one when it is read again."""
+    """In the hub's own form, so that it is checked like a response when it is read again."""
     if has_secrets(url):
         return
     items = [{"type": "file", "path": path, "size": size_bytes} for path, size_bytes in entries]
     body = json.dumps(items).encode()
     if len(body) <= MAX_LISTING_BYTES:
-        version = Version(total_bytes=len(body))
-        prefix = io.BytesIO(body)
-        cache.store(
-            url,
-            cache.CachedRange(version=version, linked_etag=None, prefix=prefix, length=len(body)),
+        entry = cache.CachedRange(
+            version=Version(total_bytes=len(body)),
+            linked_etag=None,
+            prefix=io.BytesIO(body),
+            length=len(body),
         )
+        cache.store(url, entry)
 
 
 def kept_listing(url: str) -> Listing | None:
@@ -317,6 +308,6 @@ def kept_listing(url: str) -> Listing | None:
         items = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    found = map(file_entry, items if isinstance(items, list) else ())
+    found = map(_file_entry, items if isinstance(items, list) else ())
     entries = tuple(entry for entry in found if entry is not None)
     return Listing(entries=entries, kept_at=entry.kept_at) if entries else None

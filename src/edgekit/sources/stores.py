@@ -1,11 +1,15 @@
-"""A model's name -> its files in a store on this machine: Ollama's, LM Studio's, the hub's cache."""
+"""Models by name on this machine: LM Studio's folder, the hub's cache, and the samples of this package."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from pkgutil import get_data  # importlib.resources is slow to import
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import NotFoundError, SourceError
@@ -24,20 +28,30 @@ from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.resources.abc import Traversable
 
-
-_MAX_POINTER_BYTES = 4096  # it holds one path
+_MAX_POINTER_BYTES = 4096  # it contains one path
 _MAX_SETTINGS_BYTES = 1024 * 1024
 _REPO_FOLDER = "models--"
-# Nobody keeps so many; whoever points a store at a whole disk is answered all the same.
-MAX_REPOSITORIES = 2000
+MAX_REPOSITORIES = 2000  # more than anyone has; a store that is a whole disk is still answered
+
+
+def known_names(hub_cache: Path) -> tuple[str, ...]:
+    """Every model that has a name on this machine, for "did you mean"."""
+    names = (
+        *islice(ollama_names(), MAX_REPOSITORIES),
+        *_lm_studio_repositories(),
+        *_cached_repos(hub_cache),
+    )
+    return tuple(dict.fromkeys(name for name in names if name.isprintable()))
+
+
+# -- LM Studio -----------------------------------------------------------------------------------
 
 
 def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
     """From LM Studio's folder by publisher/repository, repository or file; case does not matter.
 
-    None when it has nothing of that name; NotFoundError with candidates when it has several.
+    None if it has no such model, NotFoundError with candidates if it has several.
     """
     wanted = name.lower()
     repositories = _lm_studio_repositories()
@@ -45,34 +59,29 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
     if len(by_name) > 1:
         raise NotFoundError(f"LM Studio has {name} more than once", candidates=tuple(by_name))
     files = list_folder(repositories[by_name[0]]) if by_name else ()
-    if not files:  # a folder may outlive its model
-        return _lm_studio_file(name, repositories)
-    return choose_files(
-        files, reference=name, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant
-    )
-
-
-def _lm_studio_file(name: str, repositories: dict[str, Path]) -> ModelFiles | None:
-    wanted = name.lower().removesuffix(".gguf")
-    found = [
-        (repo, one.files[0].name, files)
-        for repo, folder in repositories.items()
-        for files in (list_if_allowed(folder),)
-        for one in group_shards(files, ".gguf")
-        if base_of(one.stem).lower() == wanted
-    ]
-    if len(found) > 1:
-        places = tuple(f"{repo}/{file}" for repo, file, _ in found[:SHOWN])
-        raise NotFoundError(f"LM Studio has {name} more than once", candidates=places)
-    for repo, file, files in found:
+    if files:  # a folder may outlive its model
         return choose_files(
-            files, reference=name, label=repo, origin=Origin.LM_STUDIO, filename=file
+            files, reference=name, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant
         )
-    return None
+    stem = wanted.removesuffix(".gguf")
+    by_file = [
+        (repo, one.files[0].name, listing)
+        for repo, folder in repositories.items()
+        for listing in (list_if_allowed(folder),)
+        for one in group_shards(listing, ".gguf")
+        if base_of(one.stem).lower() == stem
+    ]
+    if len(by_file) > 1:
+        places = tuple(f"{repo}/{file}" for repo, file, _ in by_file[:SHOWN])
+        raise NotFoundError(f"LM Studio has {name} more than once", candidates=places)
+    if not by_file:
+        return None
+    repo, file, listing = by_file[0]
+    return choose_files(listing, reference=name, label=repo, origin=Origin.LM_STUDIO, filename=file)
 
 
 def _lm_studio_repositories() -> dict[str, Path]:
-    """'publisher/repository' -> its folder; the first of LM Studio's model folders that has it."""
+    """'publisher/repository' -> the first folder that has it."""
     found: dict[str, Path] = {}
     for models in _lm_studio_folders():
         for repo in (repo for publisher in folders_in(models) for repo in folders_in(publisher)):
@@ -83,29 +92,41 @@ def _lm_studio_repositories() -> dict[str, Path]:
 
 
 def _lm_studio_folders() -> tuple[Path, ...]:
-    """LM Studio's home is named by a pointer file, else one of two; settings may move the models."""
+    """LM Studio's home is in a pointer file or one of two folders; `downloadsFolder` in its settings moves models."""
     home = home_folder()
     pointer = read_small(home / ".lmstudio-home-pointer", limit=_MAX_POINTER_BYTES) or b""
-    told = pointer.decode("utf-8", errors="replace").strip()
-    homes = [Path(told)] if told.isprintable() and told else []
+    pointed = pointer.decode("utf-8", errors="replace").strip()
+    homes = [Path(pointed)] if pointed.isprintable() and pointed else []
     homes += [home / ".lmstudio", home / ".cache" / "lm-studio"]
-    folders = [folder for one in homes for folder in (_moved_models(one), one / "models") if folder]
+    folders = []
+    for one in homes:
+        raw = read_small(one / "settings.json", limit=_MAX_SETTINGS_BYTES)
+        try:
+            settings = json.loads(raw or b"{}")
+        except (ValueError, RecursionError):
+            settings = {}  # the usual folder is still searched
+        moved = settings.get("downloadsFolder") if isinstance(settings, dict) else None
+        if isinstance(moved, str) and moved and moved.isprintable():
+            folders.append(Path(moved))
+        folders.append(one / "models")
     return tuple(dict.fromkeys(folders))
 
 
-def _moved_models(home: Path) -> Path | None:
-    """`downloadsFolder` in LM Studio's settings.json: where its user keeps the models."""
-    raw = read_small(home / "settings.json", limit=_MAX_SETTINGS_BYTES)
-    if raw is None:
-        return None
-    import json  # only where LM Studio is installed
+# -- the hub's cache -----------------------------------------------------------------------------
 
-    try:
-        settings = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None  # not ours to complain about: the usual folder is still looked at
-    told = settings.get("downloadsFolder") if isinstance(settings, dict) else None
-    return Path(told) if isinstance(told, str) and told and told.isprintable() else None
+
+def hub_cache_folder() -> Path:
+    """Where huggingface_hub stores its files, by the rules of its constants.py @ 2.4.0."""
+    environment = os.environ
+    cache = environment.get("XDG_CACHE_HOME", str(home_folder() / ".cache"))
+    home = _expanded(environment.get("HF_HOME", str(Path(cache) / "huggingface")))
+    legacy = environment.get("HUGGINGFACE_HUB_CACHE", str(Path(home) / "hub"))
+    return Path(_expanded(environment.get("HF_HUB_CACHE", legacy)))
+
+
+def _expanded(text: str) -> str:
+    """As huggingface_hub does it: with variables, and without an error if there is no home."""
+    return os.path.expandvars(os.path.expanduser(text))  # noqa: PTH111 - Path's raises
 
 
 def repository_folder(model: HubModel, hub_cache: Path) -> Path:
@@ -113,10 +134,9 @@ def repository_folder(model: HubModel, hub_cache: Path) -> Path:
 
 
 def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
-    """From the hub's cache; None when no file of that repository and revision is in it.
+    """From the hub's cache; None if it has no file of that repository and revision.
 
-    A part of a model may be all that was downloaded: then NotFoundError says what is missing, or the
-    config.json alone is returned.
+    If only part of a model was downloaded, NotFoundError says what is missing, or the config.json alone is returned.
     """
     snapshot = snapshot_folder(repository_folder(model, hub_cache), model.revision)
     files = () if snapshot is None else list_folder(snapshot)
@@ -133,7 +153,7 @@ def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
 
 
 def find_hub_cached_name(name: str, hub_cache: Path) -> ModelFiles | None:
-    """The one repository in the hub's cache that has this name, whoever published it."""
+    """The repository of this name in the hub's cache, from any publisher."""
     wanted = name.lower()
     repos = [repo for repo in _cached_repos(hub_cache) if base_of(repo).lower() == wanted]
     if len(repos) > 1:
@@ -147,38 +167,16 @@ def _cached_repos(hub_cache: Path) -> Iterator[str]:
             yield folder.name.removeprefix(_REPO_FOLDER).replace("--", "/")
 
 
-def hub_cache_folder() -> Path:
-    """Where huggingface_hub keeps its files, by the rules of its constants.py @ 2.4.0."""
-    told = os.environ
-    cache = told.get("XDG_CACHE_HOME", str(home_folder() / ".cache"))
-    home = _expanded(told.get("HF_HOME", str(Path(cache) / "huggingface")))
-    legacy = told.get("HUGGINGFACE_HUB_CACHE", str(Path(home) / "hub"))
-    return Path(_expanded(told.get("HF_HUB_CACHE", legacy)))
+# -- samples -------------------------------------------------------------------------------------
 
-
-def known_names(hub_cache: Path) -> tuple[str, ...]:
-    """Every model that has a name on this machine, for "did you mean"."""
-    names = (
-        *islice(ollama_names(), MAX_REPOSITORIES),
-        *_lm_studio_repositories(),
-        *_cached_repos(hub_cache),
-    )
-    return tuple(dict.fromkeys(name for name in names if name.isprintable()))
-
-
-def _expanded(text: str) -> str:
-    """As huggingface_hub does it: variables too, and no error where there is no home."""
-    return os.path.expandvars(os.path.expanduser(text))  # noqa: PTH111 - Path's raises
-
-
-# The largest header that is shipped has 49 KB; one with a vocabulary would have 16 MB.
+# The largest header in the package has 49 KB; one with a vocabulary would have 16 MB.
 MAX_SAMPLE_BYTES = 20_000_000
 
 
 class HeaderOnly:
     """A ByteSource that knows the size of a file and holds its first bytes.
 
-    A read ends where these bytes end. One that starts after them is an error: weights are not read.
+    A read ends where these bytes end; one that starts after them is an error, because weights are never read.
     """
 
     __slots__ = ("_data", "_name", "_size_bytes")
@@ -208,12 +206,12 @@ class HeaderOnly:
 
 
 def sample_names() -> tuple[str, ...]:
-    return tuple(_index())
+    return tuple(_sample_index())
 
 
 def locate_sample(name: str) -> ModelFiles:
-    """The sample of that name, in any case; NotFoundError with the names that there are."""
-    index = _index()
+    """The header of that name in the package, as if the whole file were there; NotFoundError with other names."""
+    index = _sample_index()
     wanted = name.lower()
     if wanted not in index:
         near = close_names(wanted, index) or tuple(index)
@@ -221,23 +219,20 @@ def locate_sample(name: str) -> ModelFiles:
     entry = index[wanted]
     file, size_bytes = str(entry["file"]), int(entry["size_bytes"])
     title = file.removesuffix(".head.gz")
-    weights = ModelFile(
-        name=title, open=partial(_open, file, title, size_bytes), size_bytes=size_bytes
-    )
+    opener = partial(_open_sample, file, title, size_bytes)
     return ModelFiles(
         reference=f"sample:{wanted}",
         label=title,
         origin=Origin.SAMPLE,
         container=Container.GGUF,
-        weights=(weights,),
+        weights=(ModelFile(name=title, open=opener, size_bytes=size_bytes),),
         notes=(str(entry["provenance"]),),
     )
 
 
-def _open(file: str, title: str, size_bytes: int) -> HeaderOnly:
-    import gzip  # only samples are packed
-
-    with (_folder() / file).open("rb") as packed, gzip.GzipFile(fileobj=packed) as plain:
+def _open_sample(file: str, title: str, size_bytes: int) -> HeaderOnly:
+    packed = io.BytesIO(_sample_data(file))
+    with gzip.GzipFile(fileobj=packed) as plain:
         data = plain.read(MAX_SAMPLE_BYTES + 1)
     if len(data) > MAX_SAMPLE_BYTES:
         raise SourceError(
@@ -246,14 +241,10 @@ def _open(file: str, title: str, size_bytes: int) -> HeaderOnly:
     return HeaderOnly(data, name=title, size_bytes=size_bytes)
 
 
-def _index() -> dict[str, dict[str, Any]]:
-    import json  # only samples need it
-
-    index: dict[str, dict[str, Any]] = json.loads((_folder() / "index.json").read_bytes())
+def _sample_index() -> dict[str, dict[str, Any]]:
+    index: dict[str, dict[str, Any]] = json.loads(_sample_data("index.json"))
     return index
 
 
-def _folder() -> Traversable:
-    from importlib.resources import files  # slow to import, and only samples need it
-
-    return files("edgekit") / "samples"
+def _sample_data(file: str) -> bytes:
+    return get_data("edgekit", f"samples/{file}") or b""
