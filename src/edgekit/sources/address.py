@@ -1,4 +1,8 @@
-"""Web addresses: what may be shown of one, whose site it is, and where a redirect may lead."""
+"""Web addresses: what may be shown of them, where redirects may lead, and which may be asked.
+
+With the hub's endpoint and token, as huggingface_hub finds them, and the guard that keeps requests for a stranger's
+address away from this machine and its network.
+"""
 
 from __future__ import annotations
 
@@ -30,34 +34,34 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def shown(url: str) -> str:
-    """The address without user, password, query and fragment: the parts that may be secrets."""
+    """The address without user, password, query and fragment, which may be secrets."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # half an IPv6 address: nobody can say where its secrets are
+    except ValueError:  # half an IPv6 address: its secrets could be anywhere
         return url.partition(":")[0] + ":..."
-    host = _printable(parts.netloc.rpartition("@")[2])
+    host = _without_controls(parts.netloc.rpartition("@")[2])
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~-._")
     return urlunsplit((parts.scheme, host, path, "", ""))
 
 
 def host_of(url: str) -> str:
     """'host' or 'host:port', for messages."""
-    return _printable(urlsplit(url).netloc.rpartition("@")[2])
+    return _without_controls(urlsplit(url).netloc.rpartition("@")[2])
 
 
-def _printable(host: str) -> str:
-    """A server may redirect to a host with escape sequences in its name, which a message must not repeat."""
+def _without_controls(host: str) -> str:
+    """A server may redirect to a host with escape sequences in its name."""
     return "".join(c if c.isprintable() else "?" for c in host)
 
 
 def has_secrets(url: str) -> bool:
-    """Whether more than `shown` is needed to ask for it again."""
+    """Whether more than `shown` is needed to request it again."""
     parts = urlsplit(url)
     return bool(parts.query) or "@" in parts.netloc
 
 
 def site_of(url: str) -> Site:
-    """Raises ValueError for what is not a web address."""
+    """Raises ValueError for something that is not a web address."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(url)
@@ -74,13 +78,13 @@ def is_loopback(site: Site) -> bool:
         return False
 
 
-def is_private_way(site: Site) -> bool:
-    """Whether a secret may travel there: encrypted, or not leaving this machine."""
+def is_confidential(site: Site) -> bool:
+    """Whether a secret may be sent there: encrypted, or not leaving this machine."""
     return site[0] == "https" or is_loopback(site)
 
 
 def redirect_target(source: str, location: str, *, name: str) -> str:
-    """Where `source` sends us on to; the error says why not."""
+    """The address that `source` redirects to. Raises RemoteInspectError if it must not be followed."""
     try:
         target = urljoin(source, location)
         here, there = site_of(source), site_of(target)
@@ -92,7 +96,7 @@ def redirect_target(source: str, location: str, *, name: str) -> str:
             f"{name}: {host_of(source)} redirects from https to plain http "
             f"({host_of(target)}), which is not followed; use an https address"
         )
-    # A stranger must not be able to point us at a service that only this machine can see.
+    # A stranger must not be able to point us at a service that only this machine can reach.
     if is_loopback(there) and not is_loopback(here):
         raise PrivateAddressError(
             f"{name}: {host_of(source)} redirects to this machine ({host_of(target)}), "
@@ -107,7 +111,7 @@ _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py: ENV_VARS_TRU
 
 
 def hub_library() -> ModuleType:
-    """huggingface_hub, on first use: a local file needs none."""
+    """huggingface_hub, imported on first use: local files do not need it."""
     try:
         import huggingface_hub
         from huggingface_hub import constants  # noqa: F401 - reads its settings when it is imported
@@ -120,15 +124,15 @@ def hub_library() -> ModuleType:
 
 
 def hub_client() -> httpx2.Client:
-    """The hub's own client: its proxies, its certificates, the factory a program may have set."""
+    """huggingface_hub's HTTP client, with its proxies, certificates and any factory that a program has set."""
     try:
         client: httpx2.Client = hub_library().get_session()
     except EdgekitError:
         raise
-    except Exception as error:  # a factory may raise anything; the words may hold a password
-        said = "" if "@" in str(error) else f": {error}"
+    except Exception as error:  # a factory may raise anything; the message may contain a password
+        reason = "" if "@" in str(error) else f": {error}"
         raise UsageError(
-            f"cannot set up the network ({type(error).__name__}{said}); check HTTP_PROXY, "
+            f"cannot set up the network ({type(error).__name__}{reason}); check HTTP_PROXY, "
             "HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
         ) from error
     return client
@@ -140,9 +144,9 @@ def env_is_true(name: str) -> bool:
 
 
 def is_offline() -> bool:
-    """The rule of huggingface_hub/constants.py @ 2.4.0; its client then refuses every host."""
-    asked = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
-    return env_is_true(asked)
+    """By the rule of huggingface_hub/constants.py @ 2.4.0, whose client then refuses every host."""
+    has_own = bool(os.environ.get("HF_HUB_OFFLINE"))
+    return env_is_true("HF_HUB_OFFLINE" if has_own else "TRANSFORMERS_OFFLINE")
 
 
 def hub_endpoint() -> str:
@@ -174,10 +178,15 @@ def hub_token() -> str | None:
     if env_is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
     library = hub_library()
-    _refuse_pipe(Path(library.constants.HF_TOKEN_PATH))
+    path = Path(library.constants.HF_TOKEN_PATH)
+    # The library would wait for a pipe's writer forever. One that the user named in HF_TOKEN_PATH has a writer: <(...).
+    if not os.environ.get("HF_TOKEN_PATH") and path.is_fifo():
+        raise RemoteAccessError(
+            f"{path} is a pipe: log in again with `hf auth login`, or set HF_TOKEN"
+        )
     try:
         token: str | None = library.get_token()
-    except Exception as error:  # a login provider failed: its errors share no class but this
+    except Exception as error:  # a login provider failed: its errors have no other common class
         raise RemoteAccessError(
             f"cannot get the Hugging Face token ({type(error).__name__}): log in again "
             "with `hf auth login`, or set HF_TOKEN"
@@ -190,21 +199,10 @@ def hub_token() -> str | None:
     return token
 
 
-def _refuse_pipe(path: Path) -> None:
-    """The hub's library opens the file as it is: a pipe without a writer would hold it for ever.
-
-    A pipe that the user named in HF_TOKEN_PATH has a writer: <(...) of a shell.
-    """
-    if not os.environ.get("HF_TOKEN_PATH") and path.is_fifo():
-        raise RemoteAccessError(
-            f"{path} is a pipe: log in again with `hf auth login`, or set HF_TOKEN"
-        )
-
-
 def token_for(url: str) -> str | None:
-    """The token, if `url` is on the hub's own site and nobody on the way can read it."""
+    """The token, if `url` is on the hub's own site and nobody in between can read it."""
     site = site_of(url)
-    if site != site_of(hub_endpoint()) or not is_private_way(site):
+    if site != site_of(hub_endpoint()) or not is_confidential(site):
         return None
     return hub_token()
 
@@ -213,7 +211,7 @@ def is_hub(url: str) -> bool:
     return site_of(url) == site_of(hub_endpoint())
 
 
-# IANA's registries of special-purpose and multicast addresses. No public server has one of these.
+# From IANA's registries of special-purpose and multicast addresses. No public server has one of these.
 _NOT_PUBLIC_V4 = tuple(
     ipaddress.IPv4Network(block)
     for block in (
@@ -243,18 +241,18 @@ _NOT_PUBLIC_V6 = tuple(
         "3fff::/20",  # documentation
     )
 )
-# Blocks whose addresses carry an IPv4 address, and how many bits stand right of it.
+# Blocks whose addresses contain an IPv4 address, and the number of bits to the right of it.
 _CARRIERS = (
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
-# Names that are never public: RFC 6761, 6762, 8375, and the one that ICANN keeps for private use.
+# Names that are never public: RFC 6761, 6762, 8375, and ICANN's for private use.
 _LOCAL_SUFFIXES = (".localhost", ".local", ".home.arpa", ".internal")
 
 
 def is_public(address: str) -> bool:
-    """Whether a server that anybody can reach may have this address; `address` as the system writes it."""
+    """Whether a public server may have this address, in the system's notation."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv4Address):
         return not any(found in block for block in _NOT_PUBLIC_V4)
@@ -265,27 +263,28 @@ def is_public(address: str) -> bool:
 
 
 def is_elsewhere(peer: str, own: str) -> bool:
-    """Whether a connection between these left for a public server: both ends alike are this machine."""
+    """Whether a connection between these leads to a public server; equal ends are this machine."""
     return peer != own and is_public(peer)
 
 
 def is_local_name(host: str) -> bool:
-    """Whether it is the name of a machine near by, whatever a resolver says; a number is no name."""
+    """Whether it is the name of a machine nearby, whatever a resolver says; a number is not a name."""
     name = host.lower().rstrip(".")
     is_bare = "." not in name and ":" not in name and not name[:1].isdigit()
     return is_bare or name.endswith(_LOCAL_SUFFIXES)
 
 
 class Guard:
-    """Watches over one request: PrivateAddressError before it is sent to an address that is not public.
+    """Raises PrivateAddressError before a request is sent to an address that is not public.
 
-    The sites of HF_ENDPOINT and EDGEKIT_OLLAMA_REGISTRY may be anywhere: whoever runs this chose them.
-    Where a proxy is configured the connection ends at the proxy, which asks a resolver of its own: then only what the
-    name means here is checked, and a name that means nothing here is passed on.
+    It does not parse notations of addresses: the system's resolver says what a host means (`0x7f.1` is 127.0.0.1), and
+    the connection shows where it ended. The sites of HF_ENDPOINT and EDGEKIT_OLLAMA_REGISTRY may be anywhere: the user
+    chose them. Behind a proxy the connection ends at the proxy, which has its own resolver: then only what the name
+    means here is checked, and a name that means nothing here is passed on.
     """
 
     def __init__(self, address: str, *, name: str) -> None:
-        """Raises httpx2.InvalidURL. The client's own reading of the address counts, not another's."""
+        """Raises httpx2.InvalidURL: the address is parsed as the client parses it."""
         import httpx2
 
         url = httpx2.URL(address)
@@ -295,21 +294,21 @@ class Guard:
         self._connects_to: tuple[str, int] | None = None
 
     def check_host(self) -> None:
-        """Waits for the resolver: call it where that may be waited for."""
+        """May block on the resolver."""
         if self._is_trusted:
             return
         if is_local_name(self._host) or not all(map(is_public, self._addresses())):
             raise self._refusal()
 
     def watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """For the client's trace: a name may mean something else by the time the connection is made."""
+        """A trace for the client: a name may resolve differently by the time the connection is made."""
         if event.endswith("connect_tcp.started"):
             self._connects_to = info["host"], info["port"]
         elif event.endswith("connect_tcp.complete"):
             self._check_connection(info["return_value"])
 
     def _check_connection(self, stream: Any) -> None:
-        """Closes and refuses one that ended at this machine or near by. What is open already was checked so."""
+        """Reject a connection whose peer is loopback or private. Pooled connections were checked when opened."""
         import httpx2
 
         is_proxy = self._connects_to != (self._host, self._port)
@@ -317,7 +316,7 @@ class Guard:
             return
         try:
             peer, own = (stream.get_extra_info(end)[0] for end in ("server_addr", "client_addr"))
-        except OSError as error:  # it is broken off already
+        except OSError as error:  # it is already closed
             stream.close()
             raise httpx2.ConnectError(str(error)) from error
         if not is_elsewhere(peer, own):
@@ -325,12 +324,12 @@ class Guard:
             raise self._refusal()
 
     def _addresses(self) -> Iterator[str]:
-        """All that the host means here, as the client's connection would ask; none where it means nothing."""
+        """Every address of the host here, resolved as for the client's connection; none if it cannot be resolved."""
         host = self._host.rstrip(".")
         with contextlib.suppress(ValueError):  # a name
             yield str(ipaddress.ip_address(host))
             return
-        with contextlib.suppress(OSError, UnicodeError):  # the connection will say so
+        with contextlib.suppress(OSError, UnicodeError):  # the connection will report it
             for *_, place in socket.getaddrinfo(host, self._port, type=socket.SOCK_STREAM):
                 yield str(place[0])
 
@@ -357,6 +356,6 @@ def _trusted_sites() -> set[tuple[str, str, int]]:
 
     sites = set()
     for address in (hub_endpoint, ollama_registry):
-        with contextlib.suppress(UsageError, httpx2.InvalidURL):  # said where it is needed
+        with contextlib.suppress(UsageError, httpx2.InvalidURL):  # reported where it is used
             sites.add(_site(httpx2.URL(address())))
     return sites

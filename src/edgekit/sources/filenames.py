@@ -1,4 +1,4 @@
-"""File names -> what they say: the quantisation, the shard set, the model, the role beside it."""
+"""File names: quantisations, shard sets and companions, and which files of a listing make up the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from edgekit.sources.types import ModelFile
 
 
-# Names of up to some 90 characters are common. So many of the worst kind (one letter repeated) are
-# compared in half a second, real ones in 0.05 s.
+# Names of up to about 90 characters are common. 500 of the worst kind (one letter repeated) are compared in half a
+# second, real ones in 0.05 s.
 MAX_COMPARED = 500
 MAX_COMPARED_CHARS = 96
 SHOWN = 6  # names in one message
@@ -45,32 +45,32 @@ _SHARD = re.compile(
     r"(?P<stem>.*)-(?P<index>[0-9]{5,6})-of-(?P<count>[0-9]{5,6})(?P<suffix>\.gguf|\.safetensors)",
     re.IGNORECASE | re.ASCII | re.DOTALL,
 )
-# Files that go with a model and are not one: common/download.cpp:602 @ b21e4de. An imatrix is known
-# by the start or end of its name only: models made with one have the word in the middle.
+# Files that belong to a model but are not one: common/download.cpp:602 @ b21e4de. An imatrix has the word at the start
+# or end of its name; models made with one have it in the middle.
 _COMPANION = re.compile(r"mmproj|mtp-|eagle3-|dflash-|dspark-|^imatrix|imatrix(?:\.gguf)?$")
 _VARIANT = re.compile(r"model\.[^.]+")  # model.fp16.safetensors
-_NUMBERED = re.compile(r"weights\.[0-9]+")  # mlx-lm before it took up the hub's names
+_NUMBERED = re.compile(r"weights\.[0-9]+")  # older versions of mlx-lm
 _SEPARATORS = re.compile(r"[-._ ]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """One file, or the shards that make one."""
+    """One file, or the shards of one."""
 
     stem: str  # the path without shard number and suffix
-    tag: str | None  # its quantisation
+    tag: str | None  # the quantisation
     files: tuple[ModelFile, ...]  # in shard order
-    missing: tuple[int, ...] = ()  # the first few shard numbers that are not there
+    missing: tuple[int, ...] = ()  # the first few missing shard numbers
     missing_count: int = 0
 
     @property
     def title(self) -> str:
-        """What to ask for to get it: the quantisation, else the file."""
+        """What to request: the quantisation, else the file."""
         return self.tag or self.files[0].name
 
     @property
     def model(self) -> str:
-        """The file's name without its quantisation: equal for the conversions of one model."""
+        """The file name without its quantisation: the same for all conversions of a model."""
         return plain_words(_QUANT.sub("", base_of(self.stem)))
 
     @property
@@ -96,12 +96,12 @@ def folder_of(name: str) -> str:
 
 
 def plain_words(name: str) -> str:
-    """'Gemma_3.27b-' -> 'gemma-3-27b': for comparing names that people wrote differently."""
+    """'Gemma_3.27b-' -> 'gemma-3-27b': for comparing different spellings."""
     return _SEPARATORS.sub("-", name.lower()).strip("-")
 
 
 def quant_tag(name: str) -> str | None:
-    """'dir/model-ud-q4_k_xl.gguf' -> 'UD-Q4_K_XL': the last in the name, else in its folders."""
+    """'dir/model-ud-q4_k_xl.gguf' -> 'UD-Q4_K_XL': the last one in the name, else in its folders."""
     folder, _, base = name.rpartition("/")
     for part in (base, folder):
         if found := _QUANT.findall(part):
@@ -110,7 +110,7 @@ def quant_tag(name: str) -> str | None:
 
 
 def with_quant(sets: Iterable[FileSet], quant: str) -> list[FileSet]:
-    """The sets of one quantisation: by name, UD- form or alias, else anywhere in the path."""
+    """The sets of one quantisation: by name, UD- form or alias, else by any part of the path."""
     sets, wanted = list(sets), _canonical(quant)
     for tag in (wanted, f"UD-{wanted}", _ALIASES.get(wanted, wanted)):
         if found := [one for one in sets if one.tag == tag]:
@@ -120,7 +120,7 @@ def with_quant(sets: Iterable[FileSet], quant: str) -> list[FileSet]:
 
 
 def group_shards(files: Iterable[ModelFile], suffix: str) -> list[FileSet]:
-    """The files that end in `suffix` as sets, in the order of the first file of each."""
+    """The files with this suffix as sets, in the order of their first files."""
     groups: dict[tuple[str, int], dict[int, ModelFile]] = {}
     for file in files:
         if not file.name.lower().endswith(suffix):
@@ -141,11 +141,11 @@ def safetensors_set(folder: Sequence[ModelFile], label: str) -> FileSet | None:
         for one in group_shards(folder, ".safetensors")
         if not base_of(one.stem).startswith("adapter_")
     ]
-    # Mistral ships its own format beside transformers'.
+    # Mistral ships its own format next to transformers'.
     sets = [one for one in sets if not base_of(one.stem).startswith("consolidated")] or sets
     plain = [one for one in sets if base_of(one.stem) == "model"] or sets[:1] * (len(sets) == 1)
     if plain or not sets:
-        # One file goes before shards, as in transformers' modeling_utils.
+        # A single file before shards, as in transformers' modeling_utils.
         return min(plain, key=lambda one: len(one.files), default=None)
     indexed = any(base_of(file.name).endswith(INDEX_SUFFIX) for file in folder)
     if indexed or all(_NUMBERED.fullmatch(base_of(one.stem)) for one in sets):
@@ -161,7 +161,7 @@ def safetensors_set(folder: Sequence[ModelFile], label: str) -> FileSet | None:
 
 
 def shard_names(name: str) -> list[str]:
-    """All names of the set that `name` is a shard of; itself where it is none."""
+    """All possible names of the set that `name` is a shard of, from number 0; just itself if it is not a shard."""
     match = _SHARD.fullmatch(name)
     if match is None or int(match["count"]) > MAX_SHARDS:
         return [name]
@@ -171,10 +171,8 @@ def shard_names(name: str) -> list[str]:
 
 
 def close_names(wanted: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple[str, ...]:
-    """Those of the first 500 `known` that look like `wanted`, best first: the same letters in another order, a common
-    slip, before others.
-    """
-    from difflib import get_close_matches  # only a mistake needs it
+    """Those of the first 500 `known` that look like `wanted`, best first: swapped letters, a common typo, go first."""
+    from difflib import get_close_matches  # slow to import, and only typos need it
 
     folded = {name[:MAX_COMPARED_CHARS].lower(): name for name in islice(known, MAX_COMPARED)}
     typed = wanted[:MAX_COMPARED_CHARS].lower()
@@ -188,7 +186,7 @@ def _canonical(tag: str) -> str:
 
 
 def _file_set(stem: str, count: int, shards: dict[int, ModelFile]) -> FileSet:
-    # GGUF counts from 1. Some safetensors sets count from 0, and up to `count` or one less.
+    # GGUF counts from 1. Some safetensors sets count from 0, up to `count` or one less.
     from_zero = 0 in shards and count not in shards
     numbers = range(count) if from_zero else range(1, count + 1)
     missing = (number for number in numbers if number not in shards)
@@ -223,12 +221,17 @@ def choose_files(
 ) -> ModelFiles:
     """The model among `files`, whose names are paths from the root of the repository or folder.
 
-    NotFoundError, with candidates, when what was asked for is not there, not all there, or several
-    things; HeaderError when what is there is not a model that can be read.
+    NotFoundError, with candidates, if it is missing, incomplete or ambiguous; HeaderError if the files are not a model
+    that can be read.
     """
     request = _Request(reference=reference, label=label, origin=origin, quant=quant)
-    # A name with control characters is no model's; it would only reach somebody's terminal.
-    listing = tuple(sorted((f for f in files if f.name.isprintable()), key=_place))
+    # No model has control characters in its name, and they must not reach a terminal. Top-level files go first.
+    listing = tuple(
+        sorted(
+            (file for file in files if file.name.isprintable()),
+            key=lambda file: (file.name.count("/"), file.name.lower(), file.name),
+        )
+    )
     if filename is not None:
         return _choose_named(listing, filename, request)
     models = [one for one in group_shards(listing, ".gguf") if not one.is_companion]
@@ -239,10 +242,6 @@ def choose_files(
         return _choose_gguf(models, listing, request)
     found = _choose_safetensors(root, listing, request)
     return replace(found, alternatives=tuple(dict.fromkeys(one.title for one in models)))
-
-
-def _place(file: ModelFile) -> tuple[int, str, str]:
-    return file.name.count("/"), file.name.lower(), file.name
 
 
 def _choose_gguf(
@@ -260,21 +259,19 @@ def _pick(models: list[FileSet], request: _Request) -> FileSet:
     if request.quant is not None:
         found = with_quant(models, request.quant)
         if not found:
-            raise _no_such_quant(request.quant, models, request.label)
+            titles = [one.title for one in models]
+            # All of them: there are few, and the reader wants to know which exist.
+            ranked = tuple(dict.fromkeys((*close_names(request.quant, titles), *titles)))
+            raise NotFoundError(
+                f"{request.label} has no {request.quant}", candidates=ranked[: 4 * SHOWN]
+            )
     else:
-        # A repository is about one model; a folder on this disk may be a drawer of many.
+        # A repository has one model; a folder on this disk may have many.
         if request.origin is Origin.LOCAL:
             _refuse_several(models, request.label)
         found = next(filter(None, (with_quant(models, q) for q in DEFAULT_QUANTS)), models[:1])
     _refuse_several(found, request.label)
     return found[0]
-
-
-def _no_such_quant(quant: str, models: list[FileSet], label: str) -> NotFoundError:
-    titles = [one.title for one in models]
-    # All of them: there are few, and which exist is what the reader wants to know.
-    ranked = tuple(dict.fromkeys((*close_names(quant, titles), *titles)))
-    return NotFoundError(f"{label} has no {quant}", candidates=ranked[: 4 * SHOWN])
 
 
 def _refuse_several(models: list[FileSet], label: str) -> None:
@@ -306,9 +303,9 @@ def _gguf_files(
 def _projectors(
     chosen: FileSet, models: list[FileSet], listing: Sequence[ModelFile]
 ) -> tuple[ModelFile, ...]:
-    """The mmproj files in the model's folder or above it, the one llama.cpp would take first.
+    """The mmproj files in the model's folder or above it, the one that llama.cpp would take first.
 
-    Where several models share a folder, only those that carry the model's name.
+    If several models share a folder, only those with the model's name.
     """
     shared = len({one.model for one in models}) > 1
     path = f"{folder_of(chosen.stem)}/"
@@ -328,7 +325,7 @@ def _projectors(
 
 
 def _bits(name: str) -> int:
-    """Of Q4_K_M 4, of BF16 16, of no quantisation 0."""
+    """4 for Q4_K_M, 16 for BF16, 0 without a quantisation."""
     match = re.search(r"[0-9]+", quant_tag(name) or "")
     return int(match[0]) if match else 0
 
@@ -336,12 +333,12 @@ def _bits(name: str) -> int:
 def _choose_safetensors(
     root: list[ModelFile], listing: Sequence[ModelFile], request: _Request
 ) -> ModelFiles:
-    """The safetensors set in `root`, else its config.json, else the reason why there is neither."""
+    """The safetensors set in `root`, else its config.json, else an error that says why there is neither."""
     config = _file_called(CONFIG_NAME, root)
     if config is None and _file_called("model_index.json", root):
         raise HeaderError("a diffusion pipeline, not a language model", file=request.label)
     chosen = safetensors_set(root, request.label)
-    # A cache may hold a part of a model: its config still tells the geometry.
+    # A cache may hold part of a model: its config still has the geometry.
     partial = chosen is not None and chosen.missing_count > 0
     excused = partial and config is not None and request.origin is Origin.HUB_CACHE
     if chosen is not None and not excused:
@@ -383,7 +380,7 @@ def _nothing_usable(listing: Sequence[ModelFile], pickles: list[str], label: str
 def _safetensors_files(
     folder: Sequence[ModelFile], request: _Request, weights: tuple[ModelFile, ...]
 ) -> ModelFiles:
-    """Weights with the JSON files that lie in their folder."""
+    """Weights with the JSON files in their folder."""
     indexes = [file for file in folder if base_of(file.name).endswith(INDEX_SUFFIX)]
     quant_configs = (_file_called(name, folder) for name in QUANT_CONFIG_NAMES)
     return ModelFiles(
@@ -399,7 +396,7 @@ def _safetensors_files(
 
 
 def _is_whole(root: list[ModelFile]) -> bool:
-    """Whether a config.json and all its safetensors are there."""
+    """Whether there is a config.json with all its safetensors."""
     try:
         chosen = safetensors_set(root, "")
     except NotFoundError:
@@ -435,7 +432,7 @@ def _choose_named(listing: Sequence[ModelFile], filename: str, request: _Request
 
 
 def _find(listing: Sequence[ModelFile], filename: str, label: str) -> ModelFile:
-    """The file of that name; case, then folders, do not matter where only one file is left."""
+    """The file of that name; ignoring case, then folders, if only one file matches."""
     folded = filename.lower()
     for found in (
         [file for file in listing if file.name == filename],

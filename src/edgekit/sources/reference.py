@@ -1,4 +1,4 @@
-"""Text as people type it -> which model is meant and where it would be; no disk, no network."""
+"""References: the model that a text means and where it would be, without looking at disk or network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PATH_CHARS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleName:
-    """A header that the package ships."""
+    """A header in this package."""
 
     name: str
 
@@ -52,10 +52,11 @@ class OllamaModel:
 
     @property
     def label(self) -> str:
-        """As `ollama list` shows it: the registry and `library` go without saying."""
-        own = self.host is None or self.host in OLLAMA_HOSTS
-        space = "" if own and self.namespace == "library" else f"{self.namespace}/"
-        return f"{'' if own else f'{self.host}/'}{space}{self.name}:{self.tag}"
+        """As `ollama list` shows it: without Ollama's own registry and `library`."""
+        is_own = self.host is None or self.host in OLLAMA_HOSTS
+        host = "" if is_own else f"{self.host}/"
+        namespace = "" if is_own and self.namespace == "library" else f"{self.namespace}/"
+        return f"{host}{namespace}{self.name}:{self.tag}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ _OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(?::[0-9]{1,5})?")
 
 
 def parse_reference(text: str, *, hub_hosts: frozenset[str] = HUB_HOSTS) -> Reference:
-    """Which model `text` means; UsageError when it can mean none.
+    """The model that `text` means; UsageError if it can mean none.
 
     `org/name:tag` is always the hub's: a user's model at Ollama is `ollama:namespace/name:tag`.
     """
@@ -106,7 +107,7 @@ def parse_reference(text: str, *, hub_hosts: frozenset[str] = HUB_HOSTS) -> Refe
 
 
 def clean_text(text: str) -> str:
-    """Without the blanks around it; UsageError for what no name, path or address can be."""
+    """Stripped; UsageError for text that cannot be a name, path or address."""
     text = text.strip()
     if not text:
         raise UsageError("no model given: give a path, org/name, name:tag or an address")
@@ -122,7 +123,7 @@ def clean_text(text: str) -> str:
 
 
 def _parse_plain(text: str, hub_hosts: frozenset[str]) -> Reference:
-    """No scheme in front: a host's name, org/name, name:tag or a bare name."""
+    """Without a scheme: a host name, org/name, name:tag or a bare name."""
     if (body := _after_host(text, hub_hosts)) is not None:
         return _parse_hub_page(body, text)
     if _after_host(text, OLLAMA_HOSTS) is not None:
@@ -135,9 +136,9 @@ def _parse_plain(text: str, hub_hosts: frozenset[str]) -> Reference:
 
 
 def _after_host(text: str, hosts: frozenset[str]) -> str | None:
-    """What follows one of the hosts and its slash; None where the text starts with none of them."""
+    """What follows one of the hosts and its slash; None if the text starts with none of them."""
     lowered = text.lower()
-    # Longest first: an endpoint may be another's host with a path behind it.
+    # Longest first: an endpoint may be another's host with a path.
     for host in sorted(hosts, key=len, reverse=True):
         if lowered == host or lowered.startswith(host + "/"):
             return text[len(host) :].strip("/")
@@ -162,7 +163,7 @@ def _parse_url(text: str, hub_hosts: frozenset[str]) -> Reference:
 
 
 def _parse_hub_page(body: str, text: str) -> HubModel:
-    """The path of a page or a file on the hub: org/name, then /tree/, /blob/ or /resolve/."""
+    """A page or a file on the hub: org/name, then /tree/, /blob/ or /resolve/."""
     body = body.removeprefix("models/")
     parts = body.split("/")
     if len(parts) < 3 or ":" in parts[1] or "@" in parts[1]:
@@ -178,12 +179,12 @@ def _parse_hub_page(body: str, text: str) -> HubModel:
         raise UsageError(
             f"{text!r} is a folder inside a repository: give the address of a file in it"
         )
-    # Repositories that keep each quantisation in its own folder name the folder after it.
+    # Repositories with a folder per quantisation name it after the quantisation.
     return _hub_model(text, repo=repo, revision=revision, quant=filename)
 
 
 def _parse_hub_id(body: str, text: str) -> HubModel:
-    """org/name, then in any order at most one each of @revision and :tag, or a /path at the end."""
+    """org/name, then at most one @revision and one :tag in any order, or a /path at the end."""
     match = _HUB_ID.fullmatch(body.strip("/"))
     if match is None:
         raise UsageError(
@@ -211,7 +212,7 @@ def _parse_hub_id(body: str, text: str) -> HubModel:
 
 
 def _take_part(tail: str) -> tuple[str, str, str]:
-    """The first part of what follows org/name: its kind, its text, and the rest."""
+    """The first part after org/name: its kind, its text, and the rest."""
     mark, rest = tail[0], tail[1:]
     if mark == "@":
         revision, rest = _split_revision(rest)
@@ -223,7 +224,7 @@ def _take_part(tail: str) -> tuple[str, str, str]:
 
 
 def _split_revision(text: str) -> tuple[str, str]:
-    """The revision that `text` starts with, decoded, and what comes after it."""
+    """The revision at the start of `text`, decoded, and the rest."""
     match = _SLASHED_REF.match(text)
     end = match.end() if match else next((i for i, c in enumerate(text) if c in "/:@"), len(text))
     return _unquoted(text[:end]), text[end:]
@@ -237,8 +238,17 @@ def _hub_model(
     revision: str | None = None,
     filename: str | None = None,
 ) -> HubModel:
-    """The one gate to a HubModel: every part is checked, so that nobody after it needs to."""
-    _check_repo(repo, text)
+    """The only constructor of a HubModel: every part is checked here and nowhere else."""
+    owner, _, name = repo.partition("/")
+    if owner in _OTHER_KINDS:
+        raise UsageError(f"{text!r} is {_OTHER_KINDS[owner]}, not a model: write org/name")
+    is_valid = _REPO_PART.fullmatch(owner) and _REPO_PART.fullmatch(name)
+    if not is_valid or "--" in repo or ".." in repo or repo.endswith(".git"):
+        raise UsageError(
+            f"{text[:200]!r} is not a Hugging Face model: org and name may have up to 96 "
+            "letters, digits, '-', '_' and '.' each, without '--' or '..', and may not "
+            "end in '.git'"
+        )
     if quant is not None and not _TAG.fullmatch(quant):
         raise UsageError(f"{text!r}: {quant!r} is not a quantisation such as Q4_K_M")
     if revision is not None and (not _REVISION.fullmatch(revision) or _escapes(revision)):
@@ -250,21 +260,8 @@ def _hub_model(
     return HubModel(repo=repo, quant=quant, revision=revision, filename=filename)
 
 
-def _check_repo(repo: str, text: str) -> None:
-    owner, _, name = repo.partition("/")
-    if owner in _OTHER_KINDS:
-        raise UsageError(f"{text!r} is {_OTHER_KINDS[owner]}, not a model: write org/name")
-    whole = _REPO_PART.fullmatch(owner) and _REPO_PART.fullmatch(name)
-    if not whole or "--" in repo or ".." in repo or repo.endswith(".git"):
-        raise UsageError(
-            f"{text[:200]!r} is not a Hugging Face model: org and name may have up to 96 "
-            "letters, digits, '-', '_' and '.' each, without '--' or '..', and may not "
-            "end in '.git'"
-        )
-
-
 def _escapes(path: str) -> bool:
-    """A path that leaves its folder, or that no server would list."""
+    """Whether a path leaves its folder, or could not be listed by a server."""
     parts = path.split("/")
     return any(part in {"", ".", ".."} for part in parts) or "\\" in path or bool(_ODD.search(path))
 
@@ -293,7 +290,7 @@ def _parse_ollama(body: str, text: str) -> OllamaModel:
 
 
 def ollama_model(name: BareName) -> OllamaModel:
-    """A bare name as Ollama's registry would have it; UsageError when it cannot."""
+    """A bare name as a model of Ollama's registry; UsageError if it cannot be one."""
     return _parse_ollama(name.name, name.name)
 
 

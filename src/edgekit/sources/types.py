@@ -1,4 +1,4 @@
-"""Nouns of the first room: bytes of a file, and the files that make a model."""
+"""The bytes of a file, the files that make up a model, and how far to look for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-MAX_FILE_BYTES = 2**63 - 1  # what a file system can hold: a larger size is a lie
+MAX_FILE_BYTES = 2**63 - 1  # no file system can hold more: a larger size is a lie
 
 # No header is longer: the largest seen is 15.8 MB (a vocabulary of 262,144 with its merges).
 MAX_HEADER_BYTES = 100_000_000
@@ -29,8 +29,8 @@ class ByteSource(Protocol):
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:
         """Exactly `length` bytes, fewer only where the file ends.
 
-        `ahead` is how many bytes past these the caller expects to want next: a remote source fetches
-        them in the same request, a local one does not care.
+        `ahead` is how many bytes past these the caller expects to read next: a remote source fetches
+        them in the same request, a local one ignores it.
         """
         ...
 
@@ -43,11 +43,11 @@ class GrowingSource(ByteSource, Protocol):
 
     @property
     def available_bytes(self) -> int:
-        """How much of its start is here already and costs nothing."""
+        """How much of its start can be read without a request."""
         ...
 
     def keep(self) -> None:
-        """What was fetched proved useful: it may be cached when the source is closed."""
+        """What was fetched is a valid header: it may be cached."""
         ...
 
 
@@ -86,7 +86,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What a reference led to: enough to read a header, nothing read yet."""
+    """What a reference led to: enough to read a header; nothing has been read yet."""
 
     reference: str  # as it was typed
     label: str  # what to call it: "org/name:Q4_K_M", "model.gguf"
@@ -98,12 +98,12 @@ class ModelFiles:
     quantization: ModelFile | None = None  # hf_quant_config.json or quantize_config.json
     projectors: tuple[ModelFile, ...] = ()  # mmproj files next to a GGUF
     alternatives: tuple[str, ...] = ()  # other quantisations of the same repository
-    notes: tuple[str, ...] = ()  # what the reader should know about the choice, a sentence each
+    notes: tuple[str, ...] = ()  # what the user should know about the choice, a sentence each
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over the network in one run. The one value here that changes: it is a meter."""
+    """A meter of what went over the network in one run."""
 
     requests: int = 0
     received_bytes: int = 0
@@ -116,14 +116,14 @@ class Reach:
     """How far a look-up may go."""
 
     network: bool = True  # False: like HF_HUB_OFFLINE=1
-    cache: bool = True  # keep and use header bytes on disk
+    cache: bool = True  # use the disk cache of headers
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 15.0
     total_timeout_s: float = 120.0  # for one reference, all requests together
-    public_only: bool = False  # True: nothing on this machine or in a private network is asked
-    # Folders: only a whole path is a path, and links that lead out of them are passed over. None: names are also looked
-    # for where the program was started.
+    public_only: bool = False  # True: send nothing to this machine or a private network
+    # Folders: only absolute paths are paths, and links that lead out of the folders are skipped. None: relative paths
+    # are paths too.
     within: tuple[Path, ...] | None = None
     traffic: Traffic = field(default_factory=Traffic, compare=False)
     progress: Callable[[str], None] | None = field(default=None, compare=False)  # one line of text
-    cancelled: threading.Event | None = field(default=None, compare=False)  # set: somebody gave up
+    cancelled: threading.Event | None = field(default=None, compare=False)  # set it to give up
