@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shutil
-import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -461,6 +460,8 @@ def library_error(
     error: Exception, *, name: str, url: str, token_sent: bool, folder: Path | None = None
 ) -> SourceError:
     """The error of ours for what huggingface_hub raised during a request or a download to `folder`."""
+    import ssl
+
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,6 +166,8 @@ class Exchange:
             self._done.set()
 
     def _talk(self, client: httpx2.Client, token: str | None) -> None:
+        import ssl
+
         import httpx2
         from huggingface_hub.errors import OfflineModeIsEnabled
 

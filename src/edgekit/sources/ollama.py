@@ -21,6 +21,8 @@ from edgekit.errors import (
     RemoteNotFoundError,
     UsageError,
 )
+from edgekit.sources.address import host_of, ollama_registry
+from edgekit.sources.http import Transport
 from edgekit.sources.local import (
     LocalFile,
     folders_in,
@@ -30,6 +32,7 @@ from edgekit.sources.local import (
     read_small,
 )
 from edgekit.sources.reference import BareName, OllamaModel, ollama_model
+from edgekit.sources.remote import GGUF, JSON, HttpFile
 from edgekit.sources.types import (
     MAX_FILE_BYTES,
     ByteSource,
@@ -114,11 +117,6 @@ def _ignoring_case(root: Path, parts: tuple[str, ...]) -> Path | None:
 
 def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
     """The GGUF of `name:tag` in a registry, with its projectors. One request, for the manifest."""
-    # The store needs no network modules.
-    from edgekit.sources.address import host_of, ollama_registry
-    from edgekit.sources.http import Transport
-    from edgekit.sources.remote import GGUF, JSON, HttpFile
-
     transport = Transport(reach)
     registry = ollama_registry() if model.host is None else f"https://{model.host}"
     repository = f"{registry}/v2/{model.namespace}/{model.name}"

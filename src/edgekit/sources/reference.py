@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgekit.errors import UsageError
 from edgekit.sources.filenames import MODEL_SUFFIXES
 
-# Also spelt with www.; the host of HF_ENDPOINT joins them in `edgekit.sources.hub_hosts`.
+# Also spelt with www.; the host of HF_ENDPOINT is added in `edgekit.sources`.
 # An entry is host[:port][/prefix], in lower case.
 HUB_HOSTS = frozenset({"huggingface.co", "www.huggingface.co", "hf.co", "www.hf.co"})
 OLLAMA_HOSTS = frozenset({"registry.ollama.ai", "ollama.com", "www.ollama.com"})

@@ -1,0 +1,129 @@
+"""From a name to its files: the stores on this machine, the hub, Ollama's registry, a web address."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgekit.errors import (
+    EdgekitError,
+    NotFoundError,
+    PrivateAddressError,
+    RemoteAccessError,
+    RemoteInspectError,
+    RemoteNotFoundError,
+    UsageError,
+)
+from edgekit.sources.address import is_offline
+from edgekit.sources.filenames import close_names
+from edgekit.sources.hub import locate_hub, locate_kept
+from edgekit.sources.ollama import find_ollama, locate_ollama
+from edgekit.sources.reference import BareName, HubModel, OllamaModel, WebFile, ollama_model
+from edgekit.sources.remote import locate_url
+from edgekit.sources.stores import (
+    find_hub_cached,
+    find_hub_cached_name,
+    find_lm_studio,
+    hub_cache_folder,
+    known_names,
+    sample_names,
+)
+from edgekit.sources.types import ModelFiles, Reach
+
+
+def locate_name(wanted: HubModel | OllamaModel | BareName | WebFile, reach: Reach) -> ModelFiles:
+    match wanted:
+        case HubModel():
+            return _locate_hub(wanted, reach)
+        case OllamaModel():
+            return find_ollama(wanted) or _from_registry(wanted, reach)
+        case BareName():
+            return _locate_bare(wanted, reach)
+        case WebFile(url=url):
+            _require_network(reach, "the file at that address")
+            return locate_url(url, reach)
+
+
+def find_cached(model: HubModel, error: RemoteInspectError) -> ModelFiles | None:
+    """The files in the hub's cache, for when the network failed with `error`; None if they cannot be used."""
+    try:
+        found = find_hub_cached(model, hub_cache_folder())
+    except EdgekitError:
+        return None  # the network's error says more
+    if found is None:
+        return None
+    note = (
+        f"could not read it from Hugging Face, so the files in the local cache were used ({error})"
+    )
+    return replace(found, notes=(*found.notes, note))
+
+
+def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
+    if not reach.network or is_offline():
+        return _locate_hub_offline(model, reach)
+    try:
+        return locate_hub(model, reach)
+    except PrivateAddressError:
+        raise
+    except RemoteInspectError as error:
+        if (found := find_cached(model, error)) is not None:
+            return found
+        if isinstance(error, RemoteNotFoundError | RemoteAccessError):
+            raise  # the hub refused: cached headers may be out of date
+        if (kept := locate_kept(model, reach, error)) is not None:
+            return kept
+        raise
+
+
+def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
+    cache = hub_cache_folder()
+    offline = RemoteInspectError(
+        f"{model.repo} is not in the Hugging Face cache ({cache}), and the network is off "
+        "(--offline or HF_HUB_OFFLINE): turn it on, or download the model first"
+    )
+    try:
+        found = find_hub_cached(model, cache)
+        if found is None and model.filename is None and model.revision is None:
+            found = find_lm_studio(model.repo, quant=model.quant)
+    except NotFoundError:  # part of the model is there, but not what was requested
+        if (kept := locate_kept(model, reach, offline)) is not None:
+            return kept
+        raise
+    found = found or locate_kept(model, reach, offline)
+    if found is None:
+        raise offline
+    return found
+
+
+def _from_registry(model: OllamaModel, reach: Reach) -> ModelFiles:
+    _require_network(reach, f"{model.name}:{model.tag}")
+    return locate_ollama(model, reach)
+
+
+def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
+    name, cache = wanted.name, hub_cache_folder()
+    found = find_ollama(wanted) or find_lm_studio(name) or find_hub_cached_name(name, cache)
+    if found is not None:
+        return found
+    cause: EdgekitError | None = None
+    network = "and the network was not searched"
+    if reach.network:
+        try:
+            return _from_registry(ollama_model(wanted), reach)
+        except PrivateAddressError:
+            raise
+        except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:
+            cause, network = error, "or in Ollama's registry"
+        except RemoteInspectError as error:
+            cause, network = error, "and Ollama's registry cannot be reached"
+    known = (*known_names(cache), *(f"sample:{sample}" for sample in sample_names()))
+    raise NotFoundError(
+        f"model not found: {name!r} is not a file, and not in Ollama, LM Studio or "
+        f"the Hugging Face cache on this machine, {network}: give a path, org/name or "
+        "name:tag",
+        candidates=close_names(name, known),
+    ) from cause
+
+
+def _require_network(reach: Reach, what: str) -> None:
+    if not reach.network:
+        raise RemoteInspectError(f"{what} is not on this machine, and --offline is set")
