@@ -221,7 +221,7 @@ def _resident_pages(
 
 
 # --- the scratch of a thread: the larger need of both kernels, because the bill comes before the choice between them.
-# --- tests/unit/embed/test_cache_kernels.py checks that neither needs more.
+# --- tests/unit/engines/native/test_kernels_cache.py checks that neither needs more.
 
 TILE_FLOATS = 64 * 1024  # weights that numpy unpacks before it multiplies; the C kernels need less
 UNPACKED_FLOATS = 16 * 1024  # keys, and values, that numpy unpacks at a time: or one cell

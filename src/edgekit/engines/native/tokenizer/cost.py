@@ -88,9 +88,9 @@ def family_of(model: object, file: str) -> TokenizerFamily:
 # --- memory
 #
 # `tokenizers` has three hash tables, whose sizes are powers of two of which at most 7/8 are used; a text takes two
-# allocations. Measured with 9 vocabularies of 30,522 to 262,144 tokens (tests/unit/embed/test_tokenizer_cost.py): what
-# stays is 7 to 40 % below the model, the peak 10 to 60 %, most where merges are rebuilt from scores and only their
-# largest number is known.
+# allocations. Measured with 9 vocabularies of 30,522 to 262,144 tokens (test_tokenizer_cost.py): what stays is
+# 7 to 40 % below the model, the peak 10 to 60 %, most where merges are rebuilt from scores and only their largest
+# number is known.
 
 _LIBRARY_BYTES = 10 * MIB  # the code of `tokenizers` itself, and what any tokenizer needs
 _CUTTING_BYTES = 10 * MIB  # the longest stretch of text at once, all letters as bytes

@@ -86,14 +86,14 @@ def test_eight_windows_are_as_cheap_as_two(tmp_path: Path) -> None:
     In a process of its own: in this one other tests have left memory that may come and go.
     """
     path = tiny(tmp_path, "llama", layers=1)
-    code = f"from tests.unit.runtime.test_stream_rolling import eight_windows; eight_windows({str(path)!r})"
+    code = f"from tests.unit.engines.native.test_generator_rolling import eight_windows; eight_windows({str(path)!r})"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_S,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     assert done.returncode == 0, done.stderr[-2_000:]
     cells, resident = json.loads(done.stdout)
