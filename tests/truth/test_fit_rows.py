@@ -77,6 +77,6 @@ def test_choice_has_no_less_on_the_card_than_fit() -> None:
         found, model = chosen(row), engine_models()[row["model"], row["quant"]]
         setup, layers = found.held.placement.setup, len(model.geometry.layers)
         theirs = fitted(row, setup, layers)
-        bill = llamacpp.estimate(model, found.held.load(row["n_ctx"]), theirs)
+        bill = llamacpp.estimate(model, found.held.task.load_of(row["n_ctx"]), theirs)
         has_more = on_the_card(found.priced.estimate) >= on_the_card(bill)
         assert has_more or setup.n_gpu_layers > theirs.n_gpu_layers, row

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from edgekit.app.answers import Fit
 from edgekit.app.estimate import bill_of
@@ -69,7 +68,7 @@ class _Load:
 
 
 def fit(named: ResolvedModel, request: Request, session: Session) -> Fit:
-    """What the engine refuses is an answer too. Raises EdgekitError for a request that makes no sense."""
+    """What the engine refuses is an answer too. Raises EdgekitError for an invalid request."""
     request = replace(request, machine=request.find_machine())
     engine = _engine(named, request)
     try:
@@ -91,7 +90,7 @@ def curve(
     opened = named.as_file(engine)
     plain = replace(session, pricing=None)
     task, _ = task_of(opened, engine, request, plain, embeds=named.embeds, quant=named.quant)
-    # the weights that hold the shortest context there is
+    # the weights with which the shortest context fits
     if engine_named(engine).chooses_repositories:
         least = Fitting(task, first_placement(task)).windows[-1]
         shortest = replace(task, load=replace(task.load, context_tokens=least))
@@ -112,7 +111,7 @@ def _label(named: ResolvedModel) -> str:
 
 
 def _reference(named: ResolvedModel) -> str:
-    """What the command line takes; of the catalog, so that no file here is taken for it."""
+    """What the command line takes; with the catalog's prefix, so that no local file is meant."""
     entry = named.entry
     if entry is not None and (named.found is None or entry.is_users):
         return f"{CATALOG}{entry.id}"
@@ -120,7 +119,7 @@ def _reference(named: ResolvedModel) -> str:
 
 
 def _settled(named: ResolvedModel, opened: OpenModel, task: Task) -> _Load:
-    """The file as it is. Where it does not fit, another repository of the model that does, as in a check."""
+    """The file as it is. If it does not fit, another repository of the model that does, as in a check."""
     stored = AS_NAMED if opened.files is None else stored_quant(opened.files)
     first = _load(opened, as_named(opened.model, opened.mix or stored)[0], task)
     if first.priced.fits or not engine_named(task.engine).chooses_repositories:
@@ -131,26 +130,33 @@ def _settled(named: ResolvedModel, opened: OpenModel, task: Task) -> _Load:
 
 
 def _load(opened: OpenModel, variant: Variant, task: Task) -> _Load:
-    asked = replace(task, model=variant.model)
+    task = replace(task, model=variant.model)
     return _Load(
         opened=replace(opened, model=variant.model),
         variant=variant,
-        fitting=Fitting(asked, first_placement(asked)),
+        fitting=Fitting(task, first_placement(task)),
     )
 
 
 def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None) -> Fit:
-    """The load is priced once: the bars, the estimate and the verdict are of the same figures."""
-    priced, result, engine = load.priced, load.result(), load.task.engine
-    flags = _completed(load.fitting, priced, values)
-    asked = load.fitting.load(priced.context_tokens)
-    one = engine_named(engine)
-    bill = bill_of(load.opened, one, flags, (asked, priced.placement.setup), one.taken(result))
+    """The load is priced once: bars, estimate and verdict have the same figures."""
+    task, priced, result = load.task, load.priced, load.result()
+    engine, placement = engine_named(task.engine), priced.placement
+    held = task.load_of(priced.context_tokens)
+    batch = given_values((flag for flag in engine.flags if flag.group == "batch"), held)
+    flags = {  # what was requested, and what the machine adds to it
+        **(batch if task.in_one_batch else {}),
+        **values,
+        "context": priced.context_tokens,
+        **engine.placement(placement.setup),
+        **engine.machine_flags(placement),
+    }
+    bill = bill_of(load.opened, engine, flags, (held, placement.setup), engine.taken(result))
     command = main_command(start_commands(load.opened, result, values, users=users)) or bill.command
     return Fit(
         label=_label(named),
         reference=_reference(named),
-        engine=engine,
+        engine=task.engine,
         flags=flags,
         context_tokens=priced.context_tokens,
         native_context=result.native_context,
@@ -158,13 +164,13 @@ def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None
         result=result,
         bill=bill,
         command=command if result.can_load else "",
-        estimate_command=_command(load.variant.reference or _reference(named), engine, flags),
+        estimate_command=_command(load.variant.reference or _reference(named), task.engine, flags),
         refused=priced.refused,
     )
 
 
 def _refused(error: EdgekitError, named: ResolvedModel, engine: str, request: Request) -> Fit:
-    """With the flags as requested."""
+    """What the engine refuses, with the flags as requested."""
     values = request.values(engine, named.quant)
     with suppress(RefusedError):
         values = values_of(engine, request, embeds=named.embeds, quant=named.quant)
@@ -185,20 +191,6 @@ def _refused(error: EdgekitError, named: ResolvedModel, engine: str, request: Re
         refused=str(error),
         refused_about=error.about,
     )
-
-
-def _completed(fitting: Fitting, priced: PricedLoad, values: Values) -> dict[str, Any]:
-    """What was asked, and all that the machine adds to it."""
-    engine, placement = engine_named(fitting.task.engine), priced.placement
-    load = fitting.load(priced.context_tokens)
-    batch = given_values((flag for flag in engine.flags if flag.group == "batch"), load)
-    return {
-        **(batch if fitting.task.in_one_batch else {}),
-        **values,
-        "context": priced.context_tokens,
-        **engine.placement(placement.setup),
-        **engine.machine_flags(placement),
-    }
 
 
 def _command(reference: str, engine: str, flags: Values) -> str:

@@ -94,7 +94,7 @@ class Spill:
         return self.page_bytes * 1000 <= self.store.bytes_per_s * self.purpose.limit_ms
 
     @property
-    def told(self) -> str:
+    def restore_text(self) -> str:
         return (
             f"one page of {PAGE_TOKENS} tokens x {self.bytes_per_token:,} B = {format_bytes(self.page_bytes)} from "
             f"{self.store.value} at {self.store.bytes_per_s / 1e9:g} GB/s takes {self.restore_ms:,.1f} ms; "
@@ -153,9 +153,7 @@ def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> st
         least = format_bytes(LEAST_PAGES * spill.page_bytes)
         return f"at least {LEAST_PAGES} pages ({least}) must stay in memory: use a smaller model"
     if not spill.is_in_time:
-        return (
-            f"reading a spilled page back would take too long: {spill.told}; use a shorter context"
-        )
+        return f"reading a spilled page back would take too long: {spill.restore_text}; use a shorter context"
     if room_bytes is not None and spill.spilled_bytes > room_bytes:
         return (
             f"{format_bytes(spill.spilled_bytes)} of spilled pages do not fit in the "

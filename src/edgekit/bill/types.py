@@ -53,7 +53,7 @@ class MemoryLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the engine is asked to hold at once. None: the engine's own default."""
+    """What the engine has to hold at once. None: the engine's own default."""
 
     context_tokens: int | None = None  # None: the native window
     sequences: int | None = None
@@ -261,7 +261,7 @@ class CacheChoice:
     name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
     place: int
     flags: str  # that select it
-    asked: bool = False  # the caller gave it
+    is_given: bool = False  # by the caller
     is_eight_bit: bool = False
     load: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)

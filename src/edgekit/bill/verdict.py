@@ -153,7 +153,7 @@ class Verdict:
     cache_asked: bool = False  # the caller gave it
     step: int = 0  # the row of SPEC A4's list that was taken; 0: nothing fits
     variant: Variant | None = field(default=None, repr=False)
-    load: Load = field(default_factory=Load, repr=False)  # what the engine is asked to hold
+    load: Load = field(default_factory=Load, repr=False)  # what the engine has to hold
     streams: int = 1  # sequences that the context is divided among, if they do not share a cache
     recommended_context: int
     native_context: int | None

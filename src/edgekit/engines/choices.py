@@ -34,7 +34,7 @@ def given_pair(load: Load) -> CacheChoice | None:
     if load.cache_k is None or load.cache_v is None:
         return None
     name = pair_cache_name(load)
-    return CacheChoice(name=name, place=0, flags="", asked=True, is_eight_bit=name == "q8_0")
+    return CacheChoice(name=name, place=0, flags="", is_given=True, is_eight_bit=name == "q8_0")
 
 
 def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
@@ -54,7 +54,7 @@ def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
             name=pair_name(key, value),
             place=place,
             flags=f"-ctk {key} -ctv {value}",
-            asked=is_given and len(set(own)) == 1,
+            is_given=is_given and len(set(own)) == 1,
             is_eight_bit=key == value == "q8_0",
             load={side: cache_type(name) for side, name in changed.items()},
         )

@@ -54,16 +54,16 @@ def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
         return
     engine = engine_named(task.engine)
     names, default = engine.cache_fields, engine.default_setup()
-    asked = with_setup(task, **{name: getattr(default, name) for name in names})
+    own = with_setup(task, **{name: getattr(default, name) for name in names})
     load = replace(task.load, cache_k=None, cache_v=None, context_tokens=result.context_tokens)
-    start = replace(asked.start, settled=asked.start.settled - {*names})
-    asked = replace(asked, load=load, start=start, job=None)
-    found = _judged(asked)
-    if found is not None and result.cache != found.cache == cache_choices(asked)[0].name:
+    start = replace(own.start, settled=own.start.settled - {*names})
+    own = replace(own, load=load, start=start, job=None)
+    found = _judged(own)
+    if found is not None and result.cache != found.cache == cache_choices(own)[0].name:
         yield Change(
             kind=ChangeKind.CACHE,
             value=found.cache,
-            told=f"without {engine.cache_flags}: fits at {_each(found)}{_changed(found, result, asked)}",
+            told=f"without {engine.cache_flags}: fits at {_each(found)}{_changed(found, result, own)}",
             max_context=found.max_context,
             result=found,
         )
@@ -92,7 +92,7 @@ def _context(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _changed(found: Verdict, result: Verdict, task: Task) -> str:
-    """What differs besides the context."""
+    """What else differs from the first verdict."""
     own, *others = cache_choices(task)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
@@ -223,8 +223,8 @@ def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str
     """Each with the flag that asks for it, and the task."""
     low = [one for one in task.variants if not one.is_good]
     for one in low:
-        asked = replace(with_weights(task, one), variants=(one,))
-        yield one, f"--quant {one.name.replace(' ', '')}", asked
+        low_task = replace(with_weights(task, one), variants=(one,))
+        yield one, f"--quant {one.name.replace(' ', '')}", low_task
     if not low:
         usable = together_bytes(use.budget for use in result.uses)
         rest = result.estimate.total_bytes - result.estimate.weights_bytes
@@ -282,10 +282,10 @@ def _memory(task: Task, result: Verdict) -> Iterator[Change]:
         return  # a Mac with more memory also reserves more of it
     needed = _free_for(min((use, *_other_uses(task, result)), key=_free_bytes))
     limit = host.tightest
-    told = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
+    text = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
     if limit is not None:
-        told += f", limited by {limit.name}"
-    yield Change(kind=ChangeKind.MEMORY, value=needed, told=told, flags=_ram(needed))
+        text += f", limited by {limit.name}"
+    yield Change(kind=ChangeKind.MEMORY, value=needed, told=text, flags=_ram(needed))
 
 
 def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
@@ -336,8 +336,8 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
         held = _smallest(machines, lambda one: _holds(task, one, tokens))
         if held is not None:
             what = "GPU" if kind is DeviceKind.GPU else "Mac"
-            told = f"{held.name}: the smallest current {what} that holds the whole model at {_each(result)}"
-            yield _of_device(held.name, told)
+            text = f"{held.name}: the smallest current {what} that holds the whole model at {_each(result)}"
+            yield _of_device(held.name, text)
 
 
 def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
@@ -355,8 +355,8 @@ def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
         several = replace(machine, devices=tuple(replace(cards[0], index=i) for i in range(count)))
         if _holds(task, several, tokens):
             name = f"{count}x {cards[0].name}"
-            told = f"{name}: enough for the whole model at {_each(result)}"
-            yield _of_device(name, told)
+            text = f"{name}: enough for the whole model at {_each(result)}"
+            yield _of_device(name, text)
             return
 
 
@@ -366,8 +366,8 @@ def _each(result: Verdict) -> str:
     return words if result.streams == 1 else f"{words} for each of {result.streams} users"
 
 
-def _of_device(name: str, told: str) -> Change:
-    return Change(kind=ChangeKind.DEVICE, value=name, told=told, flags={"device": name})
+def _of_device(name: str, text: str) -> Change:
+    return Change(kind=ChangeKind.DEVICE, value=name, told=text, flags={"device": name})
 
 
 def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:

@@ -85,10 +85,10 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
     choices += [
         (task, choice)
         for choice in engine.cache_choices(task, placement)
-        if choice.asked and choice.name not in usual
+        if choice.is_given and choice.name not in usual
     ]
     for base, choice in choices:
-        setup = replace(placement.setup, **{**({} if choice.asked else own), **choice.setup})
+        setup = replace(placement.setup, **{**({} if choice.is_given else own), **choice.setup})
         cached = replace(with_cache(base, choice), start=Start(setup=setup))
         fitting = Fitting(cached, replace(placement, setup=setup, may_resplit=False))
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from edgekit.bill.types import CACHES, Component, Job, Load, MemoryEstimate, Placement, Price, Task
+from edgekit.bill.types import CACHES, Component, Job, MemoryEstimate, Placement, Price, Task
 from edgekit.bill.verdict import (
     ASSUMED_FULL_PERCENT,
     PricedLoad,
@@ -23,9 +23,9 @@ from edgekit.errors import CancelledError, RefusedError, UsageError
 from edgekit.machine.types import HOST, Budget, Pool, gpu_budgets
 from edgekit.units import format_bytes
 
-DEFAULT_TOKENS = 32_768  # SPEC A4: the context to start from when none is asked for
+DEFAULT_TOKENS = 32_768  # SPEC A4: the context to start from if none is given
 EMBEDDING_TOKENS = 8_192  # ... of an embedding model
-MINIMUM_TOKENS = 16_384  # SPEC P13: shorter contexts are only offered when asked for
+MINIMUM_TOKENS = 16_384  # SPEC P13: shorter contexts are never chosen
 STREAM_MINIMUM_TOKENS = 512  # the built-in engine is for memories far below the model's size
 UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not state its context length
 JOB_MARGIN_TOKENS = 64
@@ -151,15 +151,11 @@ class Fitting:
                 break
         return best
 
-    def load(self, tokens: int) -> Load:
-        """For a context of this length."""
-        return self.task.load_of(tokens)
-
     def _priced(self, tokens: int, placement: Placement) -> PricedLoad:
         cancelled = self.task.cancelled
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
-        estimate = self._bill(self.load(tokens), placement.setup)
+        estimate = self._bill(self.task.load_of(tokens), placement.setup)
         refused = dict(estimate.facts).get("refused")  # vLLM, if the size of its pool was given
         return PricedLoad(
             context_tokens=tokens,
@@ -183,7 +179,7 @@ class Fitting:
         )
 
     def is_comfortable(self, tokens: int) -> bool:
-        """Whether it fits with room to spare."""
+        """Whether it fits with memory to spare."""
         return self.fits(tokens) and self.price(tokens).status is Status.PASSED
 
     def fits(self, tokens: int) -> bool:
@@ -228,7 +224,7 @@ class Fitting:
         return max(shares, default=0.0)
 
     def _held(self, floor: Floor, tokens: int) -> Mapping[Pool, int]:
-        return floor.held_bytes(self.task.model, self.load(tokens), self.placement.setup)
+        return floor.held_bytes(self.task.model, self.task.load_of(tokens), self.placement.setup)
 
     @cached_property
     def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
@@ -267,7 +263,7 @@ class Fitting:
     def _facts(self, tokens: int) -> dict[str, Any]:
         if self._floor is None:
             return dict(self.price(tokens).estimate.facts)
-        load = self.load(tokens)
+        load = self.task.load_of(tokens)
         return dict(self._floor.load_facts(self.task.model, load, self.placement.setup))
 
     @cached_property
@@ -352,7 +348,9 @@ class Fitting:
         """A floor is a hundred times faster than the whole bill."""
         if self._floor is None:
             return self.price(tokens).estimate.kv_cache_bytes
-        return self._floor.cache_bytes(self.task.model, self.load(tokens), self.placement.setup)
+        return self._floor.cache_bytes(
+            self.task.model, self.task.load_of(tokens), self.placement.setup
+        )
 
     def reasons(self, priced: PricedLoad, longest_tokens: int) -> Iterator[str]:
         """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 for none."""

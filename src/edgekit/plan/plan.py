@@ -198,7 +198,7 @@ def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
 
 
 def _cache_because(found: Candidate) -> str:
-    if found.choice.asked:
+    if found.choice.is_given:
         keys, values = found.task.load.cache_k, found.task.load.cache_v
         unequal = keys is not None and values is not None and keys.name != values.name
         if unequal and found.held.placement.cards:

@@ -93,7 +93,7 @@ def test_cache_choices_have_the_most_accurate_first() -> None:
             load = Load(context_tokens=tokens, **choice.load)
             assert ENGINE.cache_name(load, ENGINE.default_setup()) == choice.name
     (given,) = ENGINE.cache_choices(task_for(cpu(16), "2B", layout=find_layout("polar")))
-    assert (given.name, given.asked) == ("qjl1_256+q4_polar", True)
+    assert (given.name, given.is_given) == ("qjl1_256+q4_polar", True)
 
 
 def test_types_of_k_and_v_that_are_not_a_layout_are_an_error() -> None:

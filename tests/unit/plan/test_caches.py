@@ -94,7 +94,7 @@ def test_what_the_caller_settled_stays(load: Load, expected: list[str]) -> None:
 def test_on_a_card_the_other_side_is_kept_alike(load: Load) -> None:
     asked = question(machine=cards(24), load=load)
     (only,) = cache_choices(asked)
-    assert (only.name, only.asked) == ("q8_0", True)
+    assert (only.name, only.is_given) == ("q8_0", True)
     kept = with_cache(asked, only).load
     assert (kept.cache_k, kept.cache_v) == (Q8, Q8)
 

@@ -17,7 +17,7 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[Cach
             name=layout.name,
             place=place,
             flags="",
-            asked=given is not None,
+            is_given=given is not None,
             is_eight_bit=layout.name == "q8_0",
             load={"cache_k": layout.keys, "cache_v": layout.values},
         )

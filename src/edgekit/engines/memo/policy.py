@@ -522,7 +522,7 @@ def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
     spill = context.spill
     if spill is not None:
         value = f"{spill.spilled_pages:,} cold pages in {spill.store.value}"
-        return Decision(lever=Lever.PLACEMENT, value=value, because=spill.told)
+        return Decision(lever=Lever.PLACEMENT, value=value, because=spill.restore_text)
     page = Spill(
         context_tokens=context.tokens,
         bytes_per_token=capacity.tier.bytes_per_token(context.layout) * windows_of(context.load),
@@ -534,7 +534,9 @@ def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
     if context.tokens <= SPILL_FROM_TOKENS:
         could = f"only contexts over {SPILL_FROM_TOKENS:,} tokens can spill"
     else:
-        could = f"{'it could spill' if page.is_in_time else 'it could not spill'}: {page.told}"
+        could = (
+            f"{'it could spill' if page.is_in_time else 'it could not spill'}: {page.restore_text}"
+        )
     return Decision(lever=Lever.PLACEMENT, value="none", because=f"{why}; {could}")
 
 

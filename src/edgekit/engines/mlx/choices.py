@@ -20,7 +20,7 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[C
     if "kv_bits" in task.start.settled:
         given = task.start.setup.kv_bits
         yield CacheChoice(
-            name=f"{given} bit", place=0, flags="", asked=True, is_eight_bit=given == 8
+            name=f"{given} bit", place=0, flags="", is_given=True, is_eight_bit=given == 8
         )
         return
     for place, bits in enumerate(CACHE_BITS):
