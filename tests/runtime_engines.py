@@ -12,6 +12,7 @@ from tests.patience import PATIENCE_S
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.program import Address, LocalWeights
 from edgekit.formats import read_header
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
@@ -39,14 +40,20 @@ def small_model(path: Path, architecture: str = "llama", **changes: Any) -> Path
 
 def launch_of(path: Path, **changes: Any) -> Launch:
     """One thread: two that wait for each other are slow on a busy machine."""
-    told: dict[str, Any] = {
-        "path": path,
+    files = {
+        key: changes.pop(key) for key in ("drafter", "adapters", "projector") if key in changes
+    }
+    keys = {key: changes.pop(key) for key in ("host", "port", "api_key", "alias") if key in changes}
+    keys |= {"chats": changes.pop("chat")} if "chat" in changes else {}
+    given: dict[str, Any] = {
+        "weights": LocalWeights(model=path, **files),
+        "at": Address(**keys),
         "load": Load(context_tokens=512, sequences=1),
         "setup": SERVER,
         "threads": 1,
         "timeout_s": PATIENCE_S,
     }
-    return Launch(**(told | changes))
+    return Launch(**(given | changes))
 
 
 def model_of(path: Path) -> Model:

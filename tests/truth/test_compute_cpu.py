@@ -11,14 +11,14 @@ from tests.thoroughness import sampled_rows
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.graph import compute_bytes
-from edgekit.engines.llamacpp.graph.families.every import FAMILIES
+from edgekit.engines.llamacpp.graph.families import family_of
 from edgekit.errors import RefusedError
 
 
 def _by_model() -> list[Any]:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows("llama_cpp_cpu.jsonl.gz"):
-        if row["arch"] in FAMILIES:
+        if family_of(row["arch"]) is not None:
             found.setdefault((row["model"], row["quant"]), []).append(row)
     chosen = sampled_rows(found.values(), each=3, always=lambda row: "error" in row["actual"])
     return [
@@ -40,4 +40,5 @@ def test_compute_buffer(name: tuple[str, str], recorded: list[dict[str, Any]]) -
 
 
 def test_every_recorded_architecture_has_a_graph() -> None:
-    assert {row["arch"] for row in rows("llama_cpp_cpu.jsonl.gz")} <= FAMILIES.keys()
+    recorded = {row["arch"] for row in rows("llama_cpp_cpu.jsonl.gz")}
+    assert [one for one in recorded if family_of(one) is None] == []

@@ -131,7 +131,9 @@ def test_the_bill_is_what_the_engine_reports(served: Served) -> None:
 
 def test_a_bill_that_is_off_is_seen(served: Served) -> None:
     more = llamacpp.estimate(
-        model_of(served.running.launch.path), Load(context_tokens=33_024, sequences=4), SETUP
+        model_of(served.running.launch.weights.model),
+        Load(context_tokens=33_024, sequences=4),
+        SETUP,
     )
     rows = {row.part: row for row in compare_reported(more, served.running)}
     assert not rows["kv cache"].within
@@ -181,7 +183,10 @@ def test_its_port_is_taken(served: Served) -> None:
         check_port("127.0.0.1", port)
     rechecked: list[int] = []
     with pytest.raises(UsageError, match=taken):
-        start(launch_of(served.running.launch.path, port=port), recheck=lambda: rechecked.append(1))
+        start(
+            launch_of(served.running.launch.weights.model, port=port),
+            recheck=lambda: rechecked.append(1),
+        )
     assert rechecked == []  # told before anything else is done
     assert health(served.running.address) == 200
 

@@ -291,7 +291,7 @@ def start(
     """
     if not binding.has_xllamacpp():
         raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL_XLLAMACPP}")
-    check_port(launch.host, launch.port)
+    check_port(launch.at.host, launch.at.port)
     if recheck is not None:
         recheck()
     process = EngineProcess(launch)
@@ -368,7 +368,7 @@ class Progress:
 
 def _failed(launch: Launch, ended: Ended) -> NoReturn:
     if _BIND_FAILED in ended.last_words:  # somebody was faster
-        raise in_use(launch.host, launch.port)
+        raise in_use(launch.at.host, launch.at.port)
     raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
 
 
@@ -378,7 +378,7 @@ def _running(process: EngineProcess, told: list[Message]) -> Running:
     held = process.log.held()
     _require_all(process)
     port = str(told[-1]["address"]).rpartition(":")[2]
-    address = f"http://{in_address(connectable(process.launch.host))}:{port}"
+    address = f"http://{in_address(connectable(process.launch.at.host))}:{port}"
     status = health(address)
     if status != http.client.OK:
         raise EngineError(

@@ -1,4 +1,7 @@
-"""How llama.cpp is started."""
+"""How llama.cpp is started for `run` and `serve`: a launch, and xllamacpp's parameters for the child process.
+
+`fit_params` is off: llama.cpp would plan a second time, and not hold what was promised.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.run.binding import enum_parameters, parameters
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.program import Address, LocalWeights
 from edgekit.errors import UsageError
 from edgekit.sources.filenames import shard_names
 
@@ -20,36 +24,23 @@ LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What the engine is told, once: nothing of it is worked out again while it runs."""
+    """What llama.cpp is started with. Nothing of it is worked out again while it runs."""
 
-    path: Path  # of a model in several files, the first
+    weights: LocalWeights  # of a model in several files, the first
+    at: Address = field(default_factory=Address)
     load: Load
     setup: LlamaCppSetup
-    sinks: int = (
-        0  # first tokens that stay when the window moves on; llama.cpp keeps its BOS beside them
-    )
+    sinks: int = 0  # first tokens that stay when the window moves on, after llama.cpp's BOS
     rolling: bool = False  # when the window is full the older half is dropped, and it goes on
-    drafter: Path | None = None
-    drafter_load: Load | None = None  # how it keeps its cache; None: as the model does
-    adapters: tuple[Path, ...] = ()  # LoRA, each in full
-    projector: Path | None = (
-        None  # for pictures and sound; None: there is none, whatever lies beside the model
-    )
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: any that is free
-    api_key: str | None = field(default=None, repr=False)
-    alias: str = ""  # what it calls the model; "": its file
+    drafter_load: Load | None = None  # with the types of the drafter's cache; None: the model's
     threads: int | None = None  # None: as many as there are cores
     chat_template: str | None = None  # None: the file's own
-    chat: bool = True  # False: the file's template is not looked at, and may be a broken one
-    environment: Mapping[str, str] = field(
-        default_factory=dict
-    )  # which cards it sees, and in which order
+    environment: Mapping[str, str] = field(default_factory=dict)  # which cards, and their order
     timeout_s: float = LOAD_TIMEOUT_S
 
     @property
     def title(self) -> str:
-        return self.alias or self.path.name
+        return self.at.alias or self.weights.model.name
 
     @property
     def rolls(self) -> bool:
@@ -58,12 +49,13 @@ class Launch:
     @property
     def is_drafted(self) -> bool:
         """By another model, or by blocks of its own."""
-        return self.drafter is not None or self.setup.load_mtp
+        return self.weights.drafter is not None or self.setup.load_mtp
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All that the engine opens."""
-        models = (self.path,) if self.drafter is None else (self.path, self.drafter)
+        model, drafter = self.weights.model, self.weights.drafter
+        models = (model,) if drafter is None else (model, drafter)
         return (*(path for model in models for path in _shards(model)), *self._copied)
 
     def maps(self, path: Path) -> bool:
@@ -73,14 +65,15 @@ class Launch:
     @property
     def _copied(self) -> tuple[Path, ...]:
         """llama.cpp copies adapters and projectors into memory, however the model is loaded."""
-        return self.adapters if self.projector is None else (*self.adapters, self.projector)
+        adapters, projector = self.weights.adapters, self.weights.projector
+        return adapters if projector is None else (*adapters, projector)
 
 
 def _shards(path: Path) -> list[Path]:
     return [one for one in map(path.with_name, shard_names(path.name)) if one.exists()] or [path]
 
 
-_TELLS_BUFFERS = 4  # the verbosity from which on llama.cpp tells its buffers while it loads
+_TELLS_BUFFERS = 4  # from this verbosity on llama.cpp logs its buffers while it loads
 # A connection that is kept open has a thread for 5 s after its last request (cpp-httplib): clients beyond the threads
 # would wait for that. llama.cpp has one for each slot and four more; a thread that waits costs some 10 KiB.
 _HTTP_THREADS = 64
@@ -91,21 +84,21 @@ _TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_
 
 
 def make_settings(launch: Launch) -> dict[str, Any]:
-    """UsageError where the engine could not be started so."""
+    """UsageError where llama.cpp cannot be started like this."""
     _require_sense(launch)
     return {
         "parent": os.getpid(),
         "goes_with_parent": threading.get_native_id() == os.getpid(),
         "timeout_s": launch.timeout_s,
-        "model": str(launch.path),
+        "model": str(launch.weights.model),
         "stop_at": None,
         "needs_device": launch.setup.has_device and launch.setup.n_gpu_layers > 0,
         "threads": launch.threads,
         "parameters": _server(launch) | parameters(launch.load, launch.setup) | _session(launch),
         "enums": enum_parameters(launch.load, launch.setup),
         "drafter": _drafter(launch),
-        "adapters": [str(path) for path in launch.adapters],
-        "projector": None if launch.projector is None else str(launch.projector),
+        "adapters": [str(path) for path in launch.weights.adapters],
+        "projector": None if launch.weights.projector is None else str(launch.weights.projector),
     }
 
 
@@ -115,10 +108,10 @@ def _require_sense(launch: Launch) -> None:
     if launch.setup.mix is not None:
         raise UsageError(
             f"this file is not {launch.setup.mix}, so it cannot be run as that: quantise "
-            f"it first (llama-quantize {launch.path.name} OUTPUT.gguf {launch.setup.mix})"
+            f"it first (llama-quantize {launch.weights.model.name} OUTPUT.gguf {launch.setup.mix})"
         )
     _require_room(launch)
-    if launch.rolls and launch.projector is not None:
+    if launch.rolls and launch.weights.projector is not None:
         raise UsageError(
             "llama.cpp cannot combine a rolling context with a projector: leave out one of them"
         )
@@ -139,44 +132,43 @@ def _require_room(launch: Launch) -> None:
 
 
 def _server(launch: Launch) -> dict[str, Any]:
-    """Web pages from elsewhere may use it only with a key: a browser would let them in otherwise."""
-    told: dict[str, Any] = {
-        "hostnames": [launch.host],
-        "port": launch.port,
-        "api_keys": [launch.api_key] if launch.api_key else [],
-        "cors_origins": "*" if launch.api_key else "localhost",
+    """Other web pages may use it only with a key: without one a browser would let them in."""
+    found: dict[str, Any] = {
+        "hostnames": [launch.at.host],
+        "port": launch.at.port,
+        "api_keys": [launch.at.api_key] if launch.at.api_key else [],
+        "cors_origins": "*" if launch.at.api_key else "localhost",
         "verbosity": _TELLS_BUFFERS,
         "n_threads_http": _HTTP_THREADS,
-        "chat_template": launch.chat_template or ("" if launch.chat else _BUILT_IN),
+        "chat_template": launch.chat_template or ("" if launch.at.chats else _BUILT_IN),
     }
-    return told | ({"model_alias": [launch.alias]} if launch.alias else {})
+    return found | ({"model_alias": [launch.at.alias]} if launch.at.alias else {})
 
 
 def _session(launch: Launch) -> dict[str, Any]:
-    setup = launch.setup
     return {
         "n_keep": launch.sinks,
         "ctx_shift": launch.rolls,
-        "no_mmproj": launch.projector is None,
-        "mmproj_use_gpu": setup.has_device,
+        "no_mmproj": launch.weights.projector is None,
+        "mmproj_use_gpu": launch.setup.has_device,
         "fit_params": False,
         "warmup": True,  # the first decode takes what it takes now, not with the first request
     }
 
 
 def _drafter(launch: Launch) -> dict[str, Any] | None:
-    """All of its layers are where the model's are, its cache as it is said; that of a model's own blocks is f16."""
+    """Its layers are where the model's are, its cache has the given types; that of a model's own blocks is f16."""
     setup = launch.setup
     if not launch.is_drafted:
         return None
     load = launch.drafter_load or launch.load
-    caches = {} if launch.drafter is None else enum_parameters(load, setup)
-    told: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
+    caches = {} if launch.weights.drafter is None else enum_parameters(load, setup)
+    placed: dict[str, Any] = {"n_gpu_layers": _OFFLOAD_ALL if setup.has_device else 0}
     if setup.draft_max:
-        told["n_max"] = setup.draft_max
+        placed["n_max"] = setup.draft_max
     return {
-        "path": None if launch.drafter is None else str(launch.drafter),
-        "type": _TYPES[launch.drafter is None],
-        "parameters": told,
+        "path": None if launch.weights.drafter is None else str(launch.weights.drafter),
+        "type": _TYPES[launch.weights.drafter is None],
+        "parameters": placed,
         "enums": {name: kind for name, kind in caches.items() if name.startswith("cache_type")},
     }

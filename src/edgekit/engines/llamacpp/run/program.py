@@ -125,24 +125,16 @@ class LlamaCppStarter:
 
 
 def _launch(given: EngineStart) -> Launch:
-    weights, at = given.weights, given.at
     # The drafter's cache is f16 unless it was given, whatever the model's cache is.
     key, value = (cache_type(given.values.get(f"draft_type_{one}", "f16")) for one in "kv")
     return Launch(
-        path=weights.model,
+        weights=given.weights,
+        at=replace(given.at, alias=given.at.alias or given.label),
         load=given.load,
         setup=given.setup,
         sinks=given.sinks,
         rolling=given.rolling,
-        drafter=weights.drafter,
-        adapters=weights.adapters,
-        projector=weights.projector,
-        chat=at.chats,
         drafter_load=replace(given.load, cache_k=key, cache_v=value),
-        host=at.host,
-        port=at.port,
-        api_key=at.api_key,
-        alias=at.alias or given.label,
         threads=given.threads,
         environment=given.environment,
     )
