@@ -413,13 +413,13 @@ _IN_GGUF = {
 _SIGMOID_GATING = 2  # llama-hparams.h: LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 
 
-def config_words(header: ModelHeader) -> Mapping[str, Any]:
-    """The config.json itself, or as much of one as the keys of a GGUF state."""
+def config_keys(header: ModelHeader) -> Mapping[str, Any]:
+    """The config.json itself, or those of its keys that the keys of a GGUF state."""
     if header.config:
         return header.config
     prefix = f"{header.keys.get('general.architecture')}."
-    found = {word: header.keys.get(prefix + key) for word, key in _IN_GGUF.items()}
-    words: dict[str, Any] = {word: value for word, value in found.items() if value is not None}
+    values = {key: header.keys.get(prefix + gguf) for key, gguf in _IN_GGUF.items()}
+    found: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     if (gating := header.keys.get(prefix + "expert_gating_func")) is not None:
-        words["sigmoid_router"] = gating == _SIGMOID_GATING
-    return words
+        found["sigmoid_router"] = gating == _SIGMOID_GATING
+    return found

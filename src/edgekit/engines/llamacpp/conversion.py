@@ -28,7 +28,7 @@ from edgekit.engines.llamacpp.quantization import (
 from edgekit.errors import HeaderError, RefusedError
 from edgekit.formats.mixes import stated_mix
 from edgekit.formats.types import GgufTensor, ModelHeader, Tensor, Value
-from edgekit.model.hyperparameters import config_words, dig, text_section
+from edgekit.model.hyperparameters import config_keys, dig, text_section
 from edgekit.model.tensor_recipes import switches, tensor_recipe
 from edgekit.model.types import (
     Attention,
@@ -173,7 +173,7 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
             basis=Basis.EXACT,
             because=f"{len(laid):,} tensors, with the types that llama-quantize assigns",
         )
-    laid = _counted(geometry, config_words(header), header.tensor_count if header.keys else None)
+    laid = _counted(geometry, config_keys(header), header.tensor_count if header.keys else None)
     facts = facts_of_geometry(geometry, conversion_of(geometry.architecture).to)
     named = geometry.architecture.replace("{", "{{").replace("}", "}}")
     because = (
