@@ -1,4 +1,4 @@
-"""A model's name -> its id, its family, what it is for, and the spellings it is known by."""
+"""Names of models: the entry that a name means, in any spelling, and the id, family and purposes of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,147 @@ from edgekit.sources import hub_model_of, locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES, close_names
 from edgekit.sources.types import Reach
 
-# From the first of these words on, a name tells sizes and versions of one family apart.
+SHOWN = 6  # names in one message
+
+
+# -- look-up -------------------------------------------------------------------------------------
+
+
+def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
+    """By id or repository, in any spelling: 'Gemma 3 27B', 'gemma3:27b', 'google/gemma-3-27b-it'.
+
+    Raises NotFoundError with the nearest ids if there is none, or if several match.
+    """
+    entries = (catalog or read_catalog()).entries
+    wanted = name.strip().lower()
+    published = model_of_original(wanted)
+    for entry in entries:
+        names = {entry.id.lower(), (entry.repository or "").lower()}
+        if wanted and (wanted in names or published == entry.id):
+            return entry
+    for spelt in range(3) if wanted else ():
+        loose = spellings(name)[spelt]
+        found = [
+            entry
+            for entry in entries
+            if loose
+            and loose in {spellings(one)[spelt] for one in (entry.id, entry.repository) if one}
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            near = tuple(entry.id for entry in found[:SHOWN])
+            raise NotFoundError(
+                f"{name[:80]!r} matches several models of the catalog", candidates=near
+            )
+    raise NotFoundError(
+        f"{name[:80]!r} is not in the catalog (edgekit catalog list shows all models)",
+        candidates=near_ids(name, entries),
+    )
+
+
+def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
+    """The ids that are most similar to the name; those that start with it come first."""
+    ids = {spellings(entry.id)[1]: entry.id for entry in entries}
+    wanted = spellings(name)[1]
+    begin = sorted(one for one in ids if wanted and one.startswith(f"{wanted} "))
+    near = dict.fromkeys((*begin, *close_names(wanted, ids)))
+    return tuple(ids[one] for one in near)[:SHOWN]
+
+
+def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
+    """The entry that a name means and the quantisation in it. Raises NotFoundError."""
+    try:
+        return find_entry(name, catalog), None
+    except NotFoundError:
+        plain, quant = split_quant(name)
+        if quant is None:
+            raise
+        return find_entry(plain, catalog), quant
+
+
+def entry_named(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None, str | None]:
+    """The entry and the quantisation; neither for a path, even a missing one, or an address outside the hub."""
+    try:
+        is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
+        if is_file or ("://" in name and hub_model_of(name) is None):
+            return None, None
+        entry, quant = find_quantised(ollama_latest(name) or name, catalog)
+    except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
+        return None, None
+    exact = {entry.id.lower(), (entry.repository or "").lower()}
+    if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
+        return None, None  # a hub id is not the user's model of a similar name
+    return entry, quant
+
+
+def may_be_elsewhere(name: str) -> bool:
+    """Whether a name may mean a file of the hub or of Ollama's registry: org/name, gemma3:27b, llama3.3."""
+    return "/" in name or ":" in split_quant(name)[0] or ollama_latest(name) is not None
+
+
+def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
+    """Whether the entry is used without asking the network.
+
+    It is for its id, with or without a quantisation, and for other spellings that are not found on this machine. A hub
+    id, a name of Ollama's (gemma3:27b) and an entry of the user's mean an existing file, which is read if possible.
+    """
+    if entry.is_users:
+        return False
+    plain = split_quant(name)[0]
+    if entry.id.lower() in {name.strip().lower(), plain.strip().lower()}:
+        return True
+    if may_be_elsewhere(name):
+        return False
+    try:
+        locate(name, reach=Reach(network=False, within=() if absolute else None))
+    except EdgekitError:
+        return True
+    return False
+
+
+def may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
+    """Whether the catalog may answer for a name that could not be read.
+
+    Not for a hub id that the hub refuses, or of which this machine has something else, such as another quantisation.
+    """
+    refused = NotFoundError | RemoteNotFoundError | RemoteAccessError
+    return not ("/" in name and isinstance(error, refused))
+
+
+def with_near(
+    error: NotFoundError | RemoteInspectError, name: str, catalog: Catalog
+) -> NotFoundError | RemoteInspectError:
+    """The error with the catalog's most similar names, and a note on a damaged catalog."""
+    near = near_ids(split_quant(name)[0], catalog.entries)
+    if isinstance(error, RemoteInspectError):
+        is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
+        if is_answer or not near or "://" in name:
+            return error
+        return type(error)(f"{error}. Similar names in the catalog: {', '.join(near)}")
+    if any(sign in name for sign in "/\\") or name.lower().endswith(MODEL_SUFFIXES):
+        return error
+    if name.lower().startswith("sample:"):
+        return error
+    here = tuple(one for one in error.candidates if not one.startswith("sample:"))
+    damaged = "".join(f"; part of the catalog is unreadable: {one}" for one in catalog.problems[:1])
+    message = str(error).partition(". Did you mean: ")[0]
+    return NotFoundError(f"{message}{damaged}", candidates=tuple(dict.fromkeys((*here, *near))))
+
+
+def base_note(entry: Entry, name: str = "") -> tuple[str, ...]:
+    """A warning that a base model does not answer questions."""
+    if names_instruct(name):
+        return ()
+    repository = original_repository(entry.id) or entry.repository
+    if repository is None or ModelPurpose.CHAT not in entry.kinds or not is_base(repository):
+        return ()
+    return (f"{repository} is a base model; for chat use its instruct version (same size)",)
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+# The first of these words ends the family name: sizes and versions follow.
 _VARIANT = re.compile(
     r"(?:\d+x)?[ae]?\d+(?:\.\d+)?[bmk]|mini|small|medium|large|nano|super|ultra|tiny|micro|lite|flash|pro|max|scout"
     r"|maverick|lightning|base|chat|instruct|it|hf|code|coder|embedding|v0\.\d+|\d{4}|fp8|nvfp4|mxfp4|bf16|gguf|mlx"
@@ -34,7 +174,7 @@ _QUANT = re.compile(
 _LONGEST = 200  # the longest names on the hub have 96
 _NOT_IN_IDS = re.compile(r"[^a-z0-9._:+@-]+")
 
-# (words in the name, what they tell); all that fit count.
+# Words in the name, and the purpose they mean; all matches count.
 _KINDS: tuple[tuple[re.Pattern[str], ModelPurpose], ...] = (
     (
         re.compile(r"embed|(?:^|-)(?:e5|gte|bge|jina)(?:-|$)|minilm|nomic"),
@@ -58,7 +198,7 @@ _KINDS: tuple[tuple[re.Pattern[str], ModelPurpose], ...] = (
         ModelPurpose.REASONING,
     ),
 )
-# Trained to go on with a text, not to answer.
+# Trained to continue a text, not to answer.
 _WITHOUT_CHAT = re.compile(r"starcoder|mamba-2\.8b|-base(?:-|$)|nomic-embed-code")
 
 
@@ -72,14 +212,14 @@ def id_of(label: str) -> str:
 
 
 def family_of(name: str) -> str:
-    """'qwen3-vl-30b-a3b-instruct' -> 'qwen3-vl': what comes before sizes and versions."""
+    """'qwen3-vl-30b-a3b-instruct' -> 'qwen3-vl': everything before sizes and versions."""
     words = name.lower().split("-")
     end = next((i for i, word in enumerate(words) if i and _VARIANT.fullmatch(word)), len(words))
     return "-".join(words[:end])
 
 
 def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[ModelPurpose, ...]:
-    """In the order of the enum. Whatever generates and is not named otherwise is for chat."""
+    """In the order of the enum. A model that generates text is for chat, unless its name says otherwise."""
     found = {kind for words, kind in _KINDS if words.search(name.lower())}
     if sees:
         found.add(ModelPurpose.VISION)
@@ -92,7 +232,7 @@ def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[Mode
     return tuple(kind for kind in ModelPurpose if kind in found)
 
 
-# Who publishes a base model under the plain name, and the one that answers under a longer one.
+# Publishers whose plain names are base models, with the instruct version under a longer name.
 _BASE_OWNERS = frozenset({
     "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
 })  # fmt: skip
@@ -103,23 +243,23 @@ _ANSWERS = re.compile(
 
 
 def names_instruct(name: str) -> bool:
-    """Whether the name asks for a model that answers: 'Llama 3.1 8B Instruct', 'gemma-3-27b-it'."""
+    """Whether the name means an instruct model: 'Llama 3.1 8B Instruct', 'gemma-3-27b-it'."""
     return _ANSWERS.search(re.sub(r"[\s:]+", "-", name)) is not None
 
 
 def is_base(repository: str) -> bool:
-    """Whether it continues texts and answers no questions, by its name: 'meta-llama/Llama-3.1-8B'."""
+    """Whether it is a base model, by its name: 'meta-llama/Llama-3.1-8B'."""
     owner, _, name = repository.partition("/")
     return owner in _BASE_OWNERS and _ANSWERS.search(name) is None
 
 
-# Words that do not change what a model takes: its tuning, its container, Ollama's default tag.
+# Words that do not change a model's memory: its tuning, its container, Ollama's default tag.
 _SAME_SHAPE = frozenset({"instruct", "it", "chat", "hf", "gguf", "latest"})
 # Publishers that people put before a name, with a space or a dash: "Meta-Llama-3.1-8B", "Google Gemma 3 27B".
 _PUBLISHERS = frozenset({
     "alibaba", "google", "ibm", "meta", "microsoft", "mistralai", "nvidia", "openai",
 })  # fmt: skip
-_ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # A3B: the parameters that work on one token
+_ACTIVE = re.compile(r"a\d+(?:\.\d+)?[bm]")  # A3B: the active parameters
 _WORDS = re.compile(r"[a-z0-9]+(?:\.[0-9]+[a-z]*)*")
 _PARTS = re.compile(r"[0-9]+(?:\.[0-9]+)?|[a-z]+")
 
@@ -154,12 +294,12 @@ _QUANTISED = re.compile(rf"(?P<name>.+?)(?P<mark>[-._: ]+)(?P<quant>{_TAG})", re
 
 
 def split_quant(name: str) -> tuple[str, str | None]:
-    """'qwen3-8b:Q8_0', 'Qwen3 8B Q8_0' -> the name and its quantisation; None where it states none."""
+    """'qwen3-8b:Q8_0', 'Qwen3 8B Q8_0' -> the name and its quantisation; None if it has none."""
     found = _QUANTISED.fullmatch(name.strip()[: 2 * _LONGEST])
     return (name, None) if found is None else (found["name"], found["quant"])
 
 
-# TABLE of the sizes that Ollama's library gives for a name without a tag.
+# TABLE of the sizes that Ollama's library has for a name without a tag.
 _OLLAMA_LATEST = {
     "gemma2": "9b", "gemma3": "4b", "gpt-oss": "20b", "llama2": "7b", "llama3": "8b", "llama3.1": "8b",
     "llama3.2": "3b", "llama3.3": "70b", "mixtral": "8x7b", "qwen2.5": "7b", "qwen3": "8b",
@@ -171,137 +311,3 @@ def ollama_latest(name: str) -> str | None:
     plain = name.strip().lower().removesuffix(":latest")
     size = _OLLAMA_LATEST.get(plain)
     return None if size is None else f"{plain}:{size}"
-
-
-SHOWN = 6  # names in one message
-
-
-def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
-    """By id or repository, in any spelling: 'Gemma 3 27B', 'gemma3:27b', 'google/gemma-3-27b-it'.
-
-    Raises NotFoundError with the nearest ids where there is none, or where several are meant.
-    """
-    entries = (catalog or read_catalog()).entries
-    wanted = name.strip().lower()
-    published = model_of_original(wanted)
-    for entry in entries:
-        names = {entry.id.lower(), (entry.repository or "").lower()}
-        if wanted and (wanted in names or published == entry.id):
-            return entry
-    for spelt in range(3) if wanted else ():
-        loose = spellings(name)[spelt]
-        found = [entry for entry in entries if loose and loose in _spelt(entry, spelt)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            near = tuple(entry.id for entry in found[:SHOWN])
-            raise NotFoundError(
-                f"{name[:80]!r} matches several models of the catalog", candidates=near
-            )
-    raise NotFoundError(
-        f"{name[:80]!r} is not in the catalog (edgekit catalog list shows all models)",
-        candidates=near_ids(name, entries),
-    )
-
-
-def _spelt(entry: Entry, spelt: int) -> set[str]:
-    return {spellings(one)[spelt] for one in (entry.id, entry.repository) if one}
-
-
-def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
-    """The ids that look most like the name; those that begin with it come first."""
-    ids = {spellings(entry.id)[1]: entry.id for entry in entries}
-    wanted = spellings(name)[1]
-    begin = sorted(one for one in ids if wanted and one.startswith(f"{wanted} "))
-    near = dict.fromkeys((*begin, *close_names(wanted, ids)))
-    return tuple(ids[one] for one in near)[:SHOWN]
-
-
-def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
-    """The entry that a name means and the quantisation that it states. Raises NotFoundError."""
-    try:
-        return find_entry(name, catalog), None
-    except NotFoundError:
-        plain, quant = split_quant(name)
-        if quant is None:
-            raise
-        return find_entry(plain, catalog), quant
-
-
-def entry_named(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None, str | None]:
-    """Nothing for a path, even one that does not exist, and for an address outside the hub."""
-    try:
-        is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
-        if is_file or ("://" in name and hub_model_of(name) is None):
-            return None, None
-        entry, quant = find_quantised(ollama_latest(name) or name, catalog)
-    except (NotFoundError, UsageError, ValueError):  # ValueError: a NUL in the name
-        return None, None
-    exact = {entry.id.lower(), (entry.repository or "").lower()}
-    if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
-        return None, None  # a hub id is not the user's model of a similar name
-    return entry, quant
-
-
-def may_be_elsewhere(name: str) -> bool:
-    """Whether a name means a file of the hub or of Ollama's registry: org/name, gemma3:27b, llama3.3."""
-    return "/" in name or ":" in split_quant(name)[0] or ollama_latest(name) is not None
-
-
-def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
-    """Whether the entry answers without a look at the network.
-
-    So do its id, with or without a quantisation, and other spellings that are not found on this machine. A hub id and
-    one of Ollama's (gemma3:27b) mean a file that exists, and so does an entry of the user's: that is read if possible.
-    """
-    if entry.is_users:
-        return False
-    plain = split_quant(name)[0]
-    if entry.id.lower() in {name.strip().lower(), plain.strip().lower()}:
-        return True
-    if may_be_elsewhere(name):
-        return False
-    try:
-        locate(name, reach=Reach(network=False, within=() if absolute else None))
-    except EdgekitError:
-        return True
-    return False
-
-
-def may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
-    """Whether the catalog answers for a name that could not be read.
-
-    Not for a hub id that the hub refuses, or of which something else is here: another quantisation, for instance.
-    """
-    refused = NotFoundError | RemoteNotFoundError | RemoteAccessError
-    return not ("/" in name and isinstance(error, refused))
-
-
-def with_near(
-    error: NotFoundError | RemoteInspectError, name: str, catalog: Catalog
-) -> NotFoundError | RemoteInspectError:
-    """The same error with the catalog's nearest names, and with what of the catalog could not be read."""
-    near = near_ids(split_quant(name)[0], catalog.entries)
-    if isinstance(error, RemoteInspectError):
-        is_answer = isinstance(error, RemoteNotFoundError | RemoteAccessError)
-        if is_answer or not near or "://" in name:
-            return error
-        return type(error)(f"{error}. Similar names in the catalog: {', '.join(near)}")
-    if any(sign in name for sign in "/\\") or name.lower().endswith(MODEL_SUFFIXES):
-        return error
-    if name.lower().startswith("sample:"):
-        return error
-    here = tuple(one for one in error.candidates if not one.startswith("sample:"))
-    damaged = "".join(f"; part of the catalog is unreadable: {one}" for one in catalog.problems[:1])
-    message = str(error).partition(". Did you mean: ")[0]
-    return NotFoundError(f"{message}{damaged}", candidates=tuple(dict.fromkeys((*here, *near))))
-
-
-def base_note(entry: Entry, name: str = "") -> tuple[str, ...]:
-    """A warning that a base model does not answer questions."""
-    if names_instruct(name):
-        return ()
-    repository = original_repository(entry.id) or entry.repository
-    if repository is None or ModelPurpose.CHAT not in entry.kinds or not is_base(repository):
-        return ()
-    return (f"{repository} is a base model; for chat use its instruct version (same size)",)

@@ -1,4 +1,4 @@
-"""An entry <-> a line of JSON, every value checked on the way in: anyone may have edited the line."""
+"""Entries as lines of JSON. Every value is checked when it is read: anyone may have edited the line."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ _BASES = {basis.value: basis for basis in Basis}
 
 
 def is_id(text: str) -> bool:
-    """Letters, digits and . _ : + @ - : what can be typed without quotes."""
+    """Letters, digits and . _ : + @ -, so that it can be typed without quotes."""
     return len(text) <= MAX_ID_CHARS and _ID.fullmatch(text) is not None
 
 
 def record_of(entry: Entry) -> str:
-    """One line. What is None or empty is left out."""
+    """One line, without values that are None or empty."""
+    facts_of: dict[Source, list[str]] = {}  # a source may have several facts
+    for fact, source in entry.sources.items():
+        facts_of.setdefault(source, []).append(fact)
     raw: dict[str, Any] = {
         "id": entry.id,
         "repository": entry.repository,
@@ -57,32 +60,24 @@ def record_of(entry: Entry) -> str:
         "keys": dict(entry.keys),
         "tensors": list(entry.tensors),
         "config": dict(entry.config),
-        "sources": _sources_raw(entry.sources),
+        "sources": [[source.text, source.basis.value, facts] for source, facts in facts_of.items()],
     }
-    kept = {name: value for name, value in raw.items() if value not in (None, "", [], {})}
+    filled = {name: value for name, value in raw.items() if value not in (None, "", [], {})}
     try:
-        return json.dumps(kept, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps(filled, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError as error:  # infinity, or not a number
         raise HeaderError(f"a header value is not a number: {error}", file=entry.id) from error
-
-
-def _sources_raw(sources: Mapping[str, Source]) -> list[Any]:
-    """One source tells several facts: [text, basis, [facts]]."""
-    told: dict[Source, list[str]] = {}
-    for fact, source in sources.items():
-        told.setdefault(source, []).append(fact)
-    return [[source.text, source.basis.value, facts] for source, facts in told.items()]
 
 
 def read_record(line: object, *, where: str) -> Entry:
     """HeaderError that says what is wrong with the line."""
     try:
-        return _entry(_object(_parsed(line)))
+        return _entry(_object(_json_value(line)))
     except (ValueError, TypeError) as error:
         raise HeaderError(str(error), file=where) from error
 
 
-def _parsed(line: object) -> object:
+def _json_value(line: object) -> object:
     if not isinstance(line, str):
         raise TypeError(f"expected a line of JSON, found a {type(line).__name__}")
     if len(line) > MAX_RECORD_CHARS:
@@ -224,7 +219,7 @@ def _keys(value: Any) -> Mapping[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """As formats/gguf.py would have read it: a scalar, or a tuple of them."""
+    """As formats/gguf.py returns it: a scalar, or a tuple of scalars."""
     if isinstance(value, list):
         return tuple(_scalar(one) for one in _list(value))
     return _scalar(value)
@@ -239,7 +234,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _config(value: Any) -> Mapping[str, Any]:
-    """Whatever model/ takes: it looks at every value itself."""
+    """Not checked further: model/ checks every value itself."""
     return MappingProxyType(_object(value))
 
 

@@ -1,4 +1,4 @@
-"""The text that names a model -> that model. Every command, the Python API and the web API resolve names here.
+"""The resolver of model names. Every command, the Python API and the web API resolve names here.
 
 `resolve` decides what a name means: a file, a model of the catalog, or anything that `read` can open. To teach
 EdgeKit another spelling, change `resolve` or `catalog.names.spellings`; callers never interpret names themselves.

@@ -1,7 +1,7 @@
 """What the user added: rows of a SQLite file in the user's data folder.
 
-Every writer takes the file for itself first (BEGIN IMMEDIATE) and waits for others that do, so nothing is lost.
-Whatever the file turns out to be, reading it ends in entries and sentences, never in an error.
+A writer locks the file first (BEGIN IMMEDIATE) and waits for other writers, so nothing is lost. Whatever the file
+turns out to be, reading it returns entries and sentences, never an error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 SCHEMA = 1  # PRAGMA user_version
 NAME = "catalog.db"
 MAX_ROWS = 10_000
-WAIT_S = 20.0  # for another that writes
-READ_S = 5.0  # a file that takes longer to read is not one of ours
-_STEPS = 10_000  # of SQLite's machine between two looks at the clock
+WAIT_S = 20.0  # for another writer
+READ_S = 5.0  # a file that takes longer to read is not ours
+_STEPS = 10_000  # of SQLite's virtual machine between two looks at the clock
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (id TEXT PRIMARY KEY, entry TEXT NOT NULL)"
 
 
 def stored_entries() -> Iterator[Entry | str]:
-    """An entry for each row, a sentence for each that cannot be read, or one for the whole file."""
+    """An entry for each row, a sentence for each one that cannot be read, or one for the whole file."""
     folder = data_folder()
     path = folder / NAME if folder is not None else None
     if path is None or not os.path.lexists(path):
@@ -66,14 +66,14 @@ def _rows(path: Path) -> list[tuple[object, object]]:
         end = time.monotonic() + READ_S
         database.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
         if not _version(database, path):
-            return []  # made, and nothing written to it yet
+            return []  # created, but nothing written yet
         return database.execute(ask).fetchall()
 
 
 def save_entry(entry: Entry) -> bool:
-    """Whether it is new; one of the same id from the same place is replaced.
+    """Whether it is new; an entry of the same id and reference is replaced.
 
-    UsageError for an id that another reference has, SourceError, HeaderError: it could not be written.
+    UsageError for an id of another reference; SourceError or HeaderError if it could not be written.
     """
     record = record_of(entry)
     if len(record) > MAX_RECORD_CHARS:
@@ -87,7 +87,7 @@ def save_entry(entry: Entry) -> bool:
 
 
 def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
-    """What is damaged may be replaced."""
+    """Refuse to replace the entry of another reference; a damaged one may be replaced."""
     try:
         known = None if old is None else _read(*old, Path(NAME))
     except EdgekitError:
@@ -100,7 +100,7 @@ def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
 
 
 def forget_entry(name: str) -> bool:
-    """Whether there was one."""
+    """Delete an entry; whether there was one."""
     folder = data_folder()
     if folder is None or not os.path.lexists(folder / NAME):
         return False
@@ -121,7 +121,7 @@ def _writing() -> Iterator[sqlite3.Connection]:
 
 
 def _version(database: sqlite3.Connection, path: Path) -> int:
-    """0: nothing in it yet."""
+    """The schema of the file; 0: empty."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA:
         raise HeaderError(
@@ -136,7 +136,7 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """Closed again whatever happens; an open transaction is taken back. What SQLite says becomes a sentence."""
+    """Always closed; an open transaction is rolled back. Errors of SQLite become SourceError or HeaderError."""
     import sqlite3
 
     if os.path.lexists(path) and not path.is_file():  # a pipe in its place would never end
@@ -162,12 +162,12 @@ PATH = Path(__file__).with_name("models.jsonl")
 
 @cache
 def packaged() -> tuple[Entry | str, ...]:
-    """All of models.jsonl, read once: it does not change while the program runs."""
+    """All of models.jsonl, read once."""
     return tuple(packaged_entries())
 
 
 def packaged_entries(path: Path = PATH) -> Iterator[Entry | str]:
-    """An entry for each line, a sentence for each that cannot be read."""
+    """An entry for each line, a sentence for each one that cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

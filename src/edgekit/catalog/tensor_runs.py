@@ -1,7 +1,7 @@
-"""A tensor directory -> a few lines of text, and back: the blocks of a model are alike.
+"""The tensors of a model as a few lines of text: most blocks of a model are alike.
 
-"blk.*.attn_q.weight 4096x4096 F16 0-35": a name, * for the number of the block; a shape, outermost first; a type of
-formats/dtype.py; and the blocks that have it.
+"blk.*.attn_q.weight 4096x4096 F16 0-35": a name with * for the number of the block, a shape (outermost first), a type
+of formats/dtype.py, and the blocks that have it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from edgekit.model.hyperparameters import MAX_LAYERS
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 _HERE = "blk.*."
 
-Blocks = tuple[tuple[int, int], ...]  # first and last of each stretch
+Blocks = tuple[tuple[int, int], ...]  # first and last of each range
 
 
 def runs_of(tensors: Iterable[Tensor | GgufTensor]) -> tuple[str, ...]:
-    """Those outside the blocks first, then as they first occur. HeaderError for a name that cannot be written so."""
+    """Tensors outside the blocks first, then in order. HeaderError for a name that cannot be written like this."""
     found: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for tensor in tensors:
         block = _BLOCK.match(tensor.name)
@@ -59,7 +59,7 @@ def ranges_text(blocks: Blocks) -> str:
 
 
 def tensors_of(runs: Iterable[str], *, name: str) -> tuple[Tensor, ...]:
-    """The directory. HeaderError for a line that is none, a type that there is not, or too many."""
+    """The tensors of these lines. HeaderError for an invalid line, an unknown type, or too many tensors."""
     tensors: list[Tensor] = []
     for run in runs:
         tensors += _tensors(run, name)

@@ -1,4 +1,4 @@
-"""Nouns of the catalog: a known model, what is known of it, and how that is known."""
+"""A known model, what is known about it, and how that is known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.basis import Basis
 
-if TYPE_CHECKING:  # reading the catalog imports no other room
+if TYPE_CHECKING:  # reading the catalog needs no formats
     from edgekit.formats.types import Value
 
 
 class ModelPurpose(enum.Enum):
-    """What a model is for; it may be for several things."""
+    """What a model is for; it may have several purposes."""
 
     CHAT = "chat"
     CODE = "code"
@@ -25,26 +25,26 @@ class ModelPurpose(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The weights at one quantisation. Headers and vocabularies come on top, in a file."""
+    """The weights at one quantisation, without the header and vocabulary of the file."""
 
-    mix: str  # "Q4_K_M"; "as stored": what a repository of another format holds
+    mix: str  # "Q4_K_M"; "as stored": the weights of a repository in another format
     tensor_bytes: int
     basis: Basis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpeed:
-    """Tokens a second that somebody saw."""
+    """A published speed."""
 
     device: str
     tokens_per_s: float
-    setting: str  # engine, quantisation, context: what the number depends on
+    setting: str  # engine, quantisation, context
     source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a fact was found."""
+    """Where a fact comes from."""
 
     text: str
     basis: Basis
@@ -52,28 +52,28 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A known model. None: nobody says."""
+    """A known model. None: unknown."""
 
     id: str
     repository: str | None = None  # on the hub
     family: str
-    architecture: str  # exactly what its file calls it
+    architecture: str  # as in the file
     parameters: int | None = None
-    active_parameters: int | None = None  # that work on one token
+    active_parameters: int | None = None  # used per token
     native_context: int | None = None
     vocabulary: int | None = None
     kinds: tuple[ModelPurpose, ...] = ()
     licence: str | None = None
     released: str | None = None  # "2025-05-14"
-    not_before: str | None = None  # nobody can have had it earlier: its files tell so
+    not_before: str | None = None  # the earliest possible release, from its files
     sizes: tuple[Size, ...] = ()  # the largest first
     speeds: tuple[MeasuredSpeed, ...] = ()
-    # What it takes to rebuild the model: keys and tensors of a GGUF, keys of a config.json, or both.
+    # What the model is rebuilt from: keys and tensors of a GGUF, keys of a config.json, or both.
     keys: Mapping[str, Value] = field(default_factory=dict, repr=False, hash=False)
     tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of tensor_runs.py
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, hash=False)  # by field
-    reference: str = ""  # what the user added it from; empty: it came with EdgeKit
+    reference: str = ""  # what the user added it from; empty: EdgeKit's own
 
     @property
     def is_users(self) -> bool:
@@ -85,7 +85,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """All entries, sorted by id, and a sentence for each that could not be read."""
+    """All entries, sorted by id, and a sentence for each one that could not be read."""
 
     entries: tuple[Entry, ...] = field(repr=False)
     problems: tuple[str, ...] = ()
