@@ -23,17 +23,8 @@ class MixedModel:
     because: str = ""
 
     @property
-    def within(self) -> float | None:
-        """The largest expected error, as a share."""
-        return WITHIN if self.basis is Basis.MODELLED else None
-
-    @property
     def tensor_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.tensors)
-
-    @property
-    def bits_per_weight(self) -> float:
-        return self.tensor_bytes * 8 / max(sum(tensor.elements for tensor in self.tensors), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
