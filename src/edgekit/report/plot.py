@@ -124,10 +124,11 @@ def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
     step = 1
     while step * TICKS < native:
         step *= 2
-    ticks = range(0, native + 1, step)
+    ticks = list(range(0, native + 1, step))
+    names = [f"{tick // 1024}k" if tick and tick % 1024 == 0 else str(tick) for tick in ticks]
     axes.set_xlim(0, native)
     axes.set_ylim(0, top)
-    axes.set_xticks(list(ticks), [_tokens(tick) for tick in ticks])
+    axes.set_xticks(ticks, names)
     axes.set_xlabel("context, tokens (1k = 1,024)", color=INK)
     axes.set_ylabel(_plain(f"{curves[0].memory}, GiB"), color=INK)
     axes.grid(visible=True, color="#ECECEC", linewidth=0.8)
@@ -137,11 +138,6 @@ def _frame(axes: Axes, curves: Sequence[Curve], top: float) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(PALE)
-
-
-def _tokens(count: int) -> str:
-    """'0', '512', '16k'."""
-    return f"{count // 1024}k" if count and count % 1024 == 0 else str(count)
 
 
 def _floor(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -216,18 +212,16 @@ def _legend(axes: Axes, curves: Sequence[Curve]) -> None:
         Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2)
         for colour, dashes in _styles(len(curves))
     ]
-    labels = [f"{_plain(curve.cache)}: {_longest(curve)}" for curve in curves]
+    labels = []
+    for curve in curves:
+        longest = f"{curve.longest:,}" if curve.longest else "does not fit"
+        longest += " (all)" if 0 < curve.native <= curve.longest else ""
+        labels.append(f"{_plain(curve.cache)}: {longest}")
     axes.legend(
         handles, labels, title="cache, and the longest context", loc="lower center",
         bbox_to_anchor=(0.5, 1.0), ncols=len(curves), frameon=False, fontsize=9, title_fontsize=8.5,
         handlelength=3.6, columnspacing=1.6, borderaxespad=0.3,
     )  # fmt: skip
-
-
-def _longest(curve: Curve) -> str:
-    if not curve.longest:
-        return "does not fit"
-    return f"{curve.longest:,}" + (" (all)" if curve.longest >= curve.native else "")
 
 
 def _title(axes: Axes, model: str, machine: str) -> None:

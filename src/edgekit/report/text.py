@@ -74,28 +74,37 @@ PLAIN = Screen()
 
 
 def render(view: View, screen: Screen = PLAIN) -> str:
-    screen = replace(screen, width=clamp_width(screen.width))
-    width = screen.width
-    headline = folded(view.headline, width)
-    lines = (
-        [painted(line, view.status, bold=True) for line in headline] if screen.colour else headline
-    )
+    width = clamp_width(screen.width)
+    full, inner = replace(screen, width=width), replace(screen, width=row_width(width))
+    lines = folded(view.headline, width)
+    if screen.colour:
+        lines = [painted(line, view.status, bold=True) for line in lines]
     lines += joined(view.title, width, f"  {screen.glyphs.between}  ")
     for label, body in view.sections:
-        if not callable(body):
-            lines += (
-                section(label, body, width) if label else _block(label, folded_rows(body, width))
-            )
-        elif label:
-            lines += labelled(label, body(replace(screen, width=row_width(width))), width)
+        if label:
+            rows = body(inner) if callable(body) else _section_rows(body, inner.width)
+            lines += labelled(label, list(rows), width)
         else:
-            lines += _block(label, body(screen))
+            rows = list(body(full) if callable(body) else folded_rows(body, width))
+            lines += ["", *rows] if rows and label is not None else rows
     return "\n".join(lines) + "\n"
 
 
-def _block(label: str | None, lines: Iterable[str]) -> list[str]:
-    found = list(lines)
-    return ["", *found] if found and label is not None else found
+def _section_rows(body: Iterable[str], width: int) -> list[str]:
+    """Folded; several rows have a hanging indent, so that one sees where the next begins."""
+    rows = list(body)
+    return [line for row in rows for line in (hanging if len(rows) > 1 else folded)(row, width)]
+
+
+def labelled(label: str, rows: list[str], width: int) -> list[str]:
+    """An empty line, then the label next to its rows, or above them on a narrow screen; nothing without rows."""
+    if not rows:
+        return []
+    indent = " " * (width - row_width(width))
+    lines = [f"{indent}{row}".rstrip() for row in rows]
+    if len(label) < len(indent):
+        return ["", f"{label:<{len(indent)}}{rows[0]}".rstrip(), *lines[1:]]
+    return ["", *folded(label, width), *lines]
 
 
 def painted(text: str, status: Status | None = None, *, bold: bool = False) -> str:
@@ -119,7 +128,7 @@ def folded_rows(rows: Iterable[str], width: int) -> list[str]:
 
 
 def hanging(row: str, width: int) -> list[str]:
-    """Folded, with an indent that shows where the next row begins."""
+    """Folded, with its second and later lines indented."""
     first, *more = folded(row, width - 2)
     return [first, *(f"  {line}" for line in more)]
 
@@ -138,25 +147,6 @@ def joined(parts: Iterable[str], width: int, separator: str) -> list[str]:
 def row_width(width: int) -> int:
     """The width of the rows of a labelled section."""
     return width - (_LABEL if width >= _LABEL_COLUMN_FROM else 2)
-
-
-def section(label: str, rows: Iterable[str], width: int) -> list[str]:
-    """An empty line, then the label and its rows, folded; nothing if there are no rows."""
-    found = list(rows)
-    fold = hanging if len(found) > 1 else folded
-    return labelled(label, [line for row in found for line in fold(row, row_width(width))], width)
-
-
-def labelled(label: str, lines: Iterable[str], width: int) -> list[str]:
-    """The same for lines that fit `row_width` already."""
-    found = list(lines)
-    if not found:
-        return []
-    indent = " " * (width - row_width(width))
-    rows = [f"{indent}{line}".rstrip() for line in found]
-    if len(label) < len(indent):
-        return ["", f"{label:<{len(indent)}}{found[0]}".rstrip(), *rows[1:]]
-    return ["", *folded(label, width), *rows]
 
 
 def counted(count: int, noun: str) -> str:

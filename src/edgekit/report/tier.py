@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from edgekit.bill.types import Component
@@ -58,7 +57,8 @@ def _sections(plan: TierPlan) -> Sections:
         missing = format_bytes(plan.to_add_bytes)
         yield "To fit", [f"add {missing} of memory to {plan.budget.name}"]
     yield "Basis", [ASSUMED]
-    yield "Note", _notes(plan)
+    what_if = [_WHAT_IF] if plan.setup.engine == WHAT_IF else []
+    yield "Note", [*what_if, *memory_notes(plan.verdict.machine, plan.budget)]
 
 
 def tier_answer(plan: TierPlan) -> str:
@@ -97,12 +97,6 @@ def _memory_lines(plan: TierPlan, width: int) -> list[str]:
     plain = table(("", ""), [row[:2] for row in rows])[1:]
     full = [f"{line}  {row[2]}".rstrip() for line, row in zip(plain, rows, strict=True)]
     return full if all(len(line) <= width for line in full) else plain
-
-
-def _notes(plan: TierPlan) -> Iterator[str]:
-    if plan.setup.engine == WHAT_IF:
-        yield _WHAT_IF
-    yield from memory_notes(plan.verdict.machine, plan.budget)
 
 
 def tier_json(plan: TierPlan) -> dict[str, Any]:
