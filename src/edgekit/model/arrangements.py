@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import wraps
 
 from edgekit.errors import HeaderError
 from edgekit.model.hyperparameters import Hyper
@@ -67,20 +68,49 @@ def stated(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
     return tuple(_STATED[name] for name in listed)
 
 
+def unless_listed(rule: Arrangement) -> Arrangement:
+    """The file's own list of layer types if it has one, else `rule`."""
+
+    @wraps(rule)
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        types = stated(hyper, layers)
+        return rule(hyper, layers) if types is None else types
+
+    return arrange
+
+
+@unless_listed
 def uniform(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Full attention in every layer, unless the file lists its layers or switches some off."""
-    return stated(hyper, layers) or _switched_off(hyper, layers) or (LayerType.FULL,) * layers
+    """Full attention in every layer, except those of pruned models without attention."""
+    return _switched_off(hyper, layers) or (LayerType.FULL,) * layers
 
 
 def windows(period: int, *, full_first: bool = False) -> Arrangement:
-    """Every `period`-th layer has full attention, the rest a sliding window; 0: all slide, if there is a window."""
+    """Every `period`-th layer has full attention, the rest a sliding window; 0: all slide, if there is a window.
 
+    The file may state another period, list its sliding layers, or spell them out: "LLLG", repeated (EXAONE 4).
+    """
+
+    @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (types := stated(hyper, layers)) is not None:
-            return types
         if not hyper.number("window") or hyper.flag("use_window") is False:
             return (LayerType.FULL,) * layers
-        return _pattern(hyper, layers, period, full_first=full_first)
+        if (marks := hyper.listed("window_pattern", layers)) is not None:
+            slides = [bool(mark) for mark in marks]
+        elif (text := hyper.text("window_pattern")) is not None:
+            if not text or not set(text) <= {"L", "G"}:
+                raise HeaderError(
+                    f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are "
+                    "supported",
+                    file=hyper.header.name,
+                )
+            slides = [text[i % len(text)] == "L" for i in range(layers)]
+        else:
+            stated_period = hyper.number("window_pattern")
+            step = period if stated_period is None else stated_period
+            full_at = 0 if full_first else step - 1
+            slides = [step == 0 or i % step != full_at for i in range(layers)]
+        return tuple(LayerType.WINDOW if slide else LayerType.FULL for slide in slides)
 
     return arrange
 
@@ -88,8 +118,9 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
 def from_last(arrangement: Arrangement) -> Arrangement:
     """Muse counts its pattern backwards from the last layer."""
 
+    @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        return stated(hyper, layers) or arrangement(hyper, layers)[::-1]
+        return arrangement(hyper, layers)[::-1]
 
     return arrange
 
@@ -108,9 +139,8 @@ def also_first(arrangement: Arrangement) -> Arrangement:
 def full_while_dense(arrangement: Arrangement) -> Arrangement:
     """Cohere's mixture of experts: the leading dense layers are full, and the pattern starts after them."""
 
+    @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (types := stated(hyper, layers)) is not None:
-            return types
         lead = min(hyper.number("leading_dense") or 0, layers)
         return (LayerType.FULL,) * lead + arrangement(hyper, layers - lead)
 
@@ -122,36 +152,6 @@ def windows_at_indices(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     listed = hyper.items("window_layer_indices") or ()
     sliding = {index for index in listed if isinstance(index, int)}
     return tuple(LayerType.WINDOW if i in sliding else LayerType.FULL for i in range(layers))
-
-
-def _pattern(hyper: Hyper, layers: int, period: int, *, full_first: bool) -> tuple[LayerType, ...]:
-    if hyper.items("window_pattern") is not None:
-        marks = hyper.listed("window_pattern", layers) or ()
-        return tuple(LayerType.WINDOW if mark else LayerType.FULL for mark in marks)
-    if (text := hyper.text("window_pattern")) is not None:  # EXAONE 4: "LLLG", repeated
-        return _spelled_out(hyper, text, layers)
-    stated_period = hyper.number("window_pattern")
-    return _every(layers, period if stated_period is None else stated_period, full_first=full_first)
-
-
-def _spelled_out(hyper: Hyper, text: str, layers: int) -> tuple[LayerType, ...]:
-    if not text or not set(text) <= {"L", "G"}:
-        raise HeaderError(
-            f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are supported",
-            file=hyper.header.name,
-        )
-    return tuple(
-        LayerType.WINDOW if text[i % len(text)] == "L" else LayerType.FULL for i in range(layers)
-    )
-
-
-def _every(layers: int, period: int, *, full_first: bool) -> tuple[LayerType, ...]:
-    if period == 0:
-        return (LayerType.WINDOW,) * layers
-    full_at = 0 if full_first else period - 1
-    return tuple(
-        LayerType.FULL if i % period == full_at else LayerType.WINDOW for i in range(layers)
-    )
 
 
 def stated_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
@@ -170,10 +170,9 @@ def only_with(count: int, arrangement: Arrangement) -> Arrangement:
     return arrange
 
 
+@unless_listed
 def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Qwen2: a window only if it is switched on, and only from a given layer on."""
-    if (types := stated(hyper, layers)) is not None:
-        return types
     if not hyper.flag("use_window") or not hyper.number("window"):
         return (LayerType.FULL,) * layers
     start = hyper.number("window_from") or 0
@@ -183,9 +182,8 @@ def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 def chunks(period: int) -> Arrangement:
     """Llama 4: chunked attention except on every `period`-th layer, which has full attention without rope."""
 
+    @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (types := stated(hyper, layers)) is not None:
-            return types
         if hyper.raw("window") == 0 or not hyper.number("chunk"):
             return (LayerType.FULL,) * layers
         if hyper.items("rope_layers"):  # an empty list means the default
@@ -202,9 +200,8 @@ def chunks(period: int) -> Arrangement:
 def interval(period: int, *, offset: int | None = None) -> Arrangement:
     """Attention on every `period`-th layer, a recurrence on the others."""
 
+    @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (types := stated(hyper, layers)) is not None:
-            return types
         if hyper.items("recurrent_layers") is not None:
             marks = hyper.listed("recurrent_layers", layers) or ()
             return tuple(LayerType.RECURRENT if mark else LayerType.FULL for mark in marks)
@@ -229,10 +226,9 @@ def mid_interval(period: int) -> Arrangement:
     return arrange
 
 
+@unless_listed
 def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """Bailing: the last layer of every group has attention, and so do all layers of an incomplete group."""
-    if (types := stated(hyper, layers)) is not None:
-        return types
     size = hyper.need("full_interval")
     if size < 1:
         raise hyper.missing("full_interval")
@@ -258,9 +254,8 @@ def by_kv_heads(fallback: Arrangement) -> Arrangement:
 def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
     """config.json lists the attention layers by number, counted from `first`."""
 
+    @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        if (types := stated(hyper, layers)) is not None:
-            return types
         listed = hyper.items("full_layer_indices")
         if listed is None and not none_is_empty:
             raise hyper.missing("full_layer_indices")
@@ -288,10 +283,11 @@ def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 
 
 def repeated(*cycle: LayerType) -> Arrangement:
-    """A fixed cycle of types, unless the file lists its layers."""
+    """A fixed cycle of types."""
 
-    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-        return stated(hyper, layers) or tuple(cycle[i % len(cycle)] for i in range(layers))
+    @unless_listed
+    def arrange(_hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        return tuple(cycle[i % len(cycle)] for i in range(layers))
 
     return arrange
 
