@@ -158,7 +158,7 @@ class Embedder:
             progress=None if progress is None else lambda share: _in_loop(loop, progress, share),
         )
         if not job.count:
-            return job.make_room()
+            return job.allocate()
         self._passes.submit(job)
         try:
             return await asyncio.wrap_future(job.done)
@@ -222,7 +222,7 @@ class Embedder:
             )
         held: list[Reservation] = []
 
-        def make_room() -> Floats:
+        def allocate() -> Floats:
             size_bytes = count * self.dimensions * 4
             what = f"{count:,} vectors ({format_bytes(size_bytes)})"
             held.append(self._ready.monitor.try_allocate(size_bytes, what))
@@ -235,7 +235,7 @@ class Embedder:
         return EmbedCall(
             count=count,
             tokens_of=tokens_of,
-            make_room=make_room,
+            allocate=allocate,
             cancel=cancel or threading.Event(),
             ends_at=None if deadline_s is None else time.monotonic() + deadline_s,
             progress=progress,
@@ -244,7 +244,7 @@ class Embedder:
 
     def _wait(self, job: EmbedCall) -> Floats:
         if not job.count:
-            return job.make_room()
+            return job.allocate()
         self._passes.submit(job)
         try:
             return job.done.result()

@@ -1,4 +1,4 @@
-"""Calls from any thread -> passes of one encoder: texts share a pass, each call may be called off."""
+"""Calls from any thread -> passes of one encoder. Texts share a pass; each call can be cancelled."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from edgekit.errors import (
 
 @dataclass(slots=True, eq=False)
 class EmbedCall:
-    """One call: its texts, where its vectors go, and how it may end before they are all there."""
+    """One call: its texts, its vectors, and how it may end early."""
 
     count: int
-    tokens_of: Callable[[int], Sequence[int]]  # cut when its turn comes; TextError for a bad one
-    make_room: Callable[[], Floats]  # where the vectors go; MemoryPressureError: not now, or never
+    tokens_of: Callable[[int], Sequence[int]]  # of a text, when its turn comes; raises TextError
+    allocate: Callable[[], Floats]  # an array for the vectors; raises MemoryPressureError
     cancel: threading.Event
     ends_at: float | None = None  # time.monotonic()
     progress: Callable[[float], None] | None = None
-    release: Callable[[], None] = lambda: None  # when it has ended, however
+    release: Callable[[], None] = lambda: None  # called at the end, however it ends
     done: Future[Floats] = field(default_factory=Future)
     vectors: Floats | None = None  # None: its turn has not come
-    begun: int = 0  # texts that a pass has taken
+    begun: int = 0  # texts that are in a pass or finished
     finished: int = 0
-    looked_at: Sequence[int] | None = (
-        None  # the next text, cut, that found no room in the last pass
+    waiting: Sequence[int] | None = (
+        None  # the next text's tokens, if they did not fit the last pass
     )
 
     def fail(self, error: BaseException) -> None:
-        with suppress(InvalidStateError):  # it was called off by whoever waits for it
+        with suppress(InvalidStateError):  # the caller has cancelled it
             self.done.set_exception(error)
         self.release()
 
@@ -54,7 +54,7 @@ class EmbedCall:
         self.release()
 
     def end_early(self, now: float) -> bool:
-        """Whether it is over; ends it when somebody has called it off or its time is up."""
+        """Whether it has ended; ends it if it was cancelled or its time is up."""
         if self.done.done():
             return True
         if self.cancel.is_set():
@@ -63,27 +63,27 @@ class EmbedCall:
             self.fail(DeadlineError("not finished in time"))
         return self.done.done()
 
-    def tell(self, share: float) -> None:
-        """Progress; whoever raises in it ends the job."""
+    def report(self, share: float) -> None:
+        """Calls `progress`; what that raises ends the job."""
         if self.progress is not None and not self.done.done():
             try:
                 self.progress(share)
-            except BaseException as error:  # noqa: BLE001 - it is the caller's own, and goes back to the caller
+            except BaseException as error:  # noqa: BLE001 - it goes back to the caller
                 self.fail(error)
 
 
-class _Piece(NamedTuple):
+class _PassText(NamedTuple):
     job: EmbedCall
     place: int  # of the text in its job
     tokens: Sequence[int]
 
 
 class _AbandonedError(Exception):
-    """Nobody waits for this pass any more."""
+    """No call waits for this pass any more."""
 
 
 class Passes:
-    """One thread that runs the encoder, and the line of those who wait for it."""
+    """One thread that runs the encoder, and the queue of calls."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class Passes:
         finish: Callable[[Floats, Floats], None],
         ended: Callable[[], None],
     ) -> None:
-        """`rows`: a vector for each text of the largest pass. `check` is asked between tiles.
+        """`rows`: a vector for each text of the largest pass. `check` is called between tiles.
 
-        `finish` turns the encoder's rows into a caller's. `ended` is called once, when no pass will come any more.
+        `finish` turns the encoder's row into a caller's. `ended` is called once, after the last pass.
         """
         self._encoder = encoder
         self._rows = rows
@@ -112,7 +112,7 @@ class Passes:
         self._thread: threading.Thread | None = None
 
     def submit(self, job: EmbedCall) -> None:
-        """Puts it in the line. UsageError where it would wait for ever."""
+        """Queues it. Raises UsageError if it would wait forever."""
         if os.getpid() != self._process:
             raise UsageError(
                 "this embedder was opened before the process was forked, so its threads "
@@ -140,9 +140,9 @@ class Passes:
         return thread
 
     def close(self) -> None:
-        """Ends what runs and what waits; returns when the thread has gone, unless it is this one."""
+        """Ends all calls; returns when the thread has ended, unless it is this one."""
         if os.getpid() != self._process:
-            return  # what is open is the parent's
+            return  # the threads belong to the parent process
         with self._changed:
             first, self._closing = not self._closing, True
             self._changed.notify()
@@ -158,7 +158,7 @@ class Passes:
                 self._one_pass()
             except _AbandonedError:
                 pass
-            except BaseException as error:  # noqa: BLE001 - nobody may wait for ever
+            except BaseException as error:  # noqa: BLE001 - no caller may wait forever
                 self._fail_all(error)
         self._end()
 
@@ -167,7 +167,7 @@ class Passes:
         self._ended()
 
     def _wait(self) -> bool:
-        """Until there is work: True. False: no more."""
+        """Waits for work. False: there will be none."""
         with self._changed:
             while not self._closing and not self._jobs:
                 self._changed.wait()
@@ -182,8 +182,8 @@ class Passes:
         finally:
             self._drop_ended()
 
-    def _encode(self, pieces: list[_Piece]) -> bool:
-        """False: one of the texts was bad; its job has failed, and the others have still to be run."""
+    def _encode(self, pieces: list[_PassText]) -> bool:
+        """False: one text was bad. Its job has failed, and the others must be run again."""
         rows = self._rows[: len(pieces)]
         try:
             self._encoder.encode(
@@ -200,59 +200,59 @@ class Passes:
             self._hand_out(pieces, rows)
         return True
 
-    def _gather(self) -> list[_Piece]:
-        """A text of each job in turn, as many as one pass holds; the next pass begins with the next job."""
+    def _gather(self) -> list[_PassText]:
+        """One text of each job in turn, as many as a pass holds. The next pass begins with the next job."""
         with self._changed:
             turns = deque(self._jobs)
             self._jobs.rotate(-1)
-        pieces: list[_Piece] = []
+        pieces: list[_PassText] = []
         room_tokens = self._pass_tokens
         while turns and len(pieces) < len(self._rows):
             job = turns.popleft()
-            if not self._has_room(job):
+            if not self._has_vectors(job):
                 continue
             tokens = self._next_tokens(job)
             if tokens is None:
                 continue
             if len(tokens) > room_tokens:
-                job.looked_at = tokens  # its turn comes
+                job.waiting = tokens  # in a later pass
                 continue
-            pieces.append(_Piece(job, job.begun, tokens))
-            job.looked_at = None
+            pieces.append(_PassText(job, job.begun, tokens))
+            job.waiting = None
             job.begun += 1
             room_tokens -= len(tokens)
             turns.append(job)
         return pieces
 
-    def _has_room(self, job: EmbedCall) -> bool:
-        """Whether its vectors have a place. Others that have one give it back; when there are none, it never will."""
+    def _has_vectors(self, job: EmbedCall) -> bool:
+        """Whether its vectors are allocated. It fails if no other job can free memory for them."""
         if job.vectors is not None or job.end_early(time.monotonic()):
             return True
         try:
-            job.vectors = job.make_room()
+            job.vectors = job.allocate()
         except MemoryPressureError as error:
             with self._changed:
                 others = any(one.vectors is not None for one in self._jobs if not one.done.done())
             if not others:
                 job.fail(error)
-        except Exception as error:  # noqa: BLE001 - nobody may wait for ever
+        except Exception as error:  # noqa: BLE001 - no caller may wait forever
             job.fail(error)
         return job.vectors is not None
 
     def _next_tokens(self, job: EmbedCall) -> Sequence[int] | None:
-        """None: there is none, or it cannot be embedded, and so its job has ended."""
+        """None: there is none, or it cannot be embedded, which ends its job."""
         if job.begun == job.count or job.end_early(time.monotonic()):
             return None
-        if job.looked_at is not None:
-            return job.looked_at
+        if job.waiting is not None:
+            return job.waiting
         try:
             return job.tokens_of(job.begun)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is about this job alone
+        except Exception as error:  # noqa: BLE001 - it concerns this job alone
             job.fail(error)
             return None
 
-    def _pause(self, pieces: list[_Piece], share: float) -> None:
-        """Between tiles: who has been called off, who wants to know, is there still memory."""
+    def _pause(self, pieces: list[_PassText], share: float) -> None:
+        """Between tiles: ends cancelled calls, checks the memory, reports progress."""
         now = time.monotonic()
         with self._changed:
             closing, everybody = self._closing, tuple(self._jobs)
@@ -264,9 +264,9 @@ class Passes:
         self._check()
         for job in waiting:
             in_pass = job.begun - job.finished
-            job.tell((job.finished + share * in_pass) / job.count)
+            job.report((job.finished + share * in_pass) / job.count)
 
-    def _hand_out(self, pieces: list[_Piece], rows: Floats) -> None:
+    def _hand_out(self, pieces: list[_PassText], rows: Floats) -> None:
         for place, piece in enumerate(pieces):
             if piece.job.vectors is not None:
                 try:
@@ -275,7 +275,7 @@ class Passes:
                     piece.job.fail(error)
             piece.job.finished += 1
         for job in _jobs_of(pieces):
-            job.tell(job.finished / job.count)
+            job.report(job.finished / job.count)
             if job.finished == job.count and job.vectors is not None and not job.done.done():
                 job.succeed(job.vectors)
 
@@ -293,5 +293,5 @@ class Passes:
             job.fail(error)
 
 
-def _jobs_of(pieces: list[_Piece]) -> tuple[EmbedCall, ...]:
+def _jobs_of(pieces: list[_PassText]) -> tuple[EmbedCall, ...]:
     return tuple(dict.fromkeys(piece.job for piece in pieces))

@@ -44,7 +44,7 @@ def estimate_words(
 
 
 def offload(verdict: Verdict) -> Offload:
-    """In words of its own."""
+    """In the engine's own words."""
     way = verdict.way
     place = "on the built-in engine"
     return Offload(place=place if way.whole else f"{place} ({way.because})")

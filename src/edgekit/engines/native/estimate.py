@@ -1,4 +1,4 @@
-"""What the built-in engine allocates: it reads weights tile by tile, and needs little beside its cache."""
+"""What the built-in engine allocates: little more than its cache, because it reads weights tile by tile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Facts:
 def estimate(model: Model, load: Load, setup: StreamSetup) -> MemoryEstimate:
     """The bill, EXACT on every line.
 
-    Raises RefusedError where the engine would not run it, UnknownArchitectureError for a family it does not know,
+    Raises RefusedError for what the engine would not run, UnknownArchitectureError for an unknown family,
     UnknownDtypeError for weights it does not unpack.
     """
     plan = plan_stream(stream_model(model), load, setup)
@@ -61,7 +61,7 @@ def _read(header: ModelHeader) -> NativeModel:
         return read_model(facts, ModelUse.GENERATE)
     except (HeaderLimitError, UnknownDtypeError):
         raise
-    except HeaderError as error:  # of a file that others may well run
+    except HeaderError as error:  # another engine may run the file
         raise RefusedError(str(error)) from error
 
 

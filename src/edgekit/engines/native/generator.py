@@ -264,7 +264,7 @@ class StreamEngine:
                 "a prompt was interrupted after it had replaced older tokens: reset the "
                 "engine and start from the beginning"
             )
-        if not len(tokens):  # a numpy array has no truth of its own
+        if not len(tokens):  # the truth of a numpy array is ambiguous
             raise TextError("no tokens given")
         for token in tokens:
             if not _is_whole(token) or not 0 <= token < self.vocabulary:

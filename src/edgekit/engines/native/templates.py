@@ -172,9 +172,7 @@ def format_of(template: str, *, bos: int | None = None, today: str = "") -> Chat
     else:
         return None
     knowledge = ""
-    if (
-        row["format"] == "llama3" and _CUT_OFF in template
-    ):  # what Llama 3.1 and later are told first
+    if row["format"] == "llama3" and _CUT_OFF in template:  # Llama 3.1 and later
         day = "26 Jul 2024"  # 3.1 cannot ask for today's date
         if "strftime_now" in template:
             day = today or datetime.now(UTC).astimezone().strftime("%d %b %Y")

@@ -165,7 +165,7 @@ class TextPieces:
             text = raw.decode()
         except UnicodeDecodeError as error:
             raise self._error(token, raw, "which is not valid UTF-8") from error
-        # A letter that does not stand for a byte is itself.
+        # A letter that does not encode a byte is itself.
         return b"".join(self._letters.get(letter) or letter.encode() for letter in text)
 
     def _byte(self, token: int, raw: bytes) -> bytes:

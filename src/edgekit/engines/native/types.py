@@ -32,16 +32,12 @@ class Pooling(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is refused. Each can be raised by whoever knows better."""
+    """Larger files, tensors and texts are refused. A caller can raise each limit."""
 
     file_bytes: int = 5_000 * MB  # a 7B model at four bits has 4.2 GB
-    held_tensor_bytes: int = (
-        100 * MB
-    )  # a tensor that must be held whole; streamed ones may be larger
+    held_tensor_bytes: int = 100 * MB  # a tensor that is held whole; streamed ones may be larger
     tokens: int = 2048  # of one text, with its special tokens
-    text_bytes: int = (
-        4 * MB
-    )  # of one text before it is cut into tokens: 2,048 tokens are about 10 KB
+    text_bytes: int = 4 * MB  # of one text before it is tokenized: 2,048 tokens are about 10 KB
 
 
 Checkpoint = Callable[[float], None]
@@ -49,7 +45,7 @@ Checkpoint = Callable[[float], None]
 
 
 class Encoder(Protocol):
-    """Turns tokens into vectors, some texts at a time, inside the memory it was planned with."""
+    """Tokens -> vectors, some texts at a time, within the planned memory."""
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""Which kernels compute: those in C where they are installed, else numpy."""
+"""Which kernels compute: those in C if they are installed, else numpy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Super-blocks whose codes are points of a codebook (the IQ types), unpacked with numpy.
 
-Every function turns blocks [n, bytes] into floats [n, 256], as gguf-py's reference does, bit for
-bit. A point is 4 or 8 signed bytes; eight signs, as +1 and -1, are looked up as a point is.
+Every function turns blocks [n, bytes] into floats [n, 256], bit for bit as gguf-py's reference. A point is 4 or 8
+signed bytes; eight signs, as +1 and -1, are looked up like a point.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _packed_signs(packed: U8, codes: U8, work: Workspace) -> None:
 
 
 def _words(packed: U8, work: Workspace) -> U16:
-    """Two bytes make a word. They lie behind those that `_place_words` gives."""
+    """Two bytes make a word. The result is at the end of the buffer that `_place_words` begins."""
     rows, size = packed.shape
     words = work.words[-rows * size // 2 :].reshape(rows, size // 2)
     np.copyto(words.view(np.uint8), packed)
@@ -241,7 +241,7 @@ def _place_words(work: Workspace, *shape: int) -> U16:
 
 
 def _add_codes(places: U16, lower: U8) -> None:
-    """Upper bits, which are there already, go above the eight of each code."""
+    """Moves the upper bits, which are there already, above the eight bits of each code."""
     np.left_shift(places, 8, out=places)
     np.copyto(places.view(np.uint8)[:, ::2], lower)
 
