@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.unit.engines.tier_tasks import planned, task_for
 from tests.unit.plan.machines import cards, cpu
 from tests.unit.plan.tasks import LLAMA, gguf
-from tests.unit.plan.tier_tasks import planned, task_for
 
 from edgekit import engines
 from edgekit.basis import Basis

@@ -8,18 +8,20 @@ from functools import cache
 import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.tasks import any_mix, rated
+from tests.unit.plan.tasks import any_mix, from_config, one_file, rated
 from tests.unit.plan.test_verdict import ask, of_config, recorded
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load, Start, Task
-from edgekit.bill.verdict import Change, ChangeKind, Verdict
+from edgekit.bill.verdict import Change, ChangeKind, Lever, Verdict
 from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
+from edgekit.machine.gpu_limit import raised_limit
 from edgekit.machine.types import HostMemory
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.changes import changes
+from edgekit.plan.plan import make_plan
 from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
 
@@ -216,3 +218,36 @@ def test_a_short_context_is_offered_with_other_weights() -> None:
     assert change.told == "-c 4096: fits at AWQ with an 8-bit cache"
     load = Load(context_tokens=int(change.value))
     assert judge(replace(question, load=load)).can_load
+
+
+def test_a_plan_never_counts_on_it() -> None:
+    plan = make_plan(one_file("llama-3.1-8b", mac(16, 10)))
+    decision = plan.decision(Lever.LIMIT)
+    assert decision is not None
+    assert plan.result.machine == mac(16, 10)
+    raised = raised_limit(mac(16, 10))
+    assert raised is not None
+    longer = make_plan(one_file("llama-3.1-8b", raised.machine)).result.max_context
+    assert longer > plan.result.max_context
+    assert decision.value == "iogpu.wired_limit_mb=13312"
+    assert decision.because == (
+        "sudo sysctl iogpu.wired_limit_mb=13312 lets the GPU use 13.00 GiB instead of 10.00 GiB (until the next restart): "
+        f"up to {longer:,} tokens"
+    )
+
+
+def test_what_was_asked_for_needs_no_higher_limit() -> None:
+    assert make_plan(one_file("llama-3.1-8b", mac(16, 10), 16_384)).decision(Lever.LIMIT) is None
+    whole = make_plan(from_config("qwen3-0.6b", mac(64, 48), "mlx"))
+    assert whole.context_tokens == 40_960
+    assert whole.decision(Lever.LIMIT) is None
+
+
+def test_a_model_on_the_cpu_of_a_mac_is_told_how_to_run_on_its_gpu() -> None:
+    """All of it on the GPU or none: Metal maps the whole file for one layer."""
+    plan = make_plan(one_file("qwen3-30b-a3b", mac(24, 16)))
+    assert plan.result.way.setup.n_gpu_layers == 0
+    assert plan.result.way.because == "fully on the CPU"
+    decision = plan.decision(Lever.LIMIT)
+    assert decision is not None
+    assert decision.because.endswith("runs on the GPU at 32,768 tokens")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import pytest
 from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.tasks import LLAMA, gguf, of_config
+from tests.unit.plan.tasks import LLAMA, MOE, gguf, of_config, one_file, rated
 
-from edgekit.bill.types import Start, Task
+from edgekit.bill.types import Component, Placement, Start, Task
 from edgekit.engines import default_engine, engine_named, engine_on, every_engine
 from edgekit.engines.llamacpp.flags import default_setup
+from edgekit.engines.llamacpp.placement import has_experts_on_host
+from edgekit.engines.llamacpp.placements import finer_placements
+from edgekit.engines.llamacpp.speed import reads_per_token
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.machine.types import Machine
+from edgekit.machine.types import DEVICE, HOST, Machine, together_bytes
+from edgekit.plan.commands import ready_commands
+from edgekit.plan.fit import Fitting
 from edgekit.plan.placement import can_divide, first_placement, placements_of, whole_placements
+from edgekit.plan.plan import Plan, make_plan
+from edgekit.report.headline import headline
+from edgekit.units import GIB
 
 MACHINES = {
     "llama.cpp": cards(24, ram=64),
@@ -86,3 +96,114 @@ def test_engine_on_takes_the_first_that_loads_the_files_and_runs_there(
 ) -> None:
     assert engine_on(of_config("qwen3-8b"), machine) == engine
     assert engine_on(gguf(LLAMA), machine) == default_engine().name
+
+
+def test_room_is_what_all_memories_let_be_filled() -> None:
+    machine = cards(24, ram=64)
+    assert engine_named("llama.cpp").capacity_bytes(machine) == (23 + 63) * GIB
+    assert engine_named("vllm").capacity_bytes(machine) == 24 * GIB
+    assert together_bytes(()) == 0
+
+
+TOKENS = 32_768
+QUESTION = one_file(MOE, cards(12), TOKENS)
+WAYS = placements_of(QUESTION)
+
+
+def with_experts_of(count: int) -> Placement:
+    """On the host: of the first so many layers."""
+    return next(way for way in WAYS if way.setup.n_cpu_moe == count)
+
+
+def patterns(way: Placement) -> str:
+    return ",".join(one.pattern for one in way.setup.overrides)
+
+
+def test_finer_placements_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
+    found = {patterns(way): way for way in finer_placements(QUESTION.model, with_experts_of(20))}
+    last = "blk.(29|3[0-9]|4[0-7]).ffn_(gate|up|gate_up|down)_exps"
+    assert list(found) == [
+        last,
+        f"blk.28.ffn_down_exps,{last}",
+        "blk.19.ffn_down_exps",
+        f"blk.28.ffn_gate_exps,blk.28.ffn_down_exps,{last}",
+        "blk.19.ffn_gate_exps,blk.19.ffn_down_exps",
+    ]
+    first = found["blk.19.ffn_down_exps"]
+    assert (first.setup.n_cpu_moe, first.by_tensor) == (19, True)
+    assert first.because == (
+        "all but the experts of 19 of 48 layers and a third of the experts of one more on 12 GiB card"
+    )
+    assert [sum(map(has_experts_on_host(way.setup), range(48))) for way in found.values()] == [
+        19, 20, 20, 20, 20
+    ]  # fmt: skip
+
+
+def test_finer_placements_of_one_layer_and_of_all_experts() -> None:
+    first = [patterns(way) for way in finer_placements(QUESTION.model, with_experts_of(1))]
+    assert first == [
+        "blk.47.ffn_down_exps",
+        "blk.0.ffn_down_exps",
+        "blk.47.ffn_gate_exps,blk.47.ffn_down_exps",
+        "blk.0.ffn_gate_exps,blk.0.ffn_down_exps",
+    ]
+    none = next(way for way in WAYS if way.setup.cpu_moe)
+    every = list(finer_placements(QUESTION.model, none))
+    assert {way.setup.n_cpu_moe for way in every} == {0, 47}
+    assert not any(way.setup.cpu_moe for way in every)
+    assert list(finer_placements(QUESTION.model, WAYS[0])) == []
+
+
+def test_finer_placements_take_more_of_the_device_than_their_placement_and_less_than_the_one_before() -> (
+    None
+):
+    """Experts of the first layers alone: other layers may be larger."""
+    before, after = (Fitting(QUESTION, with_experts_of(count)) for count in (19, 20))
+    finer = [
+        Fitting(QUESTION, way)
+        for way in finer_placements(QUESTION.model, after.placement)
+        if way.setup.n_cpu_moe
+    ]
+    shares = [one.held_share(TOKENS) for one in (before, *finer, after)]
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == 4
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(one_file(MOE, rated(cards(10)), TOKENS))
+
+
+def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> None:
+    way = plan.result.way
+    assert way.by_tensor
+    assert plan.fits
+    on_host = sum(map(has_experts_on_host(way.setup), range(48)))
+    question = replace(plan.task, load=plan.load)
+    whole = Fitting(question, with_experts_of(on_host))
+    assert Fitting(question, way).held_share(TOKENS) > whole.held_share(TOKENS)
+    assert f"with the experts of {on_host} layers in RAM" in headline(plan.result)
+
+
+def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
+    texts = {one.name: one.text for one in ready_commands(plan)}
+    words = shlex.split(texts["llama-server"])
+    said = ",".join(f"{one.pattern}={one.buffer}" for one in plan.result.way.setup.overrides)
+    assert words[words.index("-ot") + 1] == said
+    assert "LM Studio settings" in texts  # which has a number of layers for it
+    assert any("ollama" in name.lower() for name in texts)
+
+
+def test_a_token_reads_only_the_experts_it_uses_of_a_divided_layer() -> None:
+    """Eight of 128, wherever they are."""
+    reads = []
+    for way in (
+        with_experts_of(20),
+        list(finer_placements(QUESTION.model, with_experts_of(20)))[2],
+    ):
+        assert isinstance(way.setup, LlamaCppSetup)
+        bill = Fitting(QUESTION, way).price(TOKENS).estimate
+        work = reads_per_token(QUESTION.model, QUESTION.load, way.setup, bill)
+        reads.append(sum(one.weights_bytes for one in work.pools if one.pool in {DEVICE, HOST}))
+        assert bill.of(Component.WEIGHTS) > reads[-1]
+    assert reads[1] == pytest.approx(reads[0], rel=0.001)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.recorded import config_header, engine_models, rows
+from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
+from tests.unit.plan.tasks import any_mix, from_config, gguf, one_file
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Job, Load, MemoryEstimate, MemoryLine, Start, Task
-from edgekit.bill.verdict import Status, Usage
+from edgekit.bill.verdict import Status, Usage, Verdict
+from edgekit.cli import main
 from edgekit.engines import engine_on
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
-from edgekit.errors import HardwareError
+from edgekit.errors import EdgekitError, HardwareError
 from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.verdict import judge
+from edgekit.plan.plan import make_plan
+from edgekit.plan.verdict import download_bytes, is_decided, judge
 from edgekit.units import GIB, MIB
 
 RESERVED = Budget(
@@ -435,3 +440,83 @@ def test_judge_is_not_comfortable_with_much_in_ram_of_unknown_size() -> None:
     assert unknown.status is Status.WARNING
     known = judge(ask(recorded("llama-3.1-70b"), cards(24, ram=128), start=start))
     assert known.status is Status.PASSED
+
+
+MODELS = [
+    "llama-3.1-8b",
+    "gemma-3-4b",
+    "qwen3-30b-a3b",
+    "phi-3-mini-4k",
+    "qwen2.5-0.5b",
+    "lfm2-1.2b",
+]
+MACHINES = [cpu(4), cpu(8), cpu(16), cpu(64), cards(8), cards(24), cards(80)]
+
+
+def keys_alone(model: Model) -> Model:
+    """As if reading had stopped before the tensor directory."""
+    header = replace(model.header, tensors=None, tensor_bytes=None, header_bytes=None)
+    return Model(header=header, geometry=read_geometry(header))
+
+
+def asked(model: Model, machine: Machine) -> tuple[Task, Verdict]:
+    question = Task(model=model, engine="llama.cpp", machine=machine)
+    return question, judge(question)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_decided_by_keys_alone_is_right(name: str) -> None:
+    whole = engine_models()[name, "Q4_K_M"]
+    light, decided = keys_alone(whole), 0
+    for machine in sampled(MACHINES, each=2, turn=MODELS.index(name)):
+        try:
+            question, quick = asked(light, machine)
+        except EdgekitError:
+            continue  # then the directory is read
+        _, exact = asked(whole, machine)
+        if is_decided(question, quick, loads_only=True):
+            assert quick.can_load == exact.can_load
+        if is_decided(question, quick):
+            decided += 1
+            assert (quick.status, quick.context_tokens) == (exact.status, exact.context_tokens)
+            assert (quick.max_context, quick.way.because) == (exact.max_context, exact.way.because)
+            assert quick.required_bytes == pytest.approx(exact.required_bytes, rel=0.05)
+    assert decided
+
+
+def test_download_bytes_of_a_quantisation_are_those_of_its_file() -> None:
+    plan = make_plan(any_mix("llama-3.1-8b", cards(8)))
+    assert plan.variant.name == "Q4_K_M"
+    size = download_bytes(plan.result)
+    stored = gguf("llama-3.1-8b").header
+    assert size == pytest.approx(stored.tensor_bytes, rel=0.001)
+    assert download_bytes(make_plan(one_file("llama-3.1-8b", cards(24))).result) == (
+        stored.file_bytes or stored.tensor_bytes
+    )
+
+
+def test_download_bytes_do_not_depend_on_the_number_of_cards() -> None:
+    sizes = {
+        download_bytes(make_plan(from_config("llama-3.1-8b", cards(*gib), "vllm")).result)
+        for gib in ((80,), (24, 24), (24, 24, 24, 24))
+    }
+    assert sizes == {2 * 8_030_261_248}  # 16 bits each
+
+
+def test_download_bytes_for_mlx_are_those_of_the_packed_weights() -> None:
+    plan = make_plan(from_config("llama-3.1-8b", mac(13), "mlx"))
+    assert plan.variant.name == "4 bit"
+    assert download_bytes(plan.result) == plan.result.estimate.weights_bytes
+
+
+@pytest.mark.parametrize("model", ["gemma-3-27b", "sample:gemma-3-27b"])
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_the_download_is_shown_for_names_and_not_for_files(
+    command: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = not model.startswith("sample:")
+    main([command, model, "--device", "RTX 4090"])
+    assert ("16.5 GB download" in capsys.readouterr().out) is known
+    main([command, model, "--device", "RTX 4090", "--json"])
+    size = json.loads(capsys.readouterr().out)["download_bytes"]
+    assert (size is not None) is known

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.plan.tier_tasks import card, planned, ram
+from tests.unit.engines.tier_tasks import card, planned, ram
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.plan import tier_tasks
-from tests.unit.plan.machines import cards, cpu, mac
-from tests.unit.plan.tier_tasks import (
+from tests.unit.engines import tier_tasks
+from tests.unit.engines.tier_tasks import (
     first_placement,
     planned,
     ram,
@@ -16,6 +15,7 @@ from tests.unit.plan.tier_tasks import (
     task_for,
     tasks_for,
 )
+from tests.unit.plan.machines import cards, cpu, mac
 
 from edgekit.bill.spill import Purpose, Store
 from edgekit.bill.types import Component

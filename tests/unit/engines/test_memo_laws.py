@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tests.thoroughness import LONG
-from tests.unit.plan.tier_tasks import planned_in, ram, task_for
+from tests.unit.engines.tier_tasks import planned_in, ram, task_for
 
 from edgekit.basis import Basis
 from edgekit.bill.spill import Purpose
