@@ -53,7 +53,9 @@ def commands(startup: Startup) -> Iterator[Command]:
     """Ollama and LM Studio have no flags for a placement with -ot, -sm or --rpc that the user gave."""
     cards = _card_notes(startup)
     yield from _own(startup, cards)
-    if not _is_by_hand(startup.placement):
+    setup = startup.placement.setup
+    moved = setup.overrides and not startup.placement.by_tensor
+    if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
         yield from ollama_commands(startup, cards)
         yield from lm_studio_commands(startup)
 
@@ -78,12 +80,6 @@ def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
     alone = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
     words = ["llama-cli", *source.words, *command_words(alone, build)]
     yield startup.command("llama-cli", "llama-cli", words, around, notes)
-
-
-def _is_by_hand(placement: Placement) -> bool:
-    setup = placement.setup
-    moved = setup.overrides and not placement.by_tensor
-    return bool(moved or setup.servers) or setup.split_mode is not SplitMode.LAYER
 
 
 def _card_notes(startup: Startup) -> list[str]:
@@ -254,8 +250,10 @@ def offload(verdict: Verdict) -> Offload:
     setup = verdict.way.setup
     if not verdict.way.cards:
         return Offload()
+    every = None if verdict.variant is None else len(verdict.variant.model.geometry.layers) + 1
+    count = setup.n_gpu_layers
     return Offload(
-        layers=_layers_on_cards(verdict),
+        layers="" if every is None or count >= every else f"{count} of {every} layers",
         experts=_experts_in_ram(verdict),
         cache=not setup.offload_kqv,
         everything=setup.n_gpu_layers == 0,
@@ -273,10 +271,3 @@ def _experts_in_ram(verdict: Verdict) -> str:
     if with_experts and moved == with_experts and not way.by_tensor:
         return "all experts"
     return f"the experts of {moved} layers" if moved else ""
-
-
-def _layers_on_cards(verdict: Verdict) -> str:
-    """'40 of 81 layers'; '' where all of them are on the devices."""
-    count = verdict.way.setup.n_gpu_layers
-    every = None if verdict.variant is None else len(verdict.variant.model.geometry.layers) + 1
-    return "" if every is None or count >= every else f"{count} of {every} layers"

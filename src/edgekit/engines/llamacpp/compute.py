@@ -139,7 +139,10 @@ def output_line(model: Model, context: Context) -> MemoryLine:
     known = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if known is None else known
     embeds = context.embeddings or known_architecture(model.geometry.architecture).always_embeds
-    hidden = model.geometry.hidden * _streams(model) if embeds else 0
+    # Hyper-connections (DeepSeek-V4) hand over every stream of the hidden state.
+    count = model.header.keys.get(f"{model.geometry.architecture}.hyper_connection.count")
+    streams = count if isinstance(count, int) and 0 < count <= MOST_STREAMS else 1
+    hidden = model.geometry.hidden * streams if embeds else 0
     wide = f"{vocabulary} logits" + (f" + {hidden} embedding" if hidden else "")
     return MemoryLine(
         component=Component.OUTPUT,
@@ -148,12 +151,6 @@ def output_line(model: Model, context: Context) -> MemoryLine:
         basis=Basis.EXACT if known is not None else Basis.ASSUMED,
         because=f"{context.n_seq_max} sequences x ({wide}) x {FLOAT_BYTES} bytes",
     )
-
-
-def _streams(model: Model) -> int:
-    """Hyper-connections (DeepSeek-V4) hand over every stream of the hidden state."""
-    count = model.header.keys.get(f"{model.geometry.architecture}.hyper_connection.count")
-    return count if isinstance(count, int) and 0 < count <= MOST_STREAMS else 1
 
 
 def shift_lines(

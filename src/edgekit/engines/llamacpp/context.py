@@ -9,6 +9,7 @@ from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.prepared import prepare
+from edgekit.engines.llamacpp.slices import check_sliced
 from edgekit.engines.llamacpp.types import (
     CELL_PADDING,
     DEFAULT_BATCH,
@@ -79,8 +80,6 @@ def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
         raise RefusedError(
             f"llama.cpp {setup.version_name} has no -sm tensor: it came with b{Rules.EXPERTS_FIRST.value}"
         )
-    from edgekit.engines.llamacpp.slices import check_sliced
-
     check_sliced(model)
     if load.flash_attention is False:
         raise RefusedError("llama.cpp: -sm tensor requires flash attention (-fa on)")

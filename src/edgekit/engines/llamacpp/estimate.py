@@ -398,7 +398,9 @@ def server_lines(
             "builds before July 2026 store one prompt of any size",
             max(SAVED_WITHIN, prompt / size - 1),
         )
-    saved = _saved_bytes(held) // context.n_seq_max
+    # A checkpoint holds what cannot be rolled back: sliding windows and recurrent states.
+    partial = (Component.SLIDING_KV_CACHE, Component.STATE)
+    saved = sum(line.size_bytes for line in held if line.component in partial) // context.n_seq_max
     if saved and setup.ctx_checkpoints:
         count = setup.ctx_checkpoints * context.n_seq_max
         yield _grows(
@@ -408,12 +410,6 @@ def server_lines(
             f"{saved} bytes of sliding windows and states",
             SAVED_WITHIN,
         )
-
-
-def _saved_bytes(caches: Iterable[MemoryLine]) -> int:
-    """A checkpoint holds what cannot be rolled back: sliding windows and recurrent states."""
-    partial = (Component.SLIDING_KV_CACHE, Component.STATE)
-    return sum(line.size_bytes for line in caches if line.component in partial)
 
 
 def _grows(component: Component, size_bytes: int, because: str, within: float) -> MemoryLine:

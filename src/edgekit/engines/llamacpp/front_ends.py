@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekit.bill.cache_types import CacheType
 from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     COMMAND,
@@ -138,12 +137,9 @@ def _ollama_environment(startup: Startup) -> dict[str, str]:
 
 def _ollama_cache(startup: Startup) -> str:
     """One type for keys and values: the most accurate that takes no more than either."""
-    least = min(map(_bits, (startup.load.cache_k, startup.load.cache_v)))
+    kinds = (startup.load.cache_k, startup.load.cache_v)
+    least = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
     return next((name for name, bits in _CACHE_BITS.items() if bits <= least), _SMALLEST_CACHE)
-
-
-def _bits(kind: CacheType | None) -> float:
-    return _CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits
 
 
 def _ollama_notes(startup: Startup) -> Iterator[str]:

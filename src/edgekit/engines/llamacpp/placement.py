@@ -10,11 +10,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.context import pad
+from edgekit.engines.llamacpp.overrides import searcher
 from edgekit.engines.llamacpp.prepared import prepare
+from edgekit.engines.llamacpp.slices import Slicer
 from edgekit.engines.llamacpp.types import (
     Backend,
     LlamaCppSetup,
@@ -27,9 +28,6 @@ from edgekit.errors import UsageError
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Model
-
-if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.slices import Slicer
 
 DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
 MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: quantised rows may be read this far
@@ -112,8 +110,6 @@ def _slicer(model: Model, setup: LlamaCppSetup) -> Slicer | None:
     shares = setup.tensor_split
     if setup.split_mode is SplitMode.ROW and not shares:  # by all of their memory, in truth
         shares = tuple(float(one.free_bytes or 1) for one in setup.devices)
-    from edgekit.engines.llamacpp.slices import Slicer
-
     return Slicer(model, len(setup.devices), shares)
 
 
@@ -150,7 +146,7 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
 def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
     """Of a block: whether -cmoe, -ncmoe or -ot leave some of its experts on the host."""
     moving = [one.pattern for one in setup.overrides if one.buffer == "CPU"]
-    patterns = _searchers(moving)
+    patterns = [searcher(one) for one in moving]
 
     def is_on_host(block: int) -> bool:
         names = (f"blk.{block}.ffn_{one}_exps.weight" for one in ("down", "gate", "up", "gate_up"))
@@ -163,7 +159,7 @@ def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
 def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
     if not overrides:
         return {}
-    searchers = _searchers([one.pattern for one in overrides])
+    searchers = [searcher(one.pattern) for one in overrides]
     found: dict[str, str] = {}
     for tensor in model.header.tensors or ():
         for one, is_found in zip(overrides, searchers, strict=True):
@@ -171,14 +167,6 @@ def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
                 found[tensor.name] = one.buffer
                 break
     return found
-
-
-def _searchers(patterns: list[str]) -> list[Callable[[str], bool]]:
-    if not patterns:
-        return []
-    from edgekit.engines.llamacpp.overrides import searcher
-
-    return [searcher(one) for one in patterns]
 
 
 def _can_scan(model: Model) -> bool:

@@ -108,8 +108,15 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
     """
     if machine.measured is None or machine.what_if:
         return None
-    if setup.has_device and not _is_whole(setup):
-        return None
+    divided = (
+        setup.cpu_moe
+        or setup.n_cpu_moe
+        or not setup.offload_kqv
+        or setup.overrides
+        or setup.servers
+    )
+    if setup.has_device and (divided or setup.n_gpu_layers != ALL_LAYERS):
+        return None  # part of the model is not on the devices
     from edgekit.machine.calibration import device_key
 
     device = device_key(machine, machine.devices if setup.has_device else ())
@@ -122,12 +129,6 @@ def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | No
         spread=CARD_SPREAD if setup.has_device else CORE_SPREAD,
         text=f"scaled to {found.pace.label} as measured here with {found.through} {found.version} on {found.pace.date}",
     )
-
-
-def _is_whole(setup: LlamaCppSetup) -> bool:
-    divided = setup.cpu_moe or setup.n_cpu_moe or not setup.offload_kqv
-    divided = bool(divided or setup.overrides or setup.servers)
-    return setup.n_gpu_layers == ALL_LAYERS and not divided
 
 
 def _still_holds(measured: Pace, machine: Machine) -> bool:

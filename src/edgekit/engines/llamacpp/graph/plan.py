@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -125,14 +125,16 @@ def _known(model: Model) -> GraphFacts:
         raise NoGraphError("the tensor directory was not read")
     hparams = Hparams(model)
     layers = tuple(hparams.layer(il, family.more(hparams, il)) for il in range(hparams.n_layer))
+    keys = [
+        (facts, _vectors(hparams, il), _expert_types(hparams, il))
+        for il, facts in enumerate(layers)
+    ]
+    numbers: dict[Hashable, int] = {}
     return GraphFacts(
         family=family,
         hparams=hparams,
         layers=layers,
-        alike=_numbered(
-            (facts, _vectors(hparams, il), _expert_types(hparams, il))
-            for il, facts in enumerate(layers)
-        ),
+        alike=tuple(numbers.setdefault(key, len(numbers)) for key in keys),
         types={tensor.name: tensor.type for tensor in model.header.tensors},
     )
 
@@ -152,11 +154,6 @@ def _expert_types(hparams: Hparams, il: int) -> Hashable:
     return tuple(own[name].type.name for name in names if name in own)
 
 
-def _numbered(keys: Iterable[Hashable]) -> tuple[int, ...]:
-    seen: dict[Hashable, int] = {}
-    return tuple(seen.setdefault(key, len(seen)) for key in keys)
-
-
 def _planned(
     model: Model, context: Context, target: Target, key: Hashable, values: Mapping[str, Size]
 ) -> GraphPlan:
@@ -164,7 +161,7 @@ def _planned(
     have = known(model)
     keys = tuple((alike, target.layer_key(have.hparams, il)) for il, alike in enumerate(have.alike))
     prepared = prepare(model)
-    for kept in prepared.layer_choices.get(keys, partial(_choices, keys)):
+    for kept in prepared.layer_choices.get(keys, lambda: (keep_some(keys), keep_all(len(keys)))):
         structure = prepared.structures.get(
             (key, target.outside, kept.shape(keys)),
             partial(_compiled, have, context, target, kept, values),
@@ -172,10 +169,6 @@ def _planned(
         if structure is not None:
             return structure.bind(kept, have.types)
     raise AssertionError("with every layer built there is nothing left to fold")
-
-
-def _choices(keys: Sequence[Hashable]) -> tuple[KeptLayers, ...]:
-    return keep_some(keys), keep_all(len(keys))
 
 
 def _compiled(

@@ -78,7 +78,13 @@ def _on(
     if opened.files is None:
         raise UsageError(f"{opened.label} has no files to load")
     machine = replace(request.machine, devices=cards)
-    setup, load = _setup(cards, opened), _load(opened)
+    geometry = opened.model.geometry
+    load = Load(context_tokens=min(geometry.native_context or CONTEXT_TOKENS, CONTEXT_TOKENS))
+    setup = LlamaCppSetup(
+        mode=LlamaMode.SERVER,
+        backend=Backend(backend_name(cards[0])) if cards else Backend.CPU,
+        embeddings=geometry.causal is False,
+    )
     where = " + ".join(card.name for card in cards) or "the CPU"
     request.tell(f"starting {method.name} {method.version()} with {opened.label} on {where}")
     with watched() as others:
@@ -111,17 +117,6 @@ def _notes(found: Verification, busy: str) -> Iterator[str]:
             "llama.cpp's memory overhead could not be measured on this system (it is read "
             "from /proc)"
         )
-
-
-def _setup(cards: tuple[Device, ...], opened: OpenModel) -> LlamaCppSetup:
-    backend = Backend(backend_name(cards[0])) if cards else Backend.CPU
-    embeds = opened.model.geometry.causal is False
-    return LlamaCppSetup(mode=LlamaMode.SERVER, backend=backend, embeddings=embeds)
-
-
-def _load(opened: OpenModel) -> Load:
-    native = opened.model.geometry.native_context
-    return Load(context_tokens=min(native or CONTEXT_TOKENS, CONTEXT_TOKENS))
 
 
 def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
 from edgekit.bill.types import Component
 from edgekit.engines.llamacpp.child import LOADED
@@ -334,7 +334,9 @@ def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None])
         if word is not None:
             told.append(word)
         elif (ended := process.poll()) is not None:
-            _failed(launch, ended)
+            if _BIND_FAILED in ended.last_words:  # another program was faster
+                raise in_use(launch.at.host, launch.at.port)
+            raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
         elif time.monotonic() > deadline:
             last = process.stop().last_words
             raise EngineError(
@@ -366,12 +368,6 @@ class Progress:
         )
 
 
-def _failed(launch: Launch, ended: Ended) -> NoReturn:
-    if _BIND_FAILED in ended.last_words:  # somebody was faster
-        raise in_use(launch.at.host, launch.at.port)
-    raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
-
-
 def _running(process: EngineProcess, told: list[Message]) -> Running:
     if not process.has_log(_LOG_S):
         raise EngineError(f"llama.cpp's log did not end: {process.last_words}")
@@ -384,9 +380,10 @@ def _running(process: EngineProcess, told: list[Message]) -> Running:
         raise EngineError(
             f"llama.cpp started, but is not healthy: {address}/health answers {status}"
         )
+    version, engine = binding.xllamacpp_version(), told[0].get("version")
     return Running(
         address=address,
-        version=_version(told[0].get("version")),
+        version=version if engine is None else f"{version} (llama.cpp {engine})",
         held=held,
         idle=resident_at("started", told[0].get("memory") or {}),
         process=process,
@@ -399,8 +396,3 @@ def _require_all(process: EngineProcess) -> None:
         for words, meaning, was_asked in _GIVEN_UP:
             if words in line and was_asked(process.launch):
                 raise EngineError(f"{meaning} ({line})")
-
-
-def _version(told: str | None) -> str:
-    own = binding.xllamacpp_version()
-    return own if told is None else f"{own} (llama.cpp {told})"

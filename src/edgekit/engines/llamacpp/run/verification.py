@@ -46,7 +46,6 @@ from edgekit.engines.program import (
 )
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.formats import read_header
-from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import PoolKind
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
@@ -128,6 +127,7 @@ def verify_model(
         limits = ChildLimits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
         resident, paced = load_for_real(method, question, limits)
     rows = compare(estimate, answer.parts)
+    tokens = header.arrays.get("tokenizer.ggml.tokens")
     return Verification(
         label=files.label,
         estimate=estimate,
@@ -138,7 +138,7 @@ def verify_model(
         answer=answer,
         rows=rows,
         total=_total(rows),
-        vocabulary=_vocabulary(header),
+        vocabulary=0 if tokens is None else tokens.count,
         resident=resident,
         beside_bytes=beside_bytes(resident, estimate, setup),
         paced=paced,
@@ -165,11 +165,6 @@ def _allowed(component: Component, measured: MeasuredBytes) -> int:
     if component is not Component.COMPUTE:
         return 0
     return max(int(measured.middle_bytes * COMPUTE_ALLOWED), COMPUTE_FLOOR_BYTES)
-
-
-def _vocabulary(header: ModelHeader) -> int:
-    tokens = header.arrays.get("tokenizer.ggml.tokens")
-    return 0 if tokens is None else tokens.count
 
 
 def _total(rows: tuple[ComparedRow, ...]) -> ComparedRow:
@@ -289,9 +284,10 @@ def ask_engine(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits
             f"the llama.cpp in {method.name} finds no GPU on this machine, so only --backend "
             "cpu can be verified"
         )
+    version = method.version()
     return EngineReport(
         through=method.name,
-        version=_version(method, child),
+        version=version if child.version is None else f"{version} (llama.cpp {child.version})",
         parts=child.log.parts(),
         resolved=dict(child.log.resolved),
         devices=devices,
@@ -379,11 +375,6 @@ def _run_once(
         child.exit_code = process.close()
     child.enough = not to_the_end and child.log.answered
     return child
-
-
-def _version(method: VerifyMethod, child: _ChildReport) -> str:
-    told = method.version()
-    return told if child.version is None else f"{told} (llama.cpp {child.version})"
 
 
 def _end_of(child: _ChildReport, limits: ChildLimits) -> str:
