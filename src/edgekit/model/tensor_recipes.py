@@ -155,9 +155,7 @@ class TensorRecipe:
     """What a model has besides the matrices of its geometry. A `str` is the key of config.json that states a width."""
 
     # norms of the hidden width
-    norms: int = (
-        2  # in a layer with a mixer and a feed-forward; at most one where it has only one of them
-    )
+    norms: int = 2  # in a layer with mixer and feed-forward; at most 1 in others
     more_norms: tuple[Switch, ...] = ()  # one more for each switch that is on
     first_norms: int | None = None  # in layer 0, if different
     expert_norms: int = 0  # additional ones in a layer with experts
@@ -180,9 +178,7 @@ class TensorRecipe:
     window_sinks: Switch | None = None  # in sliding layers, if different
     query_gain: bool = False  # one number per head, instead of a norm
     cache_scales: bool = False  # one for K and one for V, in layers that own a cache
-    borrowed_keys: Switch = (
-        _BORROWED  # layers that read another's cache have key and value matrices
-    )
+    borrowed_keys: Switch = _BORROWED  # layers that read another's cache have matrices
     round_gate: bool = False  # looped models: a vector per head that gates further rounds
     # feed-forward
     ffn_bias: Switch = NO
@@ -221,9 +217,7 @@ class TensorRecipe:
     token_types: int = 0
     # in a GGUF
     gguf_fused: tuple[str, ...] = ()  # matrices made of several
-    gguf_names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the usual name -> this architecture's; "" drops it
+    gguf_names: Mapping[str, str] = field(default_factory=dict)  # usual name -> own; "": none
 
 
 @lru_cache(maxsize=256)

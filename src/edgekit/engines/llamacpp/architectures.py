@@ -19,39 +19,27 @@ class LlamaCppArchitecture:
     layers_of_70b: int = 0  # with as many, llama.cpp calls it a "70B" (src/models/*.cpp)
     rope_sections: tuple[int, ...] = ()  # where config.json states none (conversion/qwen.py)
     default_mix: str = ""  # the mix it was released in: no other is smaller and as good
-    full_heads: bool = (
-        False  # MLA: caches every head, and its file has the latent's matrix in one piece
-    )
+    full_heads: bool = False  # MLA: caches every head; the file has one matrix for the latent
     # loading
     full_rotation: bool = False  # n_rot must be the width of a head
     rotated_heads: bool = False  # matrices are n_rot wide for each head
     one_expert_is_none: bool = False  # an expert count of 1 means no experts
     without_head: bool = False  # no output head, not even one made of the token embedding
-    head_made_first: bool = (
-        False  # a tied head is made before the embedding is loaded: always two copies
-    )
-    head_as_embedding: bool = (
-        False  # without a token embedding in the file the head is loaded twice, once in its place
-    )
-    scans_state: bool = (
-        False  # llama-arch.cpp: SSM_SCAN reads its ssm_a; a product reads that of others
-    )
+    head_made_first: bool = False  # a tied head is always a second copy of the embedding
+    head_as_embedding: bool = False  # a file without token embedding loads the head twice
+    scans_state: bool = False  # SSM_SCAN reads its ssm_a, not a product (llama-arch.cpp)
     # contexts and caches
     has_encoder: bool = False  # llama_model_has_encoder: an output for every token
     always_embeds: bool = False  # llama-context.cpp: output_reserve
     no_flash_attention: bool = False
     index_values: bool = False  # llama-kv-cache-msa.cpp: the indexer's cache has a V too
-    caches_empty_layers: bool = (
-        False  # layers without attention too: V as wide as the widest, where that is needed
-    )
+    caches_empty_layers: bool = False  # layers without attention have a place in the cache
     # -sm tensor
     unsliced: bool = False  # llama-arch.cpp: llm_arch_supports_sm_tensor
     delta_net: bool = False  # queries, keys and values of the recurrence are sliced together
     mirrored_states: bool = False  # every device runs the whole convolution
     mirrored_caches: bool = False
-    slices_uncompared: bool = (
-        False  # its own rules were read in the source, not compared with the engine
-    )
+    slices_uncompared: bool = False  # read in the source, not compared with the engine
     # conversion
     dense_prediction: bool = False  # its prediction blocks have no experts: not modelled
 
@@ -60,13 +48,9 @@ class LlamaCppArchitecture:
 class Conversion:
     to: str = ""  # general.architecture of the GGUF
     unsupported: bool = False  # no class in conversion/
-    keeps_windows: bool = (
-        False  # llama.cpp limits sliding layers to their window; else all tokens, or it may
-    )
+    keeps_windows: bool = False  # limits sliding layers to their window; else it may not
     lists_kv_heads: bool = False  # writes KV heads layer by layer, 0 for a recurrence
-    drops_prediction: bool = (
-        False  # leaves out the blocks that predict further tokens (skip_mtp, filter_tensors)
-    )
+    drops_prediction: bool = False  # leaves out prediction blocks (skip_mtp, filter_tensors)
 
 
 @cache

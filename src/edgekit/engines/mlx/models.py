@@ -35,15 +35,11 @@ class MlxModel:
     # caches
     own_cache: bool = False  # has make_cache: --max-kv-size is ignored
     keeps_all_tokens: bool = False  # its make_cache does not limit sliding layers to their window
-    rotates_as_listed: bool = (
-        False  # only layers in layer_types slide, a bare sliding_window is ignored
-    )
+    rotates_as_listed: bool = False  # slides as layer_types says, ignores a bare sliding_window
     full_heads: bool = False  # MLA: caches every head's key and value, not the latent
     listed_caches: bool = False  # layers hold a CacheList: --kv-bits is ignored
     fails_quantized: str = ""  # the error at the first step with a quantised cache
-    shares: bool = (
-        True  # layers that read another's cache have none; False: they fill one nonetheless
-    )
+    shares: bool = True  # layers that read another's cache have none
     indexes_all: bool = False  # every layer has an indexer, though config.json lets some share one
     index_values: bool = False  # the indexer's cache holds its key a second time, as values
     f32_lightning: bool = False  # the state of its linear attention is f32
@@ -53,12 +49,9 @@ class MlxModel:
     eight_bit: Roles = frozenset()  # 8 bits in groups of 64, whatever the rest has
     plain: Roles = frozenset()  # never packed
     f32: Roles = frozenset()  # vectors that are not cast
-    values: Roles = frozenset(
-        {R.VALUE}
-    )  # paths with v_proj, v_a_proj or v_b_proj: mixed recipes raise them
-    downs: Roles = frozenset(
-        {R.DOWN, R.EXPERT_DOWN, R.SHARED_DOWN}
-    )  # paths with down_proj: the same
+    # Recipes of mixed bits give more to modules with v_proj (v_a_proj, v_b_proj) or down_proj in their path.
+    values: Roles = frozenset({R.VALUE})
+    downs: Roles = frozenset({R.DOWN, R.EXPERT_DOWN, R.SHARED_DOWN})
     split_latent: bool = False  # kv_b_proj becomes embed_q and unembed_out
     raw_head: bool = False  # the output head is a plain array: never packed
     raw_router: bool = False  # the router is a plain array: never packed

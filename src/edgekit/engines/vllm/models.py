@@ -22,39 +22,23 @@ from edgekit.terminal import unquoted
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmModel:
     # caches
-    keeps_latent: bool = (
-        False  # caches MLA's latent (is_deepseek_mla); else every head, values as wide as keys
-    )
-    window_offset: int = (
-        0  # a sliding layer sees this many tokens more than its window (commandr.py)
-    )
+    keeps_latent: bool = False  # caches MLA's latent (is_deepseek_mla), not every head
+    window_offset: int = 0  # tokens that a sliding layer sees beyond its window (commandr.py)
     state_dtype_key: str = ""  # the key of config.json that names the dtype of a recurrence's state
     state_dtype: str = "auto"  # without that key (models/config.py)
-    ignores_cache_dtype: bool = (
-        False  # attention is made without cache settings: the model's dtype (falcon.py)
-    )
-    fp8_cache_on_blackwell: bool = (
-        False  # "auto" means fp8 on SM100 (models/config.py GlmMoeDsaForCausalLM)
-    )
-    all_windows_or_none: bool = (
-        False  # one window for all layers (qwen2.py, which qwen3.py builds on)
-    )
+    ignores_cache_dtype: bool = False  # caches in the model's dtype (falcon.py)
+    fp8_cache_on_blackwell: bool = False  # "auto" is fp8 on SM100 (models/config.py)
+    all_windows_or_none: bool = False  # one window for all layers (qwen2.py)
     sinks: bool = False  # attention with sinks, which fewer backends have
-    pictures_see_each_other: bool = (
-        False  # tokens of one picture attend to each other (is_mm_prefix_lm)
-    )
+    pictures_see_each_other: bool = False  # tokens of one picture do (is_mm_prefix_lm)
     # weights
     unstable_in_float16: bool = False  # config/model.py
     router_f32: bool = False  # params_dtype in the model file
     router_f32_without_kernel: bool = False  # only on GPUs where no kernel multiplies bf16 into f32
-    router_bias_as_model: bool = (
-        False  # a true bias in the model's dtype; others only choose experts, in f32
-    )
+    router_bias_as_model: bool = False  # a true bias; others only choose, in f32
     quantized_router: bool = False  # a linear layer like others
     head_without_bias: bool = False  # transformers' backend has none
-    experts_outside_mlp: bool = (
-        False  # modules are called layers.N.experts, not layers.N.mlp.experts
-    )
+    experts_outside_mlp: bool = False  # modules are layers.N.experts, not in .mlp
 
 
 @lru_cache(maxsize=256)
