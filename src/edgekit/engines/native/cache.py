@@ -136,7 +136,9 @@ class Ring:
             return
         if self.sinks:
             yield CellSpan(0, min(self.sinks, end), 0, is_sink=True)
-        for position, cell, cells in self._runs(self._oldest(end), end):
+        seen = self._rotating if self.reach is None else min(self.reach, self._rotating)
+        oldest = max(self.sinks, end + 1 - seen)
+        for position, cell, cells in self._runs(oldest, end):
             yield CellSpan(cell, cells, position, self.reach)
 
     def places(self, start: int, tokens: int) -> Iterator[tuple[int, int, int]]:
@@ -155,11 +157,6 @@ class Ring:
     @property
     def _rotating(self) -> int:
         return self.cells - self.sinks
-
-    def _oldest(self, end: int) -> int:
-        """The oldest position after the sinks that a query at `end` sees."""
-        seen = self._rotating if self.reach is None else min(self.reach, self._rotating)
-        return max(self.sinks, end + 1 - seen)
 
     def _runs(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """(position, cell, how many) of consecutive cells after the sinks."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from edgekit.engines.native.types import Limits
@@ -130,12 +129,7 @@ class WeightFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -156,7 +156,11 @@ class TextPieces:
         raw = self._file.read(*self._places.place(token))
         if kind == TokenKind.NORMAL:
             return self._normal(token, raw)
-        return raw if kind == TokenKind.USER_DEFINED else self._byte(token, raw)
+        if kind == TokenKind.USER_DEFINED:
+            return raw
+        if not (found := _BYTE.fullmatch(raw)):
+            raise self._error(token, raw, "which is not a byte like <0x0A>")
+        return bytes((int(found[1], 16),))
 
     def _normal(self, token: int, raw: bytes) -> bytes:
         if self._letters is None:
@@ -167,11 +171,6 @@ class TextPieces:
             raise self._error(token, raw, "which is not valid UTF-8") from error
         # A letter that does not encode a byte is itself.
         return b"".join(self._letters.get(letter) or letter.encode() for letter in text)
-
-    def _byte(self, token: int, raw: bytes) -> bytes:
-        if not (found := _BYTE.fullmatch(raw)):
-            raise self._error(token, raw, "which is not a byte like <0x0A>")
-        return bytes((int(found[1], 16),))
 
     def _error(self, token: int, raw: bytes, what: str) -> HeaderError:
         return HeaderError(
@@ -234,14 +233,11 @@ class StreamTalker:
                 self._read.append(token)
                 yield self.text.pieces.push(token)
             reached = max_tokens is not None and into.new_tokens >= max_tokens
-            into.finish = "length" if reached or self._is_full else "stop"
+            is_full = not self.engine.plan.rolling and self.engine.position >= self.window_tokens
+            into.finish = "length" if reached or is_full else "stop"
             yield self.text.pieces.flush()
         finally:
             into.timings = _timings(into, len(rest), begun_s, first_s)
-
-    @property
-    def _is_full(self) -> bool:
-        return not self.engine.plan.rolling and self.engine.position >= self.window_tokens
 
     def _not_read(self, tokens: Sequence[int]) -> Sequence[int]:
         """The part that must still be read: all of it after a reset, unless it continues the last prompt."""

@@ -155,7 +155,9 @@ def _cost(
         return TokenizerCost(resident, resident + read_bytes)
     if family.method is Method.SPM:
         merges = SPLITS_PER_TOKEN * tokens
-    resident = _resident_bytes(tokens, token_bytes, merges)
+    tables = _places(tokens) * _NAME_PLACE_BYTES + _places(merges) * _MERGE_PLACE_BYTES
+    texts = 2 * tokens * _TEXT_BYTES
+    resident = _LIBRARY_BYTES + int(_SPARE * (tables + texts)) + 2 * token_bytes
     if family.method is Method.SPM:
         resident += _SCORES_BYTES
     building = read_bytes + 2 * _TEXT_BYTES * merges + _places(merges) * _READ_MERGE_BYTES
@@ -169,12 +171,6 @@ def _size(walked: VocabularyFacts, key: str) -> tuple[int, int]:
     if place is None:
         return 0, 0
     return place.count, place.end - place.offset if place.end else place.count * _USUAL_TEXT_BYTES
-
-
-def _resident_bytes(tokens: int, token_bytes: int, merges: int) -> int:
-    tables = _places(tokens) * _NAME_PLACE_BYTES + _places(merges) * _MERGE_PLACE_BYTES
-    texts = 2 * tokens * _TEXT_BYTES
-    return _LIBRARY_BYTES + int(_SPARE * (tables + texts)) + 2 * token_bytes
 
 
 def _places(entries: int) -> int:
