@@ -1,9 +1,4 @@
-"""The NVIDIA driver's answers, replayed.
-
-A recording is {"about": ..., "answers": {function: {arguments: answer}}}, as tools/record_hardware.py writes it: the
-arguments joined by commas ("" for none), a handle by a name such as "gpu0" or "gpu0/mig2", a struct as an object of its
-fields, and a refusal as {"error": number}. nvmlDeviceGetMemoryInfo_v2 is the second form of that question.
-"""
+"""NVIDIA's GPUs."""
 
 from __future__ import annotations
 
@@ -13,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.machine.trees import HOST, Answers, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.machine.nvidia import find_nvidia
+from edgekit.machine.host import ADDRESS_SPACE
+from edgekit.machine.nvidia import Seen, find_nvidia, visible, within_address_space
 from edgekit.machine.surroundings import Findings, Nvml, NvmlError, Surroundings
-from edgekit.machine.types import Device, Process, System, Vendor
+from edgekit.machine.types import Device, HostMemory, MemoryLimit, Process, System, Vendor
 from edgekit.units import GIB, MIB
+
+# -- nvidia -----------------------------------------------------------------------------------------
 
 DRIVER = {"files": {"/proc/driver/nvidia/version": "NVRM version: 580\n"}}
 TWO = "synthetic_two_cards_nvml"
@@ -45,7 +45,7 @@ def found(root: Path, said: Answers, **environment: str) -> Findings:
         ),
     ],
 )
-def test_a_recorded_h200(
+def test_find_nvidia_recorded_h200(
     tmp_path: Path, name: str, free_bytes: int, users: tuple[Process, ...]
 ) -> None:
     """Its driver tells 150,754,820,096 bytes, of which it keeps 644,939,776: CUDA has the rest."""
@@ -70,14 +70,14 @@ def test_a_recorded_h200(
     )
 
 
-def test_free_is_what_cuda_calls_free() -> None:
+def test_free_memory_is_cudas() -> None:
     """Both were asked while one empty context was there."""
     for name in ("h200_nvml", "h200_busy_nvml"):
         (cuda,) = recorded(name)["about"]["cuda"]
         assert cuda["cuMemGetInfo_free"] == cuda["nvml_free_beside_the_context"]
 
 
-def test_bandwidth_of_a_card_the_table_does_not_know(tmp_path: Path) -> None:
+def test_bandwidth_of_a_card_not_in_the_table(tmp_path: Path) -> None:
     """6,016 bit x 3,201 MHz x 2 = 4.81 TB/s: the H200's own numbers under another name."""
     said = answers("h200_nvml")
     said["nvmlDeviceGetName"]["gpu0"] = "NVIDIA H9999"
@@ -85,7 +85,7 @@ def test_bandwidth_of_a_card_the_table_does_not_know(tmp_path: Path) -> None:
     assert device.bandwidth_bytes_per_s == 6016 // 8 * 3201 * 10**6 * 2 == 4_814_304_000_000
 
 
-def test_two_cards(tmp_path: Path) -> None:
+def test_find_nvidia_two_cards(tmp_path: Path) -> None:
     """One program draws and computes on the 3090 (told once), of another nothing may be known."""
     first, second = found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").devices
     assert (first.total_bytes, first.free_bytes) == (24 * GIB - 300 * MIB, 22 * GIB)
@@ -97,7 +97,7 @@ def test_two_cards(tmp_path: Path) -> None:
     )
 
 
-def test_different_cards_are_numbered_in_two_ways(tmp_path: Path) -> None:
+def test_different_cards_have_an_order_note(tmp_path: Path) -> None:
     (note,) = found(tmp_path, answers(TWO)).notes
     assert "CUDA by speed" in note
     assert found(tmp_path, answers(TWO), CUDA_DEVICE_ORDER="PCI_BUS_ID").notes == ()
@@ -107,7 +107,7 @@ def test_different_cards_are_numbered_in_two_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "indices"),
+    ("wanted", "indices"),
     [
         ("0,1", [0, 1]),
         ("1,0", [1, 0]),
@@ -126,8 +126,10 @@ def test_different_cards_are_numbered_in_two_ways(tmp_path: Path) -> None:
         ("\u0660", []),  # a digit, but none of ours
     ],
 )
-def test_cuda_visible_devices(tmp_path: Path, wish: str, indices: list[int]) -> None:
-    seen = found(tmp_path, answers(TWO), CUDA_VISIBLE_DEVICES=wish, CUDA_DEVICE_ORDER="PCI_BUS_ID")
+def test_cuda_visible_devices(tmp_path: Path, wanted: str, indices: list[int]) -> None:
+    seen = found(
+        tmp_path, answers(TWO), CUDA_VISIBLE_DEVICES=wanted, CUDA_DEVICE_ORDER="PCI_BUS_ID"
+    )
     assert [device.index for device in seen.devices] == indices
     assert len(seen.notes) == (len(indices) < 2)
 
@@ -146,9 +148,9 @@ def test_mig_slices(tmp_path: Path) -> None:
     assert "MIG-00000000" in seen.notes[0]
 
 
-@pytest.mark.parametrize("wish", ["MIG-22222222", "MIG-2"])
-def test_another_slice_by_its_name(tmp_path: Path, wish: str) -> None:
-    seen = found(tmp_path, answers("synthetic_mig_nvml"), CUDA_VISIBLE_DEVICES=wish)
+@pytest.mark.parametrize("wanted", ["MIG-22222222", "MIG-2"])
+def test_mig_slice_by_uuid(tmp_path: Path, wanted: str) -> None:
+    seen = found(tmp_path, answers("synthetic_mig_nvml"), CUDA_VISIBLE_DEVICES=wanted)
     assert [device.partition for device in seen.devices] == ["MIG 3g.40gb"]
 
 
@@ -160,7 +162,7 @@ def test_mig_without_slices(tmp_path: Path) -> None:
     assert "is in MIG mode but has no slice" in seen.notes[0]
 
 
-def test_a_chip_that_shares_the_memory(tmp_path: Path) -> None:
+def test_integrated_gpu_shares_the_ram(tmp_path: Path) -> None:
     (device,) = found(tmp_path, answers("synthetic_spark_nvml")).devices
     assert device.unified
     assert (device.total_bytes, device.free_bytes) == (HOST.total_bytes, HOST.usable_bytes)
@@ -168,7 +170,7 @@ def test_a_chip_that_shares_the_memory(tmp_path: Path) -> None:
     assert device.bandwidth_bytes_per_s == 273 * 10**9
 
 
-def test_shared_memory_that_could_not_be_read(tmp_path: Path) -> None:
+def test_integrated_gpu_with_unreadable_ram(tmp_path: Path) -> None:
     here = machine(tmp_path, DRIVER, answers=answers("synthetic_spark_nvml"), host=None)
     seen = find_nvidia(here)
     assert seen.devices == ()
@@ -176,7 +178,7 @@ def test_shared_memory_that_could_not_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [3, 4, 15, 16, 18, 999, 4711])
-def test_a_card_that_does_not_answer_is_a_note(tmp_path: Path, code: int) -> None:
+def test_silent_card_is_a_note(tmp_path: Path, code: int) -> None:
     """Also a card that is no shared memory and refuses to tell its own (3): never the host's."""
     for function in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"):
         said = answers(TWO)
@@ -198,7 +200,7 @@ def test_a_card_that_does_not_answer_is_a_note(tmp_path: Path, code: int) -> Non
         (999, "unknown error"),
     ],
 )
-def test_a_driver_that_does_not_answer_is_a_note(tmp_path: Path, code: int, words: str) -> None:
+def test_silent_driver_is_a_note(tmp_path: Path, code: int, words: str) -> None:
     seen = found(tmp_path, {"nvmlInit": {"": {"error": code}}})
     assert seen.devices == ()
     assert words in seen.notes[0]
@@ -206,9 +208,7 @@ def test_a_driver_that_does_not_answer_is_a_note(tmp_path: Path, code: int, word
 
 @pytest.mark.parametrize("code", [9, 12])
 @pytest.mark.parametrize("system", [System.WINDOWS, System.LINUX])
-def test_no_driver_and_no_library_is_an_empty_answer(
-    tmp_path: Path, code: int, system: System
-) -> None:
+def test_no_driver_and_no_library(tmp_path: Path, code: int, system: System) -> None:
     """On Linux: inside of Windows, which shows its cards whosever they are."""
     tree = {"files": {"/dev/dxg": ""}}
     said: Answers = {"nvmlInit": {"": {"error": code}}}
@@ -216,7 +216,7 @@ def test_no_driver_and_no_library_is_an_empty_answer(
 
 
 @pytest.mark.parametrize("system", [System.LINUX, System.MACOS, System.OTHER])
-def test_a_machine_without_a_card_is_not_asked(tmp_path: Path, system: System) -> None:
+def test_driver_not_asked_without_a_card(tmp_path: Path, system: System) -> None:
     def never() -> Nvml:
         raise AssertionError("NVML was asked")
 
@@ -224,7 +224,7 @@ def test_a_machine_without_a_card_is_not_asked(tmp_path: Path, system: System) -
     assert find_nvidia(here) == Findings()
 
 
-def test_a_card_without_its_driver_is_told(tmp_path: Path) -> None:
+def test_card_without_driver_is_a_note(tmp_path: Path) -> None:
     slot = "/sys/bus/pci/devices/0000:01:00.0"
     sound = "/sys/bus/pci/devices/0000:01:00.1"
     files = {f"{slot}/vendor": "0x10de\n", f"{slot}/class": "0x030000\n"}
@@ -235,7 +235,7 @@ def test_a_card_without_its_driver_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "cards", "told"), [(0, 1, 1), (1, 1, 0), (1, 0, 0)])
-def test_cards_that_may_not_be_opened_are_told(
+def test_cards_without_permission_are_a_note(
     tmp_path: Path, count: int, cards: int, told: int
 ) -> None:
     """As seen on the H200 with /dev/nvidia0 closed: NVML counts none, and refuses nothing."""
@@ -249,7 +249,7 @@ def test_cards_that_may_not_be_opened_are_told(
     assert all("you may not open them" in note for note in seen.notes)
 
 
-def test_a_driver_that_hangs_does_not_hold_us(tmp_path: Path) -> None:
+def test_hanging_driver_times_out(tmp_path: Path) -> None:
     release = threading.Event()
 
     def hangs(function: str, *arguments: Any) -> Any:
@@ -265,7 +265,7 @@ def test_a_driver_that_hangs_does_not_hold_us(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("total", [0, -1, 2**64 - 1])
-def test_a_size_that_cannot_be_is_no_size(tmp_path: Path, total: int) -> None:
+def test_impossible_memory_size_is_a_note(tmp_path: Path, total: int) -> None:
     said = answers(TWO)
     said["nvmlDeviceGetMemoryInfo"]["gpu0"] = {"total": total, "free": 5, "used": 0}
     assert [device.index for device in found(tmp_path, said).devices] == [1]
@@ -280,7 +280,7 @@ def test_a_size_that_cannot_be_is_no_size(tmp_path: Path, total: int) -> None:
         (8 * GIB, 900 * MIB, 0),
     ],
 )
-def test_windows_manages_the_memory(
+def test_windows_uses_part_of_the_memory(
     tmp_path: Path, system: System, total: int, free: int, left: int
 ) -> None:
     """NVML's total is CUDA's there, free is less. On Linux: inside of Windows. The free of 32,000 MiB is made up."""
@@ -293,20 +293,20 @@ def test_windows_manages_the_memory(
     assert "spills into RAM" in seen.notes[0]
 
 
-def test_more_free_than_there_is_counts_as_all(tmp_path: Path) -> None:
+def test_free_memory_at_most_total(tmp_path: Path) -> None:
     said = answers(TWO)
     said["nvmlDeviceGetMemoryInfo"]["gpu0"]["free"] = 99 * GIB
     assert found(tmp_path, said).devices[0].free_bytes == 24 * GIB - 300 * MIB
 
 
-def test_an_old_driver_has_only_the_first_form(tmp_path: Path) -> None:
+def test_old_driver_without_memory_v2(tmp_path: Path) -> None:
     said = answers(TWO)
     said["nvmlDeviceGetMemoryInfo_v2"]["gpu0"] = {"error": 13}
     first = found(tmp_path, said).devices[0]
     assert (first.total_bytes, first.free_bytes) == (24 * GIB, 22 * GIB)
 
 
-def test_the_real_module_is_asked_by_the_same_names() -> None:
+def test_pynvml_has_the_functions() -> None:
     """Here without a driver: it refuses by a number, as a recording does."""
     nvml = Surroundings().nvml()
     for function in ("nvmlDeviceGetCount", "nvmlSystemGetDriverVersion"):
@@ -319,10 +319,163 @@ def test_the_real_module_is_asked_by_the_same_names() -> None:
     assert refused.value.code == 13
 
 
-def test_every_recorded_function_is_one_of_the_module() -> None:
+def test_recorded_functions_exist_in_pynvml() -> None:
     import pynvml
 
     named = {*recorded("h200_nvml")["answers"], *answers(TWO), *answers("synthetic_mig_nvml")}
     assert [name for name in sorted(named) if not hasattr(pynvml, name)] == [
         "nvmlDeviceGetMemoryInfo_v2"  # there an argument of the first form
     ]
+
+
+# -- jetson -----------------------------------------------------------------------------------------
+
+JETSON_HOST = HostMemory(total_bytes=61 * GIB, free_bytes=55 * GIB)
+COMPATIBLE = "/proc/device-tree/compatible"
+
+
+def test_jetson_orin(tmp_path: Path) -> None:
+    (device,) = find_nvidia(machine(tmp_path, recorded("synthetic_orin"), host=JETSON_HOST)).devices
+    assert device.name == "NVIDIA Jetson AGX Orin Developer Kit"
+    assert (device.unified, device.total_bytes, device.free_bytes) == (True, 61 * GIB, 55 * GIB)
+    assert device.capability == (8, 7)
+    assert device.bandwidth_bytes_per_s == 204_800_000_000
+
+
+def test_jetson_in_a_container(tmp_path: Path) -> None:
+    soc = "/sys/devices/soc0"
+    files = {f"{soc}/family": "Tegra\n", f"{soc}/machine": "NVIDIA Orin NX Developer Kit\n"}
+    (device,) = find_nvidia(machine(tmp_path, {"files": files}, host=JETSON_HOST)).devices
+    assert (device.name, device.capability) == ("NVIDIA Orin NX Developer Kit", None)
+
+
+def test_jetson_without_nvml_library(tmp_path: Path) -> None:
+    tree = recorded("synthetic_orin")
+    tree["files"]["/dev/nvidiactl"] = ""
+    said: Answers = {"nvmlInit": {"": {"error": 12}}}
+    seen = find_nvidia(machine(tmp_path, tree, answers=said, host=JETSON_HOST))
+    assert (len(seen.devices), seen.notes) == (1, ())
+
+
+def test_jetson_hidden_by_cuda_visible_devices(tmp_path: Path) -> None:
+    here = machine(
+        tmp_path,
+        recorded("synthetic_orin"),
+        host=JETSON_HOST,
+        environment={"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert find_nvidia(here).devices == ()
+
+
+@pytest.mark.parametrize(
+    "compatible", ["raspberrypi,5-model-b\0brcm,bcm2712\0", "nvidia,tegra\0", "", "\0\0"]
+)
+def test_other_boards_are_not_jetsons(tmp_path: Path, compatible: str) -> None:
+    here = machine(tmp_path, {"files": {COMPATIBLE: compatible}}, host=JETSON_HOST)
+    assert find_nvidia(here) == Findings()
+
+
+def test_jetson_with_unreadable_ram(tmp_path: Path) -> None:
+    seen = find_nvidia(machine(tmp_path, recorded("synthetic_orin"), host=None))
+    assert seen.devices == ()
+    assert "shares the RAM, whose size could not be read" in seen.notes[0]
+
+
+# -- visible ----------------------------------------------------------------------------------------
+
+SEEN = tuple(
+    Seen(
+        device=Device(
+            name=f"card {index}", vendor=Vendor.NVIDIA, index=index, total_bytes=1, free_bytes=1
+        ),
+        uuids=(f"GPU-{index}f",),
+    )
+    for index in range(12)
+)
+
+
+@given(st.text() | st.text(alphabet="0123456789,-GPU "))
+def test_visible_shows_each_existing_device_once(wanted: str) -> None:
+    shown = visible(wanted, SEEN)
+    assert len({device.index for device in shown}) == len(shown)
+    assert all(device in [each.device for each in SEEN] for device in shown)
+
+
+@given(st.lists(st.integers(0, 11), unique=True))
+def test_visible_keeps_the_order(indices: list[int]) -> None:
+    shown = visible(",".join(map(str, indices)), SEEN)
+    assert [device.index for device in shown] == indices
+
+
+def test_visible_not_set() -> None:
+    assert visible(None, SEEN) == tuple(each.device for each in SEEN)
+
+
+# -- address space ----------------------------------------------------------------------------------
+
+
+def card(*, unified: bool = False) -> Device:
+    return Device(
+        name="RTX 3090",
+        vendor=Vendor.NVIDIA,
+        total_bytes=24 * GIB,
+        free_bytes=22 * GIB,
+        because="NVML",
+        unified=unified,
+    )
+
+
+def host(left: int, name: str = ADDRESS_SPACE) -> HostMemory:
+    limit = MemoryLimit(name=name, limit_bytes=(left + 1) * GIB, used_bytes=GIB)
+    return HostMemory(total_bytes=64 * GIB, free_bytes=60 * GIB, limits=(limit,))
+
+
+@pytest.mark.parametrize(
+    ("left", "cards", "free"),
+    [
+        (40, 1, [22]),  # 27 are left for one
+        (35, 1, [22]),
+        (33, 1, [20]),
+        (14, 1, [1]),
+        (13, 1, []),  # cuInit fails
+        (5, 1, []),
+        (43, 2, [15, 15]),
+        (57, 2, [22, 22]),
+    ],
+)
+def test_within_address_space(left: int, cards: int, free: list[int]) -> None:
+    seen = within_address_space((card(),) * cards, host(left))
+    assert [device.free_bytes for device in seen.devices] == [size * GIB for size in free]
+    assert len(seen.notes) == (free != [22] * cards)
+    assert all("ulimit -v unlimited" in note for note in seen.notes)
+
+
+def test_within_address_space_reason() -> None:
+    (device,) = within_address_space((card(),), host(33)).devices
+    assert (device.basis, device.because) == (
+        Basis.MODELLED,
+        "NVML, within RLIMIT_AS (ulimit -v)",
+    )
+
+
+def test_within_address_space_unified() -> None:
+    """Of a unified memory the host's is judged: the limit is on the GPU's half."""
+    (device,) = within_address_space((card(unified=True),), host(33)).devices
+    assert (device.limit_bytes, device.limit_because) == (20 * GIB, ADDRESS_SPACE)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        None,
+        HostMemory(total_bytes=GIB, free_bytes=GIB),
+        host(1, "RLIMIT_DATA (ulimit -d; mapped files do not count)"),
+        host(1, "cgroup v2 /sys/fs/cgroup/box/memory.max"),
+    ],
+)
+def test_within_address_space_without_limit(beside: HostMemory | None) -> None:
+    assert within_address_space((card(),), beside) == Findings(devices=(card(),))
+
+
+def test_within_address_space_without_cards() -> None:
+    assert within_address_space((), host(1)) == Findings()

@@ -1,4 +1,4 @@
-"""Machines that are only wished for: what is in them, what they are called, and which make no sense."""
+"""Described machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no
 
 @pytest.mark.parametrize("here", ["x86_64", "aarch64"])
 @pytest.mark.parametrize(
-    ("wish", "is_arm"),
+    ("text", "is_arm"),
     [
         ({"devices": ["2x RTX 3090"], "ram": "64G"}, False),
         ({"vram": "24G", "ram": "64G"}, False),
@@ -39,15 +39,15 @@ RTX_3060 = 12_288 * MIB - 400 * MIB - 12_288 * MIB * 75 // 10_000  # a model: no
         ({"ram": "64G"}, False),  # whatever CPU asks
     ],
 )
-def test_processors(
-    *, wish: dict[str, Any], is_arm: bool, here: str, monkeypatch: pytest.MonkeyPatch
+def test_processor_architecture(
+    *, text: dict[str, Any], is_arm: bool, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: here)
-    assert what_if_machine(**wish).arm == is_arm
+    assert what_if_machine(**text).arm == is_arm
 
 
 @pytest.mark.parametrize(
-    ("wishes", "name", "cards"),
+    ("texts", "name", "cards"),
     [
         (["RTX 4090"], "RTX 4090", [RTX_4090]),
         (["2x RTX 3090"], "2x RTX 3090", [RTX_3090] * 2),
@@ -61,8 +61,8 @@ def test_processors(
         (["4090", "2x 4090"], "3x RTX 4090", [RTX_4090] * 3),
     ],
 )
-def test_cards(wishes: list[str], name: str, cards: list[int]) -> None:
-    machine = what_if_machine(devices=wishes)
+def test_cards_by_name(texts: list[str], name: str, cards: list[int]) -> None:
+    machine = what_if_machine(devices=texts)
     assert (machine.name, machine.what_if, machine.host) == (name, True, None)
     assert [card.total_bytes for card in machine.devices] == cards
     assert [card.free_bytes for card in machine.devices] == cards
@@ -71,7 +71,7 @@ def test_cards(wishes: list[str], name: str, cards: list[int]) -> None:
     assert any("system RAM unknown" in note for note in machine.notes)
 
 
-def test_a_card_brings_what_the_table_knows() -> None:
+def test_card_from_the_table() -> None:
     card = what_if_machine(devices=["rtx 4090"], ram="64G").devices[0]
     assert (card.vendor, card.capability) == (Vendor.NVIDIA, (8, 9))
     assert card.bandwidth_bytes_per_s == 1008 * 10**9
@@ -89,7 +89,7 @@ def test_a_card_brings_what_the_table_knows() -> None:
         ({"ram": "64g", "devices": ["2x 3090"]}, "2x RTX 3090 + 64 GiB RAM", 64, None),
     ],
 )
-def test_sizes(
+def test_ram_and_vram_sizes(
     asked: dict[str, Any], name: str, ram: float | None, cards: list[int] | None
 ) -> None:
     machine = what_if_machine(**asked)
@@ -104,7 +104,7 @@ def test_sizes(
 
 
 @pytest.mark.parametrize(
-    ("wish", "system", "total", "limit"),
+    ("text", "system", "total", "limit"),
     [
         ("m3-max-64", System.MACOS, 64 * GIB, 48 * GIB),  # three quarters
         ("m3-max-36", System.MACOS, 36 * GIB, 27 * GIB),
@@ -122,8 +122,8 @@ def test_sizes(
         ("Jetson Nano", System.LINUX, (4096 - 600) * MIB, None),
     ],
 )
-def test_one_memory(wish: str, system: System | None, total: int, limit: int | None) -> None:
-    machine = what_if_machine(devices=[wish])
+def test_unified_memory(text: str, system: System | None, total: int, limit: int | None) -> None:
+    machine = what_if_machine(devices=[text])
     assert machine.host is not None
     (gpu,) = machine.devices
     assert machine.host.total_bytes == machine.host.free_bytes == gpu.total_bytes == total
@@ -134,7 +134,7 @@ def test_one_memory(wish: str, system: System | None, total: int, limit: int | N
 
 
 @pytest.mark.parametrize(
-    ("wish", "platform", "share", "because"),
+    ("text", "platform", "share", "because"),
     [
         ("Strix Halo 128GB", "linux", (1, 2), "ttm.pages_limit"),
         ("Strix Halo 128GB", "win32", (1, 2), "Windows lets the GPU use half"),
@@ -142,21 +142,21 @@ def test_one_memory(wish: str, system: System | None, total: int, limit: int | N
         ("Arc 140V 16GB", "win32", (1, 2), "Windows lets the GPU use half"),
     ],
 )
-def test_what_an_integrated_gpu_may_use_depends_on_the_system(
-    wish: str,
+def test_gpu_limit_by_system(
+    text: str,
     platform: str,
     share: tuple[int, int],
     because: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    (gpu,) = what_if_machine(devices=[wish]).devices
+    (gpu,) = what_if_machine(devices=[text]).devices
     assert gpu.limit_bytes == gpu.total_bytes * share[0] // share[1]
     assert because in gpu.limit_because
 
 
 @pytest.mark.parametrize(
-    ("wish", "size", "app_mib"),
+    ("text", "size", "app_mib"),
     [
         ("phone-8", 8, 4096),
         ("iPhone 14 Pro", 6, 4005),  # 4.20 GB
@@ -166,8 +166,8 @@ def test_what_an_integrated_gpu_may_use_depends_on_the_system(
         ("iPad Pro M4 16GB", 16, 11_444),  # 12 GB
     ],
 )
-def test_a_phone_is_what_its_system_gives_one_app(wish: str, size: int, app_mib: int) -> None:
-    machine = what_if_machine(devices=[wish])
+def test_phone_app_limit(text: str, size: int, app_mib: int) -> None:
+    machine = what_if_machine(devices=[text])
     assert machine.host is not None
     assert (machine.devices, machine.system) == ((), System.OTHER)
     assert machine.host.total_bytes == size * GIB
@@ -177,7 +177,7 @@ def test_a_phone_is_what_its_system_gives_one_app(wish: str, size: int, app_mib:
     assert any("one app" in note or "kills an app" in note for note in machine.notes)
 
 
-def test_every_phone_of_the_table_has_a_limit_with_a_source() -> None:
+def test_phone_limits_have_sources() -> None:
     phones = [device for device in all_devices() if device.kind is DeviceKind.PHONE]
     assert phones
     for device in phones:
@@ -188,22 +188,22 @@ def test_every_phone_of_the_table_has_a_limit_with_a_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "total", "system"),
+    ("text", "total", "system"),
     [
         ("Raspberry Pi 5 8GB", 7_577 * MIB, System.LINUX),  # 925/1000 of 8 GiB
         ("Snapdragon X Elite 32GB", 29_491 * MIB, None),  # 900/1000 of 32 GiB
     ],
 )
-def test_a_processor_alone(wish: str, total: int, system: System | None) -> None:
-    machine = what_if_machine(devices=[wish])
+def test_machine_without_modelled_gpu(text: str, total: int, system: System | None) -> None:
+    machine = what_if_machine(devices=[text])
     assert machine.host is not None
     assert (machine.devices, machine.host.free_bytes) == ((), total)
-    assert machine.host.bandwidth_bytes_per_s == find_device(wish).bandwidth_bytes_per_s
+    assert machine.host.bandwidth_bytes_per_s == find_device(text).bandwidth_bytes_per_s
     assert any("runs on the CPU" in note for note in machine.notes)
     assert system in {None, machine.system}
 
 
-def test_ram_that_a_device_has_may_be_said() -> None:
+def test_ram_equal_to_unified_memory() -> None:
     assert what_if_machine(devices=["m3-max-64"], ram="64G").name == "M3 Max 64GB"
     assert what_if_machine(devices=["dgx spark"], ram="128 GB").name == "DGX Spark"
 
@@ -243,7 +243,7 @@ def test_ram_that_a_device_has_may_be_said() -> None:
         ({"devices": ["4090"], "vram": "24G"}, "give one of them"),
     ],
 )  # fmt: skip
-def test_nonsense(asked: dict[str, Any], sentence: str) -> None:
+def test_refused_descriptions(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         what_if_machine(**asked)
     assert sentence in str(caught.value)
@@ -252,7 +252,9 @@ def test_nonsense(asked: dict[str, Any], sentence: str) -> None:
 
 @settings(max_examples=100 if LONG else 40)
 @given(st.lists(st.text(max_size=40), max_size=3), st.none() | st.text(), st.none() | st.text())
-def test_any_wish_is_answered(devices: Sequence[str], ram: str | None, vram: str | None) -> None:
+def test_any_description_is_answered_or_refused(
+    devices: Sequence[str], ram: str | None, vram: str | None
+) -> None:
     assert told(devices, ram, vram).isprintable()
 
 
@@ -267,22 +269,20 @@ def told(devices: Sequence[str], ram: str | None, vram: str | None) -> str:
     ("platform", "system"),
     [("linux", System.LINUX), ("win32", System.WINDOWS), ("freebsd14", System.OTHER)],
 )
-def test_other_machines_run_what_we_run(
-    platform: str, system: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_is_this_one(platform: str, system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     assert what_if_machine(devices=["4090"]).system is system
     assert what_if_machine(ram="16G").system is system
     assert what_if_machine(devices=["m4-16"]).system is System.MACOS
 
 
-def test_no_mac_takes_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_with_cards_is_not_macos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert what_if_machine(devices=["4090"]).system is System.LINUX
     assert what_if_machine(ram="16G").system is System.MACOS
 
 
-def test_every_device_makes_a_machine() -> None:
+def test_machine_of_every_device() -> None:
     for device in all_devices():
         machine = machine_of(device)
         held = machine.host.usable_bytes if machine.host else machine.devices[0].free_bytes
@@ -293,7 +293,7 @@ def test_every_device_makes_a_machine() -> None:
 
 
 @pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
-def test_a_machine_that_is_only_described_does_not_depend_on_this_one(
+def test_description_is_independent_of_this_machine(
     cpu: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: cpu)

@@ -1,4 +1,4 @@
-"""All probes together: one Machine, and never an exception."""
+"""What the probes make of a machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from tests.patience import PATIENCE_S
 from tests.unit.machine.trees import machine, recorded
 
 from edgekit.machine import detect
+from edgekit.machine.probes import choose
 from edgekit.machine.surroundings import Nvml
-from edgekit.machine.types import System, Vendor
+from edgekit.machine.types import Device, System, Vendor
 from edgekit.units import GIB
 
+# -- detect -----------------------------------------------------------------------------------------
 
-def test_the_recorded_gpu_machine(tmp_path: Path) -> None:
+
+def test_detect_recorded_gpu_machine(tmp_path: Path) -> None:
     said = recorded("h200_nvml")["answers"]
     found = detect(machine(tmp_path, recorded("h200_tree"), answers=said))
     assert found.host is not None
@@ -28,12 +31,12 @@ def test_the_recorded_gpu_machine(tmp_path: Path) -> None:
     assert not found.what_if
 
 
-def test_the_recorded_machine_without_a_card(tmp_path: Path) -> None:
+def test_detect_recorded_machine_without_gpu(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, recorded("hybrid_tree")))
     assert (found.devices, found.notes) == ((), ())
 
 
-def test_a_mac(tmp_path: Path) -> None:
+def test_detect_mac(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, recorded("synthetic_mac"), system=System.MACOS))
     (device,) = found.devices
     assert (found.processor, found.cores) == ("Apple M3 Max", 14)
@@ -44,7 +47,7 @@ def test_a_mac(tmp_path: Path) -> None:
     )
 
 
-def test_windows_says_what_it_does_not_look_for(tmp_path: Path) -> None:
+def test_detect_windows_note(tmp_path: Path) -> None:
     """Synthetic: no driver of NVIDIA's. AMD's and Intel's cards would not be found."""
     tree = {"psutil": recorded("synthetic_mac")["psutil"]}
     said: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
@@ -55,7 +58,7 @@ def test_windows_says_what_it_does_not_look_for(tmp_path: Path) -> None:
     )
 
 
-def test_inside_of_windows_too(tmp_path: Path) -> None:
+def test_detect_wsl_note(tmp_path: Path) -> None:
     """Synthetic: WSL2 shows one device for the cards of every maker."""
     tree = {"psutil": recorded("synthetic_mac")["psutil"], "files": {"/dev/dxg": ""}}
     said: dict[str, Any] = {"nvmlInit": {"": {"error": 12}}}
@@ -66,7 +69,7 @@ def test_inside_of_windows_too(tmp_path: Path) -> None:
     )
 
 
-def test_the_memory_of_a_coherent_card_counts_once(tmp_path: Path) -> None:
+def test_detect_coherent_gpu_memory_counts_once(tmp_path: Path) -> None:
     """Synthetic: the recorded H200 under another name, 20 GiB of a node without processors."""
     tree = recorded("h200_tree")
     kib = 20 * GIB // 1024
@@ -81,7 +84,7 @@ def test_the_memory_of_a_coherent_card_counts_once(tmp_path: Path) -> None:
     assert "counts it once, as the GPU's" in found.notes[0]
 
 
-def test_integrated_graphics_beside_a_card(tmp_path: Path) -> None:
+def test_detect_integrated_gpu_next_to_a_card(tmp_path: Path) -> None:
     tree = recorded("synthetic_rx7900xtx")
     tree["psutil"] = recorded("hybrid_tree")["psutil"]
     found = detect(machine(tmp_path, tree))
@@ -91,7 +94,7 @@ def test_integrated_graphics_beside_a_card(tmp_path: Path) -> None:
     )
 
 
-def test_a_probe_that_fails_is_a_note_and_the_others_go_on(tmp_path: Path) -> None:
+def test_detect_failing_probe_is_a_note(tmp_path: Path) -> None:
     def broken() -> Nvml:
         raise ImportError("pynvml is\nbroken")
 
@@ -105,20 +108,20 @@ def test_a_probe_that_fails_is_a_note_and_the_others_go_on(tmp_path: Path) -> No
     )
 
 
-def test_memory_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
+def test_detect_unreadable_ram_is_a_note(tmp_path: Path) -> None:
     found = detect(machine(tmp_path, {}))  # a psutil without an answer
     assert found.host is None
     assert "Detecting RAM failed" in found.notes[0]
 
 
-def test_this_machine() -> None:
+def test_detect_this_machine() -> None:
     found = detect()
     assert found.host is not None
     assert 0 < found.host.usable_bytes <= found.host.total_bytes
     assert found.cores is None or found.cores > 0
 
 
-def test_asking_imports_no_more_than_it_needs() -> None:
+def test_detect_imports() -> None:
     """A machine without an NVIDIA driver is not asked through NVML, and no device table is read."""
     if Path("/proc/driver/nvidia/version").exists() or sys.platform != "linux":
         pytest.skip("a machine with NVIDIA's driver, or not Linux")
@@ -129,3 +132,68 @@ def test_asking_imports_no_more_than_it_needs() -> None:
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.split() == ["False", "False"]
+
+
+# -- chosen -----------------------------------------------------------------------------------------
+
+
+def device(name: str, vendor: Vendor) -> Device:
+    return Device(name=name, vendor=vendor, total_bytes=1, free_bytes=1)
+
+
+RTX = device("RTX", Vendor.NVIDIA)
+RADEON = device("Radeon", Vendor.AMD)
+RYZEN = replace(device("Ryzen", Vendor.AMD), unified=True)
+CARVED = replace(device("Carved", Vendor.AMD), integrated=True)  # with a memory of its own
+ARC = device("Arc", Vendor.INTEL)
+UHD = replace(device("UHD", Vendor.INTEL), unified=True)
+
+
+@pytest.mark.parametrize(
+    ("devices", "chosen"),
+    [
+        ((RADEON, RYZEN), [RADEON]),
+        ((RADEON, CARVED), [RADEON]),
+        ((RYZEN, ARC), [ARC]),  # of another maker
+        ((CARVED, ARC, UHD), [ARC]),
+        ((RTX, UHD), [RTX]),
+        ((RTX, RADEON, ARC), [RTX, RADEON, ARC]),
+        ((CARVED,), [CARVED]),
+        ((RYZEN, UHD), [RYZEN, UHD]),
+        ((), []),
+    ],
+)
+def test_choose_cards_before_integrated(devices: tuple[Device, ...], chosen: list[Device]) -> None:
+    found = choose(devices, {})
+    assert list(found.devices) == chosen
+    assert len(found.notes) == (len(chosen) < len(devices))
+    assert all(f"not used next to {chosen[0].name}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen", "notes"),
+    [
+        ("0,1", [RTX, RADEON, ARC], 0),
+        ("1", [RTX, ARC], 2),
+        ("1,0", [RTX, ARC, RADEON], 0),
+        ("", [RTX], 1),
+        ("9", [RTX], 1),
+    ],
+)
+def test_choose_by_vulkan_variable(wanted: str, chosen: list[Device], notes: int) -> None:
+    """NVIDIA's card is CUDA's: it stays."""
+    found = choose((RTX, RADEON, ARC), {"GGML_VK_VISIBLE_DEVICES": wanted})
+    assert (list(found.devices), len(found.notes)) == (chosen, notes)
+
+
+def test_choose_integrated_by_vulkan_variable() -> None:
+    found = choose((RADEON, RYZEN), {"GGML_VK_VISIBLE_DEVICES": "1"})
+    assert found.devices == (RYZEN,)
+
+
+@pytest.mark.parametrize("name", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_choose_rocm_variables_are_notes(name: str) -> None:
+    found = choose((RADEON,), {name: ""})
+    assert found.devices == (RADEON,)
+    assert found.notes[0].startswith(f"{name}= applies to ROCm only")
+    assert choose((ARC,), {name: ""}).notes == ()
