@@ -1,4 +1,4 @@
-"""The one thing that pyproject.toml cannot say yet: the C kernels of the embedder.
+"""The one thing that pyproject.toml cannot say yet: the C kernels of the built-in engine.
 
 They are optional: where there is no compiler, numpy does the same work behind the same calls.
 """
