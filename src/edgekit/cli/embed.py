@@ -16,13 +16,19 @@ from edgekit import __version__
 from edgekit.cli.check import confirmed
 from edgekit.cli.options import is_terminal, reach_of, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
-from edgekit.embed.bulk.batching import BatchRule
-from edgekit.embed.bulk.job import Finished, Stage, Terms, embed_here, run_job
-from edgekit.embed.bulk.journal import read_job
-from edgekit.embed.bulk.lines import STDIN
-from edgekit.embed.bulk.output import FileOutput, Output, StreamOutput, check_apart
+from edgekit.embed.bulk.job import BatchRule, Finished, Stage, Terms, embed_here, run_job
+from edgekit.embed.bulk.output import (
+    FileOutput,
+    Output,
+    StreamOutput,
+    check_apart,
+    form_of,
+    output_format,
+    read_job,
+)
 from edgekit.embed.bulk.readers import FORMATS, GivenTexts, format_of, open_source
-from edgekit.embed.bulk.types import (
+from edgekit.embed.bulk.rows import (
+    STDIN,
     BadRow,
     BulkStatus,
     Fields,
@@ -31,7 +37,6 @@ from edgekit.embed.bulk.types import (
     VectorForm,
     input_bytes_for,
 )
-from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.embed.stdio import serve
 from edgekit.embed.types import BUILT_IN, ENGINES
 from edgekit.engines.flags import one_of, whole

@@ -22,8 +22,7 @@ from edgekit.units import format_bytes
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from edgekit.embed.prefixes import Prefixes
-    from edgekit.embed.types import EmbedPlan
+    from edgekit.embed.types import EmbedPlan, Prefixes
     from edgekit.engines.native.tokenizer.text import TextTokenizer
     from edgekit.machine.monitor import Monitor, Reservation
 

@@ -17,8 +17,7 @@ import psutil
 from edgekit.basis import Basis
 from edgekit.embed import llamacpp
 from edgekit.embed.embedder import Embedder, EmbedderParts
-from edgekit.embed.prefixes import prefixes_of
-from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Mode
+from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Mode, prefixes_of
 from edgekit.engines.native.buffers import matrices, usable_cores
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import (

@@ -23,7 +23,7 @@ from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
-    from edgekit.embed.bulk.types import BulkStatus
+    from edgekit.embed.bulk.rows import BulkStatus
     from edgekit.embed.types import EmbedPlan
     from edgekit.engines.native.types import Floats
 

@@ -25,7 +25,7 @@ from tests.thoroughness import LONG, costly, sampled
 
 from edgekit.cli import main
 from edgekit.embed import open_embedder
-from edgekit.embed.bulk.types import BulkStatus, ResumeMark
+from edgekit.embed.bulk.rows import BulkStatus, ResumeMark
 from edgekit.report.embed import progress_line
 
 TINY: dict[str, Any] = {

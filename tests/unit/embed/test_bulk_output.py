@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from edgekit.embed.bulk import batching, output
-from edgekit.embed.bulk.batching import BatchRule, batches
-from edgekit.embed.bulk.journal import Journal
-from edgekit.embed.bulk.output import FileOutput
-from edgekit.embed.bulk.types import (
+from edgekit.embed.bulk import job as batching
+from edgekit.embed.bulk import output
+from edgekit.embed.bulk.job import BatchRule, batches
+from edgekit.embed.bulk.output import FileOutput, Journal, form_of, output_format
+from edgekit.embed.bulk.rows import (
     BadRow,
     Batch,
     InputRow,
@@ -28,7 +28,6 @@ from edgekit.embed.bulk.types import (
     RowLimit,
     row_bytes_for,
 )
-from edgekit.embed.bulk.writers import form_of, output_format
 from edgekit.engines.native.types import Floats
 from edgekit.errors import OutputError, TextError, UsageError
 
@@ -430,7 +429,7 @@ def test_a_partial_output_that_was_cut(tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from edgekit.embed.bulk.journal import Journal
+from edgekit.embed.bulk.output import Journal
 journal = Journal(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -19,10 +19,11 @@ import pytest
 from tests.recorded import DATA
 from tests.thoroughness import sampled
 
-from edgekit.embed.bulk import lines, parquet
-from edgekit.embed.bulk.parquet_pages import PageError, largest_page_bytes, read_directory
+from edgekit.embed.bulk import parquet
+from edgekit.embed.bulk import rows as lines
+from edgekit.embed.bulk.parquet import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.readers import format_of, open_source
-from edgekit.embed.bulk.types import BadRow, Fields, InputRow, ReadPosition, RowLimit
+from edgekit.embed.bulk.rows import BadRow, Fields, InputRow, ReadPosition, RowLimit
 from edgekit.errors import HeaderError, NotFoundError, SourceError, TextError, UsageError
 
 WITH_ID = Fields(text="text", id="id")
@@ -341,7 +342,7 @@ def test_a_damaged_parquet_directory_is_read_or_refused(name: str, rows: int) ->
 READ_PARQUET = """
 import sys
 from edgekit.embed.bulk.readers import open_source
-from edgekit.embed.bulk.types import Fields, ReadPosition
+from edgekit.embed.bulk.rows import Fields, ReadPosition
 from edgekit.errors import EdgekitError
 
 try:

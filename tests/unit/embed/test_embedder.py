@@ -28,7 +28,7 @@ from edgekit.embed import (
     open_embedder,
     plan_embedder,
 )
-from edgekit.embed.prefixes import prefixes_of
+from edgekit.embed.types import prefixes_of
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

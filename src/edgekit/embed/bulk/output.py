@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from edgekit.embed.bulk.journal import Journal, sync_folder, write_all
-from edgekit.embed.bulk.types import BadRow, Batch, ResumeMark, VectorForm
-from edgekit.errors import OutputError, UsageError
+from edgekit.embed.bulk.rows import BadRow, Batch, InputRow, ResumeMark, VectorForm
+from edgekit.errors import OutputError, SourceError, UsageError
+from edgekit.sources.local import open_file, try_lock
 
 if TYPE_CHECKING:
     from edgekit.engines.native.types import Floats
+
 
 _ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
 MARK_EVERY_S = 1.0  # what a kill may cost; a mark takes some milliseconds on a disk
@@ -339,3 +342,253 @@ def _written(name: str, saved: ResumeMark, *, stays: bool = True) -> Iterator[No
             else ""
         )
         raise OutputError(f"{name} cannot be written: {error.strerror}.{kept}") from error
+
+
+VERSION = 2
+LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes
+_CHECK = b'{"check":"'  # how every line begins; then come so many hexadecimal digits
+_CHECK_DIGITS = 16
+
+
+class Journal:
+    """Open and locked, until `close` or `remove`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = _open_locked(path)
+        self._bytes = 0
+
+    def read(self) -> tuple[dict[str, Any], ResumeMark] | None:
+        """Whose job, and its last sound mark; None where there is none. UsageError where it is not a journal.
+
+        A mark that is cut off or damaged is passed over: the one before it covers less work, and all of it is there.
+        """
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            first = file.readline(LINE_BYTES)
+            begin = file.seek(max(size_bytes - LINE_BYTES, len(first)))
+            lines = file.read().splitlines(keepends=True)
+        if not first:
+            return None
+        try:
+            told = _job(first)
+            self._bytes, mark = _last_sound(lines, begin)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UsageError(
+                f"{self._path} is damaged, or from another version of EdgeKit: --overwrite starts over"
+            ) from error
+        return told, mark
+
+    def begin(self, job: Mapping[str, Any]) -> None:
+        """A new job; what was there is forgotten."""
+        os.ftruncate(self._descriptor, 0)
+        self._bytes = 0
+        self._append({"journal": VERSION, **job})
+        sync_folder(self._path.parent)
+
+    def add(self, mark: ResumeMark) -> None:
+        """Everything up to the mark is on the disk already: the caller has seen to that."""
+        known = asdict(mark)
+        self._append({name: value for name, value in known.items() if value not in (None, False)})
+
+    def remove(self) -> None:
+        if sys.platform == "win32":  # where an open file cannot be removed
+            self.close()
+        self._path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        data = _checked(json.dumps(line, separators=(",", ":")).encode())
+        os.lseek(self._descriptor, self._bytes, os.SEEK_SET)
+        os.ftruncate(self._descriptor, self._bytes)
+        write_all(self._descriptor, data)
+        os.fsync(self._descriptor)
+        self._bytes += len(data)
+
+
+def read_job(path: Path) -> dict[str, Any] | None:
+    """Whose unfinished job a journal is of, without a lock; None where there is none that can be read."""
+    try:
+        with open_file(path) as file:
+            return _job(file.readline(LINE_BYTES))
+    except (OSError, SourceError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _checked(record: bytes) -> bytes:
+    """A line of the journal: a JSON object, with its checksum as the first key."""
+    import hashlib  # only for a job that has a journal: 3 MiB with OpenSSL
+
+    check = hashlib.blake2b(record, digest_size=_CHECK_DIGITS // 2).hexdigest().encode()
+    return _CHECK + check + (b'",' if record != b"{}" else b'"') + record[1:] + b"\n"
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is cut off or damaged."""
+    record = b"{" + line[len(_CHECK) + _CHECK_DIGITS + 1 :].removeprefix(b",").rstrip(b"\n")
+    if _checked(record) != line:
+        return None
+    told: dict[str, Any] = json.loads(record)
+    return told
+
+
+def _job(line: bytes) -> dict[str, Any]:
+    told = _record(line)
+    if told is None or told["journal"] != VERSION:
+        raise ValueError("not a journal of this version")
+    return told
+
+
+def _last_sound(lines: Sequence[bytes], begin: int) -> tuple[int, ResumeMark]:
+    """The last mark whose checksum is right, and where its line ends. ValueError where there are marks, but none is."""
+    end = begin + sum(map(len, lines))
+    for line in reversed(lines):
+        if (told := _record(line)) is not None:
+            return end, ResumeMark(**told)
+        end -= len(line)
+    if any(line.endswith(b"\n") for line in lines):
+        raise ValueError("no mark is sound")
+    return begin, ResumeMark()
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """A new name is safe only when its folder is. Not every system can be asked for that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OutputError(f"{path} is not a regular file: move it away")
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            raise UsageError(
+                f"another job is writing to {path.with_suffix('')}: wait for it, or name another output"
+            )
+        with suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # its owner has just finished and removed it
+
+
+NPY_HEAD_BYTES = 128  # numpy aligns its own to 64; room for 20 digits of rows
+_NPY_MAGIC = (
+    b"\x93NUMPY\x01\x00"  # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+)
+_FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
+
+
+def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:
+    """UsageError where the format cannot hold what is asked for."""
+    return _FORMS[name](dimensions, ids, integer_ids)
+
+
+def output_format(reference: str) -> str:
+    """By the name; standard output has lines of JSON."""
+    if reference == "-":
+        return "jsonl"
+    suffix = PurePath(reference).suffix.lower()
+    found = SUFFIXES.get(suffix)
+    if found is None:
+        raise UsageError(f"{reference}: choose one of the output formats {', '.join(SUFFIXES)}")
+    return found
+
+
+class NpyForm:
+    """One array of float32, a row for each text that was embedded. It has no room for ids."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._dimensions = dimensions
+
+    def head(self) -> bytes:
+        return self._head(0)
+
+    def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
+        if vectors.shape != (len(rows), self._dimensions):
+            raise ValueError(f"{vectors.shape} vectors for {len(rows)} rows")
+        return vectors.astype("<f4", copy=False).tobytes()
+
+    def finish(self, partial: Path, kept: int) -> Path:
+        with partial.open("r+b") as file:
+            file.write(self._head(kept))
+        return partial
+
+    def _head(self, rows: int) -> bytes:
+        told = (
+            f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {self._dimensions}), }}"
+        )
+        length = NPY_HEAD_BYTES - len(_NPY_MAGIC) - 2
+        return _NPY_MAGIC + length.to_bytes(2, "little") + f"{told:<{length - 1}}\n".encode("ascii")
+
+
+class JsonlForm:
+    """{"row": 1, "id": "a", "vector": [...]}: numbers as short as they can be to give the same float32."""
+
+    def __init__(self, *, ids: bool) -> None:
+        self._ids = ids
+
+    def head(self) -> bytes:
+        return b""
+
+    def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
+        numbers = vectors.astype(_FLOAT_WIDTH).tolist()
+        return b"".join(map(self._line, rows, numbers))
+
+    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - a line is final as it is
+        return partial
+
+    def _line(self, row: InputRow, numbers: Sequence[str]) -> bytes:
+        named = f',"id":{json.dumps(row.id, ensure_ascii=False)}' if self._ids else ""
+        return f'{{"row":{row.number}{named},"vector":[{",".join(numbers)}]}}\n'.encode()
+
+
+def _npy(dimensions: int, ids: bool, _: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
+    if ids:
+        raise UsageError("an .npy file cannot store ids: use .jsonl or .parquet")
+    return NpyForm(dimensions)
+
+
+def _jsonl(_: int, ids: bool, __: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
+    return JsonlForm(ids=ids)
+
+
+def _parquet(dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
+    from edgekit.embed.bulk.parquet import ParquetForm
+
+    return ParquetForm(dimensions, ids=ids, integer_ids=integer_ids)
+
+
+_FORMS: dict[str, Callable[[int, bool, bool], VectorForm]] = {
+    "npy": _npy,
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+}
+SUFFIXES = {
+    ".npy": "npy",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}

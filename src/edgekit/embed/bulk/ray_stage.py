@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit import errors
 from edgekit.embed.bulk.job import Embedded, Stage, Terms, batches_of, embedded
-from edgekit.embed.bulk.types import Batch, ResumeMark, RowSource
+from edgekit.embed.bulk.rows import Batch, ResumeMark, RowSource
 from edgekit.engines.native.buffers import usable_cores
 from edgekit.errors import (
     EdgekitError,

@@ -9,9 +9,21 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from edgekit.embed.bulk.lines import STDIN, Line, Lines, PipeLines, open_lines
-from edgekit.embed.bulk.types import BadRow, Fields, Id, InputRow, ReadPosition, RowLimit, RowSource
-from edgekit.embed.strict_json import (
+from edgekit.embed.bulk.rows import (
+    STDIN,
+    BadRow,
+    Fields,
+    Id,
+    InputRow,
+    Line,
+    Lines,
+    PipeLines,
+    ReadPosition,
+    RowLimit,
+    RowSource,
+    open_lines,
+)
+from edgekit.embed.stdio import (
     NotJsonError,
     broken_character,
     decoded,
