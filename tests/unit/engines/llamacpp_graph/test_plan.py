@@ -16,7 +16,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.graph import NoGraphError, compute_bytes
 from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.families.every import FAMILIES
+from edgekit.engines.llamacpp.graph.families import family_of
 from edgekit.engines.llamacpp.graph.plan import (
     CPU_ONLY,
     built,
@@ -35,7 +35,7 @@ from edgekit.errors import RefusedError
 from edgekit.model.types import Model
 
 NAMES = sorted(
-    {one["model"] for one in models() if one["quant"] == "Q4_K_M" and one["arch"] in FAMILIES}
+    {one["model"] for one in models() if one["quant"] == "Q4_K_M" and family_of(one["arch"])}
 )
 
 
