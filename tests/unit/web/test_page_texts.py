@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 
 from edgekit.bill.types import Component
-from edgekit.web.app import PAGES
+from edgekit.web.app import ASSETS
 
 TEXTS = "texts.js"
 UNITS = "format.js"  # numbers with their units
-SCRIPTS = sorted(path.name for path in PAGES.glob("*.js") if path.name not in {TEXTS, UNITS})
+SCRIPTS = sorted(path.name for path in ASSETS.glob("*.js") if path.name not in {TEXTS, UNITS})
 
 # Properties, assignments and calls whose text a person reads or hears.
 SHOWN_AS = re.compile(
@@ -41,7 +41,7 @@ NOT_TEXT = {component.value for component in Component} | {
 }  # fmt: skip
 CLASSES = {
     name
-    for path in PAGES.glob("*.css")
+    for path in ASSETS.glob("*.css")
     for name in re.findall(r"\.([a-z][\w-]*)", path.read_text(encoding="utf-8"))
 }
 
@@ -83,7 +83,7 @@ def is_text(one: Literal) -> bool:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_holds_no_text_of_its_own(name: str) -> None:
-    script = (PAGES / name).read_text(encoding="utf-8")
+    script = (ASSETS / name).read_text(encoding="utf-8")
     found = [f"{name}:{one.line}: {one.text}" for one in literals(script) if is_text(one)]
     assert not found, "move these to texts.js:\n" + "\n".join(found)
 
@@ -113,8 +113,8 @@ def groups(texts: str) -> dict[str, set[str]]:
 
 def test_texts_and_scripts_name_the_same() -> None:
     """A name that is missing would be shown as "undefined"; one that nobody uses is dead."""
-    defined = groups((PAGES / TEXTS).read_text(encoding="utf-8"))
-    scripts = "\n".join((PAGES / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    defined = groups((ASSETS / TEXTS).read_text(encoding="utf-8"))
+    scripts = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     assert len(defined) > 10
     for group, names in defined.items():
         assert set(re.findall(rf"\b{group}\.(\w+)", scripts)) == names, group
