@@ -155,7 +155,7 @@ class CgroupVersion(NamedTuple):
 # memory.high counts as a limit: beyond it nothing is killed, but everything is throttled to a crawl. v1's soft limit
 # does not: it applies only while the whole machine is short of memory.
 # Only inactive file pages count as free, as in Docker's and Kubernetes' working set: the kernel also drops active ones
-# before it kills, but at the cost of whoever reads them.
+# before it kills, but at the cost of the programs that read them.
 _V1 = CgroupVersion(
     name="cgroup v1",
     filesystem="cgroup",

@@ -184,8 +184,8 @@ def download_model(
     choice = locate_hub(model, replace(reach, cache=False, total_timeout_s=listing_s))
     if reach.progress is not None:
         reach.progress(f"{choice.label}: looking up file sizes")
-    beside = filter(None, (choice.config, choice.index, choice.quantization))
-    first, *rest = {file.name: file for file in (*beside, *choice.weights)}.values()
+    companions = filter(None, (choice.config, choice.index, choice.quantization))
+    first, *rest = {file.name: file for file in (*companions, *choice.weights)}.values()
     described = describe_file(model, first, reach)
     pinned = described.model  # all files at the commit of the first
     files = [

@@ -309,7 +309,7 @@ def _projectors(
     """
     shared = len({one.model for one in models}) > 1
     path = f"{folder_of(chosen.stem)}/"
-    beside = [
+    projectors = [
         file
         for file in listing
         if file.name.lower().endswith(".gguf")
@@ -320,8 +320,8 @@ def _projectors(
     ]
     # common/download.cpp:543 @ b21e4de: the deepest folder, then the nearest number of bits.
     bits = _bits(chosen.stem)
-    beside.sort(key=lambda f: (-f.name.count("/"), abs(_bits(f.name) - bits)))
-    return tuple(beside)
+    projectors.sort(key=lambda f: (-f.name.count("/"), abs(_bits(f.name) - bits)))
+    return tuple(projectors)
 
 
 def _bits(name: str) -> int:
