@@ -23,7 +23,7 @@ from edgekit.sources.types import ModelFiles, Origin
 from edgekit.terminal import printable
 
 COMMAND, FILE, SETTINGS = "command", "file", "settings"
-# NVML counts cards by their place on the bus; CUDA the fastest first unless it is told otherwise.
+# NVML counts cards by their place on the bus; CUDA counts the fastest first by default.
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PLACEHOLDER = "MODEL"
 UNCONVERTED = "Q4_K_M"  # engines.llamacpp.quantization.DEFAULT_MIX

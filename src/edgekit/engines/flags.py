@@ -16,7 +16,7 @@ from edgekit.units import parse_size, parse_tokens
 if TYPE_CHECKING:  # only to name types: --help must be instant
     import argparse
 
-COMMON = ""  # the name under which flags of every engine stand
+COMMON = ""  # the name of the flags that every engine has
 GIVEN = "engine_flags"  # the attribute of an argparse.Namespace with the flags that were given
 LARGEST = 2**63 - 1
 
@@ -81,8 +81,8 @@ class Flag(NamedTuple):
     help: str
     metavar: str = ""
     read: Read = str
-    value: Any = True  # what the switch means; for a flag that may stand alone, its text
-    alone: bool = False  # may stand without a value
+    value: Any = True  # what the switch means; for a flag that needs no value, its text
+    alone: bool = False  # needs no value
     ours: bool = False  # EdgeKit's own: not part of the engine's command
     aliases: tuple[str, ...] = ()  # what other programs call it; read, and left out of the help
     # What the engine's command line has for a value, where that is not the first name and the value.

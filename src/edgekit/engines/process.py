@@ -33,7 +33,7 @@ _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 class ChildProcess:
-    """In a session of its own: Ctrl-C reaches only us.
+    """In a separate session: Ctrl-C reaches only us.
 
     `on_line` gets each line of its log, in a thread; `on_message` each message, in another. Without `on_message` they
     wait for `message`.
@@ -257,7 +257,7 @@ def _by_whom(port: int) -> str:
             if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
         }
         return _named(psutil.Process(min(listeners))) if listeners else ""
-    except (psutil.Error, OSError, RuntimeError):  # macOS tells nobody but the administrator
+    except (psutil.Error, OSError, RuntimeError):  # macOS tells only the administrator
         return ""
 
 

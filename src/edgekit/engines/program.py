@@ -220,7 +220,7 @@ class MeasuredBytes:
         return (self.high_bytes - self.low_bytes + 1) // 2
 
     def off_by(self, size_bytes: int) -> int:
-        """Bytes by which `size_bytes` lies above (or below: negative) what was measured."""
+        """How far `size_bytes` is above what was measured; negative: below."""
         return max(size_bytes - self.high_bytes, 0) + min(size_bytes - self.low_bytes, 0)
 
     def meets(self, other: MeasuredBytes) -> bool:
@@ -243,7 +243,7 @@ class ComparedRow:
     part: str
     predicted_bytes: int
     measured: MeasuredBytes
-    allowed_bytes: int  # beyond the resolution of what the engine told
+    allowed_bytes: int  # beyond the resolution of the engine's figures
 
     @property
     def difference_bytes(self) -> int:

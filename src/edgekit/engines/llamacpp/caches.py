@@ -69,7 +69,7 @@ class _IndexedValues(LayerKind):
 def cache_lines(
     model: Model, context: Context, placement: TensorPlacement
 ) -> tuple[MemoryLine, ...]:
-    """Layers that are alike and lie together are worked out once."""
+    """Equal layers in the same pool are worked out once."""
     heads = head_sizes(model)
     lines: list[MemoryLine] = []
     for (mixer, pool), layers in _kept_groups(model, context, placement).items():
@@ -173,7 +173,7 @@ def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -
         yield component, size, _told(component, streams, context, heads)
     if mixer.states:
         size = sum(_state_bytes(state, context, pool) for state in mixer.states)
-        yield Component.STATE, size, _told_states(mixer.states, context)
+        yield Component.STATE, size, _states_text(mixer.states, context)
 
 
 def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
@@ -221,9 +221,9 @@ def _told(component: Component, streams: list[Stream], context: Context, heads: 
     return f"{sharing}{cells} cells{slid} x ({rows})"
 
 
-def _told_states(states: tuple[State, ...], context: Context) -> str:
-    told = " + ".join(f"{state.name} {state.elements}" for state in states)
-    return f"{context.n_seq_max} sequences x ({told}) x {STATE_BYTES} bytes"
+def _states_text(states: tuple[State, ...], context: Context) -> str:
+    parts = " + ".join(f"{state.name} {state.elements}" for state in states)
+    return f"{context.n_seq_max} sequences x ({parts}) x {STATE_BYTES} bytes"
 
 
 def _state_bytes(state: State, context: Context, pool: Pool) -> int:

@@ -1,4 +1,4 @@
-"""What is loaded beside a model: the projector of a vision model, adapters, a drafter -> further lines."""
+"""What is loaded next to a model: the projector of a vision model, adapters, a drafter -> further lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgekit.model.types import Model
 from edgekit.sources.types import Container
 
 FLOAT_BYTES = 4
-PATCHES = 4096  # clip.cpp warms up with at most so many where pictures may have any size
+PATCHES = 4096  # clip.cpp warms up with at most this many where pictures may have any size
 PROJECTOR_WITHIN = 1.0
 ADAPTER_WITHIN = 1.0
 
@@ -168,7 +168,7 @@ def _number(header: ModelHeader, key: str, otherwise: int) -> int:
 def adapter_lines(
     headers: Iterable[ModelHeader], placement: TensorPlacement, tokens: int
 ) -> tuple[MemoryLine, ...]:
-    """--lora: each pair of matrices lies with the tensor it changes; what they add is alive beside it."""
+    """--lora: each pair of matrices is with the tensor it changes; what they add is alive at the same time."""
     sums: dict[Pool, int] = {}
     widest = 0
     for header in headers:

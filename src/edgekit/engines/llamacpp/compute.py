@@ -66,7 +66,7 @@ _PREDICTING = _Known(
     0.05,
     "llama.cpp's largest compute graph, without the states saved for token prediction (MTP)",
 )
-# Builds between the two that are recorded: the log, which rounds, agreed on the CPU for every header that was asked.
+# Builds between the two that are recorded: the log, which rounds, agreed on the CPU for every header that was tried.
 _LOGGED = _Known(
     Basis.MODELLED,
     0.05,
@@ -212,7 +212,7 @@ def prediction_lines(
     count, layers = model.geometry.mtp_layers, len(model.geometry.layers)
     if not count:
         raise RefusedError("llama.cpp: this model has no layers for multi-token prediction (MTP)")
-    # speculative.cpp @ b21e4de: its cache has the types of a drafter, f16 unless it is told otherwise.
+    # speculative.cpp @ b21e4de: its cache has the types of a drafter, f16 by default.
     context = replace(context, type_k=F16, type_v=F16)
     attending = next((one for one in reversed(model.geometry.layers) if one.mixer.streams), None)
     for block in range(layers, layers + count):

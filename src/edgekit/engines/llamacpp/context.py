@@ -169,13 +169,13 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
     flash_attn: bool,
     v_trans: bool,
 ) -> Context:
-    asked = load.context_tokens or geometry.trained_context or 0
-    if not asked:
+    requested = load.context_tokens or geometry.trained_context or 0
+    if not requested:
         raise UsageError("the model's context length is unknown; set one (-c)")
     sequences, unified = _sequences(load, setup)
     apart = not unified or heads.apart
-    n_batch, n_ubatch = _batches(geometry, load, setup, asked)
-    padded = pad(asked, CELL_PADDING)
+    n_batch, n_ubatch = _batches(geometry, load, setup, requested)
+    padded = pad(requested, CELL_PADDING)
     per_sequence = padded if unified else pad(padded // sequences, CELL_PADDING)
     if not per_sequence:
         raise RefusedError(
@@ -206,14 +206,14 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
 
 
 def _sequences(load: Load, setup: LlamaCppSetup) -> tuple[int, bool]:
-    """How many, and whether they share one cache. llama-server: four that do, unless told how many."""
+    """How many, and whether they share one cache. llama-server: four that do by default."""
     if setup.mode is LlamaMode.SERVER and not load.sequences:
         return SERVER_SLOTS, load.unified is not False
     return max(1, load.sequences or 1), bool(load.unified)
 
 
 def _batches(
-    geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, asked: int
+    geometry: ModelGeometry, load: Load, setup: LlamaCppSetup, requested: int
 ) -> tuple[int, int]:
     n_batch = load.batch_tokens or DEFAULT_BATCH
     n_ubatch = load.microbatch_tokens or (
@@ -222,7 +222,7 @@ def _batches(
     if setup.mode is LlamaMode.SERVER and setup.embeddings:
         n_batch = min(n_batch, n_ubatch)  # server.cpp:150: a text must fit in one micro-batch
     if geometry.causal:
-        n_batch = min(asked, n_batch)  # the context as asked for, before padding
+        n_batch = min(requested, n_batch)  # the context as requested, before padding
     return n_batch, min(n_batch, n_ubatch)
 
 

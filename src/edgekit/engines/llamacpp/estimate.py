@@ -1,4 +1,4 @@
-"""What llama.cpp allocates: its buffers, what the driver and a server take besides, and what grows later."""
+"""What llama.cpp allocates: its buffers, what the driver and a server take in addition, and what grows later."""
 
 from __future__ import annotations
 
@@ -341,8 +341,8 @@ def _device_lines(
         yield _line(pool, CUDA_CONTEXT_BYTES, "CUDA context, as measured on an H200", 0.5)
         yield replace(_line(pool, *_first_decode(model, context)), first_request=True)
     else:
-        told = f"{setup.backend.value} context: pipelines and command buffers, not measured"
-        yield _line(pool, OTHER_CONTEXT_BYTES, told, 1.0)
+        because = f"{setup.backend.value} context: pipelines and command buffers, not measured"
+        yield _line(pool, OTHER_CONTEXT_BYTES, because, 1.0)
 
 
 def _exchange(model: Model, context: Context, devices: int) -> tuple[int, str, float]:

@@ -51,8 +51,13 @@ _NOT_SHARED = (
 def ollama_commands(startup: Startup, notes: list[str]) -> Iterator[Command]:
     """`notes` are those on the cards. Without a Modelfile where Ollama's own placement is the one that was judged."""
     server = ["ollama", "serve"]
-    told = [*_ollama_notes(startup), *notes]
-    yield startup.command(OLLAMA, "Ollama server", server, _ollama_environment(startup), told)
+    yield startup.command(
+        OLLAMA,
+        "Ollama server",
+        server,
+        _ollama_environment(startup),
+        [*_ollama_notes(startup), *notes],
+    )
     source, layers = _modelfile_source(startup), _ollama_layers(startup)
     if not source.startswith(_PATHS) and _runs_by_default(startup, layers):
         yield startup.command(OLLAMA, "Ollama", ["ollama", "run", source])

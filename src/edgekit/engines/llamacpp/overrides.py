@@ -111,8 +111,8 @@ class _Parser:
             raise self.error("has a ) without a (")
         return node
 
-    def error(self, told: str) -> UsageError:
-        return UsageError(f"the pattern {self.text[:60]!r} {told}")
+    def error(self, why: str) -> UsageError:
+        return UsageError(f"the pattern {self.text[:60]!r} {why}")
 
     def take(self, words: str) -> bool:
         if self.text.startswith(words, self.at):
@@ -120,9 +120,9 @@ class _Parser:
             return True
         return False
 
-    def next(self, told: str) -> str:
+    def next(self, why: str) -> str:
         if self.at >= len(self.text):
-            raise self.error(told)
+            raise self.error(why)
         self.at += 1
         return self.text[self.at - 1]
 

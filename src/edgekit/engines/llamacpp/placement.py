@@ -1,4 +1,4 @@
-"""A setup -> which block, tensor and cache lies where, and what a tensor takes there.
+"""A setup -> where each block, tensor and cache is, and what a tensor takes there.
 
 Follows llama-model.cpp (load_tensors) and llama-model-loader.cpp (create_tensor) @ 0c1e570.
 """
@@ -204,7 +204,7 @@ def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
 
 
 def _split_ends(setup: LlamaCppSetup) -> list[float]:
-    """Where each device's share ends, of 1. Without a split asked for: by free memory."""
+    """Where each device's share ends, of 1. By free memory where no split is given."""
     free = tuple(float(one.free_bytes or 1) for one in setup.devices)
     shares = setup.tensor_split[: len(free)] or free
     if setup.split_mode is SplitMode.NONE:
@@ -364,7 +364,7 @@ def block_number(name: str) -> int | None:
 
 
 def pools_of(name: str, placement: TensorPlacement, architecture: str) -> tuple[Pool, ...]:
-    """Where a tensor of that name lies: more than one pool for what every block uses."""
+    """Where a tensor of that name is: more than one pool for what every block uses."""
     return _pools(name, block_number(name), placement, architecture)
 
 
@@ -387,7 +387,7 @@ def _pools(
 
 
 def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
-    """The token embedding once more, as the head, where the file has none and it lies elsewhere."""
+    """The token embedding once more, as the head, where the file has none and it is elsewhere."""
     known = known_architecture(model.geometry.architecture)
     names = prepare(model).tensors_by_name.get(lambda: _names(model))
     embedding = names.get(EMBEDDING)

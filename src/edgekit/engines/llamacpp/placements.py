@@ -187,7 +187,7 @@ def _server(slot: DeviceSlot) -> Device:
 
 
 def _card_sets(cards: Cards) -> list[Cards]:
-    """All cards with room for a layer besides their own buffers; then without those that are small compared with the
+    """All cards with room for a layer in addition to their buffers; then without those that are small compared with the
     largest: such a card may cost the others more in buffers than it adds.
     """
     by_size = sorted(cards, key=lambda card: -card.free_bytes)
@@ -352,8 +352,8 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
         found = machine.measured.engine("llama.cpp", device)
         if found is not None and found.overhead_bytes:
             alone = " on the CPU only" if cards and device == device_key(machine) else ""
-            told = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
-            return Overhead(size_bytes=found.overhead_bytes, because=told)
+            because = f"measured on this machine{alone} with {found.through} {found.version}, {found.date}"
+            return Overhead(size_bytes=found.overhead_bytes, because=because)
     return None
 
 

@@ -39,7 +39,7 @@ PER_LAYER = (  # a number, or one for each layer
 )
 SECTIONS = "rope.dimension_sections"
 FUSED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight")  # in the place of others
-SCALES = (".scale", ".input_scale")  # optional beside any weight
+SCALES = (".scale", ".input_scale")  # optional next to any weight
 Shape = tuple[int | None, ...]  # None: not known
 
 
@@ -319,7 +319,7 @@ def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
 
 
 def _empty_blocks(model: Model) -> Iterator[str]:
-    """What can be told without knowing an architecture's tensors."""
+    """What can be checked without knowing an architecture's tensors."""
     if model.header.tensors is None:
         return
     found = {block_number(tensor.name) for tensor in model.header.tensors}
@@ -403,7 +403,7 @@ def _misshapen(name: str, dimensions: tuple[int, ...], shape: Shape) -> str:
 def _named(
     need: NeededTensor, there: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """A need as the tensors it stands for: names, shapes, whether the loader insists on them."""
+    """A need as tensors: names, shapes, whether the loader insists on them."""
     if need.name == QKV:
         width, *parts = need.shape
         fused = " + ".join(f"({part})" for part in parts)

@@ -64,7 +64,7 @@ ALL_LAYERS = 1_000_000  # beyond the blocks of any header
 class DeviceSlot:
     """A GPU, or a device of an RPC server, as far as placement cares."""
 
-    free_bytes: int | None = None  # layers are split by it where no split is asked for
+    free_bytes: int | None = None  # layers are split by it where no split is given
     max_buffer_bytes: int | None = None  # Metal: a longer span of the file is mapped in pieces
     rpc: str = ""  # of an RPC server: llama.cpp's name for its buffers, "RPC0[10.0.0.5:50052]"
     number: int | None = None  # of a GPU, where it is not its place among those listed
@@ -72,7 +72,7 @@ class DeviceSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What a process of llama.cpp was measured to hold on the host beside its bill."""
+    """What a process of llama.cpp was measured to hold on the host in addition to its bill."""
 
     size_bytes: int
     because: str  # "measured on this machine with xllamacpp 2026.10"
@@ -91,7 +91,7 @@ class LlamaCppSetup:
     mode: LlamaMode = LlamaMode.LIBRARY
     backend: Backend = Backend.CPU
     n_gpu_layers: int = ALL_LAYERS
-    n_cpu_moe: int = 0  # experts of the first so many blocks stay on the host
+    n_cpu_moe: int = 0  # the experts of this many first blocks stay on the host
     cpu_moe: bool = False  # those of all blocks do
     devices: tuple[DeviceSlot, ...] = (DeviceSlot(),)
     tensor_split: tuple[float, ...] = ()
@@ -216,7 +216,7 @@ class HeadSizes:
     key_dims: frozenset[int]
     value_dims: frozenset[int]
     latent: bool  # V is a part of K: both must have one type
-    apart: bool  # sequences have caches of their own, asked for or not (DeepSeek-V4)
+    apart: bool  # sequences have separate caches, requested or not (DeepSeek-V4)
     window: int  # tokens a sliding layer sees, 0 without any
     widest_value: int  # numbers of one token's V in the widest layer
     flashes: bool  # CUDA has a flash attention kernel for all of them

@@ -100,7 +100,7 @@ def _of_build(build: int) -> LlamaVersion:
         raise UsageError(
             f"llama.cpp b{build} is too old: edgekit supports b{OLDEST} (April 2026) and newer"
         )
-    if build in (Rules.V0_5, Rules.V0_6):  # numbers that stand for versions whose own is not known
+    if build in (Rules.V0_5, Rules.V0_6):  # numbers for versions whose build is not known
         build = Rules.V0_6
     return LlamaVersion(min(build, NEWEST), None if build == NEWEST else f"b{build}")
 

@@ -63,7 +63,7 @@ def _repeat(heap: _Heap, section: Section, places: list[int]) -> None:
 
 
 def _state(heap: _Heap, section: Section, window: Sequence[int]) -> tuple[int, ...]:
-    """All that the next round depends on: what is free, and where lies what it will free."""
+    """All that the next round depends on: what is free, and where the blocks are that it will free."""
     return (*heap.starts, *heap.lengths, *(window[i] for i in section.carried))
 
 

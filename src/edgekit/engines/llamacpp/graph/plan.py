@@ -66,7 +66,7 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
 
 
 def load_values(context: Context) -> dict[str, int]:
-    """The numbers of a load that the variables stand for."""
+    """The numbers of a load that the variables are for."""
     return {
         "T": context.n_tokens // context.n_seq_max,
         "S": context.n_seq_max,
@@ -77,7 +77,7 @@ def load_values(context: Context) -> dict[str, int]:
 
 
 def _alike(context: Context, values: Values) -> Hashable:
-    """Loads that agree in this have the same graph but for the numbers: a dimension of 1 lies anywhere."""
+    """Loads that agree in this have the same graph but for the numbers: a dimension of 1 may have any stride."""
     ones = tuple(number == 1 for number in values.values())
     return ones, context.n_outputs == context.n_tokens
 
@@ -198,8 +198,8 @@ def built(have: GraphFacts, kept: KeptLayers, options: GraphOptions, sizes: Grap
         have.family.build(build)
         pool(build)
     except (ArithmeticError, LookupError, ValueError) as error:
-        told = f"{have.hparams.header.name} does not describe a graph of {have.hparams.arch}"
-        raise NoGraphError(f"{told}: {error}") from error
+        why = f"{have.hparams.header.name} does not describe a graph of {have.hparams.arch}"
+        raise NoGraphError(f"{why}: {error}") from error
     return build
 
 

@@ -195,7 +195,7 @@ def _taken(parts: Iterable[Sequence[Event]]) -> int:
 
 
 def _a_period_later(sizes: Sequence[Size | Weight], period: int) -> dict[int, int]:
-    """Index of a size -> of the one that stands for it in the next period: of a weight, the next layer's."""
+    """Index of a size -> of the one in its place in the next period: of a weight, the next layer's."""
     index = {size: i for i, size in enumerate(sizes)}
     moved = (
         size._replace(layer=size.layer + period) if isinstance(size, Weight) else size

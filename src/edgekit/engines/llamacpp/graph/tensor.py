@@ -16,7 +16,7 @@ Shape = tuple[Size, Size, Size, Size]
 
 
 class Home(enum.Enum):
-    """Where the data of a tensor lies that the graph allocator does not place."""
+    """Where the data of a tensor is that the graph allocator does not place."""
 
     WEIGHTS = "weights"
     CACHE = "cache"
@@ -140,7 +140,7 @@ class Graph:
         return False
 
     def is_contiguous(self, tensor: GraphTensor) -> bool:
-        """ggml_is_contiguous: a dimension of one element may lie anywhere."""
+        """ggml_is_contiguous: a dimension of one element may have any stride."""
         kind, nb = tensor.type, tensor.strides
         if nb is None:
             return True

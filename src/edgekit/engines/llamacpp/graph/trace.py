@@ -1,6 +1,6 @@
 """A graph -> what is allocated and freed in each buffer, in order: ggml_gallocr_alloc_graph_impl @ 0c1e570.
 
-Which tensor takes which block does not depend on numbers, only on who reads whom; where the block lies does, and is
+Which tensor takes which block does not depend on numbers, only on who reads whom; where the block is does, and is
 found by running the events (allocator.py).
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from edgekit.engines.llamacpp.graph.dims import Size
 from edgekit.engines.llamacpp.graph.tensor import Graph, GraphTensor, NoGraphError, Shape
 
-# ggml_op_can_inplace: these may write over a source that nobody else reads.
+# ggml_op_can_inplace: these may write over a source that nothing else reads.
 IN_PLACE = frozenset(
     {
         "ADD",
@@ -38,7 +38,7 @@ ALLOCATE, FREE = 0, 1
 
 
 # A block is taken or given back: which of the two, the number of the block as they are taken, the index of its size in
-# the sizes of its buffer, and -1; or the index of a second size where only what lies beyond that is given back. Plain
+# the sizes of its buffer, and -1; or the index of a second size where only the part beyond that is given back. Plain
 # tuples of numbers: there are hundreds of thousands, and they are nothing to the garbage collector.
 Event: TypeAlias = tuple[int, int, int, int]
 WHOLE = -1

@@ -1,4 +1,4 @@
-"""A launch -> llama.cpp in a process of its own, loaded and ready (`start`): what it reports and how it ends."""
+"""A launch -> llama.cpp in a child process, loaded and ready (`start`): what it reports and how it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STEPS = 10
 _HEALTH_S = 5.0
 _LOG_S = 10.0  # for a log that is written already, on a busy machine
 _BIND_FAILED = "couldn't bind"
-# What llama.cpp gives up with a warning, and goes on: not what was asked for.
+# What llama.cpp leaves out with a warning although it was requested.
 _CANNOT_ROLL = (
     "this model's KV cache cannot roll: run it without a rolling window or, if it has "
     "sliding-window layers, with a full-size cache for them (--swa-full)"
@@ -101,8 +101,8 @@ class EngineProcess:
         if not self._log_read.is_set():
             return self.log.last_words()
         lines = self.recent
-        told = [line for line in lines if is_complaint(line)] or lines
-        return " | ".join(told[-_SHOWN_LINES:])
+        shown = [line for line in lines if is_complaint(line)] or lines
+        return " | ".join(shown[-_SHOWN_LINES:])
 
     @property
     def recent(self) -> list[str]:
@@ -325,14 +325,14 @@ def _ready(process: EngineProcess, watch: Watch, tell: Callable[[str], None]) ->
 
 
 def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None]) -> list[Message]:
-    """What the child told: first who it is, in the end where it is."""
+    """The child's messages: its version first, its address last."""
     deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
     progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
-    told: list[Message] = []
-    while "address" not in (told[-1] if told else {}):
+    messages: list[Message] = []
+    while "address" not in (messages[-1] if messages else {}):
         word = process.message(max(0.0, min(_POLL_S, deadline - time.monotonic())))
         if word is not None:
-            told.append(word)
+            messages.append(word)
         elif (ended := process.poll()) is not None:
             if _BIND_FAILED in ended.last_words:  # another program was faster
                 raise in_use(launch.at.host, launch.at.port)
@@ -345,7 +345,7 @@ def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None])
         if time.monotonic() > next_s:
             next_s += _TELL_S
             progress.show(process.resident())
-    return told
+    return messages
 
 
 @dataclass(slots=True, kw_only=True)
@@ -368,31 +368,31 @@ class Progress:
         )
 
 
-def _running(process: EngineProcess, told: list[Message]) -> Running:
+def _running(process: EngineProcess, messages: list[Message]) -> Running:
     if not process.has_log(_LOG_S):
         raise EngineError(f"llama.cpp's log did not end: {process.last_words}")
     held = process.log.held()
     _require_all(process)
-    port = str(told[-1]["address"]).rpartition(":")[2]
+    port = str(messages[-1]["address"]).rpartition(":")[2]
     address = f"http://{in_address(connectable(process.launch.at.host))}:{port}"
     status = health(address)
     if status != http.client.OK:
         raise EngineError(
             f"llama.cpp started, but is not healthy: {address}/health answers {status}"
         )
-    version, engine = binding.xllamacpp_version(), told[0].get("version")
+    version, engine = binding.xllamacpp_version(), messages[0].get("version")
     return Running(
         address=address,
         version=version if engine is None else f"{version} (llama.cpp {engine})",
         held=held,
-        idle=resident_at("started", told[0].get("memory") or {}),
+        idle=resident_at("started", messages[0].get("memory") or {}),
         process=process,
     )
 
 
 def _require_all(process: EngineProcess) -> None:
-    """EngineError where llama.cpp went on without something it was asked for."""
+    """EngineError where llama.cpp went on without something that was requested."""
     for line in process.warnings:
-        for words, meaning, was_asked in _GIVEN_UP:
-            if words in line and was_asked(process.launch):
+        for words, meaning, was_requested in _GIVEN_UP:
+            if words in line and was_requested(process.launch):
                 raise EngineError(f"{meaning} ({line})")

@@ -61,7 +61,7 @@ def whole(text: str) -> MeasuredBytes:
 
 @dataclass(slots=True)
 class _Context:
-    """What one llama_context told of itself."""
+    """What one llama_context logs about itself."""
 
     parts: dict[Component, MeasuredBytes] = field(default_factory=dict)
     resolved: dict[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class EngineLog:
 
     @property
     def answered(self) -> bool:
-        """All is told but, perhaps, further rows of the breakdown."""
+        """Complete, except perhaps for further rows of the breakdown."""
         return _HOST in self._breakdown and Component.COMPUTE in self._parts
 
     def add(self, line: str) -> None:
@@ -123,12 +123,12 @@ class EngineLog:
         self._add_fact(line)
 
     def _remember(self, line: str) -> None:
-        told = _STAMP.sub("", line).strip()
-        if not told:
+        text = _STAMP.sub("", line).strip()
+        if not text:
             return
-        self._last.append(told)
+        self._last.append(text)
         if len(self._complaints) < _COMPLAINTS and STOP not in line and is_complaint(line):
-            self._complaints[told] = None
+            self._complaints[text] = None
 
     def _add_breakdown(self, line: str) -> bool:
         found = _BREAKDOWN.search(line) if "breakdown" in line else None
@@ -161,10 +161,10 @@ class EngineLog:
             self.resolved["flash_attn"] = found[1] or found[2]
 
     def held(self) -> Held:
-        """What a real run told while it loaded. EngineError when the log is not what we know."""
+        """What a real run logged while it loaded. EngineError when the log is not what we know."""
         contexts = [context for context in self._contexts if context.parts]
-        told = {kind for context in contexts for kind in context.parts}
-        if not self._weights or not {Component.COMPUTE, Component.OUTPUT} <= told:
+        logged = {kind for context in contexts for kind in context.parts}
+        if not self._weights or not {Component.COMPUTE, Component.OUTPUT} <= logged:
             raise EngineError(
                 "cannot parse this llama.cpp's log: it does not list its buffers; a "
                 f"newer edgekit may support this version ({self.last_words()})"

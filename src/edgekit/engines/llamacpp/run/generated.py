@@ -40,7 +40,7 @@ _LARGEST_BYTE = 0x30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HollowFile:
-    """All of a file but its weights. A ByteSource: what lies in the hole reads as zeros."""
+    """All of a file but its weights. A ByteSource: the hole reads as zeros."""
 
     name: str
     header: bytes = field(repr=False)
@@ -133,7 +133,7 @@ def _keeps_holes(folder: Path) -> bool:
 
 
 def _blocks(descriptor: int) -> int | None:
-    """Those a file takes on disk. Where they are not told (Windows) a hole takes its whole size."""
+    """Blocks that a file takes on disk. None if unknown (Windows): a hole takes its whole size there."""
     return getattr(os.fstat(descriptor), "st_blocks", None)
 
 

@@ -48,7 +48,7 @@ class Launch:
 
     @property
     def is_drafted(self) -> bool:
-        """By another model, or by blocks of its own."""
+        """By another model, or by its own prediction blocks."""
         return self.weights.drafter is not None or self.setup.load_mtp
 
     @property

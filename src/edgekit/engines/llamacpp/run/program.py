@@ -174,7 +174,7 @@ class LlamaCppVerifier:
 
 
 class Client:
-    """Talks to one server. Every call has a connection of its own: closing it ends the work for it."""
+    """Talks to one server. Every call has its own connection: closing it ends the work."""
 
     def __init__(
         self, address: str, *, api_key: str | None = None, timeout_s: float | None = None
@@ -185,19 +185,19 @@ class Client:
 
     def tokens_of(self, text: str, *, special: bool = True) -> list[int]:
         """As the engine cuts it; `special`: with the tokens it puts before and after a text."""
-        asked = {"content": text, "add_special": special, "parse_special": True}
-        tokens = self._call("/tokenize", asked).get("tokens")
+        body = {"content": text, "add_special": special, "parse_special": True}
+        tokens = self._call("/tokenize", body).get("tokens")
         if not isinstance(tokens, list):
             raise EngineError("llama.cpp did not report how it tokenizes the prompt")
         return [int(token) for token in tokens]
 
     def as_prompt(self, messages: Sequence[Message]) -> str:
         """By the model's own chat template."""
-        told = self._call(
+        reply = self._call(
             "/apply-template",
             {"messages": [{"role": one.role, "content": one.content} for one in messages]},
         )
-        return str(told.get("prompt", ""))
+        return str(reply.get("prompt", ""))
 
     def complete(
         self,
@@ -209,13 +209,13 @@ class Client:
         into: Written,
     ) -> Iterator[str]:
         """What the engine goes on with, as text."""
-        asked = {
+        body = {
             "prompt": list(tokens),
             "n_keep": sinks,
             **_sampled(sampling, max_tokens),
         }
         ended = False
-        for event in self._events("/completion", asked):
+        for event in self._events("/completion", body):
             _note(event, into)
             if event.get("stop"):
                 ended = True
@@ -226,13 +226,13 @@ class Client:
         if not ended:  # a stream that is cut ends like one that is over
             raise EngineError("llama.cpp stopped in the middle of an answer")
 
-    def _call(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        with self._reply(path, asked) as reply:
+    def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._reply(path, body) as reply:
             return _object(reply.read(_REPLY_BYTES))
 
-    def _events(self, path: str, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Server-sent events: lines that begin with 'data: ', until '[DONE]' or the end."""
-        with self._reply(path, {**asked, "stream": True}) as reply:
+        with self._reply(path, {**body, "stream": True}) as reply:
             while line := reply.readline(_LINE_BYTES):
                 name, colon, data = line.partition(b":")
                 if not colon or data.strip() == b"[DONE]":
@@ -246,13 +246,13 @@ class Client:
                     yield event
 
     @contextmanager
-    def _reply(self, path: str, asked: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
+    def _reply(self, path: str, body: Mapping[str, Any]) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         try:
-            connection.request("POST", path, json.dumps(dict(asked)).encode(), headers)
+            connection.request("POST", path, json.dumps(dict(body)).encode(), headers)
             reply = connection.getresponse()
             if reply.status != http.client.OK:
                 raise _refusal(_object(reply.read(_REPLY_BYTES)), reply.status)
@@ -287,7 +287,7 @@ class LlamaTalker:
 
 
 def _sampled(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
@@ -296,10 +296,10 @@ def _sampled(sampling: Sampling, max_tokens: int | None) -> dict[str, Any]:
         "repeat_last_n": sampling.repeat_last,
     }
     if sampling.seed is not None:
-        asked["seed"] = sampling.seed
+        body["seed"] = sampling.seed
     if max_tokens is not None:
-        asked["n_predict"] = max_tokens
-    return asked
+        body["n_predict"] = max_tokens
+    return body
 
 
 def _note(event: Mapping[str, Any], into: Written) -> None:
@@ -312,17 +312,17 @@ def _note(event: Mapping[str, Any], into: Written) -> None:
 
 def _object(raw: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(raw)
+        found = json.loads(raw)
     except ValueError as error:
         raise EngineError(f"llama.cpp's answer is not valid JSON: {raw[:200]!r}") from error
-    return told if isinstance(told, dict) else {"told": told}
+    return found if isinstance(found, dict) else {"told": found}
 
 
 def _refusal(
-    told: Mapping[str, Any], status: int | None = None
+    reply: Mapping[str, Any], status: int | None = None
 ) -> EngineError | ContextTooLargeError:
-    error = told.get("error")
-    error = error if isinstance(error, dict) else {"message": error or told}
+    error = reply.get("error")
+    error = error if isinstance(error, dict) else {"message": error or reply}
     message = str(error.get("message"))[:400]
     if error.get("type") == _OVER:
         return ContextTooLargeError(f"llama.cpp: {message}")
@@ -345,12 +345,12 @@ def told_of(estimate: MemoryEstimate) -> MemoryEstimate:
 
 def _reported_weights(running: Running) -> MeasuredBytes:
     """Of a mapped file the engine tells a range, from the first tensor that it needs to the last. Where the rest of
-    them went to a device, or was rearranged, the range says no more than that the others lie in the file. On Metal
+    them went to a device, or was rearranged, the range says no more than that the others are in the file. On Metal
     the CPU and the GPU both map it, and their ranges may overlap.
     """
-    told = running.held.weights
-    mapped = [size for name, size in told if name.endswith(_MAPPED)]
-    copied = [size for name, size in told if not name.endswith(_MAPPED)]
+    weights = running.held.weights
+    mapped = [size for name, size in weights if name.endswith(_MAPPED)]
+    copied = [size for name, size in weights if not name.endswith(_MAPPED)]
     if mapped and not copied:
         low = max(size.low_bytes for size in mapped)
         return replace(running.reported[Component.WEIGHTS], low_bytes=low)

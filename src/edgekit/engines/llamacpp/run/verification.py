@@ -1,4 +1,4 @@
-"""A model and how it is started -> the prediction beside the engine's own figures: `verify_model`."""
+"""A model and how it is started -> the prediction next to the engine's own figures: `verify_model`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def verify_model(
     pacing: Pacing | None = None,
     predict: Predict | None = None,
 ) -> Verification:
-    """The bill beside the engine's. Raises EngineError with the engine's last words when it has none.
+    """The bill next to the engine's. Raises EngineError with the engine's last words when it has none.
 
     `setup` is taken as far as `method` can start llama.cpp so: its mode, and weights that are not mapped.
     `really` loads the weights too, from a local file, and decodes a few tokens; `pacing` then measures its speed.

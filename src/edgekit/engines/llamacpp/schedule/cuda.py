@@ -120,7 +120,7 @@ Kept = dict[GraphTensor, list[GraphTensor]]
 
 
 class Uses:
-    """How often each node is read, in the whole graph. Counted when it is asked for: few graphs have experts."""
+    """How often each node is read, in the whole graph. Counted when first needed: few graphs have experts."""
 
     def __init__(self, nodes: Sequence[GraphTensor]) -> None:
         self.reads = [node.src for node in nodes]  # before copies take the place of sources
@@ -339,7 +339,7 @@ class _Walk:
 
 
 def _only_within(run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], uses: Uses) -> bool:
-    """ggml_can_fuse_subgraph: nobody outside reads what lies between."""
+    """ggml_can_fuse_subgraph: nothing outside reads what is in between."""
     inside: dict[GraphTensor, int] = {}
     for node in run:
         for source in node.src:

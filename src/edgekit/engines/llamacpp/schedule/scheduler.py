@@ -20,7 +20,7 @@ COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, where several devices wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledBackend:
-    """`supports`: whether it can run a node; `wants`: whether it runs one whose weights lie on the host.
+    """`supports`: whether it can run a node; `wants`: whether it runs one whose weights are on the host.
 
     `optimize`: the order in which it runs the nodes of a split, and for some of them what is freed only after them.
     """
@@ -36,7 +36,7 @@ class ScheduledBackend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledMachine:
-    """`homes`: the backend in whose memory each weight or cache lies; `copies` of every input that is copied."""
+    """`homes`: the backend in whose memory each weight or cache is; `copies` of every input that is copied."""
 
     backends: tuple[ScheduledBackend, ...]
     homes: Mapping[GraphTensor, int]
@@ -47,11 +47,11 @@ class ScheduledMachine:
         return len(self.backends) - 1
 
     def home_of(self, tensor: GraphTensor) -> int | None:
-        """Where the data of a weight, a cache or a view of one lies; None for what the allocator places."""
+        """Where the data of a weight, a cache or a view of one is; None for what the allocator places."""
         return self.homes.get(tensor.view_src or tensor)
 
     def can_run(self, backend: int, node: GraphTensor) -> bool:
-        """A device runs nothing on data that lies on another device."""
+        """A device runs nothing on data that is on another device."""
         host = len(self.backends) - 1
         if backend < host and host > 1:
             for source in node.src:
@@ -113,12 +113,12 @@ def _by_weight(node: GraphTensor, machine: ScheduledMachine) -> int | None:
     if node.op not in INDIFFERENT:
         for source in node.src:
             if source.home is Home.WEIGHTS:
-                return _beside(node, machine.homes[source], machine)
+                return _near_weight(node, machine.homes[source], machine)
     return None
 
 
-def _beside(node: GraphTensor, home: int, machine: ScheduledMachine) -> int | None:
-    """Where its weight lies, or on a device that finds a large batch worth the copy of the weight."""
+def _near_weight(node: GraphTensor, home: int, machine: ScheduledMachine) -> int | None:
+    """Where its weight is, or on a device that finds a large batch worth the copy of the weight."""
     if home == machine.host:
         for backend in range(machine.host):
             if machine.can_run(backend, node) and machine.backends[backend].wants(node):

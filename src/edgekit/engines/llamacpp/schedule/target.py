@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"(?<=blk\.)\d+")
 Optimize = Callable[
     [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
 ]
-SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read what lies in several places
+SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read from several places
 
 
 def pools(devices: int) -> tuple[Pool, ...]:

@@ -1,6 +1,6 @@
-"""DeepSeek 4: a window of raw keys, next to keys that stand for 4 or 128 tokens each.
+"""DeepSeek 4: a window of raw keys, next to keys that represent 4 or 128 tokens each.
 
-Every sequence has caches of its own, whether or not they are asked to share one.
+Every sequence has separate caches, even with a unified cache.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def _attended(
     qkv: tuple[GraphTensor, GraphTensor],
     picked: GraphTensor | None,
 ) -> GraphTensor:
-    """Keys stand for values too: those of the window, and compressed ones behind them."""
+    """Keys are used as values too: those of the window, and compressed ones behind them."""
     q, kv = qkv
     if given.k_rot is not None:
         q, kv = hadamard(build, q, given.k_rot), hadamard(build, kv, given.k_rot)

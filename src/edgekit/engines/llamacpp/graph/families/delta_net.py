@@ -1,4 +1,4 @@
-"""Gated delta nets beside gated attention: Qwen 3 Next and Qwen 3.5 (delta-net-base.cpp)."""
+"""Gated delta nets next to gated attention: Qwen 3 Next and Qwen 3.5 (delta-net-base.cpp)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _mixed(
 def _interleaved(
     build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor]:
-    """Files of old: query, key, value and gate lie side by side, head by head."""
+    """Old files: query, key, value and gate are interleaved, head by head."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     key, value = ssm.d_state, ssm.d_inner // ssm.n_group
     cur = ggml.mul_mat(layer["ssm_in"], cur)

@@ -39,7 +39,7 @@ def always(_hparams: Hparams) -> bool:
 
 
 def baichuan_rope(hparams: Hparams, _il: int) -> bool:
-    """The 13B model has no positions but biases by distance; it is told by its layers (baichuan.cpp)."""
+    """The 13B model has no positions but biases by distance; its number of layers tells it apart (baichuan.cpp)."""
     return hparams.n_layer == 32
 
 
@@ -75,7 +75,7 @@ class CodeShell(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Falcon(Transformer):
-    """Attention may have a norm of its own beside that of the feed-forward."""
+    """Attention may have a separate norm from the feed-forward."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -161,7 +161,7 @@ class Deci(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chameleon(Transformer):
-    """The norm of queries and keys is another than that of layers, which stands behind them in the 34B model."""
+    """Queries and keys have another norm than layers; the 34B model has the layers' norm after them."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -220,7 +220,7 @@ class Diffusion(Transformer):
 
 
 def if_trained(hparams: Hparams, _il: int) -> bool:
-    """rope.scaling.finetuned is said of models that were trained without positions at all."""
+    """False in models that were trained without positions (rope.scaling.finetuned)."""
     return hparams.flag("rope.scaling.finetuned", default=True)
 
 
@@ -286,7 +286,7 @@ class Olmo(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StableLm(Transformer):
-    """A feed-forward without a norm of its own sees that of attention."""
+    """A feed-forward without a norm shares attention's."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -331,7 +331,7 @@ class Mpt(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nanbeige(Transformer):
-    """Its blocks may be run through several times; between two rounds stands the last norm."""
+    """Its blocks may run several times, with the last norm between two rounds."""
 
     def more(self, hparams: Hparams, il: int) -> tuple[bool, int]:
         """Whether a round ends with it. Weights that are used again set all layers apart."""

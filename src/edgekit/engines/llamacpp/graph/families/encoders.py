@@ -25,7 +25,7 @@ def no_layer(_hparams: Hparams, _il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreNormEncoder(Transformer):
-    """Norms stand before attention and feed-forward."""
+    """Norms come before attention and feed-forward."""
 
     attn_input: Callable[[Build], AttnInput] = input_encoder
     embd_norm: bool = False
@@ -90,7 +90,7 @@ def jina_ffn(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bert(PreNormEncoder):
-    """Norms stand after attention and feed-forward."""
+    """Norms come after attention and feed-forward."""
 
     norm: Norm = Norm.LAYER
     embd_norm: bool = True

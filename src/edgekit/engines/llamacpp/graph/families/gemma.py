@@ -24,7 +24,7 @@ SPARSE_LAYERS = 10
 
 
 def slice_2d(cur: GraphTensor) -> GraphTensor:
-    """One of the matrices that lie behind each other."""
+    """One of the matrices that are stored one after another."""
     return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
 
 
@@ -135,7 +135,7 @@ class Gemma4(Transformer):
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        """A dense one, and experts beside it where the layer has them."""
+        """A dense one, and experts next to it where the layer has them."""
         dense = feed_forward(layer, self.normalized(layer, cur, "ffn_norm"))
         if "ffn_gate_inp" not in layer:
             return dense
@@ -208,7 +208,7 @@ class Gemma3n(Transformer):
     def worked(
         self, build: Build, layer: GraphLayer, shared: Shared, active: GraphTensor
     ) -> GraphTensor:
-        """What an ordinary layer does, with a low-rank path beside attention (LAuReL)."""
+        """What an ordinary layer does, with a low-rank path next to attention (LAuReL)."""
         normed = self.normalized(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
         laurel = ggml.add(self.normalized(layer, laurel, "laurel_post_norm"), normed)

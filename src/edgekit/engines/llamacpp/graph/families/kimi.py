@@ -1,4 +1,4 @@
-"""Kimi delta attention beside latent attention: Kimi Linear and Ling 3."""
+"""Kimi delta attention next to latent attention: Kimi Linear and Ling 3."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def absorbed(
     cur: GraphTensor,
     rotated: Callable[[GraphTensor], GraphTensor],
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    """Queries in the space of the latent, one key for all heads, and the latent that stands for the values."""
+    """Queries in the space of the latent, one key for all heads, and the latent that serves as the values."""
     hparams, tokens, heads = build.hparams, build.n_tokens, layer.facts.n_head
     rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
     width = hparams.whole("attention.key_length_mla")

@@ -98,7 +98,7 @@ def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
 def _scanned(
     build: Build, layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
 ) -> GraphTensor:
-    """Mamba 1: step, B and C are made from x; every channel is a head of its own."""
+    """Mamba 1: step, B and C are made from x; every channel is a head."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     both = ggml.mul_mat(layer["ssm_x"], cur)
     dt = some(both, ssm.dt_rank)

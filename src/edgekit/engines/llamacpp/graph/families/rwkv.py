@@ -89,7 +89,7 @@ class Rwkv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelMixed(Rwkv):
-    """Time mix and channel mix, each with a shift of its own."""
+    """Time mix and channel mix, each with its own shift."""
 
     channel_mix: ChannelMix
     rescales: bool = False

@@ -80,7 +80,7 @@ class Afmoe(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arctic(Transformer):
-    """Experts stand beside the whole layer: they see what attention saw."""
+    """Experts run parallel to the whole layer: they see attention's input."""
 
     def after_attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
@@ -94,7 +94,7 @@ class Arctic(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grok(Transformer):
-    """Norms behind attention and feed-forward, and a dense feed-forward beside the experts."""
+    """Norms after attention and feed-forward, and a dense feed-forward next to the experts."""
 
     def build(self, build: Build) -> None:
         cur = build.input_embd(scaled=bool(build.hparams.real("embedding_scale", 1.0)))

@@ -48,7 +48,7 @@ def sliding_layers(hparams: Hparams, il: int) -> bool:
 
 
 def not_each(period: int) -> Callable[[Hparams, int], bool]:
-    """All but each so manieth layer."""
+    """Every layer except each `period`-th."""
     return lambda _hparams, il: (il + 1) % period != 0
 
 

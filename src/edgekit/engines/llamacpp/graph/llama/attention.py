@@ -261,7 +261,7 @@ def product(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     *,
     transposed: bool,
 ) -> GraphTensor:
-    """build_attn_mha. `transposed`: values lie token by token in each row."""
+    """build_attn_mha. `transposed`: values are stored token by token in each row."""
     n_stream = k.ne[3]
     per_stream = q.ne[2] // n_stream
     strides = (q.nb[1], q.nb[2], q.nb[2] * per_stream)
@@ -271,7 +271,7 @@ def product(  # noqa: PLR0917 - q, k and v, as build_attn takes them
         cur = _flash(q, k, v, mask, extras, transposed=transposed)
     else:
         cur = _soft_max(q, k, v, mask, extras, transposed=transposed)
-        cur.name = "kqv_out"  # runs where the cache is, when that is told to stay on the host
+        cur.name = "kqv_out"  # runs where the cache is, when the cache stays on the host
     build.expand(cur)
     return cur
 

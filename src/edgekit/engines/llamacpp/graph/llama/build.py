@@ -28,7 +28,7 @@ MAX_NODES = 65_536  # DeepSeek-V3's has 7,000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSizes:
-    """What llama_context reserves a graph for; numbers, or polynomials that stand for them."""
+    """What llama_context reserves a graph for; numbers, or polynomials in their place."""
 
     n_tokens: Size
     n_seqs: Size
@@ -78,7 +78,7 @@ class GraphOptions:
     """What changes the graph's nodes, not only their sizes."""
 
     flash_attn: bool
-    v_trans: bool  # values lie token by token in each row of the cache
+    v_trans: bool  # values are stored token by token in each row of the cache
     type_k: TensorType
     type_v: TensorType
     embeddings: bool

@@ -83,7 +83,7 @@ def store_v(  # noqa: PLR0917 - in the order of the original
         v_cur = ggml.cont(v_cur, width, v_cur.ne[2])
     if not build.graph.same(width, v.ne[0]):
         v_cur = ggml.pad(v_cur, v.ne[0] - width)
-    # Every number is a row of its own.
+    # Every number is a row.
     cells_view = ggml.reshape(v, 1, v.elements)
     return ggml.set_rows(cells_view, ggml.reshape(v_cur, 1, v_cur.elements), v_idxs)
 

@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.versions import Rules
 
 
 class Act(enum.Enum):
-    """What stands between the two products; for the allocator only its nodes count."""
+    """What comes between the two products; for the allocator only its nodes count."""
 
     UNARY = "silu, gelu or relu, times up where there is a gate"
     SQUARED = "relu, then its square"
@@ -217,7 +217,7 @@ def _expert(
 
 
 def _added_up(build: Build, result: GraphTensor, used: int) -> GraphTensor:
-    """Views first, then the sums: in this order they stand in the graph."""
+    """Views first, then the sums: that is their order in the graph."""
     width, tokens = result.ne[0], result.ne[2]
     views = [ggml.view(result, width, tokens, strides=(result.nb[2],)) for _ in range(used)]
     for view in views:
