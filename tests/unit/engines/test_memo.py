@@ -38,13 +38,13 @@ def _listed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     engines._by_name.cache_clear()
 
 
-def test_it_is_not_in_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memo_is_not_in_the_list_of_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert FOLDER not in engines.LIST
     assert main(["check", "qwen3-0.6b", "--engine", "memo", "--ram", "8G"]) == 2
     assert "unknown engine 'memo'" in capsys.readouterr().err
 
 
-def test_importing_it_imports_no_rules() -> None:
+def test_importing_memo_imports_no_rules() -> None:
     code = f"import sys, {FOLDER}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {name for name in done.stdout.split() if name.startswith(FOLDER)}
@@ -64,7 +64,7 @@ def test_placements_begin_with_the_whole_one(machine: Machine) -> None:
 
 @pytest.mark.usefixtures("_listed")
 @pytest.mark.parametrize("tier", [tier.name for tier in tiers()])
-def test_judge_has_its_bill(tier: str) -> None:
+def test_judge_of_a_tier_has_the_engines_bill(tier: str) -> None:
     task = task_for(cards(24, ram=64), tier, context=8192, layout=find_layout("q8_0"))
     found = judge(task)
     setup = MemoSetup(pool=DEVICE)
@@ -96,18 +96,18 @@ def test_cache_choices_have_the_most_accurate_first() -> None:
     assert (given.name, given.is_given) == ("qjl1_256+q4_polar", True)
 
 
-def test_types_of_k_and_v_that_are_not_a_layout_are_an_error() -> None:
+def test_layout_of_rejects_k_and_v_that_do_not_match() -> None:
     mixed = Load(cache_k=cache_type("f16"), cache_v=cache_type("q8_0"))
     with pytest.raises(UsageError, match="not those of a cache layout: f16, q8_0"):
         ENGINE.estimate(tier_model(find_tier("2B")), mixed, MemoSetup())
 
 
-def test_a_model_that_is_not_a_tier_is_refused() -> None:
+def test_estimate_refuses_a_model_that_is_not_a_tier() -> None:
     with pytest.raises(RefusedError, match="is not a tier: write for example tier:27b"):
         ENGINE.estimate(gguf(LLAMA), Load(), MemoSetup())
 
 
-def test_without_a_load_it_is_the_whole_window_compressed() -> None:
+def test_estimate_without_a_load_is_the_whole_context_compressed() -> None:
     tier = find_tier("27B")
     bill = ENGINE.estimate(tier_model(tier), Load(), MemoSetup())
     assert bill.of(Component.KV_CACHE) == 131_072 * 13_568
@@ -116,7 +116,7 @@ def test_without_a_load_it_is_the_whole_window_compressed() -> None:
     assert ENGINE.describe(Load(), bill) == words
 
 
-def test_users_have_a_context_each() -> None:
+def test_load_for_users_gives_each_a_context() -> None:
     load = ENGINE.load_for_users(Load(context_tokens=4096), 3, 0)
     bill = ENGINE.estimate(tier_model(find_tier("2B")), load, MemoSetup())
     assert dict(bill.facts)["windows"] == 3
@@ -125,6 +125,6 @@ def test_users_have_a_context_each() -> None:
         ENGINE.load_for_users(Load(), ENGINE.most_users + 1, 0)
 
 
-def test_capacity_is_that_of_one_memory() -> None:
+def test_capacity_bytes_is_of_one_memory() -> None:
     assert ENGINE.capacity_bytes(cards(16, 8, ram=10)) == 16 * GIB
     assert ENGINE.devices(cards(8, 16, ram=10))[0].total_bytes == 16 * GIB

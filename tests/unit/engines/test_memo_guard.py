@@ -49,12 +49,12 @@ BARE = replace(
         (0, RamLevel.WONT_FIT),
     ],
 )
-def test_ratios(total: int, level: RamLevel) -> None:
+def test_assess_at_the_two_ratios(total: int, level: RamLevel) -> None:
     assert assess(BARE, card_budget(total)).level is level
     assert assess(BARE, ram_budget(total + OS_RESERVE_BYTES)).level is level
 
 
-def test_the_reserve_is_of_ram_alone() -> None:
+def test_assess_takes_the_reserve_from_ram_only() -> None:
     assert OS_RESERVE_BYTES == 1536 * MIB
     assert assess(BARE, ram_budget(80_000)).level is RamLevel.WONT_FIT
 
@@ -62,7 +62,7 @@ def test_the_reserve_is_of_ram_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "gib"), [("2B", 6), ("4B", 8), ("9B", 12)]
 )  # of the whole phone, not of what its system leaves
-def test_least_ram(name: str, gib: int) -> None:
+def test_assess_below_the_minimum_ram(name: str, gib: int) -> None:
     tier = find_tier(name)
     assert assess(tier, ram_budget(gib * GIB)).level is not RamLevel.WONT_FIT
     below = assess(tier, ram_budget(gib * GIB - 1))
@@ -70,7 +70,7 @@ def test_least_ram(name: str, gib: int) -> None:
     assert f"{gib}.00 GiB is needed" in below.because
 
 
-def test_recommended_is_the_least_and_a_compressed_window() -> None:
+def test_ram_need_recommends_the_minimum_and_a_compressed_context() -> None:
     tier = find_tier("9B")
     budget = ram_need(tier, ram_budget(16 * GIB))
     assert budget.min_bytes == 12 * GIB
@@ -79,7 +79,7 @@ def test_recommended_is_the_least_and_a_compressed_window() -> None:
     assert (assess(tier, at).level, assess(tier, below).level) == (RamLevel.FITS, RamLevel.TIGHT)
 
 
-def test_where_no_least_is_said_it_is_what_must_be_held() -> None:
+def test_ram_need_without_a_stated_minimum() -> None:
     tier = find_tier("27B")
     assert ram_need(tier, card_budget(24 * GIB)).min_bytes == round(19.3 * GIB)
     with_reserve = round(19.3 * GIB) + OS_RESERVE_BYTES
@@ -89,7 +89,7 @@ def test_where_no_least_is_said_it_is_what_must_be_held() -> None:
     )
 
 
-def test_a_tier_that_the_guard_keeps_off_does_not_hold_whatever_fits() -> None:
+def test_plan_tier_fails_where_the_guard_does_even_if_the_bill_fits() -> None:
     """The 9B with 16,384 tokens is 7.1 GiB; a phone of 10 GB has 8.5 of them."""
     plan = planned(ram(10 * GIB), "9B")
     assert (plan.verdict.can_load, plan.to_add_bytes) == (False, 2 * GIB)
@@ -97,7 +97,7 @@ def test_a_tier_that_the_guard_keeps_off_does_not_hold_whatever_fits() -> None:
     assert plan.verdict.reasons == ("12.00 GiB is needed, the machine has 10.00 GiB",)
 
 
-def test_a_manifest_comes_before_what_is_made_up() -> None:
+def test_plan_tier_prefers_the_manifest() -> None:
     manifest = RamNeed(min_bytes=9 * GIB, recommended_bytes=11 * GIB, source="manifest")
     plan = planned(ram(10 * GIB), "9B", manifest=manifest)
     assert (plan.verdict.can_load, plan.ram.level, plan.ram.need) == (
@@ -107,7 +107,7 @@ def test_a_manifest_comes_before_what_is_made_up() -> None:
     )
 
 
-def test_the_manifest_of_a_bundle() -> None:
+def test_read_manifest_of_a_bundle() -> None:
     file = Path(edgekit.catalog.__path__[0], "tier_data", "manifest.json")
     assert read_manifest(file) == RamNeed(
         min_bytes=4096 * MIB, recommended_bytes=7168 * MIB, source="manifest"
@@ -133,21 +133,21 @@ def test_the_manifest_of_a_bundle() -> None:
         ('{"ramBudgetMb": {"min": 3, "recommended": 2}}', "less than its min 3"),
     ],
 )
-def test_a_manifest_that_is_none(tmp_path: Path, text: str, told: str) -> None:
+def test_read_manifest_rejects_other_files(tmp_path: Path, text: str, told: str) -> None:
     file = tmp_path / "eliza-1.manifest.json"
     file.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError, match=told):
         read_manifest(file)
 
 
-def test_a_manifest_without_end(tmp_path: Path) -> None:
+def test_read_manifest_rejects_a_huge_file(tmp_path: Path) -> None:
     file = tmp_path / "eliza-1.manifest.json"
     file.write_bytes(b" " * (MANIFEST_BYTES + 1))
     with pytest.raises(UsageError, match=r"larger than 1\.00 MiB"):
         read_manifest(file)
 
 
-def test_no_manifest(tmp_path: Path) -> None:
+def test_read_manifest_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no such manifest"):
         read_manifest(tmp_path / "none")
     with pytest.raises(NotFoundError):

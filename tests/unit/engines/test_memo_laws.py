@@ -142,7 +142,7 @@ def test_no_plan_exceeds_its_memory(memory: Placement, wish: Task, name: str | N
 
 @given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
 @settings(max_examples=400 if LONG else 60)
-def test_the_bill_is_that_of_the_load_and_setup(
+def test_verdict_has_the_bill_of_its_load_and_setup(
     memory: Placement, wish: Task, name: str | None
 ) -> None:
     assume(is_sensible(wish))
@@ -160,7 +160,7 @@ def test_the_bill_is_that_of_the_load_and_setup(
 
 @given(memory=memories(), wish=wishes())
 @settings(max_examples=100 if LONG else 30)
-def test_the_same_gives_the_same(memory: Placement, wish: Task) -> None:
+def test_plan_is_deterministic(memory: Placement, wish: Task) -> None:
     assume(is_sensible(wish))
     assert planned(memory, wish) == planned(memory, wish)
 
@@ -168,9 +168,7 @@ def test_the_same_gives_the_same(memory: Placement, wish: Task) -> None:
 @given(memory=memories(), wish=wishes(), name=st.none() | NAMES)
 @settings(max_examples=300 if LONG else 60)
 @example(memory=placed(budget(HOST, 0, 0)), wish=task_for(ram(0), "2B"), name=None)
-def test_what_is_said_to_be_missing_is_enough(
-    memory: Placement, wish: Task, name: str | None
-) -> None:
+def test_to_add_bytes_is_enough(memory: Placement, wish: Task, name: str | None) -> None:
     first, *others = memory.budgets
     memory = placed(replace(first, limit_bytes=None), *others)
     assume(is_sensible(wish))
@@ -184,7 +182,7 @@ def test_what_is_said_to_be_missing_is_enough(
 
 @given(memory=memories(), wish=wishes())
 @settings(max_examples=100 if LONG else 30)
-def test_every_step_has_its_words(memory: Placement, wish: Task) -> None:
+def test_every_step_has_a_value_and_a_reason(memory: Placement, wish: Task) -> None:
     assume(is_sensible(wish))
     plan = planned(memory, wish)
     if plan is None:

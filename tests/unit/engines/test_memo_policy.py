@@ -95,13 +95,13 @@ def step(plan: TierPlan, lever: Lever) -> str:
     return found.because
 
 
-def test_the_4_gb_phone_on_paper() -> None:
+def test_context_of_a_4_gb_phone() -> None:
     """(4 - 0.5 - 0.6) GiB / 23,744 B = 131,143 tokens, less 5 % 124,585, in pages of 256 124,416."""
     plan = recommended(usable(4))
     assert plan.verdict.context_tokens == 131_143 * 95 // 100 // 256 * 256 == 124_416
 
 
-def test_the_bill_on_paper() -> None:
+def test_bill_with_a_drafter() -> None:
     plan = recommended(ram(48 * GIB))
     assert plan.required_bytes == sum(
         (
@@ -117,9 +117,7 @@ def test_the_bill_on_paper() -> None:
 @pytest.mark.parametrize(
     ("tokens", "layout"), [(65_536, "f16"), (80_000, "q8_0"), (131_072, "q8_0")]
 )
-def test_a_context_that_was_asked_for_gets_the_most_accurate_cache(
-    tokens: int, layout: str
-) -> None:
+def test_given_context_gets_the_most_accurate_cache(tokens: int, layout: str) -> None:
     plan = planned(card(24), "27B", context=tokens)
     assert (plan.verdict.can_load, plan.layout.name, plan.verdict.context_tokens) == (
         True,
@@ -130,7 +128,7 @@ def test_a_context_that_was_asked_for_gets_the_most_accurate_cache(
 
 
 @pytest.mark.parametrize(("tokens", "layout"), [(8192, "turbo3"), (8193, "polar")])
-def test_the_compressed_layout_of_a_context_that_was_asked_for(tokens: int, layout: str) -> None:
+def test_given_context_in_the_compressed_layout(tokens: int, layout: str) -> None:
     """A card with room for the compressed cache, and for no other."""
     tier = find_tier("4B")
     room = tier.bytes_per_token(find_layout(layout)) * tokens
@@ -149,7 +147,9 @@ def test_the_compressed_layout_of_a_context_that_was_asked_for(tokens: int, layo
         (20, "polar", 41_472),
     ],
 )
-def test_accuracy_first(gib: float, layout: str, tokens: int) -> None:
+def test_prefer_accurate_kv_takes_accuracy_before_length(
+    gib: float, layout: str, tokens: int
+) -> None:
     machine = tier_tasks.card(int(gib * GIB), total_bytes=24 * GIB)
     plan = planned(machine, "27B", prefer_accurate_kv=True)
     assert plan.layout == find_layout(layout)
@@ -158,12 +158,12 @@ def test_accuracy_first(gib: float, layout: str, tokens: int) -> None:
     assert plan.verdict.context_tokens == largest * 95 // 100 // 256 * 256 == tokens
 
 
-def test_a_layout_that_was_asked_for_is_the_only_one_tried() -> None:
+def test_given_layout_is_the_only_one_tried() -> None:
     plan = planned(card(16), "9B", layout=find_layout("q8_0"))
     assert (plan.layout.name, plan.verdict.context_tokens) == ("q8_0", 131_072)
 
 
-def test_turbo3_ends_at_8192_tokens() -> None:
+def test_turbo3_holds_8192_tokens() -> None:
     short = find_layout("turbo3")
     plan = planned(card(16), "9B", layout=short)
     assert (plan.verdict.can_load, plan.verdict.context_tokens, plan.parallel) == (True, 8192, 4)
@@ -180,14 +180,14 @@ def test_turbo3_ends_at_8192_tokens() -> None:
         ("llama.cpp", None, 131_072),  # 27B: neither f16 nor q8_0 hold it in 20 GiB
     ],
 )
-def test_a_layout_that_an_engine_lacks_is_an_error(
+def test_layout_that_the_engine_lacks_is_refused(
     engine: str, layout: Layout | None, tokens: int | None
 ) -> None:
     with pytest.raises(RefusedError, match="does not have the cache layout"):
         planned(card(21), "27B", engine=engine, layout=layout, context=tokens)
 
 
-def test_an_engine_plans_with_a_layout_that_it_has() -> None:
+def test_layout_of_a_real_engine() -> None:
     plan = planned(card(24), "27B", engine="llama.cpp", layout=find_layout("q8_0"))
     assert (plan.verdict.can_load, plan.layout.name, plan.verdict.context_tokens) == (
         True,
@@ -196,7 +196,7 @@ def test_an_engine_plans_with_a_layout_that_it_has() -> None:
     )
 
 
-def test_no_window_is_longer_than_the_headers() -> None:
+def test_context_beyond_the_header_is_rejected() -> None:
     for tokens in (131_073, 262_144):
         with pytest.raises(UsageError, match=r"longer than the 0\.8B supports: 131,072"):
             planned(card(80), "0.8B", context=tokens)
@@ -218,19 +218,21 @@ def variant(window: int, header: int) -> TierPlan:
         (1_048_576, 1_048_576, "2B-long", 601_344),  # what fits: 633,102 less 5 %
     ],
 )
-def test_variants_of_one_line(window: int, header: int, taken: str, tokens: int) -> None:
+def test_recommend_tier_takes_the_variant_with_the_longest_context(
+    window: int, header: int, taken: str, tokens: int
+) -> None:
     plan = variant(window, header)
     assert (plan.tier.name, plan.verdict.context_tokens) == (taken, tokens)
 
 
-def test_a_listed_window_past_the_headers_is_told() -> None:
+def test_context_listed_beyond_the_header_is_explained() -> None:
     tier = replace(find_tier("2B"), catalog_window=262_144, native_window=65_536)
     plan = planned(card(16), tier)
     assert plan.verdict.context_tokens == 65_536
     assert "in its header, although it is listed with 262,144" in step(plan, Lever.CONTEXT)
 
 
-def test_the_drafter_needs_the_same_vocabulary() -> None:
+def test_drafter_needs_the_same_vocabulary() -> None:
     other = replace(find_tier("0.8B"), vocabulary="another")
     plan = planned(card(24), other)
     assert plan.setup.drafter is None
@@ -244,7 +246,7 @@ def drafter_edge() -> int:
 
 
 @pytest.mark.parametrize(("less", "drafter"), [(-8, "9B"), (8, None)])
-def test_a_drafter_is_costed_with_its_own_cache(less: int, drafter: str | None) -> None:
+def test_drafter_is_billed_with_its_own_cache(less: int, drafter: str | None) -> None:
     plan = planned(tier_tasks.card(drafter_edge() - less), "27B")
     assert (plan.setup.drafter.name if plan.setup.drafter else None) == drafter
     assert plan.verdict.context_tokens == 131_072
@@ -252,7 +254,7 @@ def test_a_drafter_is_costed_with_its_own_cache(less: int, drafter: str | None) 
     assert plan.parallel == (1 if drafter else 8)
 
 
-def test_no_drafter_where_none_is_wished_for() -> None:
+def test_no_drafter_if_not_requested() -> None:
     plan = recommended(ram(48 * GIB), may_draft=False)
     assert (plan.setup.drafter, tier_json(plan)["draft_max"]) == (None, 0)
 
@@ -264,7 +266,7 @@ def test_sequences(tokens: int, count: int) -> None:
 
 
 @pytest.mark.parametrize(("states", "count"), [(8, 8), (7, 4), (4, 4), (3, 2), (2, 2), (1, 1)])
-def test_every_sequence_of_a_hybrid_is_paid_for(states: int, count: int) -> None:
+def test_sequences_of_a_hybrid_cost_a_state_each(states: int, count: int) -> None:
     tier = find_tier("27B")
     held = tier.weights_bytes + tier.working_bytes + 131_072 * 34_816
     memory = tier_tasks.card(held + states * tier.state_bytes)
@@ -272,7 +274,7 @@ def test_every_sequence_of_a_hybrid_is_paid_for(states: int, count: int) -> None
     assert (plan.layout.name, plan.parallel) == ("q8_0", count)
 
 
-def test_users_have_a_window_each() -> None:
+def test_users_have_a_full_context_each() -> None:
     """The memo: eight times ~0.9 GiB for the 0.8B at 40,960 tokens."""
     plan = planned(card(9), "0.8B", context=40_960, users=8, may_draft=False)
     cache = plan.verdict.estimate.of(Component.KV_CACHE)
@@ -285,7 +287,7 @@ def test_users_have_a_window_each() -> None:
     assert plan.parallel == 8
 
 
-def test_a_chosen_window_is_divided_among_users() -> None:
+def test_chosen_context_with_users() -> None:
     alone = planned(card(8), "4B")
     shared = planned(card(8), "4B", users=4)
     assert alone.verdict.context_tokens == 131_072
@@ -308,7 +310,7 @@ def test_ladders(gib: int, first: str, small: str, large: str) -> None:
     assert ladder_plan("large", tasks, memory).tier.name == large
 
 
-def test_where_nothing_holds_the_smallest_and_what_to_add() -> None:
+def test_nothing_fits_gives_the_smallest_tier_and_what_to_add() -> None:
     """0.8B: 0.5 + 0.6 GiB, 16,384 tokens with the 5 % to spare, 1.5 GiB for the system; 2 GiB are there."""
     tokens = -(-16_384 * 100 // 95)
     needed = round(0.5 * GIB) + round(0.6 * GIB) + tokens * 23_744 + 3 * GIB // 2
@@ -326,7 +328,7 @@ def test_where_nothing_holds_the_smallest_and_what_to_add() -> None:
     assert not recommended(ram(2 * GIB + plan.to_add_bytes - MIB)).verdict.can_load
 
 
-def test_an_unknown_ladder() -> None:
+def test_ladder_plan_of_an_unknown_ladder() -> None:
     with pytest.raises(UsageError, match="choose one of small, large"):
         ladder_plan("medium", tasks_for(card(8)), first_placement(tasks_for(card(8))[0]))
 
@@ -334,7 +336,7 @@ def test_an_unknown_ladder() -> None:
 # spill
 
 
-def test_a_long_context_is_spilled_where_it_does_not_fit() -> None:
+def test_given_long_context_is_spilled() -> None:
     memory = tier_tasks.card(6 * GIB, host_bytes=32 * GIB)
     plan = planned(memory, "4B", context=131_072)
     assert plan.setup.spill is not None
@@ -347,7 +349,7 @@ def test_a_long_context_is_spilled_where_it_does_not_fit() -> None:
     assert (plan.parallel, plan.setup.drafter) == (2, None)  # the cache is the squeeze
 
 
-def test_a_shorter_one_does_not_fit_and_is_not_cut() -> None:
+def test_given_context_of_64k_is_not_spilled() -> None:
     memory = tier_tasks.card(5 * GIB, host_bytes=32 * GIB)
     plan = planned(memory, "4B", context=65_536)
     assert (plan.verdict.can_load, plan.verdict.context_tokens, plan.setup.spill) == (
@@ -358,21 +360,21 @@ def test_a_shorter_one_does_not_fit_and_is_not_cut() -> None:
     assert "needs 5.46 GiB, 5.00 GiB usable" in plan.verdict.reasons[0]
 
 
-def test_a_host_without_room_is_an_error() -> None:
+def test_spill_to_full_ram_is_an_error() -> None:
     memory = tier_tasks.card(6 * GIB, host_bytes=2 * GIB)  # 0.5 GiB beside the system
     with pytest.raises(KvSpillUnsupportedError, match=r"512\.00 MiB left in RAM"):
         planned(memory, "4B", context=131_072)
 
 
 @pytest.mark.parametrize(("users", "purpose"), [(38, Purpose.VOICE), (39, Purpose.TEXT)])
-def test_pages_of_many_users_are_in_time(users: int, purpose: Purpose) -> None:
+def test_spill_of_many_users_in_time(users: int, purpose: Purpose) -> None:
     """A page of each is 256 x 30,528 B = 7.8 MB: 200 ms at 1.5 GB/s are 300 MB, the pages of 38."""
     spill = planned(usable(8), "4B", context=65_537, users=users, purpose=purpose).setup.spill
     assert spill is not None
     assert spill.restore_ms == pytest.approx(users * 256 * 30_528 / 1.5e6)
 
 
-def test_pages_of_one_more_are_too_late_for_voice() -> None:
+def test_spill_of_one_user_more_is_too_late_for_voice() -> None:
     wish: dict[str, Any] = {"context": 65_537, "users": 39, "purpose": Purpose.VOICE}
     with pytest.raises(KvSpillUnsupportedError, match="the limit for voice is 200 ms"):
         planned(usable(8), "4B", **wish)
@@ -383,14 +385,14 @@ def test_pages_of_one_more_are_too_late_for_voice() -> None:
         recommended(usable(8), **{**wish, "users": 50})
 
 
-def test_a_smaller_tier_that_holds_it_whole_comes_before_a_spill() -> None:
+def test_recommend_tier_prefers_a_smaller_tier_to_a_spill() -> None:
     """The 4B would need 7.33 GiB; the 2B with the same window needs 4.90."""
     memory = tier_tasks.card(6 * GIB, host_bytes=32 * GIB)
     plan = recommended(memory, context=131_072)
     assert (plan.tier.name, plan.setup.spill) == ("2B", None)
 
 
-def test_a_spill_where_no_tier_holds_it_whole() -> None:
+def test_recommend_tier_spills_if_no_tier_holds_the_context() -> None:
     memory = tier_tasks.card(int(3.5 * GIB), host_bytes=32 * GIB)
     plan = recommended(memory, context=131_072)
     assert plan.setup.spill is not None
@@ -401,7 +403,7 @@ def test_a_spill_where_no_tier_holds_it_whole() -> None:
 # machines
 
 
-def test_a_card_has_no_reserve_and_ram_has() -> None:
+def test_placements_reserve_ram_only() -> None:
     on_card, in_ram = placements(task_for(cards(16, ram=64), "27B"))
     left_bytes = 64 * GIB - 3 * GIB // 2
     assert [one.available_bytes for one in on_card.budgets] == [16 * GIB, left_bytes]
@@ -410,20 +412,20 @@ def test_a_card_has_no_reserve_and_ram_has() -> None:
     assert store_of(in_ram) == (Store.NVME, None)
 
 
-def test_of_a_mac_only_what_the_gpu_may_wire() -> None:
+def test_budgets_of_a_mac_end_at_the_wired_limit() -> None:
     (memory,) = budgets(mac(48, limit_gib=36))
     assert memory.available_bytes == 36 * GIB
     assert budgets(mac(48))[0].available_bytes == 48 * GIB - 3 * GIB // 2
 
 
-def test_a_card_decides_where_it_holds_a_tier() -> None:
+def test_recommend_tier_on_a_card_before_ram() -> None:
     assert recommend_tier_on(tasks_for(cards(16, ram=64))).tier.name == "9B"
     assert recommend_tier_on(tasks_for(cards(1, ram=64))).tier.name == "27B"  # none fits the card
     on_ram = plan_tier_on(task_for(cards(16, ram=64), "27B"))
     assert (on_ram.verdict.can_load, on_ram.budget.name) == (True, "cards")
 
 
-def test_several_cards_are_not_added_up() -> None:
+def test_recommend_tier_on_one_of_several_cards() -> None:
     machine = cards(16, 8, ram=None)
     plan = recommend_tier_on(tasks_for(machine))
     assert plan.tier.name == "9B"
@@ -431,12 +433,12 @@ def test_several_cards_are_not_added_up() -> None:
     assert note == "a tier runs on one GPU: the other one is not counted"
 
 
-def test_a_machine_without_memory_is_no_machine() -> None:
+def test_recommend_tier_on_a_machine_of_unknown_memory() -> None:
     with pytest.raises(HardwareError, match="is unknown"):
         recommend_tier_on(tasks_for(Machine(name="nothing", system=System.LINUX, host=None)))
 
 
-def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
+def test_budgets_of_a_busy_desktop_and_of_a_phone() -> None:
     busy = HostMemory(total_bytes=16 * GIB, free_bytes=4 * GIB)
     desk = Machine(name="desk", system=System.LINUX, host=busy)
     assert budgets(desk)[0].available_bytes == 4 * GIB - 3 * GIB // 2
@@ -451,18 +453,18 @@ def test_what_is_free_decides_and_of_a_phone_what_an_app_may_hold() -> None:
     ("device", "tier", "tokens"),
     [("phone-4", "0.8B", 38_656), ("phone-8", "2B", 85_760), ("iPhone 15 Pro", "4B", 66_304)],
 )
-def test_devices_of_the_table(device: str, tier: str, tokens: int) -> None:
+def test_recommend_tier_on_phones(device: str, tier: str, tokens: int) -> None:
     plan = recommend_tier_on(tasks_for(what_if_machine(devices=[device])))
     assert (plan.tier.name, plan.verdict.context_tokens) == (tier, tokens)
 
 
-def test_a_processor_is_a_machine_of_ram() -> None:
+def test_recommend_tier_on_a_cpu() -> None:
     assert recommend_tier_on(tasks_for(cpu(12))).tier.name == "9B"
 
 
 @pytest.mark.parametrize(
     "wrong", [{"context": 0}, {"min_context": 0}, {"users": 0}, {"users": 10**6}]
 )
-def test_wishes_that_make_no_sense(wrong: dict[str, int]) -> None:
+def test_plan_tier_rejects_invalid_numbers(wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError):
         planned(card(8), "2B", **wrong)

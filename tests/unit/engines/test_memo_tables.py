@@ -50,12 +50,12 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("name", BYTES_PER_TOKEN)
-def test_bytes_for_a_token(name: str) -> None:
+def test_bytes_per_token_as_printed(name: str) -> None:
     found = [find_tier(name).bytes_per_token(find_layout(layout)) for layout in LAYOUTS]
     assert tuple(f"{size / 1000:.1f}" for size in found) == BYTES_PER_TOKEN[name]
 
 
-def test_bytes_for_a_token_on_paper() -> None:
+def test_bytes_per_token_by_hand() -> None:
     assert find_tier("27B").bytes_per_token(find_layout("f16")) == 16 * 4 * 256 * (16 + 16) // 8
     assert find_tier("4B").bytes_per_token(find_layout("q8_0")) == 36 * 8 * 128 * 17 // 8
     assert find_tier("0.8B").bytes_per_token(find_layout("turbo3")) == 28 * 1024 * 45 // 64  # 5.625
@@ -78,19 +78,19 @@ def test_largest_context(name: str, layout: str, gib: int, cell: str) -> None:
     ("name", "layout", "gib"),
     [(*key, gib) for key, row in CONTEXTS.items() for gib, cell in row.items() if not cell],
 )
-def test_dashes_hold_no_context_of_use(name: str, layout: str, gib: int) -> None:
+def test_largest_context_where_the_memo_has_a_dash(name: str, layout: str, gib: int) -> None:
     """The 4B would hold 2,912 tokens of f16 in 4 GiB; the others have no room for their weights."""
     assert largest_context(find_tier(name), find_layout(layout), gib * GIB) in {0, 2912}
 
 
-def test_a_32k_window_of_the_small_ones() -> None:
+def test_cache_of_32k_tokens_of_the_0_8b() -> None:
     """The memo: 0.6 to 0.7 GiB compressed, not 3.5 GiB."""
     tier = find_tier("0.8B")
     assert f"{32_768 * tier.bytes_per_token(find_layout('polar')) / GIB:.1f}" == "0.7"
     assert 32_768 * tier.bytes_per_token(find_layout("f16")) == 7 * GIB // 2
 
 
-def test_the_window_of_the_27b_is_about_1_7_gib() -> None:
+def test_cache_of_131072_tokens_of_the_27b() -> None:
     size = 131_072 * find_tier("27B").bytes_per_token(find_layout("polar"))
     assert f"{size / GIB:.1f}" == "1.7"
 
@@ -99,7 +99,7 @@ def test_the_window_of_the_27b_is_about_1_7_gib() -> None:
     ("tokens", "name"),
     [(1, "turbo3"), (8192, "turbo3"), (8193, "polar"), (131_072, "polar")],
 )
-def test_which_compressed_layout(tokens: int, name: str) -> None:
+def test_layout_for_a_context(tokens: int, name: str) -> None:
     assert layout_for(tokens) == find_layout(name)
 
 
@@ -116,13 +116,13 @@ def test_key_and_value_bits() -> None:
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "mlx"])
 @pytest.mark.parametrize("layout", ["polar", "turbo3"])
-def test_no_real_engine_has_the_compressed_ones(engine: str, layout: str) -> None:
+def test_check_engine_refuses_compressed_layouts(engine: str, layout: str) -> None:
     with pytest.raises(RefusedError, match="only the what-if engine for tiers has it"):
         check_engine(engine, find_layout(layout))
     check_engine(WHAT_IF, find_layout(layout))
 
 
-def test_an_engine_nobody_knows() -> None:
+def test_check_engine_of_an_unknown_engine() -> None:
     with pytest.raises(UsageError, match="unknown engine 'exllama'"):
         check_engine("exllama", find_layout("f16"))
 
@@ -138,16 +138,16 @@ def test_windows() -> None:
 
 
 @pytest.mark.parametrize("text", ["27B", "27b", "tier:27b", " tier:27B ", "eliza-1-27b"])
-def test_names_of_a_tier(text: str) -> None:
+def test_find_tier_spellings(text: str) -> None:
     assert find_tier(text).line == "eliza-1-27b"
 
 
-def test_the_smallest_has_a_point_or_a_line() -> None:
+def test_find_tier_of_0_8b() -> None:
     assert find_tier("0_8b") == find_tier("0.8B") == find_tier("eliza-1-0_8b")
 
 
 @pytest.mark.parametrize("find", [find_tier, find_layout])
-def test_an_unknown_name_is_told_with_those_there_are(find: object) -> None:
+def test_find_lists_the_names(find: object) -> None:
     with pytest.raises(UsageError, match="choose one of"):
         find("q" * 10_000)  # type: ignore[operator]
 

@@ -54,11 +54,11 @@ def told(question: Task | str) -> dict[ChangeKind, Change]:
 
 
 @pytest.mark.parametrize("name", sampled(tuple(FAILING), each=2))
-def test_there_is_always_something_to_do(name: str) -> None:
+def test_changes_always_offer_something(name: str) -> None:
     assert told(name).keys() & {ChangeKind.DEVICE, ChangeKind.MEMORY}
 
 
-def test_the_largest_context_fits_when_it_is_asked_for() -> None:
+def test_offered_context_fits() -> None:
     question = FAILING["too long a context"]
     change = told("too long a context")[ChangeKind.CONTEXT]
     tokens = int(change.value)
@@ -66,19 +66,19 @@ def test_the_largest_context_fits_when_it_is_asked_for() -> None:
     assert f"-c {tokens}" in change.told
 
 
-def test_a_context_below_the_minimum_fits_when_it_is_asked_for() -> None:
+def test_offered_context_below_the_minimum_fits() -> None:
     question = ask(recorded("llama-3.1-8b"), cpu(6))
     change = told(question)[ChangeKind.CONTEXT]
     assert judge(replace(question, load=Load(context_tokens=int(change.value)))).can_load
 
 
-def test_a_cache_that_was_chosen_is_not_argued_with() -> None:
+def test_given_cache_is_not_changed() -> None:
     load = Load(context_tokens=131_072, cache_k=cache_type("f16"), cache_v=cache_type("f16"))
     question = ask(recorded("llama-3.1-8b"), cpu(19), load=load)
     assert ChangeKind.CACHE not in told(question)
 
 
-def test_the_most_accurate_weights_that_fit() -> None:
+def test_offered_weights_are_the_most_accurate_that_fit() -> None:
     question = FAILING["dense on the processor"]
     change = told("dense on the processor")[ChangeKind.WEIGHTS]
     mixes = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
@@ -96,14 +96,14 @@ def fits_at(question: Task, mix: str) -> bool:
     return judge(replace(question, start=Start(setup=setup))).can_load
 
 
-def test_a_quantisation_that_the_repository_has_is_said_to_be_there() -> None:
+def test_offered_quantisation_of_the_repository() -> None:
     question = FAILING["dense on the processor"]
     value = told("dense on the processor")[ChangeKind.WEIGHTS].value
     there = told(replace(question, alternatives=(value,)))[ChangeKind.WEIGHTS]
     assert "which the repository has" in there.told
 
 
-def test_how_much_ram_beside_a_card_would_do() -> None:
+def test_offered_ram_next_to_a_card() -> None:
     question = FAILING["dense on a card"]
     change = told("dense on a card")[ChangeKind.PLACEMENT]
     needed = parse_size(change.flags["ram"])
@@ -114,7 +114,7 @@ def test_how_much_ram_beside_a_card_would_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["dense on a card", "a Mac", "vLLM"])
-def test_the_named_device_holds_it_and_the_next_smaller_does_not(name: str) -> None:
+def test_offered_device_is_the_smallest_that_holds_it(name: str) -> None:
     from edgekit.machine.devices import DeviceKind, usual_devices
 
     question = FAILING[name]
@@ -137,19 +137,19 @@ def holds(question: Task, device: str, tokens: int) -> bool:
     return judge(replace(question, machine=machine, start=settled, load=load)).can_load
 
 
-def test_more_of_the_same_card() -> None:
+def test_offered_cards_of_the_same_kind() -> None:
     _, found = answered("vLLM")
     assert "2x 16 GiB card" in [change.value for change in found]
     assert judge(replace(FAILING["vLLM"], machine=cards(16, 16))).can_load
 
 
-def test_another_engine_where_this_one_has_no_room() -> None:
+def test_offered_engine_if_this_one_does_not_fit() -> None:
     change = told("vLLM")[ChangeKind.ENGINE]
     assert change.value == "llama.cpp"
     assert "Q4_K_M" in change.told
 
 
-def test_a_load_that_fits_is_only_stretched() -> None:
+def test_changes_of_a_load_that_fits() -> None:
     question = ask(recorded("gemma-3-27b"), cpu(24))
     result = judge(question)
     (change,) = changes(question, result)
@@ -159,12 +159,12 @@ def test_a_load_that_fits_is_only_stretched() -> None:
     assert change.max_context > result.max_context
 
 
-def test_what_has_its_whole_window_needs_nothing() -> None:
+def test_changes_of_a_load_with_the_whole_context() -> None:
     question = ask(recorded("qwen3-0.6b"), cpu(64))
     assert changes(question, judge(question)) == ()
 
 
-def test_a_context_below_16k_that_keeps_all_on_the_gpu_is_offered() -> None:
+def test_offered_context_below_16k_keeps_the_model_on_the_gpu() -> None:
     question = ask(recorded("llama-3.1-8b"), cards(6.5, ram=32))
     result = judge(question)
     assert result.can_load
@@ -176,7 +176,7 @@ def test_a_context_below_16k_that_keeps_all_on_the_gpu_is_offered() -> None:
     assert asked.way.whole
 
 
-def test_contexts_are_those_of_one_user() -> None:
+def test_offered_contexts_are_of_one_user() -> None:
     users = Load(context_tokens=8 * 32_768, sequences=8, unified=False)
     question = ask(recorded("llama-3.1-8b"), cards(12, ram=None), load=users)
     result = judge(question)
@@ -188,7 +188,7 @@ def test_contexts_are_those_of_one_user() -> None:
     )
 
 
-def test_a_slow_model_is_offered_fewer_bits_that_keep_it_on_the_gpu() -> None:
+def test_offered_weights_for_a_slow_model() -> None:
     question = any_mix("llama-3.1-8b", rated(cards(6), host=20))
     result = judge(question)
     assert result.step == 6
@@ -198,7 +198,7 @@ def test_a_slow_model_is_offered_fewer_bits_that_keep_it_on_the_gpu() -> None:
     assert change.result.way.whole
 
 
-def test_a_smaller_cache_is_offered_with_the_weights_that_were_chosen() -> None:
+def test_offered_cache_keeps_the_chosen_weights() -> None:
     question = any_mix("llama-3.1-8b", rated(cards(14)))
     result = judge(question)
     (change,) = (one for one in changes(question, result) if one.kind is ChangeKind.CACHE)
@@ -207,7 +207,7 @@ def test_a_smaller_cache_is_offered_with_the_weights_that_were_chosen() -> None:
     assert change.result.max_context > 1.25 * result.max_context
 
 
-def test_a_short_context_is_offered_with_other_weights() -> None:
+def test_offered_short_context_with_other_weights() -> None:
     """16 bits never fit 8 GiB; 4 bits do, with 4K."""
     model = open_entry(find_entry("qwen3-8b"), "vllm").model
     variants = engine_named("vllm").variants(model, "qwen3-8b")
@@ -220,7 +220,7 @@ def test_a_short_context_is_offered_with_other_weights() -> None:
     assert judge(replace(question, load=load)).can_load
 
 
-def test_a_plan_never_counts_on_it() -> None:
+def test_higher_limit_is_never_assumed() -> None:
     plan = make_plan(one_file("llama-3.1-8b", mac(16, 10)))
     decision = plan.decision(Lever.LIMIT)
     assert decision is not None
@@ -236,14 +236,14 @@ def test_a_plan_never_counts_on_it() -> None:
     )
 
 
-def test_what_was_asked_for_needs_no_higher_limit() -> None:
+def test_higher_limit_is_not_offered_if_a_given_context_fits() -> None:
     assert make_plan(one_file("llama-3.1-8b", mac(16, 10), 16_384)).decision(Lever.LIMIT) is None
     whole = make_plan(from_config("qwen3-0.6b", mac(64, 48), "mlx"))
     assert whole.context_tokens == 40_960
     assert whole.decision(Lever.LIMIT) is None
 
 
-def test_a_model_on_the_cpu_of_a_mac_is_told_how_to_run_on_its_gpu() -> None:
+def test_higher_limit_moves_a_model_to_the_gpu_of_a_mac() -> None:
     """All of it on the GPU or none: Metal maps the whole file for one layer."""
     plan = make_plan(one_file("qwen3-30b-a3b", mac(24, 16)))
     assert plan.result.way.setup.n_gpu_layers == 0

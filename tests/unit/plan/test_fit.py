@@ -37,7 +37,7 @@ def geometry(name: str) -> ModelGeometry:
     step=st.sampled_from([1, 16, 256, 1024]),
     most=st.integers(0, 262_144),
 )
-def test_the_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> None:
+def test_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> None:
     found = longest(lambda tokens: tokens <= edge, step=step, most=most)
     assert found <= max(edge, 0)
     assert found in {0, most} or found % step == 0
@@ -46,7 +46,7 @@ def test_the_longest_is_the_last_that_fits(edge: int, step: int, most: int) -> N
 
 
 @given(st.integers(1, 500), st.sets(st.integers(1, LOOK_AHEAD)))
-def test_a_dip_just_past_the_edge_is_not_missed(edge: int, dips: set[int]) -> None:
+def test_longest_finds_a_dip_past_the_edge(edge: int, dips: set[int]) -> None:
     fitting = {*range(1, edge + 1), *(edge + 1 + dip for dip in dips)} - {edge + 1}
     found = longest(lambda tokens: tokens in fitting, step=1, most=1000)
     assert found >= edge
@@ -54,7 +54,7 @@ def test_a_dip_just_past_the_edge_is_not_missed(edge: int, dips: set[int]) -> No
 
 
 @pytest.mark.parametrize(("longest_tokens", "recommended"), [(0, 0), (16_384, 13_107), (100, 80)])
-def test_four_fifths_are_recommended(longest_tokens: int, recommended: int) -> None:
+def test_recommended_context_is_four_fifths(longest_tokens: int, recommended: int) -> None:
     assert recommended_context(longest_tokens) == recommended
 
 
@@ -69,17 +69,17 @@ def test_budget_window_of_a_24b_model() -> None:
     assert tokens == 4 * GIB // per_token == 26_214
 
 
-def test_a_cheap_cache_keeps_its_whole_window() -> None:
+def test_budget_window_of_a_cheap_cache() -> None:
     assert budget_window(lambda tokens: tokens * 1024, 4 * GIB, step=256, most=262_144) == 262_144
 
 
-def test_a_job_longer_than_the_window_is_cut_and_says_so() -> None:
+def test_job_window_of_a_job_longer_than_the_context() -> None:
     tokens, because = job_window(Job(prompt_tokens=2000, new_tokens=500), 2048)
     assert tokens == 2048
     assert "cut to the model's context length" in because
 
 
-def test_a_smaller_budget_gives_a_shorter_window() -> None:
+def test_budget_window_of_a_smaller_budget() -> None:
     sizes = [
         budget_window(lambda tokens: tokens * 4096, budget, step=256, most=131_072)
         for budget in (0, 1 * MIB, 100 * MIB, 4 * GIB)
@@ -88,7 +88,7 @@ def test_a_smaller_budget_gives_a_shorter_window() -> None:
 
 
 @pytest.mark.parametrize("job", [Job(prompt_tokens=-1, new_tokens=5), Job(prompt_tokens=1, new_tokens=-5)])  # fmt: skip
-def test_a_job_of_less_than_nothing_is_refused(job: Job) -> None:
+def test_job_window_rejects_negative_numbers(job: Job) -> None:
     with pytest.raises(UsageError):
         job_window(job, 2048)
 
@@ -141,31 +141,31 @@ def counts(found: Placement | None) -> tuple[float, ...] | None:
         ((300, 200, 100), [10] * 11, 10, (), (6, 4, 2)),
     ],
 )
-def test_the_fullest_is_as_empty_as_can_be(
+def test_rebalance_evens_out_the_cards(
     rooms: tuple[int, ...], layers: list[int], head: int, fixed: tuple[int, ...], expected: tuple[float, ...]
 ) -> None:  # fmt: skip
     assert counts(rebalance(MODEL, way(*rooms), bill(layers, head=head, fixed=fixed))) == expected
 
 
-def test_the_division_is_told() -> None:
+def test_rebalance_says_the_split() -> None:
     found = rebalance(MODEL, way(200, 100), bill([10] * 8, head=10))
     assert found is not None
     assert found.because == "all of it, divided 6:3"
 
 
-def test_the_same_division_is_no_other() -> None:
+def test_rebalance_of_the_best_split() -> None:
     assert rebalance(MODEL, way(200, 100, split=(6.0, 3.0)), bill([10] * 8, head=10)) is None
 
 
-def test_fewer_layers_than_cards_are_not_divided() -> None:
+def test_rebalance_of_fewer_layers_than_cards() -> None:
     assert rebalance(MODEL, way(10, 10, 10), bill([1])) is None
 
 
-def test_what_no_card_holds_is_not_divided() -> None:
+def test_rebalance_if_no_split_fits() -> None:
     assert rebalance(MODEL, way(10, 10), bill([10_000] * 4)) is None
 
 
-def test_unified_memory_is_not_divided() -> None:
+def test_rebalance_of_unified_memory() -> None:
     several = way(10, 10)
     both = frozenset({pool_of(0), pool_of(1)})
     one = Budget(name="unified", pools=both, total_bytes=1, free_bytes=1, reserve_bytes=0, because="")  # fmt: skip
@@ -180,7 +180,7 @@ def fullest(layers: list[int], ends: tuple[int, ...], rooms: list[int], fixed: l
 
 
 @given(st.data())
-def test_no_other_division_is_better(data: st.DataObject) -> None:
+def test_rebalance_is_the_best_split(data: st.DataObject) -> None:
     cards = data.draw(st.integers(2, 3))
     layers = data.draw(st.lists(st.integers(1, 50), min_size=cards, max_size=7))
     head = data.draw(st.integers(0, 50))
@@ -197,7 +197,7 @@ def test_no_other_division_is_better(data: st.DataObject) -> None:
     assert fullest(pieces, ends, rooms, fixed) <= best + 1e-4
 
 
-def test_what_is_pinned_is_billed_as_before() -> None:
+def test_pinned_placement_has_the_same_bill() -> None:
     """Blocks for further tokens count in a division although they are not loaded."""
     for name in ("qwen3.5-9b", "llama-3.1-8b", "qwen3-30b-a3b"):
         model = engine_models()[name, "Q4_K_M"]

@@ -98,7 +98,7 @@ def test_engine_on_takes_the_first_that_loads_the_files_and_runs_there(
     assert engine_on(gguf(LLAMA), machine) == default_engine().name
 
 
-def test_room_is_what_all_memories_let_be_filled() -> None:
+def test_capacity_bytes_of_all_memories() -> None:
     machine = cards(24, ram=64)
     assert engine_named("llama.cpp").capacity_bytes(machine) == (23 + 63) * GIB
     assert engine_named("vllm").capacity_bytes(machine) == 24 * GIB

@@ -69,7 +69,7 @@ def on_each_card(plan: Plan) -> list[int]:
 
 
 @pytest.mark.parametrize("gib", sampled([(8, 16), (16, 8), (16, 6, 6), (12, 10)], each=2))
-def test_layers_are_divided_as_the_cards_have_room(gib: tuple[int, ...]) -> None:
+def test_layers_are_split_by_free_memory(gib: tuple[int, ...]) -> None:
     plan = make_plan(one_file(GEMMA, cards(*gib), 16_384), thorough=False)
     split = plan.result.way.setup.tensor_split
     assert plan.fits
@@ -81,8 +81,8 @@ def test_layers_are_divided_as_the_cards_have_room(gib: tuple[int, ...]) -> None
         assert [*counts[:-1], counts[-1] + 1] == list(split) or counts == list(split)
 
 
-def test_a_division_by_hand() -> None:
-    # 16.48 GiB of weights in 62 layers of 0.25 and an output of 0.9; rooms of 12.75 and 5.95, 0.7 of each gone
+def test_split_of_two_cards_by_hand() -> None:
+    # 16.48 GiB of weights in 62 layers of 0.25 and an output of 0.9; 12.75 and 5.95 usable, 0.7 of each gone
     plan = make_plan(one_file(GEMMA, cards(16, 8), 16_384))
     first, second = plan.result.way.setup.tensor_split
     assert first + second == LAYERS
@@ -100,7 +100,7 @@ def test_no_card_is_filled_above_its_limit(gib: list[int], context: int) -> None
         assert sum(split) in {0, min(plan.result.way.setup.n_gpu_layers, LAYERS)}
 
 
-def test_all_cards_are_used_from_the_start() -> None:
+def test_make_plan_uses_all_cards() -> None:
     plan = make_plan(one_file(GEMMA, cards(24, 24), 16_384), thorough=False)
     assert len(plan.result.way.cards) == 2
     assert sum(plan.result.way.setup.tensor_split) == LAYERS
@@ -109,7 +109,7 @@ def test_all_cards_are_used_from_the_start() -> None:
 @pytest.mark.parametrize(
     ("large", "small"), sampled(tuple(product((8, 16, 24), (2, 4, 8))), each=4)
 )
-def test_a_small_card_more_is_never_worse(large: int, small: int) -> None:
+def test_make_plan_with_one_more_small_card(large: int, small: int) -> None:
     alone, both = (
         make_plan(one_file(GEMMA, cards(*gib), 16_384), thorough=False)
         for gib in ((large,), (large, small))
@@ -129,7 +129,7 @@ def bits(plan: Plan) -> float:
     return plan.load.cache_k.bits if plan.load.cache_k else 16.0
 
 
-def test_a_card_without_a_known_host() -> None:
+def test_make_plan_for_a_card_with_unknown_ram() -> None:
     assert find_plan(one_file(GEMMA, cards(24, ram=None), 16_384)) is not None
     assert find_plan(one_file(GEMMA, cards(12, ram=None), 16_384)) is None
 
@@ -177,7 +177,7 @@ def test_a_number_of_cards_that_does_not_divide_the_heads() -> None:
         make_plan(from_config("qwen3-8b", cards(24, 24, 24), "vllm", 16_384, start=start))
 
 
-def test_more_cards_than_there_are() -> None:
+def test_make_plan_for_more_cards_than_the_machine_has() -> None:
     start = Start(setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"}))  # fmt: skip
     with pytest.raises(HardwareError, match="should use 4 GPUs, but cards has 2"):
         make_plan(from_config("qwen3-8b", cards(24, 24), "vllm", 16_384, start=start))
@@ -195,7 +195,7 @@ def test_vllm_keeps_its_own_cache_where_it_holds_the_context() -> None:
     ("engine", "machine", "told"),
     [("vllm", cpu(64), "NVIDIA"), ("mlx", cards(24), "Apple"), ("vllm", mac(64), "NVIDIA")],
 )
-def test_no_hardware_for_the_engine(engine: str, machine: Any, told: str) -> None:
+def test_make_plan_without_hardware_for_the_engine(engine: str, machine: Any, told: str) -> None:
     with pytest.raises(HardwareError, match=told):
         make_plan(from_config("qwen3-8b", machine, engine))
 
@@ -213,7 +213,7 @@ def test_no_hardware_for_the_engine(engine: str, machine: Any, told: str) -> Non
         ),
     ],
 )
-def test_wishes_that_contradict_each_other(task: Any, told: str) -> None:
+def test_make_plan_rejects_contradicting_flags(task: Any, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         make_plan(task)
 
@@ -236,7 +236,7 @@ def test_nothing_fits_has_the_figures_of_16k_with_an_8_bit_cache() -> None:
     assert 6.6 < float(memory.value.split()[0]) < 7.2
 
 
-def test_what_would_help_does_help() -> None:
+def test_to_fit_changes_make_it_fit() -> None:
     plan = make_plan(any_mix(LLAMA, cpu(3)))
     (memory,) = (change for change in plan.to_fit if change.kind is ChangeKind.MEMORY)
     more = float(memory.value.split()[0])
@@ -257,7 +257,7 @@ def test_a_plan_that_does_not_fit_has_no_speed() -> None:
     ("name", "machine"),
     sampled([(LLAMA, cpu(16)), (LLAMA, cards(8)), (GEMMA, cards(16, 8)), (MOE, cards(12)), (MOE, mac(24, 18))], each=2),
 )  # fmt: skip
-def test_every_lever_has_its_because(name: str, machine: Any) -> None:
+def test_every_decision_has_a_reason(name: str, machine: Any) -> None:
     plan = make_plan(any_mix(name, rated(machine)))
     assert [one.lever for one in plan.decisions][:4] == [
         Lever.WEIGHTS, Lever.PLACEMENT, Lever.CONTEXT, Lever.CACHE
@@ -267,7 +267,7 @@ def test_every_lever_has_its_because(name: str, machine: Any) -> None:
         assert sum(tried.taken for tried in one.tried) <= 1
 
 
-def test_the_plan_is_its_own_bill() -> None:
+def test_estimate_of_a_plans_load_is_its_bill() -> None:
     plan = make_plan(any_mix(LLAMA, rated(cards(12)), 16_384))
     from edgekit.engines.llamacpp.estimate import estimate
 
@@ -276,7 +276,7 @@ def test_the_plan_is_its_own_bill() -> None:
 
 
 @pytest.mark.parametrize("thorough", [True, False])
-def test_a_thorough_plan_says_more_of_the_same(thorough: bool) -> None:  # noqa: FBT001 - a table
+def test_thorough_plan_has_the_same_settings(thorough: bool) -> None:  # noqa: FBT001 - a table
     plan = make_plan(any_mix(LLAMA, rated(cards(12))), thorough=thorough)
     assert (plan.decision(Lever.SEQUENCES) is not None) is thorough
     other = make_plan(any_mix(LLAMA, rated(cards(12))), thorough=not thorough)
@@ -327,7 +327,7 @@ def holds(gib: int, users: int, tokens: int) -> bool:
         (64, 131_072, 3),  # 63: 16 each
     ],
 )
-def test_so_many_fit_and_one_more_does_not(gib: int, tokens: int, count: int) -> None:
+def test_users_that_fit_and_one_more(gib: int, tokens: int, count: int) -> None:
     found, _ = most_users(one_file(LLAMA, cpu(gib), tokens))
     assert holds(gib, found, tokens)
     assert not holds(gib, found + 1, tokens)
@@ -336,7 +336,7 @@ def test_so_many_fit_and_one_more_does_not(gib: int, tokens: int, count: int) ->
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(12, 80), st.integers(2, 64))
-def test_the_edge_is_where_the_bill_has_it(gib: int, blocks: int) -> None:
+def test_users_that_fit_agrees_with_the_bill(gib: int, blocks: int) -> None:
     tokens = blocks * 512
     task = one_file(LLAMA, cpu(gib), tokens)
     count = users_that_fit(task, tokens, placements_of(task))
@@ -344,12 +344,12 @@ def test_the_edge_is_where_the_bill_has_it(gib: int, blocks: int) -> None:
     assert count == MOST_USERS or not holds(gib, count + 1, tokens)
 
 
-def test_no_more_than_an_engine_ever_takes() -> None:
+def test_users_that_fit_ends_at_the_engines_maximum() -> None:
     task = one_file("qwen3-0.6b", cpu(4096), 512)
     assert users_that_fit(task, 512, placements_of(task)) == MOST_USERS == 256
 
 
-def test_what_was_asked_for() -> None:
+def test_decide_sequences_of_given_users() -> None:
     plan = make_plan(one_file(LLAMA, cpu(64), 16_384, users=4))
     decision = plan.decision(Lever.SEQUENCES)
     assert decision is not None
@@ -358,14 +358,14 @@ def test_what_was_asked_for() -> None:
     assert plan.fits
 
 
-def test_no_second_one() -> None:
+def test_decide_sequences_without_memory_for_a_second() -> None:
     count, because = most_users(one_file(LLAMA, cpu(8)))
     assert count == 1
     assert "a second full context does not fit" in because
 
 
 @pytest.mark.parametrize("machine", [cpu(32), cards(24)])
-def test_what_is_promised_is_kept(machine: Machine) -> None:
+def test_decide_sequences_that_fit_can_be_planned(machine: Machine) -> None:
     task = one_file(LLAMA, machine, 16_384)
     count, because = most_users(task)
     assert count > 1
@@ -374,7 +374,7 @@ def test_what_is_promised_is_kept(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cards(48)), ("mlx", mac(64, 48))])
-def test_other_engines_are_asked_as_well(engine: str, machine: Machine) -> None:
+def test_decide_sequences_of_vllm_and_mlx(engine: str, machine: Machine) -> None:
     task = from_config("qwen3-8b", machine, engine, 8192)
     count, _ = most_users(task)
     assert count > 1
@@ -408,13 +408,13 @@ def chosen(plan: Plan) -> str:
 # --- its own prediction layers
 
 
-def test_some_models_bring_their_own() -> None:
+def test_own_drafter_of_prediction_layers() -> None:
     (own,) = own_drafter(open_entry(find_entry(OWN), "llama.cpp").model)
     assert (own.name, own.model) == (OWN_BLOCKS, None)
     assert own_drafter(gguf(LLAMA)) == ()
 
 
-def test_own_blocks_are_proposed_and_not_counted() -> None:
+def test_own_drafter_is_proposed_and_not_billed() -> None:
     task = with_own(rated(cards(32)), 32_768)
     plan, plain = make_plan(task), make_plan(replace(task, drafters=()))
     assert chosen(plan) == OWN_BLOCKS
@@ -422,7 +422,7 @@ def test_own_blocks_are_proposed_and_not_counted() -> None:
     assert drafting_bytes(plan) == 0
 
 
-def test_own_blocks_that_do_not_leave_the_window_stay_out() -> None:
+def test_own_drafter_that_shortens_the_context_is_not_proposed() -> None:
     plan = make_plan(with_own(rated(cards(24))))
     assert chosen(plan) == "none"
     assert plan.drafter is None
@@ -433,7 +433,7 @@ def test_own_blocks_that_do_not_leave_the_window_stay_out() -> None:
 # --- a smaller model
 
 
-def test_a_smaller_model_is_judged_with_its_own_cache() -> None:
+def test_drafter_is_billed_with_its_own_cache() -> None:
     task = one_file(LLAMA, rated(cards(24)), 32_768, drafters=(SMALL,))
     plain = make_plan(replace(task, drafters=()))
     assert make_plan(task).drafter is SMALL
@@ -448,7 +448,7 @@ def test_a_smaller_model_is_judged_with_its_own_cache() -> None:
 
 
 @pytest.mark.parametrize("gib", [9, 10, 11, 12, 16])
-def test_it_is_taken_exactly_where_it_leaves_the_window(gib: int) -> None:
+def test_drafter_is_proposed_only_if_the_context_stays(gib: int) -> None:
     task = one_file(LLAMA, rated(cards(gib)), 16_384, drafters=(SMALL,))
     plan, plain = make_plan(task), make_plan(replace(task, drafters=()))
     assert (plan.context_tokens, plan.load) == (plain.context_tokens, plain.load)
@@ -463,12 +463,12 @@ def test_it_is_taken_exactly_where_it_leaves_the_window(gib: int) -> None:
         assert least <= room
 
 
-def test_cards_above_stand_on_both_sides() -> None:
+def test_drafter_cards_are_on_both_sides_of_the_edge() -> None:
     taken = {gib: make_plan(one_file(LLAMA, rated(cards(gib)), 16_384, drafters=(SMALL,))).drafter for gib in (9, 16)}  # fmt: skip
     assert (taken[9], taken[16]) == (None, SMALL)
 
 
-def test_the_first_that_fits_is_taken() -> None:
+def test_propose_drafter_takes_the_first_that_fits() -> None:
     large = Drafter(name="large", model=gguf("gemma-3-27b"), because="the same words")
     plan = make_plan(one_file(LLAMA, rated(cards(24)), 32_768, drafters=(large, SMALL)))
     decision = plan.decision(Lever.DRAFTER)
@@ -477,7 +477,7 @@ def test_the_first_that_fits_is_taken() -> None:
     assert "does not fit at 32,768 tokens" in decision.tried[0].told
 
 
-def test_one_with_a_bill_that_nobody_knows_is_passed_over() -> None:
+def test_propose_drafter_skips_one_that_cannot_be_estimated() -> None:
     strange = Drafter(name="strange", model=gguf(LLAMA), changes={"mix": "Q9_Z"}, because="")
     plan = make_plan(one_file(LLAMA, rated(cards(24)), 16_384, drafters=(strange, SMALL)))
     assert plan.drafter is SMALL
@@ -487,26 +487,26 @@ def test_one_with_a_bill_that_nobody_knows_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("users", [1, 4])
-def test_none_with_users(users: int) -> None:
+def test_propose_drafter_with_users(users: int) -> None:
     plan = make_plan(one_file(LLAMA, rated(cards(48)), 8192, users=users, drafters=(SMALL,)))
     assert plan.drafter is None
     assert plan.decision(Lever.DRAFTER) is None
 
 
-def test_none_where_the_model_is_divided() -> None:
+def test_propose_drafter_if_a_part_is_in_ram() -> None:
     plan = make_plan(one_file(LLAMA, rated(cards(6)), drafters=(SMALL,)))
     assert plan.drafter is None
     assert chosen(plan) == "none"
 
 
 @pytest.mark.parametrize(("engine", "machine"), [("vllm", cards(48)), ("mlx", mac(64, 48))])
-def test_none_for_other_engines(engine: str, machine: Machine) -> None:
+def test_propose_drafter_for_other_engines(engine: str, machine: Machine) -> None:
     plan = make_plan(from_config("qwen3-8b", machine, engine, 8192, drafters=(SMALL,)))
     assert plan.drafter is None
     assert plan.decision(Lever.DRAFTER) is None
 
 
-def test_on_the_processor_too() -> None:
+def test_propose_drafter_on_a_cpu() -> None:
     assert make_plan(one_file(LLAMA, rated(cpu(32)), 16_384, drafters=(SMALL,))).drafter is SMALL
 
 
@@ -537,22 +537,22 @@ CASES = {
     ("name", "drafts"),
     [(name, name in {"same", "smaller", "a few words more"}) for name in CASES],
 )
-def test_the_same_family_and_as_many_words(name: str, *, drafts: bool) -> None:
+def test_catalog_drafters_have_the_same_family_and_vocabulary(name: str, *, drafts: bool) -> None:
     found = catalog_drafters(BIG, (BIG, CASES[name]))
     assert [one.name for one in found] == ([f"{name} at Q4_K_M"] if drafts else [])
 
 
-def test_the_largest_first() -> None:
+def test_catalog_drafters_come_largest_first() -> None:
     found = catalog_drafters(BIG, CASES.values())
     assert [one.name.partition(" at ")[0] for one in found] == ["same", "smaller", "a few words more"]  # fmt: skip
     assert all(one.changes == {"mix": "Q4_K_M"} and one.model is not None for one in found)
 
 
-def test_a_model_with_experts_is_measured_by_those_that_work() -> None:
+def test_catalog_drafters_of_a_model_with_experts() -> None:
     sparse = replace(BIG, active_parameters=3000)  # 3,000 of 32,000 work on a token
     assert catalog_drafters(sparse, (CASES["same"], CASES["smaller"])) == ()
     assert len(catalog_drafters(sparse, (entry("tiny", 375),))) == 1
 
 
-def test_no_words_known_no_drafter() -> None:
+def test_catalog_drafters_of_an_unknown_vocabulary() -> None:
     assert catalog_drafters(replace(BIG, vocabulary=None), CASES.values()) == ()

@@ -123,7 +123,7 @@ def test_use_of_a_fixed_share_is_never_tight() -> None:
     assert Usage(budget=share, required_bytes=10_001).status is Status.FAILED
 
 
-def test_no_memory_at_all_holds_nothing_but_nothing() -> None:
+def test_use_of_no_memory() -> None:
     budget = Budget(name="memory", pools=frozenset({HOST}), total_bytes=0, free_bytes=GIB, reserve_bytes=2 * GIB, because="")  # fmt: skip
     assert budget.available_bytes == 0
     assert Usage(budget=budget, required_bytes=0).status is Status.PASSED
@@ -165,14 +165,14 @@ def test_judge_of_an_asked_context_needs_no_minimum() -> None:
     assert (result.status, result.context_tokens) == (Status.PASSED, 4096)
 
 
-def test_a_model_with_a_smaller_window_needs_no_more() -> None:
+def test_judge_of_a_model_with_a_short_context() -> None:
     model = recorded("all-minilm-l6-v2", "F16")
     result = judge(ask(model, cpu(2)))
     assert (result.max_context, result.native_context) == (512, 512)
     assert result.passed
 
 
-def test_an_unknown_window_counts_as_32k() -> None:
+def test_judge_of_an_unknown_context() -> None:
     model = recorded("llama-3.1-8b")
     unknown = replace(model.geometry, native_context=None, trained_context=None)
     result = judge(ask(Model(header=model.header, geometry=unknown), cpu(64), bill=per_token(1)))
@@ -180,7 +180,7 @@ def test_an_unknown_window_counts_as_32k() -> None:
     assert result.native_context is None
 
 
-def test_never_beyond_the_native_window() -> None:
+def test_max_context_ends_at_the_native_one() -> None:
     assert judge(ask(recorded("qwen3-0.6b"), cpu(512))).max_context == 40_960
 
 
@@ -193,7 +193,7 @@ def test_window_budget_is_what_its_cache_holds() -> None:
     assert result.max_context == 131_072
 
 
-def test_a_job_opens_just_what_it_needs() -> None:
+def test_judge_of_a_job() -> None:
     result = judge(
         ask(recorded("llama-3.1-8b"), cpu(64), job=Job(prompt_tokens=900, new_tokens=60))
     )
@@ -201,12 +201,12 @@ def test_a_job_opens_just_what_it_needs() -> None:
     assert dict(result.estimate.facts)["n_ctx"] == 1024
 
 
-def test_zero_asks_for_the_whole_window() -> None:
+def test_judge_of_context_0() -> None:
     result = judge(ask(recorded("llama-3.1-8b"), cpu(64), load=Load(context_tokens=0)))
     assert result.context_tokens == 131_072
 
 
-def test_an_explicit_context_that_does_not_fit_fails_with_the_numbers() -> None:
+def test_judge_of_a_given_context_that_does_not_fit() -> None:
     result = judge(ask(recorded("llama-3.1-8b"), cpu(9), load=Load(context_tokens=131_072)))
     assert result.failed
     assert result.asked

@@ -27,7 +27,7 @@ PLANS = {
 
 @pytest.mark.parametrize("width", [20, 40, 80, 100])
 @pytest.mark.parametrize("name", PLANS)
-def test_the_screen_has_its_width(name: str, width: int) -> None:
+def test_tier_text_stays_within_the_width(name: str, width: int) -> None:
     widest = len("  drafter working set    1.50 GiB")  # a row of figures is not cut
     assert max(map(len, tier_text(PLANS[name], Screen(width=width)).splitlines())) <= max(
         width, widest
@@ -35,7 +35,7 @@ def test_the_screen_has_its_width(name: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_it_says_that_nothing_is_measured(name: str) -> None:
+def test_tier_text_says_that_figures_are_assumed(name: str) -> None:
     text = " ".join(tier_text(PLANS[name]).split())
     assert "assumed: the figures of a tier come from elizaOS's memo" in text
     is_what_if = name != "real engine"
@@ -52,20 +52,20 @@ def test_it_says_that_nothing_is_measured(name: str) -> None:
         ("users", "Fits: 2B with 131,072 tokens for each of 4, cache qjl1_256+q4_polar, 4 sequences: 13.59 GiB of 24.00 GiB"),
     ],
 )  # fmt: skip
-def test_the_answer_comes_first(name: str, answer: str) -> None:
+def test_tier_text_begins_with_the_answer(name: str, answer: str) -> None:
     assert tier_answer(PLANS[name]) == answer
     assert " ".join(tier_text(PLANS[name]).split()).startswith(answer)
 
 
-def test_what_to_add_is_said() -> None:
+def test_tier_text_says_what_to_add() -> None:
     assert "To fit   add 1005.00 MiB of memory to RAM\n" in tier_text(PLANS["nothing holds"])
 
 
-def test_a_strangers_name_does_not_steer_the_terminal() -> None:
+def test_tier_text_escapes_control_characters() -> None:
     assert "\x1b" not in tier_text(recommended(card(0, name="\x1b[2Jcard")))
 
 
-def test_the_page_shows_what_is_printed() -> None:
+def test_docs_show_the_text() -> None:
     assert tier_text(PLANS["tight"]) in DOCS.read_text(encoding="utf-8")
 
 
@@ -80,6 +80,6 @@ def test_json(name: str) -> None:
     assert [step["lever"] for step in read["steps"]][:3] == ["weights", "context", "cache"]
 
 
-def test_every_name_of_the_json_is_on_the_page() -> None:
+def test_docs_list_every_json_key() -> None:
     names = {name for plan in PLANS.values() for name in tier_json(plan)}
     assert names <= documented("tiers")
