@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.recorded import asked_of, engine_models, header_bytes, models, padded, rows
 
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.flags import read_row
+from edgekit.engines.llamacpp.setups import read_row
 from edgekit.model.types import Model
 
 PACE_STEPS = 1_000_000

@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.run.binding import choose_method
 from edgekit.engines.llamacpp.run.generated import HollowFile
 from edgekit.engines.llamacpp.run.verification import verify_model
+from edgekit.engines.llamacpp.setups import read_row
 from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.engines.program import ComparedRow, Verification
 from edgekit.errors import EdgekitError, EngineError

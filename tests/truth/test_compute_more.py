@@ -14,8 +14,8 @@ from tests.thoroughness import sampled_rows
 from edgekit.bill.types import CACHES, Component
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.graph import compute_bytes
+from edgekit.engines.llamacpp.setups import read_row
 
 
 def _by_file() -> list[Any]:

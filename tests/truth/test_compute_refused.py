@@ -6,7 +6,7 @@ import pytest
 from tests.recorded import DATA, gguf_files, header_bytes
 
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.flags import read_row
+from edgekit.engines.llamacpp.setups import read_row
 from edgekit.errors import RefusedError
 from edgekit.formats import read_header
 from edgekit.model import read_geometry

@@ -16,8 +16,8 @@ from tests.thoroughness import LONG
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.flags import read_row
 from edgekit.engines.llamacpp.run.binding import COMPARED
+from edgekit.engines.llamacpp.setups import read_row
 from edgekit.engines.llamacpp.types import LlamaMode
 from edgekit.errors import RefusedError
 from edgekit.formats import read_header

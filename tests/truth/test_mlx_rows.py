@@ -16,8 +16,8 @@ from edgekit.bill.types import Component, Load
 from edgekit.engines.mlx.caches import Prices, holdings, read_session
 from edgekit.engines.mlx.compute import BOUND, compute_lines, read_work
 from edgekit.engines.mlx.estimate import estimate
-from edgekit.engines.mlx.flags import read_row
 from edgekit.engines.mlx.models import mlx_model
+from edgekit.engines.mlx.setups import read_row
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.errors import RefusedError
 from edgekit.model import read_geometry

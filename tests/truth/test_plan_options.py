@@ -20,9 +20,10 @@ from tests.unit.plan.tasks import GEMMA, LLAMA, MOE, any_mix, gguf, one_file, ra
 from edgekit.bill.types import Load, MemoryEstimate, Start
 from edgekit.cli.parser import build_parser
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
-from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.flags import FLAGS
+from edgekit.engines.llamacpp.setups import setup as llamacpp_setup
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.plan.commands import ready_commands
@@ -80,7 +81,7 @@ def billed_again(plan: Plan) -> MemoryEstimate:
     (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
     words = shlex.split(text)
     values = flags_of(words[words.index("llama-server") + 1 :])
-    load, setup = llamacpp_options.setup(values)
+    load, setup = llamacpp_setup(values)
     planned = plan.result.way.setup
     asked = replace(setup, devices=planned.devices, mix=planned.mix)
     if planned.has_device:
@@ -99,7 +100,7 @@ def flags_of(words: list[str]) -> dict[str, Any]:
             kept.append(word)
     given = given_flags(build_parser().parse_args(["estimate", "MODEL", *kept]))
     flags = {**given.get(COMMON, {}), **given.get("llama.cpp", {})}
-    return read_flags((CONTEXT, *llamacpp_options.FLAGS), flags)
+    return read_flags((CONTEXT, *FLAGS), flags)
 
 
 @pytest.mark.parametrize("name", sampled(tuple(PLANS), each=2))
@@ -167,7 +168,7 @@ def test_llama_cpp_makes_room_for_what_was_planned(
 
 def read_back(plan: Plan) -> tuple[Load, LlamaCppSetup]:
     (text,) = (one.text for one in ready_commands(plan) if one.name == "llama-server")
-    return llamacpp_options.setup(flags_of(shlex.split(text)[1:]))
+    return llamacpp_setup(flags_of(shlex.split(text)[1:]))
 
 
 def test_a_quantisation_that_was_planned_is_billed_as_the_file_will_be() -> None:

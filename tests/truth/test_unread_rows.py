@@ -17,7 +17,7 @@ from tests.unread import WITHOUT_CONFIG, configs, from_config, from_keys
 
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.flags import read_row
+from edgekit.engines.llamacpp.setups import read_row
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
 

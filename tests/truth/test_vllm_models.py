@@ -14,7 +14,7 @@ import pytest
 from tests.recorded import config_header
 
 from edgekit.engines.vllm import estimate as vllm
-from edgekit.engines.vllm.flags import read_row
+from edgekit.engines.vllm.setups import read_row
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 

@@ -10,7 +10,7 @@ from tests.recorded import config_header, rows
 
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.vllm import estimate as vllm
-from edgekit.engines.vllm.flags import read_row
+from edgekit.engines.vllm.setups import read_row
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 

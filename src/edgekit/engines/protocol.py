@@ -144,22 +144,22 @@ class Engine:
     quant_key: str = ""  # of the flag that says how weights are quantised; "": there is none
     companions: frozenset[str] = frozenset()  # flags of files that are loaded with the model
 
-    @rule("flags")
+    @rule("setups")
     def read_quant(self, _name: str, /) -> str | None:
         """The quantisation of `--quant NAME` in the engine's own words; None if it has none."""
         return None
 
-    @rule("flags")
+    @rule("setups")
     def quant_names(self) -> tuple[str, ...]:
         """To show to somebody who typed another."""
         return ()
 
-    @rule("flags", is_needed=True)
+    @rule("setups", is_needed=True)
     def default_setup(self) -> Any:
         """Where nothing is given."""
         raise NotImplementedError
 
-    @rule("flags")
+    @rule("setups")
     def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Any]:
         """What values of its flags ask for. Raises UsageError."""
         from edgekit.bill.types import Load
@@ -169,12 +169,12 @@ class Engine:
         kind = type(self.default_setup())
         return Load(**load), kind(**field_values(self.table, values, kind))
 
-    @rule("flags")
+    @rule("setups")
     def values(self, load: Load, setup: Any, /) -> dict[str, Any]:
         """And back: read again, they give the same bill. Files loaded with the model are not among them."""
         return given_values(self.table, load, setup)
 
-    @rule("flags")
+    @rule("setups")
     def placement(self, _setup: Any, /) -> dict[str, Any]:
         """Where a plan has put the model, as values of flags."""
         return {}
@@ -186,7 +186,7 @@ class Engine:
         """The same on a machine with these cards, where `pins_placement`: a card that is not used gets no share."""
         return {}
 
-    @rule("flags")
+    @rule("setups")
     def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Any]:
         """A row of a batch, in the engine's own parameters. Raises UsageError."""
         from dataclasses import replace
@@ -195,12 +195,12 @@ class Engine:
         load, setup = self.setup(given)
         return replace(load, context_tokens=given.get("context")), setup
 
-    @rule("flags")
+    @rule("setups")
     def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Any]:
         """Keywords of the Python API, named as in a row, for the engine as people start it. Raises UsageError."""
         return self.read_row(options, None)
 
-    @rule("flags", is_needed=True)
+    @rule("setups", is_needed=True)
     def describe(self, load: Load, estimate: MemoryEstimate, /) -> str:
         """What was asked for, in words, as the engine resolved it."""
         raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.data.dummy_engine.flags import DummySetup
+from tests.data.dummy_engine.setups import DummySetup
 
 from edgekit.bill.types import CacheChoice, Load, Placement, Task
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines import flags as common
 from edgekit.engines.flags import Control, Flag, number
 
@@ -21,16 +18,3 @@ FLAGS = (
     ),
 )
 TABLE = (common.CONTEXT, *FLAGS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DummySetup:
-    spare_bytes: int = 0
-
-
-def default_setup() -> DummySetup:
-    return DummySetup()
-
-
-def describe(_load: Load, estimate: MemoryEstimate) -> str:
-    return f"{dict(estimate.facts)['tokens']:,} dummy tokens"

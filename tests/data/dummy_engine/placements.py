@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.data.dummy_engine.flags import DummySetup
+from tests.data.dummy_engine.setups import DummySetup
 
 from edgekit.bill.types import Placement, Task
 from edgekit.engines.budgets import known_ram, ram_budget

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.architectures import (
     conversion_of,
     known_architecture,
 )
-from edgekit.engines.llamacpp.flags import default_setup, read_row
+from edgekit.engines.llamacpp.setups import default_setup, read_row
 from edgekit.engines.llamacpp.versions import (
     NEWEST,
     OLDEST,

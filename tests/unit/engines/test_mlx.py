@@ -12,9 +12,9 @@ from edgekit.basis import Basis
 from edgekit.bill.cache_types import F16
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.mlx.estimate import estimate
-from edgekit.engines.mlx.flags import read_row
 from edgekit.engines.mlx.models import MlxModel, mlx_model
 from edgekit.engines.mlx.quantization import read_quantize
+from edgekit.engines.mlx.setups import read_row
 from edgekit.engines.mlx.types import (
     AS_STORED,
     FOUR_BIT,

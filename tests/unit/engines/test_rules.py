@@ -53,7 +53,7 @@ MODULES = {
     "commands",
     "companions",
     "estimate",
-    "flags",
+    "setups",
     "placements",
     "prepared",
     "speed",

@@ -16,9 +16,9 @@ from edgekit.bill.cache_types import F16, cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.caches import BY_NAME
-from edgekit.engines.vllm.flags import read_row, values
 from edgekit.engines.vllm.models import VllmModel, vllm_model
 from edgekit.engines.vllm.module_names import ListedModules
+from edgekit.engines.vllm.setups import read_row, values
 from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import Gpu, VllmSetup
 from edgekit.errors import EdgekitError, RefusedError, UsageError

@@ -13,7 +13,7 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Load, Start, Task
 from edgekit.engines import engine_named
 from edgekit.engines.choices import pair_name
-from edgekit.engines.llamacpp.flags import default_setup
+from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup

@@ -19,8 +19,9 @@ from edgekit.cli.parser import build_parser
 from edgekit.engines import engine_named
 from edgekit.engines.commands import Command, shell_text
 from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
-from edgekit.engines.llamacpp import flags as llamacpp_options
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.flags import FLAGS
+from edgekit.engines.llamacpp.setups import setup as llamacpp_setup
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.mlx.types import Packing, Quantize
 from edgekit.machine.types import Device, Machine, System, Vendor
@@ -188,7 +189,7 @@ def test_the_emitted_flags_are_the_planned_bill(plan: Any) -> None:
     plan = plan()
     line = words(plan)
     values = _read(line[line.index("llama-server") + 3 :])
-    load, setup = llamacpp_options.setup(values)
+    load, setup = llamacpp_setup(values)
     setup = replace(setup, devices=plan.result.way.setup.devices)
     if "backend" not in values:
         setup = replace(setup, backend=plan.result.way.setup.backend)
@@ -210,7 +211,7 @@ def _read(line: list[str]) -> dict[str, Any]:
             kept.append(word)
     given = given_flags(build_parser().parse_args(["estimate", "MODEL", *kept]))
     flags = {**given.get(COMMON, {}), **given.get("llama.cpp", {})}
-    return read_flags((CONTEXT, *llamacpp_options.FLAGS), flags)
+    return read_flags((CONTEXT, *FLAGS), flags)
 
 
 # Where the model is.

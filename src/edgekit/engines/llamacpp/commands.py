@@ -14,15 +14,7 @@ from edgekit.bill.types import Drafter, MemoryEstimate, Placement
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes
-from edgekit.engines.llamacpp.flags import (
-    REPEATED,
-    command_words,
-    keys_of,
-    this_cpu,
-    values,
-)
-from edgekit.engines.llamacpp.flags import placement as values_of_placement
-from edgekit.engines.llamacpp.flags import setup as read_setup
+from edgekit.engines.llamacpp.flags import REPEATED, command_words, keys_of
 from edgekit.engines.llamacpp.front_ends import lm_studio_commands, ollama_commands
 from edgekit.engines.llamacpp.model_source import (
     NO_PROJECTOR,
@@ -36,6 +28,9 @@ from edgekit.engines.llamacpp.model_source import (
 from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.placements import backend_name, devices, pinned
 from edgekit.engines.llamacpp.quantization import DEFAULT_MIX
+from edgekit.engines.llamacpp.setups import placement as values_of_placement
+from edgekit.engines.llamacpp.setups import setup as read_setup
+from edgekit.engines.llamacpp.setups import this_cpu, values
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
 from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST, Device, Vendor

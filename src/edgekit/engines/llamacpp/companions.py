@@ -11,8 +11,9 @@ from edgekit.bill.cache_types import cache_type
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
-from edgekit.engines.llamacpp.flags import DRAFT_MAX, default_setup
+from edgekit.engines.llamacpp.flags import DRAFT_MAX
 from edgekit.engines.llamacpp.placement import PlacedTensor, place
+from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts, TensorPlacement
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError

@@ -1,4 +1,4 @@
-"""llama.cpp's flags: the table of everything that can be set -> a load and a setup, and back.
+"""llama.cpp's flags: the table of everything that can be set.
 
 Only `TABLE` spells llama.cpp's parameters: to add a flag, add a row and, where memory depends on it, a field
 of LlamaCppSetup.
@@ -7,7 +7,7 @@ of LlamaCppSetup.
 # ruff: noqa: E501 - a table: one row, one or two lines
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import flags as common
@@ -18,14 +18,10 @@ from edgekit.engines.flags import (
     Meaning,
     Page,
     Parameter,
-    field_values,
-    fields_of,
     flag_words,
-    given_values,
     names,
     number,
     one_of,
-    read_options,
     shares,
     sizes,
     text,
@@ -36,8 +32,7 @@ from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.llamacpp.types import Cpu, DeviceSlot, LlamaCppSetup, Override
+    from edgekit.engines.llamacpp.types import Override
 
 TITLE = "llama.cpp"
 ENOUGH_LAYERS = 99  # what people write for all
@@ -296,6 +291,7 @@ ONE_SEQUENCE = {"parallel": "1"}
 PAGE = Page(
     "llama.cpp", "llama.cpp", CacheFlags(("type_k", "type_v"), "f16"), runs=True, serves=True
 )
+QUANT_KEY = "mix"
 UNUSED_OPTIONS = frozenset({"threads", "n_threads", "n_threads_batch", "n_devices"})
 
 
@@ -303,7 +299,14 @@ def keys_of(*groups: str) -> frozenset[str]:
     return frozenset(flag.key for flag in FLAGS if flag.group in groups)
 
 
-_ON_A_GPU = keys_of("placement", "devices", "servers")
+ON_A_GPU = keys_of("placement", "devices", "servers")
+# Options of a row that ask for a GPU. The other two only matter where there is one.
+GPU_OPTIONS = tuple(
+    flag.option or flag.key
+    for flag in FLAGS
+    if flag.key in ON_A_GPU - {"main_gpu", "offload_kqv"} and flag.row is not None
+)
+ROUGH_PLACEMENT = ("n_gpu_layers", "cpu_moe", "n_cpu_moe")  # printed before the finer flags
 COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or instead of it
 # The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
 VERIFIED = tuple(
@@ -337,218 +340,4 @@ def command_words(values: Mapping[str, Any], build: int) -> list[str]:
     known = (flag for flag in FLAGS if flag.names[0] != gone)
     return flag_words(
         (CONTEXT, *sorted(known, key=lambda flag: _PRINTED.index(flag.group))), values
-    )
-
-
-def default_setup() -> LlamaCppSetup:
-    """llama-server of the default version."""
-    from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
-    from edgekit.engines.llamacpp.versions import default_version
-
-    return LlamaCppSetup(mode=LlamaMode.SERVER, **default_version()._asdict())
-
-
-def setup(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
-    """What the flags ask of llama.cpp. Raises UsageError."""
-    from edgekit.bill.types import Load
-
-    return Load(**field_values(TABLE, values, Load)), _setup(values)
-
-
-def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
-    from edgekit.engines.llamacpp.types import LlamaCppSetup
-    from edgekit.engines.llamacpp.versions import default_version, read_version
-
-    version = values.get("llama_version")
-    drafts = "draft_model" in values or values.get("spec_type") == "draft-mtp"
-    implied = {
-        "mode": "server",
-        "backend": _implied_backend(values),
-        "cpu": this_cpu().value,
-        "load_mtp": values.get("spec_type") == "draft-mtp",
-        **({"draft_max": DRAFT_MAX} if drafts else {}),
-    }
-    given = {**implied, **values}
-    if not drafts:
-        given.pop("draft_max", None)
-    wanted = field_values(TABLE, given, LlamaCppSetup) | {
-        "devices": _devices(values),
-        "servers": _given_servers(values),
-    }
-    billed = default_version() if version is None else read_version(version)
-    return LlamaCppSetup(**wanted, **billed._asdict())
-
-
-def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
-    """And back: read again, they give this load and setup."""
-    found = given_values(TABLE, load, setup)
-    if setup.servers:
-        found["rpc"] = tuple(_server_entries(setup))
-    own = [one for one in setup.devices if not one.rpc]
-    if any(one.free_bytes is not None for one in own):
-        memory = [one.free_bytes for one in own]
-        if own[0].number is not None:  # -sm none: the other cards are not known any more
-            memory *= max(own[0].number + 1, len(setup.tensor_split) - len(setup.servers))
-        found["device_memory"] = tuple(memory)
-    if found.pop("load_mtp", False):
-        found["spec_type"] = "draft-mtp"
-    implied = {
-        "mode": "server",
-        "cpu": this_cpu().value,
-        # next to servers a GPU is counted only where it is asked for
-        "backend": None if setup.servers and own else _implied_backend({**found, "backend": None}),
-    }
-    stated = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
-    found = {key: value for key, value in found.items() if key not in stated}
-    found |= {key: value for key, value in stated.items() if value != implied[key]}
-    if not _is_default_version(setup):
-        found["llama_version"] = setup.version_name
-    return found
-
-
-def _is_default_version(setup: LlamaCppSetup) -> bool:
-    """False where the environment names no version: then the version was given."""
-    from edgekit.engines.llamacpp.versions import default_version
-
-    try:
-        return (setup.rules, setup.version) == default_version()
-    except UsageError:
-        return False
-
-
-def _implied_backend(values: Mapping[str, Any]) -> str:
-    return values.get("backend") or ("cuda" if _ON_A_GPU & values.keys() else "cpu")
-
-
-def _server_entries(setup: LlamaCppSetup) -> Iterator[str]:
-    """HOST:PORT=FREE+FREE of each server: its devices follow each other."""
-    memory: dict[str, list[str]] = {}
-    for one in setup.servers:
-        endpoint = one.rpc.partition("[")[2].removesuffix("]")
-        memory.setdefault(endpoint, []).append(str(one.free_bytes))
-    return (f"{endpoint}={'+'.join(sizes)}" for endpoint, sizes in memory.items())
-
-
-def read_row(options: Mapping[str, Any], backend: str | None) -> tuple[Load, LlamaCppSetup]:
-    """A row of a batch, in llama.cpp's own parameters: as a program that uses the library. Raises UsageError."""
-    return setup({"mode": "library", "unified": False, **_read_options(options, backend)})
-
-
-def read_keywords(options: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
-    """The same for llama-server. Raises UsageError."""
-    return setup(_read_options(options, options.get("backend")))
-
-
-def _read_options(options: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
-    from edgekit.engines.llamacpp.types import Backend
-
-    given = read_options(TABLE, options)
-    asked = any(
-        options.get(flag.option or flag.key)
-        for flag in FLAGS
-        if flag.key in _ON_A_GPU
-        and flag.row is not None
-        and flag.key not in {"main_gpu", "offload_kqv"}
-    )
-    wanted = str(backend or ("cuda" if asked else "cpu")).lower()
-    known = [one.value for one in Backend]
-    if wanted not in known:
-        raise UsageError(f"backend {backend!r} is not one of {', '.join(known)}")
-    least = 0 if given.get("rpc") else 1
-    if "n_devices" in options:
-        count = number("n_devices", options["n_devices"] or 0) or least
-        if not least <= count <= MAX_DEVICES:
-            raise UsageError(f"n_devices {count} is not between {least} and {MAX_DEVICES}")
-        given["devices"] = count
-    elif not least:
-        given["devices"] = 0
-    return {"cpu": "x86", **given, "backend": wanted}
-
-
-QUANT_KEY = "mix"
-
-
-def read_quant(name: str) -> str | None:
-    """The quantisation of `--quant NAME` as llama-quantize calls it: q4_k -> Q4_K_M."""
-    import re
-
-    from edgekit.engines.llamacpp.quantization import mix_rows
-    from edgekit.sources.filenames import SHORT_MIXES
-
-    upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
-    mix = SHORT_MIXES.get(upper, upper)
-    return mix if mix in mix_rows() else None
-
-
-def quant_names() -> tuple[str, ...]:
-    from edgekit.engines.llamacpp.quantization import mix_rows
-
-    return tuple(mix_rows())
-
-
-def this_cpu() -> Cpu:
-    """That of the machine at hand; a machine that is judged has its own."""
-    from edgekit.engines.llamacpp.types import Cpu
-    from edgekit.machine.types import is_arm
-
-    return Cpu.ARM if is_arm() else Cpu.X86
-
-
-def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
-    if not values.get("rpc"):
-        return ()
-    from edgekit.engines.llamacpp.overrides import read_servers
-
-    return read_servers(",".join(values["rpc"]))
-
-
-def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
-    from edgekit.engines.llamacpp.types import DeviceSlot, SplitMode, used_devices
-
-    memory, split = values.get("device_memory", ()), values.get("tensor_split", ())
-    servers, count = _given_servers(values), values.get("devices")
-    if memory and split and len(memory) + len(servers) != len(split):
-        raise UsageError(
-            f"--device-memory has {len(memory)} GPUs and --rpc {len(servers)} devices, "
-            f"but --tensor-split has {len(split)} shares"
-        )
-    own = tuple(DeviceSlot(free_bytes=free) for free in memory)
-    if not own:
-        least = 0 if servers and values.get("backend", "cpu") == "cpu" else 1
-        least = least if count is None else count
-        own = (DeviceSlot(),) * max(least, len(split) - len(servers))
-    mode, main = SplitMode(values.get("split_mode", "layer")), values.get("main_gpu", 0)
-    if mode is SplitMode.NONE and main >= len(servers) and not (memory or split or count):
-        return (
-            DeviceSlot(number=main - len(servers)),
-        )  # how many GPUs there are is not known here
-    return used_devices((*servers, *own), mode, main)
-
-
-def placement(setup: LlamaCppSetup) -> dict[str, Any]:
-    """Where a plan has put the model, as values of flags."""
-    if not setup.has_device:
-        return {}
-    given = {
-        flag.key: flag.meaning.value_of(value) if flag.meaning else value
-        for flag, value, default in fields_of(FLAGS, setup)
-        if flag.group == "placement" and (value != default or flag.key == "n_gpu_layers")
-    }
-    if setup.cpu_moe:
-        given.pop("n_cpu_moe", None)
-    first = ("n_gpu_layers", "cpu_moe", "n_cpu_moe")  # of what is in RAM, the rougher flags
-    return {key: given[key] for key in (*first, *given) if key in given}
-
-
-def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as llama.cpp resolved it."""
-    from edgekit.engines.llamacpp.types import LoadFacts
-
-    facts = LoadFacts.of(estimate)
-    count, shared = facts.n_seq_max, facts.kv_streams == 1
-    who = "shared by" if shared and count != 1 else "for"
-    kept = dict.fromkeys(kind.name if kind else "f16" for kind in (load.cache_k, load.cache_v))
-    return (
-        f"{facts.n_ctx:,} tokens of context {who} {count} sequence{'s' * (count != 1)}, "
-        f"cache {' and '.join(kept)}, flash attention {'on' if facts.flash_attn else 'off'}"
     )

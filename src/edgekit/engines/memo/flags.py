@@ -1,9 +1,7 @@
-"""The flags of a tier: one table that is read into a load and a setup, and back."""
+"""The flags of a tier: the table of everything that can be set."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
 
 from edgekit.bill.cache_types import cache_type
 from edgekit.bill.spill import Purpose
@@ -18,10 +16,6 @@ from edgekit.engines.flags import (
     text,
     yes_no,
 )
-
-if TYPE_CHECKING:
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.memo.estimate import MemoSetup
 
 _CACHE = Meaning(cache_type, lambda kind: kind.name)
 FLAGS: tuple[Flag, ...] = (
@@ -39,17 +33,3 @@ ROW_ONLY = (
 )
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
 PAGE = Page("Tiers", "", CacheFlags(("type_k", "type_v"), "f16"), is_compared=False)
-
-
-def default_setup() -> MemoSetup:
-    from edgekit.engines.memo.estimate import MemoSetup
-
-    return MemoSetup()
-
-
-def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """The load in words, as it was resolved."""
-    facts: dict[str, Any] = dict(estimate.facts)
-    each = f" for each of {facts['windows']}" if facts["windows"] > 1 else ""
-    many = f", {load.sequences} sequences" if (load.sequences or 1) > 1 else ""
-    return f"{facts['context_tokens']:,} tokens of context{each}, cache {facts['layout']}{many}"

@@ -1,10 +1,9 @@
-"""mlx-lm's flags: the table of everything that can be set -> a load and a setup, and back."""
+"""mlx-lm's flags: the table of everything that can be set."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import (
@@ -13,15 +12,12 @@ from edgekit.engines.flags import (
     Flag,
     Meaning,
     Page,
-    field_values,
     number,
-    read_options,
     whole,
 )
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.mlx.types import AsStored, MlxSetup, Quantize
+    from edgekit.engines.mlx.types import AsStored, Quantize
 
 TITLE = "MLX"
 
@@ -69,64 +65,3 @@ UNUSED_OPTIONS = frozenset(
     {"batch_size", "bits", "context_tokens", "group_size", "max_tokens", "mode", "quant"}
 )
 QUANT_KEY = "quantize"
-
-
-def default_setup() -> MlxSetup:
-    from edgekit.engines.mlx.types import MlxSetup
-
-    return MlxSetup()
-
-
-def read_quant(name: str) -> str | None:
-    """The quantisation of `--quant NAME` as --quantize has it; None where MLX has no such."""
-    from edgekit.engines.mlx.quantization import quantize_word
-
-    return quantize_word(name)
-
-
-def quant_names() -> tuple[str, ...]:
-    from edgekit.engines.mlx.quantization import NAMES
-
-    return NAMES
-
-
-def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MlxSetup]:
-    """A row of a batch, in the names of mlx-lm's own flags and of recorded rows. Raises UsageError."""
-    from edgekit.bill.types import Load
-    from edgekit.engines.mlx.types import MlxSetup
-
-    given = read_options(TABLE, options)
-    for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
-        if key not in given and options.get(other) is not None:
-            given[key] = number(other, options[other])
-    if "context" in given:  # a prompt, to which the new tokens are added
-        given["context"] += given.get("max_tokens", 0)
-    elif options.get("context_tokens") is not None:
-        given["context"] = number("context_tokens", options["context_tokens"])
-    if (quantize := _row_quantize(options)) is not None:
-        given["quantize"] = quantize
-    load = Load(**field_values(TABLE, given, Load))
-    return load, MlxSetup(**field_values(TABLE, given, MlxSetup))
-
-
-def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
-    from edgekit.engines.mlx.quantization import read_quantize
-
-    named = options.get("quantization") or options.get("quant")
-    bits, group = (
-        None if options.get(name) is None else number(name, options[name])
-        for name in ("bits", "group_size")
-    )
-    if named is None:
-        if bits is None and group is None and options.get("mode") is None:
-            return None
-        named = options.get("mode") or "affine"
-    return read_quantize(str(named), bits=bits, group_size=group)
-
-
-def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as mlx-lm resolved it."""
-    facts: dict[str, Any] = dict(estimate.facts)
-    several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
-    new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""
-    return f"{facts['prompt_tokens']:,} tokens of prompt{new}{several}, {facts['chunk_tokens']:,} at once"

@@ -9,7 +9,8 @@ from edgekit.bill.types import MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import own_word
 from edgekit.engines.flags import flag_words
-from edgekit.engines.native.flags import FLAGS, placement
+from edgekit.engines.native.flags import FLAGS
+from edgekit.engines.native.setups import placement
 from edgekit.engines.protocol import Offload
 from edgekit.units import MIB
 

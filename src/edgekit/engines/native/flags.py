@@ -1,4 +1,4 @@
-"""The built-in engine's flags: the table of everything that can be set -> a load and a setup, and back."""
+"""The built-in engine's flags: the table of everything that can be set."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -20,12 +20,10 @@ from edgekit.engines.flags import (
     yes_no,
 )
 from edgekit.errors import UsageError
-from edgekit.units import format_bytes, parse_size
+from edgekit.units import parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.bill.cache_types import CacheType
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.native.stream_plan import StreamSetup
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
@@ -52,7 +50,7 @@ def _cache_field(name: str) -> CacheType:
 
 
 _CACHE = Meaning(_cache_field, lambda kind: kind.name)
-_KEPT = Meaning(
+KEPT = Meaning(
     lambda kept: {ALL: None, NONE: 0}.get(kept, kept),
     lambda kept_bytes: ALL if kept_bytes is None else kept_bytes or NONE,
 )
@@ -60,7 +58,7 @@ _SHOWN = ("f16", "q8_0", "f32")
 CONTEXT = common.CONTEXT._replace(option="context_tokens")
 FLAGS: tuple[Flag, ...] = (
     Flag(("--keep",), "keep", "weights to keep in memory: 2G, all or none (default: as many as fit; none in estimate)", "SIZE", _keep, field="keep_bytes",
-         meaning=_KEPT, row=_row_keep, control=Control("Weights kept in memory", (ALL, NONE), "as much as fits", is_wide=True)),
+         meaning=KEPT, row=_row_keep, control=Control("Weights kept in memory", (ALL, NONE), "as much as fits", is_wide=True)),
     Flag(("--rolling",), "rolling", "drop the oldest tokens of a full context and continue", row=yes_no, control=Control("Rolling window")),
     Flag(("--sinks",), "sinks", "first tokens that a rolling context never drops", "N", whole(), row=number),
     Flag(("--chunk",), "chunk", "prompt tokens computed together (default 64)", "N", whole(1), field="microbatch_tokens",
@@ -85,44 +83,3 @@ PAGE = Page(
     is_compared=False,
     runs=True,
 )
-
-
-def default_setup() -> StreamSetup:
-    from edgekit.engines.native.stream_plan import StreamSetup
-
-    return StreamSetup()
-
-
-def read_quant(name: str) -> str | None:
-    raise UsageError(
-        f"--quant {name[:40]}: the built-in engine runs a GGUF file as it is; name a file or a repository "
-        "with that quantisation"
-    )
-
-
-def placement(setup: StreamSetup) -> dict[str, Any]:
-    """What was chosen for the machine: how many weights stay in memory, and the number of threads."""
-    given = {"keep": _KEPT.value_of(setup.keep_bytes), "threads": setup.threads}
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def describe(_load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as the engine resolved it."""
-    facts: dict[str, Any] = dict(estimate.facts)
-    kinds = dict.fromkeys((facts["cache_k"], facts["cache_v"]))
-    rolling = ""
-    if facts["rolling"]:
-        sinks = f", the first {facts['sinks']} stay" if facts["sinks"] else ""
-        rolling = f" that roll{sinks}"
-    return (
-        f"{facts['window']:,} tokens of context{rolling}, cache {' and '.join(kinds)},"
-        f" {facts['chunk_tokens']} tokens at once, {facts['threads']} threads;"
-        f" {_weights(facts['kept_bytes'], facts['streamed_bytes'])}"
-    )
-
-
-def _weights(kept_bytes: int, streamed_bytes: int) -> str:
-    if not streamed_bytes:
-        return "all weights in memory"
-    read = f"{format_bytes(streamed_bytes)} of weights read from the file for every token"
-    return f"{format_bytes(kept_bytes)} of weights in memory, {read}" if kept_bytes else read

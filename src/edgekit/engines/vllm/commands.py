@@ -14,7 +14,8 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines.commands import Command, Startup, repository_word
 from edgekit.engines.flags import flag_words, read_flags
 from edgekit.engines.vllm.estimate import estimate as bill
-from edgekit.engines.vllm.flags import FLAGS, placement
+from edgekit.engines.vllm.flags import FLAGS
+from edgekit.engines.vllm.setups import placement
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.devices import find_device

@@ -1,4 +1,4 @@
-"""vLLM's flags: the table of everything that can be set -> a load and a setup, and back."""
+"""vLLM's flags: the table of everything that can be set."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -12,11 +12,7 @@ from edgekit.engines.flags import (
     Control,
     Flag,
     Page,
-    field_values,
-    fields_of,
-    given_values,
     number,
-    read_options,
     share,
     size,
     text,
@@ -24,11 +20,9 @@ from edgekit.engines.flags import (
     yes_no,
 )
 from edgekit.errors import UsageError
-from edgekit.units import GIB
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.bill.types import Load, MemoryEstimate
-    from edgekit.engines.vllm.types import Gpu, VllmSetup
+    from edgekit.engines.vllm.types import Gpu
     from edgekit.machine.devices import KnownDevice
 
 TITLE = "vLLM"
@@ -118,113 +112,3 @@ PAGE = Page(
 )
 UNUSED_OPTIONS = frozenset({"available_kv_bytes"})
 QUANT_KEY = "quantization"
-
-
-def default_setup() -> VllmSetup:
-    from edgekit.engines.vllm.types import VllmSetup
-
-    return VllmSetup()
-
-
-def setup(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
-    """What the flags ask of vLLM: most are the fields of its setup. Raises UsageError."""
-    from edgekit.bill.types import Load
-    from edgekit.engines.vllm.types import VllmSetup
-
-    load = field_values(TABLE, values, Load)
-    load["context_tokens"] = values.get("context") or None
-    return Load(**load), VllmSetup(
-        **{**field_values(TABLE, values, VllmSetup), "gpu": _gpu(values)}
-    )
-
-
-def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
-    """And back: read again, they give this load and setup."""
-    from contextlib import suppress
-    from dataclasses import replace
-
-    from edgekit.engines.vllm.types import Gpu
-    from edgekit.machine.devices import find_device
-
-    found = given_values(TABLE, load, replace(setup, gpu=Gpu()))
-    if setup.gpu != Gpu(memory_bytes=setup.gpu.memory_bytes):
-        with suppress(UsageError):  # of --vram only the size is known
-            found["gpu"] = find_device(setup.gpu.name)
-    if setup.gpu.memory_bytes is not None:
-        found["gpu_memory"] = setup.gpu.memory_bytes
-    return found
-
-
-def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, VllmSetup]:
-    """A row of a batch, in the names of vLLM's own flags. Raises UsageError."""
-    from dataclasses import replace
-
-    given = read_options(TABLE, options)
-    for key in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "dtype",
-        "kv_cache_dtype",
-        "mamba_cache_dtype",
-        "mamba_ssm_cache_dtype",
-    ):  # 0 and "" are as if not given
-        if not given.get(key, True):
-            del given[key]
-    pool = options.get("available_kv_bytes") if "kv_cache_memory_bytes" not in given else None
-    if pool is not None:
-        given["kv_cache_memory_bytes"] = number("available_kv_bytes", pool)
-    load, wanted = setup(given)
-    return replace(load, context_tokens=given.get("context")), wanted
-
-
-def read_quant(name: str) -> str | None:
-    """The quantisation of `--quant NAME` as vLLM calls it."""
-    from edgekit.engines.vllm.schemes import METHODS
-
-    lower = name.lower()
-    return lower if lower in METHODS or lower.startswith("fp8") else None
-
-
-def quant_names() -> tuple[str, ...]:
-    from edgekit.engines.vllm.schemes import METHODS
-
-    return tuple(sorted(METHODS))
-
-
-def _gpu(values: Mapping[str, Any]) -> Gpu:
-    from edgekit.engines.vllm.types import Gpu
-
-    memory: int | None = values.get("gpu_memory")
-    card: KnownDevice | Gpu | None = values.get("gpu")
-    if isinstance(card, Gpu):
-        return card
-    if memory is not None and memory < GIB:
-        raise UsageError(
-            f"--gpu-memory: {memory} bytes is too small for a GPU; write for example 80G"
-        )
-    if card is None or card.capability is None:
-        return Gpu(memory_bytes=memory)
-    return Gpu(name=card.name, memory_bytes=memory or card.usable_bytes, capability=card.capability)
-
-
-def placement(setup: VllmSetup) -> dict[str, Any]:
-    """Where a plan has put the model, as values of flags."""
-    return {
-        flag.key: value
-        for flag, value, default in fields_of(FLAGS, setup)
-        if value != default and (flag.group == "cards" or flag.key == "gpu_memory_utilization")
-    }
-
-
-def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as vLLM resolved it, and what the pool holds."""
-    facts: dict[str, Any] = dict(estimate.facts)
-    cache = facts["dtype"] if facts["kv_cache_dtype"] == "auto" else facts["kv_cache_dtype"]
-    cards = f" on each of {facts['world_size']} cards" if facts["world_size"] > 1 else ""
-    asked = f"requests of up to {facts['max_model_len']:,} tokens{cards}, cache {cache}, "
-    if facts["refused"]:
-        return f"{asked}not even one of which fits"
-    if facts["max_concurrency"] is None:
-        count = load.sequences or 1
-        return f"{asked}GPU memory unknown (add --gpu): cache for {count} such request{'s' * (count > 1)}"
-    return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"

@@ -17,9 +17,9 @@ from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.chat import Message, Prompt, Sampling, Written
 from edgekit.engines.flags import field_values
-from edgekit.engines.llamacpp import flags as own_flags
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import growth_limits
+from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.run.binding import VerifyMethod, choose_method
 from edgekit.engines.llamacpp.run.calibrate import measure
 from edgekit.engines.llamacpp.run.engine import Running, start
@@ -27,6 +27,8 @@ from edgekit.engines.llamacpp.run.generated import generated_files
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.run.verification import compare, verify_model
 from edgekit.engines.llamacpp.run.watch import Watch
+from edgekit.engines.llamacpp.setups import describe
+from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
 from edgekit.engines.program import (
@@ -68,7 +70,7 @@ class LlamaCppProgram:
         }
 
     def limited(self, verdict: Verdict) -> LlamaCppSetup:
-        limits = field_values(own_flags.FLAGS, growth_limits(verdict), LlamaCppSetup)
+        limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
         setup: LlamaCppSetup = verdict.way.setup
         return replace(setup, **limits)
 
@@ -78,7 +80,7 @@ class LlamaCppProgram:
     def verifier(
         self, values: Mapping[str, Any], *, really: bool, timeout_s: float | None
     ) -> LlamaCppVerifier:
-        load, setup = own_flags.setup(values)
+        load, setup = read_setup(values)
         method = choose_method(setup.mode if "mode" in values else None, really=really)
         return LlamaCppVerifier(
             load=load, setup=setup, method=method, really=really, timeout_s=timeout_s
@@ -170,7 +172,7 @@ class LlamaCppVerifier:
         )
 
     def asked(self, found: Verification) -> str:
-        return own_flags.describe(self.load, found.estimate)
+        return describe(self.load, found.estimate)
 
 
 class Client:

@@ -1,0 +1,62 @@
+"""Values of mlx-lm's flags -> a load and a setup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.engines.flags import field_values, number, read_options
+from edgekit.engines.mlx.flags import TABLE
+from edgekit.engines.mlx.quantization import NAMES, quantize_word, read_quantize
+from edgekit.engines.mlx.types import AsStored, MlxSetup, Quantize
+
+
+def default_setup() -> MlxSetup:
+    return MlxSetup()
+
+
+def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, MlxSetup]:
+    """A row of a batch, in the names of mlx-lm's own flags and of recorded rows. Raises UsageError."""
+    given = read_options(TABLE, options)
+    for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
+        if key not in given and options.get(other) is not None:
+            given[key] = number(other, options[other])
+    if "context" in given:  # a prompt, to which the new tokens are added
+        given["context"] += given.get("max_tokens", 0)
+    elif options.get("context_tokens") is not None:
+        given["context"] = number("context_tokens", options["context_tokens"])
+    if (quantize := _row_quantize(options)) is not None:
+        given["quantize"] = quantize
+    load = Load(**field_values(TABLE, given, Load))
+    return load, MlxSetup(**field_values(TABLE, given, MlxSetup))
+
+
+def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
+    named = options.get("quantization") or options.get("quant")
+    bits, group = (
+        None if options.get(name) is None else number(name, options[name])
+        for name in ("bits", "group_size")
+    )
+    if named is None:
+        if bits is None and group is None and options.get("mode") is None:
+            return None
+        named = options.get("mode") or "affine"
+    return read_quantize(str(named), bits=bits, group_size=group)
+
+
+def read_quant(name: str) -> str | None:
+    """The quantisation of `--quant NAME` as --quantize has it; None where MLX has no such."""
+    return quantize_word(name)
+
+
+def quant_names() -> tuple[str, ...]:
+    return NAMES
+
+
+def describe(load: Load, estimate: MemoryEstimate) -> str:
+    """What was asked for, as mlx-lm resolved it."""
+    facts: dict[str, Any] = dict(estimate.facts)
+    several = f" for {load.sequences} sequences" if load.sequences and load.sequences > 1 else ""
+    new = f" and {facts['new_tokens']:,} new" if facts["new_tokens"] else ""
+    return f"{facts['prompt_tokens']:,} tokens of prompt{new}{several}, {facts['chunk_tokens']:,} at once"
