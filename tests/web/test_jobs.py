@@ -36,7 +36,7 @@ from edgekit.web.jobs import (
     Jobs,
     JobState,
 )
-from edgekit.web.shutdown import BYE, Farewell, Farewells
+from edgekit.web.shutdown import BYE, Shutdown, ShutdownMiddleware
 from edgekit.web.types import CallWatch, WebSettings
 
 SAMPLE = {"model": "sample:gemma-3-27b"}
@@ -437,10 +437,10 @@ class TestJobs:
             heard.wait(PATIENCE_S)
             return {}
 
-        def told(answer: dict[str, Any]) -> dict[str, Any]:
+        def redact(answer: dict[str, Any]) -> dict[str, Any]:
             return {key: text.replace("/srv/models/", "") for key, text in answer.items()}
 
-        jobs = Jobs(timeout_s=PATIENCE_S, told=told)
+        jobs = Jobs(timeout_s=PATIENCE_S, redact=redact)
         job = jobs.start("inspect", work)
 
         async def collect() -> list[Any]:
@@ -529,12 +529,12 @@ class TestJobs:
             jobs.start("plan", lambda _: {})
 
 
-class TestFarewells:
-    """Streams that do not end by themselves, around which the server does."""
+class TestShutdownMiddleware:
+    """The server ends while a request is open."""
 
     @staticmethod
     async def ended(path: str, app: ASGIApp) -> list[dict[str, Any]]:
-        farewells, sent = Farewells(), list[dict[str, Any]]()
+        shutdown, sent = Shutdown(), list[dict[str, Any]]()
 
         async def send(message: Any) -> None:
             sent.append(message)
@@ -543,14 +543,14 @@ class TestFarewells:
             await asyncio.Event().wait()
 
         scope = {"type": "http", "path": path, "asgi": {"spec_version": "2.3"}}
-        task = asyncio.create_task(Farewell(app, farewells=farewells)(scope, receive, send))
+        task = asyncio.create_task(ShutdownMiddleware(app, shutdown=shutdown)(scope, receive, send))
         for _ in range(10):  # it comes as far as it can
             await asyncio.sleep(0)
-        farewells.say()
+        shutdown.begin()
         await asyncio.wait_for(task, PATIENCE_S)
         return sent
 
-    def test_a_stream_is_told_and_closed(self) -> None:
+    def test_stream_gets_a_last_event(self) -> None:
         async def forever() -> AsyncIterator[bytes]:
             while True:
                 yield b": still here\n\n"
@@ -561,11 +561,11 @@ class TestFarewells:
         assert (sent[-1]["body"], sent[-1].get("more_body", False)) == (BYE, False)
         assert [one.get("more_body", False) for one in sent[1:-1]] == [True] * (len(sent) - 2)
 
-    def test_one_that_has_ended_is_not_told(self) -> None:
+    def test_ended_stream_gets_no_last_event(self) -> None:
         sent = asyncio.run(self.ended("/api/v1/cards/events", PlainTextResponse("all")))
         assert [one.get("body") for one in sent] == [None, b"all"]
 
-    def test_a_call_sees_its_client_go(self) -> None:
+    def test_call_sees_a_disconnect(self) -> None:
         seen: list[str] = []
 
         async def app(_: Any, receive: Any, __: Any) -> None:
@@ -574,7 +574,7 @@ class TestFarewells:
         asyncio.run(self.ended("/api/v1/inspect", app))
         assert seen == ["http.disconnect"]
 
-    def test_whoever_else_cancels_is_obeyed(self) -> None:
+    def test_other_cancellations_propagate(self) -> None:
         async def app(*_: Any) -> None:
             await asyncio.Event().wait()
 
@@ -582,7 +582,7 @@ class TestFarewells:
             raise AssertionError
 
         async def cancelled() -> None:
-            call = Farewell(app, farewells=Farewells())
+            call = ShutdownMiddleware(app, shutdown=Shutdown())
             scope = {"type": "http", "path": "/events"}
             task = asyncio.create_task(call(scope, nothing, nothing))
             await asyncio.sleep(0.01)

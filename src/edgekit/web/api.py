@@ -1,11 +1,11 @@
-"""/api/v1: every call as GET with a query or POST with a body, and what it answers; each is the command line's JSON."""
+"""/api/v1: every call as GET with a query or POST with a JSON body. The answers are the command line's JSON."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import Annotated
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request
@@ -14,16 +14,16 @@ from starlette.responses import Response
 from edgekit.catalog.names import find_entry
 from edgekit.report.catalog import entry_json
 from edgekit.report.json import json_line
-from edgekit.web import requests
 from edgekit.web.calls import CALLS, LISTS, Call
-from edgekit.web.failures import Failure
+from edgekit.web.failures import Failure, Responses
 from edgekit.web.references import shown_entry, without_folders
+from edgekit.web.requests import CallFields
 from edgekit.web.state import client_of, state_of
-from edgekit.web.types import CallWatch
+from edgekit.web.types import CallWatch, Json
 
 ROOT = "/api/v1"
 JSON = "application/json"
-_SAID = {
+_FAILURES = {
     400: "Invalid request",
     403: "Not allowed to open this model",
     404: "Model not found",
@@ -34,59 +34,57 @@ _SAID = {
     502: "A remote server failed",
     504: "Timed out",
 }
-FAILURES: dict[int | str, dict[str, Any]] = {
-    code: {"model": Failure, "description": told} for code, told in _SAID.items()
-}
 
 
-def _answers(where: str, name: str, kind: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """The description of an answer by the field that each such answer has, and where the others stand."""
+def _responses(where: str, name: str, kind: Json) -> Responses:
+    """OpenAPI of an answer: the one field that every such answer has, and where the others are documented."""
     shape = {"type": "object", "properties": {name: kind}, "required": [name]}
-    told = f"The same JSON as the command line ({where})"
-    return {200: {"description": told, "content": {JSON: {"schema": shape}}}}
+    description = f"The same JSON as the command line ({where})"
+    return {200: {"description": description, "content": {JSON: {"schema": shape}}}}
 
 
-ANSWER = _answers("docs/json.md", "schema", {"const": 1})
-ENTRY = _answers("docs/catalog.md", "id", {"type": "string"})  # as a list of them has it
-
-router = APIRouter(prefix=ROOT, responses={**FAILURES, **ANSWER})
-Endpoint = Callable[..., Coroutine[Any, Any, Response]]
-
-
-def json_answer(answer: dict[str, Any]) -> Response:
-    return Response(json_line(answer), media_type=JSON)
+router = APIRouter(
+    prefix=ROOT,
+    responses={
+        **{code: {"model": Failure, "description": text} for code, text in _FAILURES.items()},
+        **_responses("docs/json.md", "schema", {"const": 1}),
+    },
+)
 
 
-async def answered(call: Call, request: Request, fields: requests.CallFields) -> Response:
-    """In a thread; called off when whoever asked is gone, and not begun where that is before its turn."""
+async def answered(call: Call, request: Request, fields: CallFields) -> Response:
+    """Computed in a thread; cancelled when the client disconnects, and not started if it left while waiting."""
     state, watch = state_of(request), CallWatch(client=client_of(request))
 
     def work() -> Response:
         watch.check()
         answer = call.answer(state, fields, watch)
-        watch.check()  # what was broken off somewhere is no answer
-        return json_answer(without_folders(answer, state.settings))
+        watch.check()  # the answer of a cancelled call may be incomplete
+        return _json_response(without_folders(answer, state.settings))
 
-    leaving = asyncio.create_task(_call_off(request, watch))
+    async def cancel_on_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        watch.cancelled.set()
+
+    disconnect = asyncio.create_task(cancel_on_disconnect())
     try:
         async with state.turns.of(watch.client) if call.is_long else nullcontext():
             return await to_thread.run_sync(work)
     finally:
-        leaving.cancel()
+        disconnect.cancel()
 
 
-async def _call_off(request: Request, watch: CallWatch) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    watch.cancelled.set()
+def _json_response(answer: Json) -> Response:
+    return Response(json_line(answer), media_type=JSON)
 
 
-def _endpoint(call: Call, fields_type: object) -> Endpoint:
-    async def ask(request: Request, fields: Any) -> Response:
+def _endpoint(call: Call, fields_type: object) -> Callable[..., Awaitable[Response]]:
+    async def endpoint(request: Request, fields: CallFields) -> Response:
         return await answered(call, request, fields)
 
-    ask.__annotations__["fields"] = fields_type
-    return ask
+    endpoint.__annotations__["fields"] = fields_type
+    return endpoint
 
 
 def _add(name: str, call: Call, method: str, tag: str) -> None:
@@ -113,9 +111,9 @@ for _name, _call in LISTS.items():
     "/catalog/{id:path}",
     summary="One model of the catalog, in full",
     response_class=Response,
-    responses=ENTRY,
+    responses=_responses("docs/catalog.md", "id", {"type": "string"}),
 )
-def catalog_entry(request: Request, id: str) -> Response:  # noqa: A002 - what it is called in every answer
+def catalog_entry(request: Request, id: str) -> Response:  # noqa: A002 - its name in every answer
     settings = state_of(request).settings
     entry = shown_entry(find_entry(id), settings)
-    return json_answer(without_folders(entry_json(entry, whole=True), settings))
+    return _json_response(without_folders(entry_json(entry, whole=True), settings))

@@ -1,4 +1,4 @@
-"""Settings -> the application: the page, the calls, jobs and cards, and what is said when something is wrong."""
+"""Settings -> the FastAPI application: the page and its assets, the routers, the error handlers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +25,7 @@ from edgekit.web import api, cards
 from edgekit.web.event_routes import cards_router, jobs_router
 from edgekit.web.failures import (
     Failure,
+    Responses,
     error_answer,
     error_json,
     failure_json,
@@ -36,14 +37,15 @@ from edgekit.web.limits import ClientTurns
 from edgekit.web.models import OpenedModels
 from edgekit.web.references import without_folders
 from edgekit.web.security import DOCS, HEALTH, Security
-from edgekit.web.shutdown import Farewell, Farewells
+from edgekit.web.shutdown import Shutdown, ShutdownMiddleware
 from edgekit.web.state import WebState, state_of
 from edgekit.web.types import WebSettings
 
 if TYPE_CHECKING:
     from fastapi.telemetry import TelemetryConfig
 
-
+ASSETS = Path(__file__).parent / "pages"
+INDEX = "index.html"
 PAGES = ("/", "/model", "/compare", "/hardware", DOCS)
 OPENAPI = "/api/v1/openapi.json"
 
@@ -52,14 +54,14 @@ Will this model run on my machine, and how? Each call answers what the command o
 Its fields are the command's flags, sent as a query or as a JSON object.
 Errors are `{"error": {"type", "message"}}`.
 """
-_FAILURES: dict[int | str, dict[str, Any]] = {
+_FAILURES: Responses = {
     "4XX": {
         "model": Failure,
         "description": "The request is invalid, not allowed, or names something that does not exist",
     },
     "5XX": {"model": Failure, "description": "A remote server failed or timed out"},
 }
-# Whatever the environment says: nobody else is told what was asked for, and an address may have the token in it.
+# Off whatever the environment says: a request's address may contain the token.
 _NO_TELEMETRY: TelemetryConfig = {
     "tracing": False,
     "metrics": False,
@@ -67,37 +69,36 @@ _NO_TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "auto_configure": False,
 }
+_MESSAGES = {  # by status, for errors that Starlette raises
+    400: ("UsageError", "the body is not valid JSON"),
+    404: ("NotFoundError", "address not found"),
+    405: ("MethodError", "method not allowed for this address"),
+}
+# Not mimetypes: on Windows a script may be text/plain there, and browsers would not run it.
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+}
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
 
 plain = APIRouter()
 
 
-class Health(BaseModel):
-    """Sent by a server that answers."""
-
-    status: str
-    version: str
-
-
-def open_state(settings: WebSettings) -> WebState:
-    return WebState(
-        settings=settings,
-        models=OpenedModels(settings),
-        jobs=Jobs(timeout_s=settings.timeout_s, told=partial(without_folders, settings=settings)),
-        cards=cards.Cards(settings),
-        turns=ClientTurns(),
-    )
-
-
 def create_app(settings: WebSettings) -> FastAPI:
-    farewells = Farewells()
+    shutdown = Shutdown()
     app = FastAPI(
         title="EdgeKit",
         version=__version__,
         summary="Check whether a model fits before you load it.",
         description=_DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
-        openapi_url=None,  # as below: theirs takes half a second, and everybody waits meanwhile
-        docs_url=None,  # /api/docs is a page of ours: theirs loads scripts from elsewhere
+        openapi_url=None,  # ours is below: FastAPI's blocks the loop for half a second
+        docs_url=None,  # /api/docs is our own page: FastAPI's loads scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
         responses=_FAILURES,
@@ -105,16 +106,26 @@ def create_app(settings: WebSettings) -> FastAPI:
         telemetry=_NO_TELEMETRY,
     )
     app.state.edgekit = open_state(settings)
-    app.state.farewells = farewells
+    app.state.shutdown = shutdown
     app.state.assets = Assets()
     for router in (plain, api.router, jobs_router, cards_router):
         app.include_router(router)
-    app.exception_handler(EdgekitError)(_refused)
-    app.exception_handler(RequestValidationError)(_unreadable)
-    app.exception_handler(HTTPException)(_not_here)
-    app.add_middleware(Farewell, farewells=farewells)
+    app.exception_handler(EdgekitError)(_edgekit_error)
+    app.exception_handler(RequestValidationError)(_invalid_request)
+    app.exception_handler(HTTPException)(_http_error)
+    app.add_middleware(ShutdownMiddleware, shutdown=shutdown)
     app.add_middleware(Security, settings=settings)  # the last one added is the outermost
     return app
+
+
+def open_state(settings: WebSettings) -> WebState:
+    return WebState(
+        settings=settings,
+        models=OpenedModels(settings),
+        jobs=Jobs(timeout_s=settings.timeout_s, redact=partial(without_folders, settings=settings)),
+        cards=cards.Cards(settings),
+        turns=ClientTurns(),
+    )
 
 
 @asynccontextmanager
@@ -124,6 +135,13 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         state.close()
+
+
+class Health(BaseModel):
+    """Sent by a server that answers."""
+
+    status: str
+    version: str
 
 
 @plain.get(HEALTH, summary="Health check")
@@ -138,18 +156,6 @@ def openapi(request: Request) -> Response:
 
 @plain.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(request: Request, name: str) -> Response:
-    return _asset(request, name)
-
-
-async def page(request: Request) -> Response:
-    return _asset(request, INDEX)
-
-
-for _path in PAGES:
-    plain.add_api_route(_path, page, methods=["GET", "HEAD"], include_in_schema=False)
-
-
-def _asset(request: Request, name: str) -> Response:
     assets: Assets = request.app.state.assets
     answer = assets.answer(request, name)
     if answer is None:
@@ -157,25 +163,26 @@ def _asset(request: Request, name: str) -> Response:
     return answer
 
 
-async def _refused(request: Request, error: EdgekitError) -> Response:
+async def page(request: Request) -> Response:
+    return await static(request, INDEX)
+
+
+for _path in PAGES:
+    plain.add_api_route(_path, page, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+async def _edgekit_error(request: Request, error: EdgekitError) -> Response:
     settings = state_of(request).settings
-    told = without_folders(error_json(error), settings)
-    return error_answer(error, told, network=settings.network and not is_offline())
+    body = without_folders(error_json(error), settings)
+    return error_answer(error, body, network=settings.network and not is_offline())
 
 
-async def _unreadable(_: Request, error: RequestValidationError) -> Response:
+async def _invalid_request(_: Request, error: RequestValidationError) -> Response:
     return unreadable_answer(error.errors())
 
 
-_WORDS = {
-    400: ("UsageError", "the body is not valid JSON"),
-    404: ("NotFoundError", "address not found"),
-    405: ("MethodError", "method not allowed for this address"),
-}
-
-
-async def _not_here(request: Request, error: HTTPException) -> Response:
-    kind, message = _WORDS.get(error.status_code, ("UsageError", str(error.detail)))
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    kind, message = _MESSAGES.get(error.status_code, ("UsageError", str(error.detail)))
     if request.scope["path"].startswith("/api/"):
         return JSONResponse(failure_json(kind, message), error.status_code, error.headers)
     text = f"{message[:1].upper()}{message[1:]}."
@@ -183,57 +190,42 @@ async def _not_here(request: Request, error: HTTPException) -> Response:
     return HTMLResponse(small_page(title, text), error.status_code, error.headers)
 
 
-ASSETS = Path(__file__).parent / "pages"
-INDEX = "index.html"
-
-# Not the system's table of types: on Windows a script may be text/plain there, and would not be run.
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".woff2": "font/woff2",
-}
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9]+)+")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asset:
-    version: tuple[int, int]  # when it was written, and its size
+    version: tuple[int, int]  # modification time and size
     content: bytes = field(repr=False)
     tag: str
 
 
 @dataclass(slots=True)
 class Assets:
-    """What was read is kept; there are a few dozen."""
+    """The files of the page, cached in memory: a few dozen."""
 
     folder: Path = ASSETS
-    _kept: dict[str, _Asset] = field(default_factory=dict, repr=False)
+    _cached: dict[str, _Asset] = field(default_factory=dict, repr=False)
 
     def answer(self, request: Request, name: str) -> Response | None:
-        """None where there is no such file."""
-        asset = self._read(name)
+        """None if there is no such file."""
+        kind = _TYPES.get(Path(name).suffix)
+        asset = None if kind is None else self._read(name)
         if asset is None:
             return None
         headers = {"ETag": asset.tag, "Cache-Control": "no-cache"}
         if asset.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(asset.content, media_type=_TYPES[Path(name).suffix], headers=headers)
+        return Response(asset.content, media_type=kind, headers=headers)
 
     def _read(self, name: str) -> _Asset | None:
-        if _NAME.fullmatch(name) is None or Path(name).suffix not in _TYPES:
+        if _NAME.fullmatch(name) is None:
             return None
         try:
             found = (self.folder / name).stat()
             version = (found.st_mtime_ns, found.st_size)
-            kept = self._kept.get(name)
-            if kept is None or kept.version != version:
+            asset = self._cached.get(name)
+            if asset is None or asset.version != version:
                 content = (self.folder / name).read_bytes()
                 tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-                kept = self._kept[name] = _Asset(version=version, content=content, tag=tag)
+                asset = self._cached[name] = _Asset(version=version, content=content, tag=tag)
         except OSError:
             return None
-        return kept
+        return asset

@@ -91,10 +91,10 @@ class BackgroundJob:
 
 
 class Jobs:
-    def __init__(self, *, timeout_s: float, told: Callable[[Answer], Answer] = dict) -> None:
-        """`told` makes of an answer what whoever asks may know."""
+    def __init__(self, *, timeout_s: float, redact: Callable[[Answer], Answer] = dict) -> None:
+        """`redact` removes local paths from an answer."""
         self._timeout_s = timeout_s + SLACK_S
-        self._told = told
+        self._redact = redact
         self._jobs: dict[str, BackgroundJob] = {}  # in the order in which they were asked for
         self._waiting: deque[BackgroundJob] = deque()
         self._threads: Counter[str] = Counter()  # by client
@@ -200,14 +200,14 @@ class Jobs:
         )
         try:
             state, answer = _outcome(job.work, watch)
-            self._end(job, state, self._told(answer))
+            self._end(job, state, self._redact(answer))
         finally:
             with self._lock:
                 self._threads -= Counter([job.client])  # drops who has none left
                 self._begin_next()
 
     def _say(self, job: BackgroundJob, line: str) -> None:
-        line = self._told({"line": line})["line"].strip()[:LINE_CHARS]
+        line = self._redact({"line": line})["line"].strip()[:LINE_CHARS]
         with self._lock:
             if job.state is not JobState.RUNNING or not line or line == job.line:
                 return

@@ -1,4 +1,4 @@
-"""How much one client may do: requests per second, calls at once, long calls in order."""
+"""Limits per client: requests per second, calls at once, long calls in turn."""
 
 from __future__ import annotations
 
@@ -13,29 +13,36 @@ from weakref import WeakValueDictionary
 
 from edgekit.web.failures import TooManyError
 
-MAX_CLIENTS = 4096  # some 1 MB; the one that has been silent longest is forgotten, and starts anew
+MAX_CLIENTS = 4096  # about 1 MB; the client that was silent longest is forgotten and starts afresh
+# More than may wait for other servers (models.py), so that those do not block a client's other calls.
+LONG_EACH = 8
+
+
+def network_of(client: str) -> str:
+    """An IPv6 client usually has a whole /64: all its addresses count as one client."""
+    if ":" not in client:
+        return client
+    address = ipaddress.IPv6Address(client.partition("%")[0])
+    return str(address.ipv4_mapped or int(address) >> 64)
 
 
 class Rates:
-    """Buckets of one second's worth, and of one request at least."""
+    """A token bucket per client: one second's worth of requests, at least one."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_s
-        self._full = max(1.0, per_s)
+        self._per_s, self._full = per_s, max(1.0, per_s)
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = (
-            OrderedDict()
-        )  # what is in, since when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # level, at what time
 
     def __len__(self) -> int:
         return len(self._buckets)
 
     def has(self, client: str) -> bool:
-        """Whether one could be taken. Nothing is."""
+        """Whether `take` would succeed."""
         return self._level(network_of(client)) >= 1
 
     def take(self, client: str) -> bool:
-        """Whether there was one to take."""
+        """Count a request; False if the client has sent too many."""
         key = network_of(client)
         level = self._level(key)
         taken = level >= 1
@@ -52,16 +59,8 @@ class Rates:
         return min(self._full, level + (self._clock() - since_s) * self._per_s)
 
 
-def network_of(client: str) -> str:
-    """Who has one IPv6 address has 2^64 of them: they share a bucket."""
-    if ":" not in client:
-        return client
-    address = ipaddress.IPv6Address(client.partition("%")[0])
-    return str(address.ipv4_mapped or int(address) >> 64)
-
-
 class Places:
-    """For any number of threads."""
+    """A semaphore with a limit in all and one per client. Thread-safe."""
 
     def __init__(self, *, most: int, each: int) -> None:
         self._most, self._each = most, each
@@ -72,47 +71,39 @@ class Places:
         return self._taken.total()
 
     def enter(self, client: str, *, timeout_s: float = 0.0) -> bool:
-        """Whether there was one, now or in time."""
+        """Whether a place was free, or became free in time."""
         key = network_of(client)
+
+        def is_free() -> bool:
+            return len(self) < self._most and self._taken[key] < self._each
+
         with self._freed:
-            return self._freed.wait_for(lambda: self._has_taken(key), timeout_s)
+            if not self._freed.wait_for(is_free, timeout_s):
+                return False
+            self._taken[key] += 1
+            return True
 
     def leave(self, client: str) -> None:
-        key = network_of(client)
         with self._freed:
-            self._taken[key] -= 1
-            if not self._taken[key]:
-                del self._taken[key]
+            self._taken -= Counter([network_of(client)])  # drops clients that have none left
             self._freed.notify_all()
 
     @contextmanager
-    def taken(self, client: str, told: str) -> Iterator[None]:
-        """Raises TooManyError with these words where there is none."""
+    def taken(self, client: str, message: str) -> Iterator[None]:
+        """Raises TooManyError with this message if no place is free."""
         if not self.enter(client):
-            raise TooManyError(told)
+            raise TooManyError(message)
         try:
             yield
         finally:
             self.leave(client)
 
-    def _has_taken(self, key: str) -> bool:
-        free = len(self) < self._most and self._taken[key] < self._each
-        if free:
-            self._taken[key] += 1
-        return free
-
-
-LONG_EACH = (
-    8  # more than may wait for other servers (models.py), so that those do not stop the others
-)
-
 
 class ClientTurns:
-    """On the server's loop. A client is forgotten when none of its calls is left."""
+    """A semaphore per client for long calls, on the server's loop; dropped with the client's last call."""
 
     def __init__(self) -> None:
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def of(self, client: str) -> asyncio.Semaphore:
-        """Entered when it is this client's turn."""
         return self._turns.setdefault(network_of(client), asyncio.Semaphore(LONG_EACH))

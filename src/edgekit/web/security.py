@@ -1,6 +1,6 @@
-"""Who may ask, how often and how much: one ASGI middleware around everything, and the headers of every answer.
+"""One ASGI middleware around everything: which requests are accepted, and the headers of every response.
 
-Each gate is a small function: a request in, a refusal or nothing out. Pure ASGI: events pass as they come.
+Pure ASGI, so that server-sent events pass through as they come.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl, quote, urlencode
 
+from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgekit.web.failures import UNEXPECTED, failure_json, small_page
@@ -23,21 +24,25 @@ from edgekit.web.shutdown import EVENTS
 from edgekit.web.types import MAX_BODY_BYTES, WebSettings
 
 MAX_QUERY_BYTES = 16 * 1024  # a link that restores a page with every flag set has 2 KB
-MAX_HEAD_BYTES = 32 * 1024  # such a query, and what browsers say beside it
-_BESIDE_A_HEADER = len(b": \r\n")
+MAX_HEAD_BYTES = 32 * 1024  # such a query and the headers of a browser
+BODY_TIMEOUT_S = 10.0
+# A client that is still sending does not read the response: discard up to this much of what it sends.
+DRAINED_BYTES = 16 * 1024 * 1024
+DRAINED_S = 2.0
 WRONG_TOKENS_PER_S = 5.0
-LONG_TOKEN_CHARS = 16  # nobody guesses one, however often
-# Calls that are being answered or wait for it, and streams of events: of one client, and in all.
+LONG_TOKEN_CHARS = 16  # too long to guess at any rate
+# Open calls (running or waiting) and event streams: per client, and in all.
 CALLS_EACH, MOST_CALLS = 32, 256
 STREAMS_EACH, MOST_STREAMS = 16, 128
 HEALTH = "/healthz"
-DOCS = "/api/docs"  # a page, though it stands among the calls
+DOCS = "/api/docs"  # a page, although its path looks like a call
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-HEADERS: tuple[tuple[bytes, bytes], ...] = (
+Header = tuple[bytes, bytes]
+HEADERS: tuple[Header, ...] = (
     (b"content-security-policy", CONTENT_POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -46,27 +51,86 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
 )
 
-_OWN_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_OWN_SITES = frozenset({b"same-origin", b"none"})
-_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
-_ALLOW = (b"allow", b"GET, HEAD, POST, DELETE")
-_WHERE_IT_IS = "Open the address that edgekit web printed in its terminal: it contains the token."
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_SAME_SITE = frozenset({None, b"same-origin", b"none"})  # programs send no Sec-Fetch-Site
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
 
 _log = logging.getLogger("edgekit.web")
 
-Header = tuple[bytes, bytes]
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A response from the middleware itself."""
+
+    status: int
+    kind: str
+    message: str
+    headers: tuple[Header, ...] = ()
+
+
+_CLOSE = (b"connection", b"close")
+TOO_MANY = Refusal(
+    429,
+    "TooManyError",
+    "too many requests from this address; try again in a second",
+    ((b"retry-after", b"1"),),
+)
+TOO_MANY_AT_ONCE = Refusal(
+    429,
+    "TooManyError",
+    "too many requests in progress from this address; wait for some of them to finish",
+    ((b"retry-after", b"2"),),
+)
+BUSY = Refusal(
+    503,
+    "BusyError",
+    "too many connections to this server; try again in a moment",
+    ((b"retry-after", b"5"), _CLOSE),
+)
+MALFORMED = Refusal(400, "UsageError", "not an HTTP request", (_CLOSE,))
+LONG_QUERY = Refusal(
+    414, "TooLongError", f"the query string is too long: at most {MAX_QUERY_BYTES:,} bytes"
+)
+LONG_HEAD = Refusal(
+    400,
+    "TooLongError",
+    f"the request headers are too long: at most {MAX_HEAD_BYTES:,} bytes",
+    (_CLOSE,),
+)
+TOO_LARGE = Refusal(
+    413, "TooLargeError", f"the request body is larger than {MAX_BODY_BYTES:,} bytes", (_CLOSE,)
+)
+TOO_SLOW = Refusal(408, "TooSlowError", "the request body took too long to arrive", (_CLOSE,))
+WRONG_HOST = Refusal(
+    421,
+    "WrongHostError",
+    "this server answers only this machine: open it as localhost or 127.0.0.1",
+)
+CROSS_SITE = Refusal(403, "CrossSiteError", "requests from other sites are not allowed")
+INTERNAL = Refusal(500, "InternalError", UNEXPECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The head of a request."""
-
     method: str
     path: str
     query: bytes
     headers: Mapping[bytes, bytes]
-    head_bytes: int  # address and headers, as they came
+    head_bytes: int  # address and headers as received
     client: str
+
+    @classmethod
+    def from_scope(cls, scope: Scope) -> RequestHead:
+        client, query = scope.get("client"), scope.get("query_string", b"")
+        lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in scope["headers"])
+        return cls(
+            method=scope["method"],
+            path=scope["path"],
+            query=query,
+            headers=dict(scope["headers"]),
+            head_bytes=len(scope.get("raw_path") or b"") + len(query) + lines,
+            client=client[0] if client else "",
+        )
 
     @property
     def is_call(self) -> bool:
@@ -76,51 +140,25 @@ class RequestHead:
     def is_stream(self) -> bool:
         return self.is_call and self.path.endswith(EVENTS)
 
+    @property
+    def host_name(self) -> str:
+        host = self.headers.get(b"host", b"").decode("latin-1").lower()
+        name, colon, port = host.rpartition(":")
+        return name if colon and (port.isdecimal() or not port) else host
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """An answer that no call was asked for."""
+    @property
+    def is_same_site(self) -> bool:
+        origin = self.headers.get(b"origin")
+        is_same_origin = origin is None or origin.rpartition(b"://")[2] == self.headers.get(b"host")
+        return self.headers.get(b"sec-fetch-site") in _SAME_SITE and is_same_origin
 
-    status: int
-    kind: str
-    message: str
-    headers: tuple[Header, ...] = field(default=())
-
-
-Gate = Callable[[RequestHead], Refusal | None]
-
-TOO_MANY = Refusal(
-    status=429,
-    kind="TooManyError",
-    message="too many requests from this address; try again in a second",
-    headers=((b"retry-after", b"1"),),
-)
-_CLOSE = ((b"connection", b"close"),)
-TOO_MANY_AT_ONCE = Refusal(
-    status=429,
-    kind="TooManyError",
-    message="too many requests in progress from this address; wait for some of them to finish",
-    headers=((b"retry-after", b"2"),),
-)
-BUSY = Refusal(
-    status=503,
-    kind="BusyError",
-    message="too many connections to this server; try again in a moment",
-    headers=((b"retry-after", b"5"), *_CLOSE),
-)
-MALFORMED = Refusal(status=400, kind="UsageError", message="not an HTTP request", headers=_CLOSE)
-TOO_LARGE = Refusal(
-    status=413,
-    kind="TooLargeError",
-    message=f"the request body is larger than {MAX_BODY_BYTES:,} bytes",
-    headers=_CLOSE,
-)
-TOO_SLOW = Refusal(
-    status=408,
-    kind="TooSlowError",
-    message="the request body took too long to arrive",
-    headers=_CLOSE,
-)
+    @property
+    def address(self) -> str:
+        """Path and query without the token, which would stay in the browser's history."""
+        pairs = parse_qsl(self.query.decode("latin-1"), keep_blank_values=True)
+        query = urlencode([pair for pair in pairs if pair[0] != "token"])
+        # One slash in front: two would name another host.
+        return "/" + quote(self.path.lstrip("/")) + (f"?{query}" if query else "")
 
 
 class Security:
@@ -131,335 +169,207 @@ class Security:
         self._rates = Rates(settings.requests_per_s)
         self._calls = Places(most=MOST_CALLS, each=CALLS_EACH)
         self._streams = Places(most=MOST_STREAMS, each=STREAMS_EACH)
-        self._gates: tuple[Gate, ...] = (
-            self._too_often,
-            long_query,
-            long_head,
-            other_method,
-            *((foreign_name(settings),) if settings.is_loopback else ()),
-            foreign_site,
-            *((Token(settings.token, settings.port).gate,) if settings.token else ()),
-        )
+        self._names = _LOOPBACK_NAMES | {settings.host} if settings.is_loopback else None
+        self._token = Token(settings.token, settings.port) if settings.token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = asked_of(scope)
-        answer = _Answer(asked, send)
-        refusal = next(filter(None, (gate(asked) for gate in self._gates)), None)
+        head = RequestHead.from_scope(scope)
+        answer = _Answer(head, send)
+        refusal = self._refusal(head)
         if refusal is not None:
             await answer.refuse(refusal)
             return
         try:
-            receive = await bounded(receive, asked.headers)
-        except GoneError:
+            buffered = await _with_body(receive, head.headers)
+        except ClientDisconnect:
             return
-        except (TooLargeError, TooSlowError) as error:
-            refusal = TOO_LARGE if isinstance(error, TooLargeError) else TOO_SLOW
-            await answer.refuse(refusal, drained=receive)
+        if isinstance(buffered, Refusal):
+            await answer.refuse(buffered, drained=receive)
             return
-        if not asked.is_call:
-            await self._call(scope, receive, answer)
+        if not head.is_call:
+            await self._forward(scope, buffered, answer)
             return
-        places = self._streams if asked.is_stream else self._calls
-        if not places.enter(asked.client):
+        places = self._streams if head.is_stream else self._calls
+        if not places.enter(head.client):
             await answer.refuse(TOO_MANY_AT_ONCE)
             return
         try:
-            await self._call(scope, receive, answer)
+            await self._forward(scope, buffered, answer)
         finally:
-            places.leave(asked.client)
+            places.leave(head.client)
 
-    async def _call(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    def _refusal(self, head: RequestHead) -> Refusal | None:
+        """The first rule that the request breaks."""
+        if not self._rates.take(head.client):
+            return TOO_MANY
+        if len(head.query) > MAX_QUERY_BYTES:
+            return LONG_QUERY
+        if head.head_bytes > MAX_HEAD_BYTES:  # h11 does not count a head that arrives in one piece
+            return LONG_HEAD
+        if (
+            head.method not in _METHODS
+        ):  # OPTIONS too: other sites may not call, so CORS is not needed
+            allow = (b"allow", ", ".join(_METHODS).encode())
+            return Refusal(405, "MethodError", f"method {head.method[:20]} not allowed", (allow,))
+        if self._names is not None and head.host_name not in self._names:  # DNS rebinding
+            return WRONG_HOST
+        if head.is_call and not head.is_same_site:
+            return CROSS_SITE
+        return None if self._token is None else self._token.refusal(head)
+
+    async def _forward(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """HEAD becomes GET, and the server drops the body. Not for a stream, which would not end."""
+        if answer.head.method == "HEAD" and not answer.head.is_stream:
+            scope = {**scope, "method": "GET"}
         try:
-            await self._app(_as_get(scope, answer.asked), receive, answer.send)
+            await self._app(scope, receive, answer.send)
         except Exception:
             _log.exception("a request failed: %s", scope["path"])
             if answer.has_begun:
                 raise
-            await answer.refuse(Refusal(status=500, kind="InternalError", message=UNEXPECTED))
-
-    def _too_often(self, asked: RequestHead) -> Refusal | None:
-        return None if self._rates.take(asked.client) else TOO_MANY
+            await answer.refuse(INTERNAL)
 
 
 async def busy(scope: Scope, _: Receive, send: Send) -> None:
-    """The application of a connection that is one too many."""
-    await _Answer(asked_of(scope), send).refuse(BUSY)
+    """The application for a connection above the limit."""
+    await _Answer(RequestHead.from_scope(scope), send).refuse(BUSY)
 
 
-def asked_of(scope: Scope) -> RequestHead:
-    client = scope.get("client")
-    return RequestHead(
-        method=scope["method"],
-        path=scope["path"],
-        query=scope.get("query_string", b""),
-        headers=dict(scope["headers"]),
-        head_bytes=_head_bytes(scope),
-        client=client[0] if client else "",
-    )
+def bare_answer(refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
+    """All headers and the body, for a request whose head could not be read."""
+    headers, body = _content(refusal, None)
+    return (*headers, *HEADERS, (b"cache-control", b"no-store")), body
 
 
-def _head_bytes(scope: Scope) -> int:
-    lines = sum(len(name) + len(value) + _BESIDE_A_HEADER for name, value in scope["headers"])
-    return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + lines
-
-
-def _as_get(scope: Scope, asked: RequestHead) -> Scope:
-    """HEAD is answered as GET is, and whoever sends the answer leaves its body out. A stream has no end to wait for."""
-    if asked.method != "HEAD" or asked.is_stream:
-        return scope
-    return {**scope, "method": "GET"}
+def _content(refusal: Refusal, head: RequestHead | None) -> tuple[tuple[Header, ...], bytes]:
+    """The refusal's headers and body: JSON, or a small HTML page for a request that is not a call."""
+    if head is None or head.is_call:
+        kind, text = b"application/json", json.dumps(failure_json(refusal.kind, refusal.message))
+    else:
+        title = HTTPStatus(refusal.status).phrase
+        kind = b"text/html; charset=utf-8"
+        text = small_page(title, refusal.message, link=head.address, link_text="Try again")
+    body = text.encode()
+    stated = ((b"content-type", kind), (b"content-length", str(len(body)).encode()))
+    return (*stated, *refusal.headers), body
 
 
 class _Answer:
-    """Hands an answer on with the headers that every answer has."""
+    """Sends a response with the headers that every response has."""
 
-    def __init__(self, asked: RequestHead, send: Send) -> None:
-        self.asked, self._send = asked, send
+    def __init__(self, head: RequestHead, send: Send) -> None:
+        self.head, self._send = head, send
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.has_begun = True
-            headers: list[Header] = list(message.get("headers", ()))
-            named = {name for name, _ in headers}
-            message = {**message, "headers": [*headers, *HEADERS, *self._caching(named)]}
+            headers: list[Header] = [*message.get("headers", ()), *HEADERS]
+            if b"cache-control" not in {name for name, _ in headers}:
+                headers.append(
+                    (b"cache-control", b"no-store" if self.head.is_call else b"no-cache")
+                )
+            message = {**message, "headers": headers}
         await self._send(message)
 
-    def _caching(self, named: set[bytes]) -> tuple[Header, ...]:
-        if b"cache-control" in named:
-            return ()
-        return ((b"cache-control", b"no-store" if self.asked.is_call else b"no-cache"),)
-
     async def refuse(self, refusal: Refusal, *, drained: Receive | None = None) -> None:
-        kind, body = _refusal_body(refusal, self.asked)
-        start = {"type": "http.response.start", "status": refusal.status}
-        await self.send({**start, "headers": [*_stated(kind, body), *refusal.headers]})
+        """With `drained`, also read and discard what the client is still sending."""
+        headers, body = _content(refusal, self.head)
+        start = {"type": "http.response.start", "status": refusal.status, "headers": headers}
+        await self.send(start)
         if drained is not None:
             await self.send({"type": "http.response.body", "body": body, "more_body": True})
-            await drain(drained)
+            await _drain(drained)
             body = b""
         await self.send({"type": "http.response.body", "body": body})
 
 
-def _stated(kind: bytes, body: bytes) -> tuple[Header, ...]:
-    return (b"content-type", kind), (b"content-length", str(len(body)).encode())
-
-
-def bare_answer(refusal: Refusal) -> tuple[tuple[Header, ...], bytes]:
-    """Headers and body where no head could be read."""
-    kind, body = _json_body(refusal)
-    return (*_stated(kind, body), *refusal.headers, *HEADERS, (b"cache-control", b"no-store")), body
-
-
-def _json_body(refusal: Refusal) -> tuple[bytes, bytes]:
-    told = failure_json(refusal.kind, refusal.message)
-    return b"application/json", json.dumps(told).encode()
-
-
-def _refusal_body(refusal: Refusal, asked: RequestHead) -> tuple[bytes, bytes]:
-    if asked.is_call:
-        return _json_body(refusal)
-    title = HTTPStatus(refusal.status).phrase
-    page = small_page(title, refusal.message, link=_same_place(asked), link_text="Try again")
-    return b"text/html; charset=utf-8", page.encode()
-
-
-def long_query(asked: RequestHead) -> Refusal | None:
-    if len(asked.query) <= MAX_QUERY_BYTES:
-        return None
-    message = f"the query string is too long: at most {MAX_QUERY_BYTES:,} bytes"
-    return Refusal(status=414, kind="TooLongError", message=message)
-
-
-def long_head(asked: RequestHead) -> Refusal | None:
-    """h11 counts only what is not there yet: a head that came in one piece would pass."""
-    if asked.head_bytes <= MAX_HEAD_BYTES:
-        return None
-    message = f"the request headers are too long: at most {MAX_HEAD_BYTES:,} bytes"
-    return Refusal(status=400, kind="TooLongError", message=message, headers=_CLOSE)
-
-
-def other_method(asked: RequestHead) -> Refusal | None:
-    """No answer to OPTIONS: no other site may ask, so none needs to know what it may."""
-    if asked.method in _METHODS:
-        return None
-    message = f"method {asked.method[:20]} not allowed"
-    return Refusal(status=405, kind="MethodError", message=message, headers=(_ALLOW,))
-
-
-def foreign_name(settings: WebSettings) -> Gate:
-    """Whoever is asked under another name was looked up in another's name server (DNS rebinding)."""
-    names = _OWN_NAMES | {settings.host}
-
-    def gate(asked: RequestHead) -> Refusal | None:
-        name = _without_port(asked.headers.get(b"host", b"").decode("latin-1")).lower()
-        if name in names:
-            return None
-        message = "this server answers only this machine: open it as localhost or 127.0.0.1"
-        return Refusal(status=421, kind="WrongHostError", message=message)
-
-    return gate
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and (port.isdecimal() or not port) else host
-
-
-def foreign_site(asked: RequestHead) -> Refusal | None:
-    """Browsers say who asks. Programs say nothing, and may."""
-    if not asked.is_call:
-        return None
-    site = asked.headers.get(b"sec-fetch-site")
-    origin = asked.headers.get(b"origin")
-    own = site is None or site in _OWN_SITES
-    if own and (origin is None or origin.rpartition(b"://")[2] == asked.headers.get(b"host")):
-        return None
-    message = "requests from other sites are not allowed"
-    return Refusal(status=403, kind="CrossSiteError", message=message)
-
-
 class Token:
-    """Whoever knows the token, or has the cookie that was given for it, may ask.
+    """Lets in requests with the token, or with the cookie that was set in exchange for it.
 
-    The cookie is as good as any: who guesses tokens, from the same address perhaps, does not lock out who has it. Of
-    typed tokens so many are looked at, and no more; a right one is let through all the same where it is too long to be
-    guessed.
+    Wrong tokens are rate-limited per client. The cookie is not, so that guessing from the same address does not lock
+    out a browser that has it; nor is the right token if it is too long to guess.
     """
 
     def __init__(self, token: str, port: int) -> None:
         self._token = token.encode()
-        self._cookie = f"edgekit_{port}"  # cookies know no ports: two servers keep theirs apart
-        self._value = secrets.token_hex(32)  # made anew: it tells nothing of the token
+        self._cookie = f"edgekit_{port}"  # cookies ignore ports: keep two servers apart
+        self._value = secrets.token_hex(32)  # random: reveals nothing about the token
         self._guesses = Rates(WRONG_TOKENS_PER_S)
         self._is_long = len(token) >= LONG_TOKEN_CHARS
 
-    def gate(self, asked: RequestHead) -> Refusal | None:
-        if asked.path == HEALTH:
+    def refusal(self, head: RequestHead) -> Refusal | None:
+        """For a page with the token in its address: a redirect that sets the cookie and drops the token."""
+        if head.path == HEALTH:
             return None
-        said, has_cookie = self._said(asked), self._has_cookie(asked)
-        if said is None:
-            return None if has_cookie else _no_token(asked, "a token is required")
-        if not has_cookie:
-            refusal = self._weighed(said, asked)
-            if refusal is not None:
-                return refusal
-        return None if self._is_bearer(asked) else self._let_in(asked)
-
-    def _weighed(self, said: bytes, asked: RequestHead) -> Refusal | None:
-        may_guess = self._guesses.has(asked.client)
-        if hmac.compare_digest(said, self._token) and (may_guess or self._is_long):
-            return None
-        self._guesses.take(asked.client)
-        return _no_token(asked, "the token is wrong") if may_guess else TOO_MANY
-
-    def _said(self, asked: RequestHead) -> bytes | None:
-        """The token in a header, or in the address of a page."""
-        if self._is_bearer(asked):
-            return asked.headers[b"authorization"][len(b"bearer ") :].strip()
-        if asked.is_call:
-            return None
-        said = dict(parse_qsl(asked.query.decode("latin-1"))).get("token")
-        return None if said is None else said.encode()
-
-    def _has_cookie(self, asked: RequestHead) -> bool:
-        jar = _cookies(asked.headers.get(b"cookie", b"").decode("latin-1"))
-        return hmac.compare_digest(jar.get(self._cookie, "").encode(), self._value.encode())
-
-    def _let_in(self, asked: RequestHead) -> Refusal:
-        cookie = f"{self._cookie}={self._value}; Path=/; HttpOnly; SameSite=Strict"
-        headers = ((b"location", _same_place(asked).encode()), (b"set-cookie", cookie.encode()))
-        return Refusal(status=303, kind="", message="Token accepted.", headers=headers)
-
-    @staticmethod
-    def _is_bearer(asked: RequestHead) -> bool:
-        return asked.headers.get(b"authorization", b"").lower().startswith(b"bearer ")
-
-
-def _cookies(text: str) -> dict[str, str]:
-    """Those of others are read over: http.cookies gives up at the first it does not like."""
-    return dict(part.strip().partition("=")[::2] for part in text.split(";"))
-
-
-def _same_place(asked: RequestHead) -> str:
-    """The address once more, without the token: it would stay in the history."""
-    pairs = parse_qsl(asked.query.decode("latin-1"), keep_blank_values=True)
-    query = urlencode([pair for pair in pairs if pair[0] != "token"])
-    # One slash in front: two would name another host.
-    return "/" + quote(asked.path.lstrip("/")) + (f"?{query}" if query else "")
-
-
-def _no_token(asked: RequestHead, what: str) -> Refusal:
-    if asked.is_call:
-        message = (
-            f"{what}: send Authorization: Bearer TOKEN with the token that edgekit web printed"
+        authorization = head.headers.get(b"authorization", b"")
+        is_bearer = authorization.lower().startswith(b"bearer ")
+        given: bytes | None = None
+        if is_bearer:
+            given = authorization[len(b"bearer ") :].strip()
+        elif not head.is_call:
+            text = dict(parse_qsl(head.query.decode("latin-1"))).get("token")
+            given = None if text is None else text.encode()
+        cookie = cookie_parser(head.headers.get(b"cookie", b"").decode("latin-1"))
+        has_cookie = hmac.compare_digest(
+            cookie.get(self._cookie, "").encode(), self._value.encode()
         )
-        bearer = ((b"www-authenticate", b"Bearer"),)
-        return Refusal(status=401, kind="TokenError", message=message, headers=bearer)
-    message = f"{what.capitalize()}. {_WHERE_IT_IS}"
-    return Refusal(status=401, kind="TokenError", message=message)
+        if given is None:
+            return None if has_cookie else _token_refusal(head, "a token is required")
+        if not has_cookie:
+            may_guess = self._guesses.has(head.client)
+            is_right = hmac.compare_digest(given, self._token)
+            if not is_right or not (may_guess or self._is_long):
+                self._guesses.take(head.client)
+                return _token_refusal(head, "the token is wrong") if may_guess else TOO_MANY
+        if is_bearer:
+            return None
+        new_cookie = f"{self._cookie}={self._value}; Path=/; HttpOnly; SameSite=Strict"
+        headers = ((b"location", head.address.encode()), (b"set-cookie", new_cookie.encode()))
+        return Refusal(303, "", "Token accepted.", headers)
 
 
-BODY_TIMEOUT_S = 10.0
-# A client that is still sending does not see an answer: what it sends is thrown away, up to here.
-DRAINED_BYTES = 16 * 1024 * 1024
-DRAINED_S = 2.0
+def _token_refusal(head: RequestHead, problem: str) -> Refusal:
+    if not head.is_call:
+        where = "Open the address that edgekit web printed in its terminal: it contains the token."
+        return Refusal(401, "TokenError", f"{problem.capitalize()}. {where}")
+    message = f"{problem}: send Authorization: Bearer TOKEN with the token that edgekit web printed"
+    return Refusal(401, "TokenError", message, ((b"www-authenticate", b"Bearer"),))
 
 
-class TooLargeError(Exception):
-    """413."""
-
-
-class TooSlowError(Exception):
-    """408."""
-
-
-class GoneError(Exception):
-    """The client went away before it had said everything."""
-
-
-async def bounded(receive: Receive, headers: Mapping[bytes, bytes]) -> Receive:
-    """`receive` once more, with the body already here. Raises what stands above."""
+async def _with_body(receive: Receive, headers: Mapping[bytes, bytes]) -> Receive | Refusal:
+    """`receive` with the body already read. Raises ClientDisconnect if the client left before its end."""
     stated = headers.get(b"content-length", b"0").lstrip(b"0")
     if len(stated) > 9 or int(stated or b"0") > MAX_BODY_BYTES:
-        raise TooLargeError
+        return TOO_LARGE
     if not stated and b"transfer-encoding" not in headers:
         return receive
+    body, is_complete = bytearray(), False
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = await _read(receive)
-    except TimeoutError as error:
-        raise TooSlowError from error
-    return _again(body, receive)
+            while not is_complete:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                if len(body) > MAX_BODY_BYTES:
+                    return TOO_LARGE
+                is_complete = not message.get("more_body", False)
+    except TimeoutError:
+        return TOO_SLOW
+    first: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
-
-async def _read(receive: Receive) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GoneError
-        body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            raise TooLargeError
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Message:
+    async def replay() -> Message:
         return first.pop() if first else await receive()
 
-    return again
+    return replay
 
 
-async def drain(receive: Receive) -> None:
-    """Until the client has said everything, has gone, or has said too much."""
+async def _drain(receive: Receive) -> None:
+    """Until the client has sent everything, has left, or has sent too much."""
     drained = 0
     try:
         async with asyncio.timeout(DRAINED_S):

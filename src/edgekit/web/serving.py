@@ -1,4 +1,4 @@
-"""Settings -> a server that answers until Ctrl-C or SIGTERM, and a browser that shows it."""
+"""The uvicorn server of `edgekit web`: listen, serve until a signal, shut down in order, open a browser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgekit.web.calls import machine_now
 from edgekit.web.card_worker import when_started
 from edgekit.web.limits import network_of
 from edgekit.web.security import MALFORMED, MAX_HEAD_BYTES, bare_answer, busy
-from edgekit.web.shutdown import Farewells
+from edgekit.web.shutdown import Shutdown
 from edgekit.web.state import WebState
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
@@ -41,17 +41,33 @@ if TYPE_CHECKING:
 
 TRIED_PORTS = 20
 BACKLOG = 256
+MAX_CONNECTIONS = 256
+CONNECTIONS_EACH = 96  # a browser opens six; everyone behind a proxy is one client
+HEAD_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0  # for a client to read a response once the socket's send buffer is full
 KEEP_ALIVE_S = 30
-GRACE_S = 1  # what is still being answered then is cut off
-LAST_WORD_S = 0.05
-PATIENCE_S = 1.9  # a thread that waits for a slow server does not hold up the end
+LAST_EVENT_S = 0.05  # for streams to send the end of a cancelled job
+GRACE_S = 1  # then open requests are cut off
+PATIENCE_S = 1.9  # then the process exits, even if a thread still waits for a slow server
 
+# Run in advance, so that the first page does not wait for them.
+_STEPS: tuple[Callable[[], object], ...] = (
+    read_catalog,
+    lambda: hardware_json(machine_now(Request())),
+    devices_json,
+)
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
+_log = logging.getLogger("edgekit.web")
+
+
+class _TakenError(UsageError):
+    pass
+
 
 def listen(host: str, port: int | None) -> socket.socket:
-    """A socket that listens; without a port on the first of ours that is free. UsageError for one that is taken."""
+    """A listening socket; without a port, on the first free one of ours. Raises UsageError if the port is taken."""
     if port is not None:
         check_port(host, port)
         return _listening(host, port)
@@ -62,10 +78,6 @@ def listen(host: str, port: int | None) -> socket.socket:
     raise UsageError(
         f"ports {DEFAULT_PORT} to {last} on {host} are all in use; use --port 0 to pick any free port"
     )
-
-
-class _TakenError(UsageError):
-    pass
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -83,7 +95,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
-    """Where a browser finds a page. With a token it lets its reader in."""
+    """The URL of a page, with the token if there is one."""
     place = f"http://{in_address(connectable(settings.host))}:{settings.port}{path}"
     query = urlencode(fields | ({"token": settings.token} if settings.token else {}))
     return f"{place}?{query}" if query else place
@@ -92,7 +104,7 @@ def address_of(settings: WebSettings, path: str = "/", **fields: str) -> str:
 def serve(
     settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> None:
-    """Until a signal ends it, and this process. Raises what `on_ready` does, once all is closed."""
+    """Until a signal ends this process. What `on_ready` raises is raised again after the shutdown."""
 
     def ready(settled: WebSettings) -> None:
         on_ready(settled)
@@ -103,13 +115,13 @@ def serve(
     if server.fault is not None:
         raise server.fault
     if server.is_ending:
-        _leave()  # Python's own end waits for threads, and a second signal would break it off
+        _exit()  # Python's normal exit waits for threads
 
 
 def make_server(
     settings: WebSettings, listening: socket.socket, *, on_ready: Callable[[WebSettings], None]
 ) -> PageServer:
-    """`on_ready` is told the settings with the port that it became, once the server answers."""
+    """`on_ready` gets the settings with the actual port as soon as the server answers."""
     settings = replace(settings, port=listening.getsockname()[1])
     app = create_app(settings)
     config = uvicorn.Config(
@@ -119,10 +131,10 @@ def make_server(
         loop="asyncio",
         lifespan="on",
         log_config=None,
-        log_level="error",  # requests that make no sense are no news
-        access_log=False,  # an address may have the token in it
+        log_level="error",  # malformed requests are not worth a warning
+        access_log=False,  # an address may contain the token
         server_header=False,
-        proxy_headers=False,  # who asks is who is connected, whatever a header claims
+        proxy_headers=False,  # the client is the peer, whatever a header claims
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
@@ -130,24 +142,24 @@ def make_server(
     return PageServer(
         config,
         state=app.state.edgekit,
-        farewells=app.state.farewells,
+        shutdown=app.state.shutdown,
         on_ready=lambda: on_ready(settings),
     )
 
 
 class PageServer(uvicorn.Server):
-    """uvicorn's, which ends in order: streams are told, and a signal is no error."""
+    """uvicorn's server with a graceful end: jobs and streams get a last event, and a signal means exit code 0."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         *,
         state: WebState,
-        farewells: Farewells,
+        shutdown: Shutdown,
         on_ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
-        self._state, self._farewells, self._on_ready = state, farewells, on_ready
+        self._state, self._shutdown, self._on_ready = state, shutdown, on_ready
         self.is_ending = False
         self.fault: EdgekitError | None = None
 
@@ -157,18 +169,18 @@ class PageServer(uvicorn.Server):
             return
         try:
             self._on_ready()
-        except EdgekitError as error:  # raised in the end: here it would tear the loop down
+        except EdgekitError as error:  # raised after the shutdown: here it would tear the loop down
             self.fault, self.should_exit = error, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.close()
-        await asyncio.sleep(LAST_WORD_S)  # who follows a job is told that it was called off
-        self._farewells.say()
+        await asyncio.sleep(LAST_EVENT_S)
+        self._shutdown.begin()
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but what was asked for is not raised once more in the end."""
+        """As uvicorn's, but the signal is not raised again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -177,23 +189,23 @@ class PageServer(uvicorn.Server):
         try:
             yield
         finally:
-            if not self.is_ending:  # else the process ends now, and a second signal is still ours
+            if not self.is_ending:  # else the process exits now; a second signal is still ours
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first ends it in order, the second at once: uvicorn would show what it broke off."""
+        """The first signal shuts down in order, the second exits at once, without uvicorn's tracebacks."""
         if self.is_ending:
-            when_started(_leave)
+            when_started(_exit)
         self.is_ending = True
-        last = threading.Timer(PATIENCE_S, _leave)
-        last.daemon = True
-        last.start()
+        timer = threading.Timer(PATIENCE_S, _exit)
+        timer.daemon = True
+        timer.start()
         super().handle_exit(sig, frame)
 
 
-def _leave() -> None:
-    """Nothing is lost: what is being read is read again, and files are written whole or not at all."""
+def _exit() -> None:
+    """Safe at any time: files are written atomically."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -201,30 +213,24 @@ def _leave() -> None:
 
 
 def show_browser(address: str) -> bool:
-    """Whether one may come up. Whatever it does, the server goes on."""
+    """Whether one may open. Its errors are ignored."""
     if sys.platform.startswith("linux") and not any(map(os.environ.get, _DISPLAYS)):
-        return False  # a browser in the terminal would take it over
-    threading.Thread(target=_open, args=(address,), daemon=True).start()
+        return False  # a text browser would take over the terminal
+
+    def open_quietly() -> None:
+        with suppress(Exception):
+            webbrowser.open(address)
+
+    threading.Thread(target=open_quietly, daemon=True).start()
     return True
 
 
-def _open(address: str) -> Any:
-    with suppress(Exception):
-        return webbrowser.open(address)
-
-
-MAX_CONNECTIONS = 256
-CONNECTIONS_EACH = 96  # a browser has six; everybody behind a proxy is one client
-HEAD_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 60.0  # for a client to take what was sent, up to what the system keeps for it
-
-
 class PatientProtocol(H11Protocol):
-    """Whoever says a letter a minute, or reads none of the answer, would hold a connection for ever."""
+    """uvicorn's protocol with limits on connections, and time limits for sending a head and reading a response."""
 
     network = ""
-    _head_end: asyncio.TimerHandle | None = None
-    _read_end: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -235,39 +241,39 @@ class PatientProtocol(H11Protocol):
             return
         if len(self.connections) > MAX_CONNECTIONS:
             self.app = busy
-        # asyncio does so only for sockets that name their protocol; else a body waits 40 ms for its head
+        # asyncio sets this only on sockets created with a protocol number; without it a body may wait 40 ms
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._count_down()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
-            self._count_down()  # a head has begun
+            self._start_head_timer()  # a head has begun
         else:
-            self._stop()
+            self._stop_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._stop_head_timer()
         self.resume_writing()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._read_end is None:
-            self._read_end = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        if self._read_end is not None:
-            self._read_end.cancel()
-            self._read_end = None
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """At once: `close` would wait until the last answer is read."""
+        """abort, not close: `close` would wait until the last response is read."""
         self.transport.abort()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's words for it
-        """As every refusal. Nothing more where an answer has begun: what still came was the rest of a body."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's message
+        """Our JSON. If a response has already begun, only close: the bytes were the rest of a body."""
         if self.conn.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             self.transport.close()
             return
@@ -279,34 +285,26 @@ class PatientProtocol(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _count_down(self) -> None:
-        if self._head_end is None:
-            self._head_end = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
-    def _stop(self) -> None:
-        if self._head_end is not None:
-            self._head_end.cancel()
-            self._head_end = None
-
-
-_log = logging.getLogger("edgekit.web")
-_STEPS: tuple[Callable[[], object], ...] = (
-    read_catalog,
-    lambda: hardware_json(machine_now(Request())),
-    devices_json,
-)
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def warm() -> threading.Thread:
-    """In a thread. What goes wrong is told to whoever asks for it."""
-    thread = threading.Thread(target=_warm, name="edgekit warming", daemon=True)
+    """Run the steps in a thread; an error is reported by the request that needs the result."""
+
+    def run_steps() -> None:
+        for step in _STEPS:
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001 - no request waits for it yet
+                _log.debug("not read beforehand: %s", error)
+
+    thread = threading.Thread(target=run_steps, name="edgekit warming", daemon=True)
     thread.start()
     return thread
-
-
-def _warm() -> None:
-    for step in _STEPS:
-        try:
-            step()
-        except Exception as error:  # noqa: BLE001 - nobody has asked yet
-            _log.debug("not read beforehand: %s", error)

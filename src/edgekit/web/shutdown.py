@@ -1,4 +1,4 @@
-"""The server ends in order: streams of events are told and closed, and who still waits for an answer is let go."""
+"""Graceful shutdown: close event streams with a final event and cancel pending requests."""
 
 from __future__ import annotations
 
@@ -9,71 +9,65 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BYE = b"event: bye\ndata: {}\n\n"
-EVENTS = "/events"  # how the path of every stream ends
+EVENTS = "/events"  # the path of every event stream ends with it
 
 
-class Farewells:
-    """Who listens just now. `say` is called from the server's loop."""
+class Shutdown:
+    """Tasks to cancel at the end. `begin` is called from the server's loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[object]] = set()
-        self.are_said = False
+        self._has_begun = False
 
-    def say(self) -> None:
-        self.are_said = True
+    def begin(self) -> None:
+        self._has_begun = True
         for task in self._tasks:
             task.cancel()
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """What runs inside is broken off, in order, when the farewells are said; all else passes."""
+    def cancels(self) -> Iterator[None]:
+        """`begin` breaks off the block, and execution continues after it; any other cancellation propagates."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a server's code runs in tasks
         self._tasks.add(task)
         try:
             yield
         except asyncio.CancelledError:
-            if not self.are_said:
+            if not self._has_begun:
                 raise
             task.uncancel()
         finally:
             self._tasks.discard(task)
 
 
-class Farewell:
-    """The middleware."""
-
-    def __init__(self, app: ASGIApp, *, farewells: Farewells) -> None:
-        self._app, self._farewells = app, farewells
+class ShutdownMiddleware:
+    def __init__(self, app: ASGIApp, *, shutdown: Shutdown) -> None:
+        self._app, self._shutdown = app, shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_until_shutdown() -> Message:
+            """A call sees the shutdown as a disconnect, and is cancelled."""
+            with self._shutdown.cancels():
+                return await receive()
+            return {"type": "http.disconnect"}
+
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["path"].endswith(EVENTS):
             await self._stream(scope, receive, send)
         else:
-            await self._app(scope, self._until_the_end(receive), send)
-
-    def _until_the_end(self, receive: Receive) -> Receive:
-        """The end of the server looks like the end of the client: a call notices, and is called off."""
-
-        async def listen() -> Message:
-            with self._farewells.heard():
-                return await receive()
-            return {"type": "http.disconnect"}
-
-        return listen
+            await self._app(scope, receive_until_shutdown, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_open = False
 
-        async def watched(message: Message) -> None:
+        async def watched_send(message: Message) -> None:
             nonlocal is_open
             is_open = message["type"] == "http.response.start" or message.get("more_body", False)
             await send(message)
 
-        with self._farewells.heard():
-            await self._app(scope, receive, watched)
+        with self._shutdown.cancels():
+            await self._app(scope, receive, watched_send)
             return
         if is_open:
             await send({"type": "http.response.body", "body": BYE})

@@ -1,4 +1,4 @@
-"""What all requests share: how the page is served, the models, jobs and cards it keeps."""
+"""What all requests share: settings, opened models, jobs and cards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WebState:
     turns: ClientTurns
 
     def close(self) -> None:
-        """All that runs is called off. Harmless when it was called before."""
+        """Cancel everything that runs. Idempotent."""
         self.jobs.close()
         self.cards.close()
 

@@ -1,4 +1,4 @@
-"""Nouns of the page: how it is served, and who watches a call."""
+"""The settings of `edgekit web`, and the watch over one call. Nothing here needs the `web` extra."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from edgekit.errors import CancelledError
 from edgekit.sources.types import Reach
 
 DEFAULT_PORT = 8421
-MAX_BODY_BYTES = 64 * 1024  # a request is some names and numbers: the longest seen has 2 KB
+MAX_BODY_BYTES = 64 * 1024  # a request is a few names and numbers: the longest seen has 2 KB
 LOOPBACK = "127.0.0.1"
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSettings:
-    """What `edgekit web` was told."""
+    """The flags of `edgekit web`."""
 
     host: str = LOOPBACK
     port: int = DEFAULT_PORT
-    token: str | None = field(default=None, repr=False)  # needed wherever others can reach the port
-    models_dirs: tuple[Path, ...] = ()  # the only folders whose files may be named
-    allow_private: bool = False  # addresses of this machine and of its own network may be asked for
+    token: str | None = field(
+        default=None, repr=False
+    )  # required if other machines can reach the port
+    models_dirs: tuple[Path, ...] = ()  # only files in these folders may be opened
+    allow_private: bool = False  # allow URLs on this machine and on private networks
     network: bool = True
     cache: bool = True
-    timeout_s: float = 60.0  # of one model, all requests to its server together
-    requests_per_s: float = 400.0  # of one client; a slider that is dragged asks 60 times a second
+    timeout_s: float = 60.0  # to open one model, all requests to its server together
+    requests_per_s: float = 400.0  # per client; dragging a slider sends 60 a second
 
     @property
     def is_loopback(self) -> bool:
@@ -44,26 +49,26 @@ class WebSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallWatch:
-    """Who waits for a call: told how far it is, and able to call it off."""
+    """Progress and cancellation of one call."""
 
-    client: str = ""  # the address that asked
+    client: str = ""  # its address
     progress: Callable[[str], None] | None = field(default=None, repr=False)
     cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def check(self) -> None:
-        """Raises CancelledError where nobody waits any more."""
+        """Raises CancelledError if the call was cancelled."""
         if self.cancelled.is_set():
             raise CancelledError("cancelled")
 
 
 @lru_cache(maxsize=8)
 def resolved(folders: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Without links: asked for with every call."""
+    """With links followed; cached because every call needs it."""
     return tuple(folder.resolve() for folder in folders)
 
 
 def reach_of(settings: WebSettings, watch: CallWatch) -> Reach:
-    """How far one call may go."""
+    """What one call may open and fetch."""
     return Reach(
         network=settings.network,
         cache=settings.cache,
