@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from turns import Work, best_turns
 
-from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import cache_type
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.kernels.types import CacheAttention, CacheKind, Floats, Kernels
 from edgekit.errors import UsageError

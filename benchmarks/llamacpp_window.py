@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, cache_type
 from edgekit.engines.llamacpp.run.engine import Running, start
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode

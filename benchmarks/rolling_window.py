@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 from llamacpp_window import Seen, table
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, cache_type
 from edgekit.engines.native.generator import StreamEngine, open_stream
 from edgekit.engines.native.stream_plan import StreamSetup
 

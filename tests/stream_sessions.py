@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from tests.embed_models import write_model
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, cache_type
 from edgekit.engines.native.generator import StreamEngine, open_stream
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.types import Floats

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 from tests.thoroughness import LONG
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import CACHES, Load, MemoryEstimate
+from edgekit.bill.types import CACHES, Load, MemoryEstimate, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import RefusedError

@@ -12,8 +12,7 @@ from typing import Any
 from tests.recorded import engine_models, rows
 from tests.thoroughness import LONG
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, Start, Task
+from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, Start, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LlamaMode, Override
 from edgekit.engines.llamacpp.versions import read_version

@@ -13,8 +13,7 @@ import pytest
 from tests.recorded import engine_models, further_model, rows
 from tests.thoroughness import LONG
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load, MemoryEstimate, Start, Task
+from edgekit.bill.types import Component, Load, MemoryEstimate, Start, Task, cache_type
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode

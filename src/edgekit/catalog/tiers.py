@@ -14,7 +14,7 @@ from pkgutil import get_data
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import CacheType, cache_type
+from edgekit.bill.types import CacheType, cache_type
 from edgekit.errors import RefusedError, UsageError
 from edgekit.units import GIB
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.formats import limits
-from edgekit.formats.files import LOOK_BYTES, describe
+from edgekit.formats.cursor import LOOK_BYTES, describe
 from edgekit.sources.types import ByteSource
 from edgekit.units import KIB
 

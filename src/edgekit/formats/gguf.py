@@ -14,9 +14,15 @@ from typing import NamedTuple
 
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import limits
-from edgekit.formats.cursor import BeyondReachError, Cursor
+from edgekit.formats.cursor import (
+    LOOK_BYTES,
+    BeyondReachError,
+    Cursor,
+    describe,
+    listed_bytes,
+    read_shards,
+)
 from edgekit.formats.dtype import TensorType, by_ggml_id
-from edgekit.formats.files import LOOK_BYTES, describe, listed_bytes, read_shards
 from edgekit.formats.types import ArrayFact, Depth, ModelHeader, Scalar, Tensor, Value
 from edgekit.sources.types import ByteSource, Container, ModelFiles
 from edgekit.terminal import quoted

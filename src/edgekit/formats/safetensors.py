@@ -14,8 +14,8 @@ from typing import Any
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownDtypeError
 from edgekit.formats import limits
 from edgekit.formats.bounded_json import JsonStream, read_config
+from edgekit.formats.cursor import LOOK_BYTES, describe, listed_bytes, read_file, read_shards
 from edgekit.formats.dtype import by_safetensors
-from edgekit.formats.files import LOOK_BYTES, describe, listed_bytes, read_file, read_shards
 from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Depth, ModelHeader, Quantization, Tensor
 from edgekit.sources.filenames import base_of

@@ -14,8 +14,16 @@ from fractions import Fraction
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import F16, CacheType
-from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine, Price
+from edgekit.bill.types import (
+    CACHES,
+    F16,
+    CacheType,
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    Price,
+)
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
 from edgekit.engines.entries import open_entry

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.data.dummy_engine.setups import DummySetup
 
 from edgekit.bill.types import Placement, Task
-from edgekit.engines.budgets import known_ram, ram_budget
+from edgekit.engines.choices import known_ram, ram_budget
 from edgekit.machine.types import Budget, Machine
 from edgekit.units import GIB
 

@@ -12,15 +12,14 @@ from tests.recorded import engine_models, models
 from tests.thoroughness import sampled
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load
+from edgekit.bill.types import Component, Load, cache_type
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.graph import NoGraphError
-from edgekit.engines.llamacpp.graph.llama.attention import widest_rotation
+from edgekit.engines.llamacpp.graph.attention import widest_rotation
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
 from edgekit.model.types import Model

@@ -10,8 +10,15 @@ import pytest
 from tests.recorded import engine_models
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import TABLE, cache_type
-from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import (
+    CACHES,
+    TABLE,
+    Component,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    cache_type,
+)
 from edgekit.catalog.names import find_entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 from tests.recorded import engine_models
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, DeviceSlot, LlamaCppSetup
 from edgekit.engines.llamacpp.weights import PAGE_BYTES, buffer_bytes

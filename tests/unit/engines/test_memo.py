@@ -14,8 +14,7 @@ from tests.unit.plan.tasks import LLAMA, gguf
 
 from edgekit import engines
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load
+from edgekit.bill.types import Component, Load, cache_type
 from edgekit.catalog.tiers import find_layout, find_tier, tiers
 from edgekit.cli import main
 from edgekit.engines.memo import ENGINE

@@ -9,8 +9,7 @@ import pytest
 from tests.recorded import config_header, gguf_header
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import F16
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import F16, Component, Load, MemoryEstimate
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.models import MlxModel, mlx_model
 from edgekit.engines.mlx.quantization import read_quantize

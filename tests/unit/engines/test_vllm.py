@@ -12,8 +12,7 @@ from tests.recorded import config_header, gguf_header
 from tests.thoroughness import LONG
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import F16, cache_type
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import F16, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.caches import BY_NAME
 from edgekit.engines.vllm.models import VllmModel, vllm_model

@@ -10,8 +10,7 @@ import pytest
 from tests.recorded import config_header
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import Component, Load, MemoryEstimate, cache_type
 from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_named

@@ -9,8 +9,7 @@ import pytest
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import LLAMA, gguf, of_config
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Load, Start, Task
+from edgekit.bill.types import Load, Start, Task, cache_type
 from edgekit.engines import engine_named
 from edgekit.engines.choices import pair_name
 from edgekit.engines.llamacpp.setups import default_setup

@@ -13,8 +13,16 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import any_mix, from_config, gguf, one_file
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Job, Load, MemoryEstimate, MemoryLine, Start, Task
+from edgekit.bill.types import (
+    Component,
+    Job,
+    Load,
+    MemoryEstimate,
+    MemoryLine,
+    Start,
+    Task,
+    cache_type,
+)
 from edgekit.bill.verdict import Status, Usage, Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_on

@@ -13,8 +13,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load
+from edgekit.bill.types import Component, Load, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.run.engine import Running, start
 from edgekit.engines.llamacpp.run.program import compare_reported

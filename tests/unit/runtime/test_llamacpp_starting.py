@@ -14,8 +14,7 @@ import psutil
 import pytest
 from tests.runtime_engines import SERVER, ask, launch_of, model_of, small_model
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, cache_type
 from edgekit.engines import process as ports
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.companions import bill_with_drafter

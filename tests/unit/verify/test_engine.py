@@ -16,8 +16,7 @@ from tests.recorded import DATA, gguf_files, header_bytes, models, rows
 from tests.thoroughness import LONG, sampled
 from tests.unit.verify import small_model
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load
+from edgekit.bill.types import Component, Load, cache_type
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run import verification as check
 from edgekit.engines.llamacpp.run.binding import (

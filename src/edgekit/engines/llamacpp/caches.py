@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from edgekit.bill.cache_types import CacheType
-from edgekit.bill.types import Component, MemoryLine
+from edgekit.bill.types import CacheType, Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.context import head_sizes, pad
 from edgekit.engines.llamacpp.placement import device_bytes

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.bill.cache_types import F16
-from edgekit.bill.types import Drafter, MemoryEstimate, Placement
+from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.commands import Command, Startup, leaves_some
 from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import DRAFT_MAX

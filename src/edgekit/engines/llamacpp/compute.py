@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import F16
-from edgekit.bill.types import Component, MemoryLine
+from edgekit.bill.types import F16, Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.caches import layer_cache_bytes, shares_of
 from edgekit.engines.llamacpp.context import head_sizes
 from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
+from edgekit.engines.llamacpp.graph.target import pools, spread
 from edgekit.engines.llamacpp.placement import HEAD, placed_tensors
-from edgekit.engines.llamacpp.schedule.target import pools, spread
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, TensorPlacement
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, is_newer
 from edgekit.errors import RefusedError

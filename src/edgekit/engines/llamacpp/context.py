@@ -5,8 +5,7 @@ Follows llama-context.cpp (constructor and llama_init_from_model) @ 0c1e570.
 
 from __future__ import annotations
 
-from edgekit.bill.cache_types import F16, CacheType
-from edgekit.bill.types import Load
+from edgekit.bill.types import F16, CacheType, Load
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.slices import check_sliced

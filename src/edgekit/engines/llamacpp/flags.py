@@ -31,7 +31,7 @@ from edgekit.engines.flags import (
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.bill.cache_types import CacheType
+    from edgekit.bill.types import CacheType
     from edgekit.engines.llamacpp.types import Override
 
 TITLE = "llama.cpp"
@@ -109,7 +109,7 @@ def _llama_version(text: str) -> str:
 
 def _cache_type(text: str) -> str:
     """A name of the table; llama.cpp itself refuses types that it lacks."""
-    from edgekit.bill.cache_types import cache_type
+    from edgekit.bill.types import cache_type
     from edgekit.engines.llamacpp.context import CACHE_TYPES
 
     try:
@@ -133,7 +133,7 @@ def _enum(name: str) -> Meaning:
 
 
 def _cache_field(name: str) -> CacheType:
-    from edgekit.bill.cache_types import cache_type
+    from edgekit.bill.types import cache_type
 
     return cache_type(name)
 

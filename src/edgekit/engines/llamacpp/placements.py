@@ -9,7 +9,7 @@ from typing import Any
 
 from edgekit.bill.types import Component, Load, MemoryEstimate, Placement, Start, Task
 from edgekit.bill.verdict import Usage
-from edgekit.engines.budgets import card_budget, devices_of, known_ram, names_of, ram_budget
+from edgekit.engines.choices import card_budget, devices_of, known_ram, names_of, ram_budget
 from edgekit.engines.llamacpp.flags import keys_of
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.setups import default_setup

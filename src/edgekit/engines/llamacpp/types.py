@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.bill.cache_types import F16, CacheType
-from edgekit.bill.types import MemoryEstimate
+from edgekit.bill.types import F16, CacheType, MemoryEstimate
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Pool, PoolKind

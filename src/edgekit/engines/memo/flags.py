@@ -3,8 +3,8 @@
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
 
-from edgekit.bill.cache_types import cache_type
 from edgekit.bill.spill import Purpose
+from edgekit.bill.types import cache_type
 from edgekit.engines.flags import (
     CONTEXT,
     CacheFlags,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgekit.bill.spill import Store
 from edgekit.bill.types import Load, Placement, Task
-from edgekit.engines.budgets import card_budget
+from edgekit.engines.choices import card_budget
 from edgekit.engines.memo.estimate import MemoSetup
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Budget, Device, HostMemory, Machine, Vendor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgekit.bill.types import Placement, Task
-from edgekit.engines.budgets import devices_of, known_ram, ram_budget
+from edgekit.engines.choices import devices_of, known_ram, ram_budget
 from edgekit.engines.mlx.types import MlxSetup
 from edgekit.errors import HardwareError
 from edgekit.machine.types import Budget, Device, Machine, Vendor

@@ -23,7 +23,7 @@ from edgekit.errors import UsageError
 from edgekit.units import parse_size
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.bill.cache_types import CacheType
+    from edgekit.bill.types import CacheType
 
 TITLE = "stream, the built-in engine"
 ALL, NONE = "all", "none"
@@ -44,7 +44,7 @@ def _row_keep(name: str, value: Any) -> str | int:
 
 
 def _cache_field(name: str) -> CacheType:
-    from edgekit.bill.cache_types import cache_type
+    from edgekit.bill.types import cache_type
 
     return cache_type(name)
 

@@ -37,7 +37,7 @@ from edgekit.engines.native.types import Floats
 from edgekit.errors import WeightsError
 
 if TYPE_CHECKING:
-    from edgekit.bill.cache_types import CacheType
+    from edgekit.bill.types import CacheType
     from edgekit.engines.native.model import NativeRope
     from edgekit.engines.native.stream_plan import StreamPlan
 

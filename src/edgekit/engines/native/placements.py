@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgekit.bill.types import Placement, Task
-from edgekit.engines.budgets import known_ram, ram_budget
+from edgekit.engines.choices import known_ram, ram_budget
 from edgekit.engines.native.buffers import usual_threads
 from edgekit.engines.native.estimate import matrix_bytes, stream_model
 from edgekit.engines.native.stream_plan import StreamSetup

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from edgekit.bill.cache_types import F16, CacheType
 from edgekit.bill.spill import PAGE_TOKENS, SPILL_FROM_TOKENS
-from edgekit.bill.types import Component, Load, MemoryLine
+from edgekit.bill.types import F16, CacheType, Component, Load, MemoryLine
 from edgekit.engines.chat import RECENT_TOKENS
 from edgekit.engines.native.buffers import (
     FLOAT_BYTES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edgekit.bill.types import Placement, Task
-from edgekit.engines.budgets import devices_of, names_of
+from edgekit.engines.choices import devices_of, names_of
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, Gpu, VllmSetup
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.types import DEVICE, Budget, Device, Machine, Vendor

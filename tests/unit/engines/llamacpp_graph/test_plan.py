@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models, models
 from tests.thoroughness import LONG
 
-from edgekit.bill.cache_types import cache_type
-from edgekit.bill.types import Load
+from edgekit.bill.types import Load, cache_type
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.graph import NoGraphError, compute_bytes
 from edgekit.engines.llamacpp.graph.allocator import high_water

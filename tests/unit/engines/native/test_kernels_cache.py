@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tests.embed_kernels import HAVE_NATIVE, KINDS, names, using
 from tests.thoroughness import LONG
 
-from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import cache_type
 from edgekit.engines.native import stream_plan as bill
 from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.kernels.types import (

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.recorded import engine_models
 
 from edgekit.basis import Basis
-from edgekit.bill.cache_types import TABLE, cache_type
 from edgekit.bill.spill import PAGE_TOKENS
-from edgekit.bill.types import Component, Load, MemoryEstimate
+from edgekit.bill.types import TABLE, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.native.buffers import UNPACKED, matrices, usual_threads
 from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.kernels.choice import KERNELS, choose

@@ -24,9 +24,9 @@ from edgekit.engines.llamacpp.graph.plan import (
     structured,
 )
 from edgekit.engines.llamacpp.graph.program import keep_all
+from edgekit.engines.llamacpp.graph.target import spread
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.schedule.target import spread
 from edgekit.engines.llamacpp.types import Backend, Context, DeviceSlot, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules
 from edgekit.errors import RefusedError

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from edgekit.engines.llamacpp.graph.build import Build, GraphFacts, GraphOptions, GraphSizes
 from edgekit.engines.llamacpp.graph.dims import Size, variable
 from edgekit.engines.llamacpp.graph.families import family_of
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphFacts, GraphOptions, GraphSizes
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.outputs import pool
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.outputs import pool
 from edgekit.engines.llamacpp.graph.program import (
     GraphPlan,
     KeptLayers,

@@ -20,8 +20,8 @@ from string import ascii_lowercase
 
 from edgekit.engines.process import ending_in_order
 from edgekit.errors import EngineError, HeaderError, UsageError
+from edgekit.formats.cursor import read_shards
 from edgekit.formats.dtype import by_name
-from edgekit.formats.files import read_shards
 from edgekit.formats.gguf import read_gguf
 from edgekit.formats.types import ModelHeader, Tensor, Value
 from edgekit.sources.types import ByteSource, Container, ModelFile, ModelFiles, Origin

@@ -12,7 +12,7 @@ from itertools import groupby, product
 
 import numpy as np
 
-from edgekit.bill.cache_types import cache_type
+from edgekit.bill.types import cache_type
 from edgekit.engines.native.kernels.numpy_blocks import (
     HALF_BITS,
     HALF_TO_FLOAT,

@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8] | memoryview | bytes | bytearray
 Starts = NDArray[np.int32]
 GateKind = Literal["silu", "gelu", "gelu_tanh"]
-CacheKind = Literal["f32", "f16", "q8_0"]  # rows of bill/cache_types.py
+CacheKind = Literal["f32", "f16", "q8_0"]  # rows of bill/types.py
 
 
 class BlockError(Exception):

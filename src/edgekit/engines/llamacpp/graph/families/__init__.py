@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.architectures import architecture_names, known_architecture
+from edgekit.engines.llamacpp.graph.build import GraphFamily
 from edgekit.engines.llamacpp.graph.families.transformer import USUAL
-from edgekit.engines.llamacpp.graph.llama.build import GraphFamily
 
 
 def family_of(architecture: str) -> GraphFamily | None:

@@ -11,10 +11,7 @@ from functools import reduce
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.dims import Dim, Size
-from edgekit.engines.llamacpp.graph.families.indexed import only
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
-from edgekit.engines.llamacpp.graph.llama.attention import (
+from edgekit.engines.llamacpp.graph.attention import (
     SMALLEST_ROTATION,
     AttnInput,
     CacheInput,
@@ -23,12 +20,15 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     product,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer, weight
-from edgekit.engines.llamacpp.graph.llama.cache import SideCache
-from edgekit.engines.llamacpp.graph.llama.feed_forward import experts, shared_expert
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, normalize, project
-from edgekit.engines.llamacpp.graph.llama.outputs import results
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, weight
+from edgekit.engines.llamacpp.graph.cache import SideCache
+from edgekit.engines.llamacpp.graph.dims import Dim, Size
+from edgekit.engines.llamacpp.graph.families.indexed import only
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.feed_forward import experts, shared_expert
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import hadamard, normalize, project
+from edgekit.engines.llamacpp.graph.outputs import results
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,

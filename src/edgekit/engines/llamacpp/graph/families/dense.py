@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.attention import (
+    attend,
+    attend_now,
+    input_kv,
+    input_kv_iswa,
+    input_no_cache,
+)
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.families.hybrid import residual_scale
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
@@ -17,17 +25,9 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     no_layer,
     sections_if_stated,
 )
-from edgekit.engines.llamacpp.graph.llama.attention import (
-    attend,
-    attend_now,
-    input_kv,
-    input_kv_iswa,
-    input_no_cache,
-)
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, experts, feed_forward
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project, qkv
+from edgekit.engines.llamacpp.graph.feed_forward import Act, experts, feed_forward
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project, qkv
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
 from edgekit.errors import RefusedError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edgekit.engines.llamacpp.graph.build import GraphFamily
 from edgekit.engines.llamacpp.graph.families.blocks import BLOCKS
 from edgekit.engines.llamacpp.graph.families.compressed import COMPRESSED
 from edgekit.engines.llamacpp.graph.families.dense import DENSE
@@ -16,7 +17,6 @@ from edgekit.engines.llamacpp.graph.families.sparse import SPARSE
 from edgekit.engines.llamacpp.graph.families.stateful import STATEFUL
 from edgekit.engines.llamacpp.graph.families.t5 import CROSSING
 from edgekit.engines.llamacpp.graph.families.transformer import USUAL
-from edgekit.engines.llamacpp.graph.llama.build import GraphFamily
 
 FAMILIES: Mapping[str, GraphFamily] = {
     **USUAL,

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.families.kimi import absorbed
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
-from edgekit.engines.llamacpp.graph.llama.attention import (
+from edgekit.engines.llamacpp.graph.attention import (
     CacheInput,
     Extras,
     input_k,
     product,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.cache import SideCache, get_k, store_k
-from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.cache import SideCache, get_k, store_k
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.families.kimi import absorbed
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.feed_forward import Gating
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, NoGraphError, shape
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.formats.dtype import TensorType

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.families.transformer import (
-    Shared,
-    Transformer,
-    rope_factors,
-    stated_routing,
-)
-from edgekit.engines.llamacpp.graph.llama.attention import (
+from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     Extras,
     attend,
@@ -20,10 +14,16 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_k,
     input_kv,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.feed_forward import Gating, Routing
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import normalize
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.families.transformer import (
+    Shared,
+    Transformer,
+    rope_factors,
+    stated_routing,
+)
+from edgekit.engines.llamacpp.graph.feed_forward import Gating, Routing
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.versions import Rules
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.attention import input_k, input_kv
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.cache import StateInput, input_rs, read_states, state
 from edgekit.engines.llamacpp.graph.families.delta_net import DeltaNet, linear_attention
 from edgekit.engines.llamacpp.graph.families.dense import if_trained
 from edgekit.engines.llamacpp.graph.families.hybrid import (
@@ -33,12 +36,9 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     sections_if_stated,
     stated_routing,
 )
-from edgekit.engines.llamacpp.graph.llama.attention import input_k, input_kv
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.cache import StateInput, input_rs, read_states, state
-from edgekit.engines.llamacpp.graph.llama.feed_forward import Act, Gating, Routing
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import normalize
+from edgekit.engines.llamacpp.graph.feed_forward import Act, Gating, Routing
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import normalize
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
 
 

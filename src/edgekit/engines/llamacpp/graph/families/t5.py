@@ -9,8 +9,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.attention import (
+from edgekit.engines.llamacpp.graph.attention import (
     PLAIN,
     AttnInput,
     CacheInput,
@@ -21,10 +20,11 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_kv,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import normalize
-from edgekit.engines.llamacpp.graph.llama.outputs import results
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import normalize
+from edgekit.engines.llamacpp.graph.outputs import results
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraphError
 from edgekit.errors import RefusedError
 

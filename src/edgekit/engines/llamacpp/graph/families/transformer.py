@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.attention import (
+from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     Extras,
     attend,
@@ -15,8 +15,8 @@ from edgekit.engines.llamacpp.graph.llama.attention import (
     input_kv,
     input_kv_iswa,
 )
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.feed_forward import (
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.feed_forward import (
     Act,
     Gating,
     Routing,
@@ -24,12 +24,12 @@ from edgekit.engines.llamacpp.graph.llama.feed_forward import (
     feed_forward,
     shared_expert,
 )
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project, qkv
+from edgekit.engines.llamacpp.graph.hparams import Hparams
+from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project, qkv
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.graph.llama.cache import StateInput
+    from edgekit.engines.llamacpp.graph.cache import StateInput
 
 QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
 MROPE_SECTIONS = 4  # positions of a token in a picture: GGML_MROPE_SECTIONS

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, row_bytes
 from edgekit.engines.llamacpp.versions import Rules
 

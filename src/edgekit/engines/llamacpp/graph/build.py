@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.dims import Dim, Size
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams, LayerFacts
+from edgekit.engines.llamacpp.graph.hparams import Hparams, LayerFacts
 from edgekit.engines.llamacpp.graph.tensor import (
     F32,
     I32,

@@ -11,11 +11,11 @@ from functools import cached_property
 from itertools import chain
 
 from edgekit.engines.llamacpp.graph.dims import Size, value
-from edgekit.engines.llamacpp.graph.llama.feed_forward import PRECISE
+from edgekit.engines.llamacpp.graph.feed_forward import PRECISE
+from edgekit.engines.llamacpp.graph.scheduler import strided_bytes
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.graph.trace import Buffer
 from edgekit.engines.llamacpp.placement import SCAN_STATES
-from edgekit.engines.llamacpp.schedule.scheduler import strided_bytes
 from edgekit.engines.llamacpp.types import has_flash_kernel
 from edgekit.engines.llamacpp.versions import Rules
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.cache import get_k, get_v, store_k, store_v
 from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.cache import get_k, get_v, store_k, store_v
-from edgekit.engines.llamacpp.graph.llama.matrices import hadamard, project
+from edgekit.engines.llamacpp.graph.matrices import hadamard, project
 from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, NoGraphError
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.formats.dtype import TensorType

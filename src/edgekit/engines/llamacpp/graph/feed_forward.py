@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.llama.matrices import project_experts
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.matrices import project_experts
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 

@@ -9,7 +9,7 @@ import enum
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import RefusedError

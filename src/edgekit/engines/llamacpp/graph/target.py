@@ -8,26 +8,25 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable
 
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.graph import Target
-from edgekit.engines.llamacpp.graph.llama.build import Build
-from edgekit.engines.llamacpp.graph.llama.hparams import Hparams
+from edgekit.engines.llamacpp.graph import Target, cuda
+from edgekit.engines.llamacpp.graph.build import Build
+from edgekit.engines.llamacpp.graph.cuda import Uses, optimized
+from edgekit.engines.llamacpp.graph.hparams import Hparams
 from edgekit.engines.llamacpp.graph.plan import load_values
 from edgekit.engines.llamacpp.graph.program import Values
+from edgekit.engines.llamacpp.graph.scheduler import (
+    COPIES,
+    ScheduledBackend,
+    ScheduledMachine,
+    assign,
+    split,
+)
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph
 from edgekit.engines.llamacpp.placement import (
     SHARED_TENSORS,
     block_number,
     pools_of,
-)
-from edgekit.engines.llamacpp.schedule import cuda
-from edgekit.engines.llamacpp.schedule.cuda import Uses, optimized
-from edgekit.engines.llamacpp.schedule.scheduler import (
-    COPIES,
-    ScheduledBackend,
-    ScheduledMachine,
-    assign,
-    split,
 )
 from edgekit.engines.llamacpp.types import Context, DeviceSlot, TensorPlacement
 from edgekit.engines.llamacpp.versions import Rules

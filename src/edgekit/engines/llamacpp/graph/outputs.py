@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.llama.build import Build
-from edgekit.engines.llamacpp.graph.llama.matrices import Norm, normalize, project
+from edgekit.engines.llamacpp.graph.build import Build
+from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 

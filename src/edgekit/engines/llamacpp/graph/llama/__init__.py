@@ -1,1 +1,0 @@
-"""The building blocks of llama-graph.cpp, on tensors without data."""

@@ -1,1 +1,0 @@
-"""ggml's scheduler: where the nodes of a graph run."""
