@@ -13,7 +13,7 @@ from tests.recorded import config_header, rows
 from tests.thoroughness import sampled_rows
 
 from edgekit.bill.types import Component, Load
-from edgekit.engines.mlx.caches import Prices, holdings, read_session
+from edgekit.engines.mlx.caches import CacheSettings, layer_caches, read_session
 from edgekit.engines.mlx.compute import BOUND, compute_lines, read_work
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.models import mlx_model
@@ -104,9 +104,10 @@ def test_the_prompts_peak_has_the_measured_size(index: int) -> None:
     session = read_session(model.geometry, load, setup)
     work = read_work(model.geometry)
     work = replace(work, layers=1, heads=tuple(replace(heads, width=0) for heads in work.heads))
-    held = holdings(model.geometry, mlx_model(model.header.config), setup, BF16_BYTES, listed=False)
-    prices = Prices(session=session, setup=setup, item_bytes=BF16_BYTES, sequences=1)
-    predicted = sum(line.size_bytes for line in compute_lines(work, held, prices))
+    file = mlx_model(model.header.config)
+    caches = layer_caches(model.geometry, file, setup, BF16_BYTES, listed=False)
+    settings = CacheSettings(session=session, setup=setup, item_bytes=BF16_BYTES, sequences=1)
+    predicted = sum(line.size_bytes for line in compute_lines(work, caches, settings))
     measured = row["actual"]["peak_delta"] - row["actual"]["cache_nbytes"]
     assert measured < (1 + BOUND) * predicted < (1 + BOUND) * 1.75 * measured
 

@@ -13,7 +13,7 @@ from edgekit.sources.types import Container
 
 CACHE_BITS = (None, 8, 4)
 WEIGHT_BITS = (8, 6, 5, 4, 3)
-SMALLER_BITS = (3,)  # unquantised repositories are judged at 4 already
+SMALLER_BITS = (3,)  # unquantised repositories are estimated at 4 bits already
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
@@ -34,12 +34,12 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[C
 
 
 def cache_name(_load: Load, setup: MlxSetup) -> str:
-    """By the name that choices have."""
+    """As in `cache_choices`."""
     return f"{setup.kv_bits or 16} bit"
 
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
-    """A repository that is quantised already has nothing to choose."""
+    """Bits to choose from; a quantised repository is used as it is."""
     is_plain = model.header.container is not Container.GGUF and quantization_of(model) is None
     return at_bits(model) if is_plain else as_named(model)
 
@@ -59,16 +59,16 @@ def at_bits(model: Model, every: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant
 
 
 def quant_shown(setup: MlxSetup) -> str:
-    """A recipe has no name of its own."""
-    wanted = setup.quantize
-    if not isinstance(wanted, Quantize) or not wanted.rest or wanted.recipe is not None:
+    """Empty for recipes and packed experts, which have no short name."""
+    quantize = setup.quantize
+    if not isinstance(quantize, Quantize) or not quantize.rest or quantize.recipe is not None:
         return ""
-    mode = wanted.packing.mode
-    return f"{wanted.packing.bits} bit" if mode is PackingMode.AFFINE else mode.value
+    mode = quantize.packing.mode
+    return f"{quantize.packing.bits} bit" if mode is PackingMode.AFFINE else mode.value
 
 
 def smaller_weights(task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
-    """Each with the command that makes it. None of a packed repository: another one would be needed."""
+    """Each with the command that makes it. None for a quantised repository, which cannot be converted again."""
     if "quantize" not in task.start.settled and quantization_of(task.model) is None:
         for bits in SMALLER_BITS:
             (variant,) = at_bits(task.model, (bits,))

@@ -1,4 +1,4 @@
-"""mlx_lm.server or mlx_lm.generate, started as MLX was judged, after mlx_lm.convert where weights are to be quantised.
+"""The commands of a verdict: mlx_lm.convert where weights have to be quantised, then mlx_lm.server or mlx_lm.generate.
 
 Flags as in mlx-lm @ d78bf58.
 """
@@ -48,8 +48,8 @@ _LM_STUDIO_GROUPS = frozenset({32, 64, 128})
 
 
 def commands(startup: Startup) -> Iterator[Command]:
-    """The server keeps its caches in 16 bits: with a quantised cache mlx_lm.generate runs the model."""
-    packed = _to_convert(startup)
+    """mlx_lm.server has neither quantised nor limited caches: with these mlx_lm.generate runs the model."""
+    packed = _conversion(startup)
     model = startup.repository_word
     notes: list[str] = []
     if packed is not None:
@@ -69,17 +69,17 @@ def commands(startup: Startup) -> Iterator[Command]:
     yield from lm_studio_texts(startup, list(_settings(startup)), model=model, notes=notes)
 
 
-def _to_convert(startup: Startup) -> Quantize | None:
-    """How the weights have to be quantised first; None where they are stored as they were billed."""
-    wanted = startup.setup.quantize
-    if wanted is None and NOT_QUANTISED in startup.verdict.estimate.notes:
+def _conversion(startup: Startup) -> Quantize | None:
+    """How the weights have to be quantised first; None if they are used as stored."""
+    setup: MlxSetup = startup.setup
+    quantize = setup.quantize
+    if quantize is None and NOT_QUANTISED in startup.verdict.estimate.notes:
         return Quantize(packing=FOUR_BIT)
-    is_packed = isinstance(wanted, Quantize) and wanted != PLAIN and wanted.rest
-    return wanted if is_packed else None
+    return quantize if isinstance(quantize, Quantize) and quantize.rest else None
 
 
 def _published(label: str, packed: Quantize) -> str | None:
-    """The repository that has a model of the catalog quantised like this: groups of 64, all alike."""
+    """The repository of a catalog model with this quantisation, if all weights are in groups of 64."""
     bits = packed.packing.bits
     if packed != Quantize(packing=Packing(bits=bits, group_size=64)):
         return None
@@ -88,9 +88,9 @@ def _published(label: str, packed: Quantize) -> str | None:
 
 
 def _server(startup: Startup, model: str) -> Command:
-    """As many requests at once as were judged. Caches of old ones are kept while there is memory."""
+    """With as many parallel requests as planned; free memory caches old prompts."""
     verdict, step = startup.verdict, startup.setup.prefill_step_size
-    # server.py:731 trims old ones to it, those in use counted
+    # server.py:731 trims old caches to this size, those in use included
     left = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
     caches = verdict.estimate.kv_cache_bytes + max(0, min(left, default=0))
     count = str(startup.load.sequences or 1)
@@ -126,7 +126,7 @@ def _generate(startup: Startup, model: str) -> Command:
 
 
 def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
-    """As LM Studio runs it."""
+    """The load settings of LM Studio."""
     setup: MlxSetup = startup.setup
     yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, startup.context_tokens)
     yield LmStudioSetting("", "llm.load.mlx.autoFit", False)
@@ -134,7 +134,7 @@ def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
         "Max Concurrent Predictions", LM_STUDIO_PARALLEL, startup.load.sequences or 1
     )
     if setup.kv_bits in _LM_STUDIO_BITS and setup.kv_group_size in _LM_STUDIO_GROUPS:
-        kept = {
+        value = {
             "enabled": True,
             "bits": setup.kv_bits,
             "groupSize": setup.kv_group_size,
@@ -142,12 +142,12 @@ def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
         }
         shown = f"{setup.kv_bits} bit, groups of {setup.kv_group_size}, from token {setup.quantized_kv_start}"
         yield LmStudioSetting(
-            "KV Cache Quantization", "llm.load.mlx.kvCacheQuantization", kept, shown
+            "KV Cache Quantization", "llm.load.mlx.kvCacheQuantization", value, shown
         )
 
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start mlx-lm as it was judged: those that were given, and what the verdict adds."""
+    """The flags of a verdict: those given, and what the verdict adds."""
     setup: MlxSetup = verdict.way.setup
     found = {**given, "context": verdict.context_tokens}
     if setup.kv_bits is not None:
@@ -161,18 +161,19 @@ def estimate_words(
 ) -> list[str]:
     """The command of an estimate."""
     new = dict(estimate.facts)["new_tokens"]
-    asked = {**values, "max_tokens": new} if new else values
+    flags = {**values, "max_tokens": new} if new else values
     packed = _billed_packing(values, estimate)
     stored = repository_word(opened.files, opened.repository)
-    own = stored if packed is None else converted_name(opened.label, packed)
-    model = _published_estimate(packed, opened) or own
-    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, asked)]
+    model = _published_estimate(packed, opened)
+    if model is None:
+        model = stored if packed is None else converted_name(opened.label, packed)
+    return ["mlx_lm.generate", "--model", model, *flag_words(FLAGS, flags)]
 
 
 def estimate_notes(
     values: Mapping[str, Any], _setup: MlxSetup, estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
-    """What to run first, where the weights are billed otherwise than they are stored."""
+    """The conversion to run first, if the estimate is not for the weights as stored."""
     packed = _billed_packing(values, estimate)
     if packed is None or _published_estimate(packed, opened) is not None:
         return []
@@ -182,33 +183,33 @@ def estimate_notes(
 
 
 def _billed_packing(values: Mapping[str, Any], estimate: MemoryEstimate) -> Quantize | None:
-    """How the weights are quantised in the bill; None where that is how they are stored."""
-    wanted = values.get("quantize")
-    if wanted is None:
+    """How the weights are quantised in the estimate; None if they are used as stored."""
+    name = values.get("quantize")
+    if name is None:
         return Quantize() if NOT_QUANTISED in estimate.notes else None
-    packed = read_quantize(wanted)
+    packed = read_quantize(name)
     return packed if isinstance(packed, Quantize) and packed != PLAIN else None
 
 
 def _published_estimate(packed: Quantize | None, opened: OpenModel) -> str | None:
-    own = opened.files is not None and not opened.files.origin.is_remote
-    return None if packed is None or own else _published(opened.label, packed)
+    is_local = opened.files is not None and not opened.files.origin.is_remote
+    return None if packed is None or is_local else _published(opened.label, packed)
 
 
 def converted_name(label: str, packed: Quantize) -> str:
-    """The folder that mlx_lm.convert is told to write."""
-    return as_file(f"{label.rsplit('/', maxsplit=1)[-1].partition(':')[0]}-{_told(packed)}")
-
-
-def _told(packed: Quantize) -> str:
+    """The folder that mlx_lm.convert writes: the model's name and the quantisation."""
+    packing = packed.packing
+    quantisation = packing.mode.value
     if packed.recipe is not None:
-        return packed.recipe.value
-    mode = packed.packing.mode
-    return f"{packed.packing.bits}bit" if mode is PackingMode.AFFINE else mode.value
+        quantisation = packed.recipe.value
+    elif packing.mode is PackingMode.AFFINE:
+        quantisation = f"{packing.bits}bit"
+    model = label.rsplit("/", maxsplit=1)[-1].partition(":")[0]
+    return as_file(f"{model}-{quantisation}")
 
 
 def convert_words(repository: str, packed: Quantize, label: str) -> list[str]:
-    """The command that packs the weights of a repository so."""
+    """The command that quantises the weights of a repository."""
     words = ["mlx_lm.convert", "--hf-path", repository, "-q"]
     packing = packed.packing
     if packed.recipe is not None:

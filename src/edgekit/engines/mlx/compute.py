@@ -1,10 +1,10 @@
-"""What a chunk of the prompt needs beside weights and caches.
+"""What a chunk of the prompt needs in addition to weights and caches.
 
-MLX hands the GPU work faster than it is done: up to eleven command buffers wait while the next is filled, and all that
-they read and write is held until they are done. A buffer is closed once it touches 50 Mi numbers or holds 50 operations
-(mlx/transforms.cpp MAX_ACTIVE_TASKS, mlx/backend/metal/device.cpp and eval.cpp @ 0.29.2, the same in 0.32.1), so the
-results of several layers are alive at once. Eleven public logs of Qwen3-4B and 30B-A3B on an M4 Max, with prompts of
-2,048 tokens (mlx_lm/BENCHMARKS.md), have 0.90 to 1.08 times the figure given here.
+MLX submits work faster than the GPU does it: up to eleven command buffers wait while the next is filled, and everything
+they read and write stays allocated until they are done. A buffer is closed once it touches 50 Mi numbers or holds 50
+operations (mlx/transforms.cpp MAX_ACTIVE_TASKS, mlx/backend/metal/device.cpp and eval.cpp @ 0.29.2, unchanged in
+0.32.1), so the results of several layers are allocated at once. Eleven public logs of Qwen3-4B and 30B-A3B on an M4
+Max, with prompts of 2,048 tokens (mlx_lm/BENCHMARKS.md), show 0.90 to 1.08 times this estimate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
-from edgekit.engines.mlx.caches import Growth, Holding, MlxSession, Prices, Slot
+from edgekit.engines.mlx.caches import CacheSettings, Growth, LayerCache, TokenCache
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import (
     Attention,
@@ -34,19 +34,19 @@ from edgekit.model.types import (
 )
 from edgekit.units import MIB
 
-# Prompts of more than 8 tokens: the fused kernel has these widths, with keys as wide as values; 192 and 256 are run
-# unfused though it has them (mlx/backend/metal/scaled_dot_product_attention.cpp:655 and :763 @ 846d176).
+# Head widths of the fused kernel for prompts of more than 8 tokens, with keys as wide as values. It has 192 and 256
+# too, but they run unfused (mlx/backend/metal/scaled_dot_product_attention.cpp:655 and :763 @ 846d176).
 _FUSED_HEADS = frozenset({64, 72, 80, 96, 128})
-_SCAN_STEP = 256  # ssm.py:129: Mamba-2 works on pieces of so many tokens, as a matrix for each head
+_SCAN_STEP = 256  # ssm.py:129: tokens per piece of a Mamba-2 scan, a matrix for each head
 _SCAN_COPIES = 4
 BOUND = 0.5
-BUFFER_NUMBERS = 51 * 2**20  # of M-series Max and Ultra chips: others close a buffer at 41 Mi
+BUFFER_NUMBERS = 51 * 2**20  # on M-series Max and Ultra chips; others close a buffer at 41 Mi
 BUFFER_OPERATIONS = 51
 WAITING_BUFFERS = 11
-MOST_LAYERS = 64  # more than that many layers never fit into twelve buffers of 51 operations
-WIRING = 0.15  # graph compilation wires that much of the overhead for a moment
-PROCESS_BYTES = 256 * MIB  # Python with mlx-lm takes 73 MiB; a tokenizer and Metal come to it
-# A vocabulary of 262,144 tokens takes 200 MiB in Python, and Metal compiles kernels for each model: not twice as much.
+MOST_LAYERS = 64  # more layers never fit into twelve buffers of 51 operations
+WIRING = 0.15  # share of the overhead that graph compilation wires for a moment
+PROCESS_BYTES = 256 * MIB  # Python with mlx-lm takes 73 MiB; the tokenizer and Metal add to it
+# A vocabulary of 262,144 tokens takes 200 MiB in Python, and Metal compiles kernels per model: less than twice that.
 RUNTIME_BOUND = 1.0
 
 
@@ -55,18 +55,18 @@ class AttentionKind:
     """One kind of attention, as its kernel sees it."""
 
     count: int
-    width: int = 0  # where keys and values have the same
+    width: int = 0  # of keys and values; 0 where they differ
     window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Numbers that one operation touches: for each token, and weights for all of them."""
+    """Numbers that one operation touches: for each token, and the weights for all tokens."""
 
-    writes: int  # allocated; 0: in place of what it reads
+    writes: int  # allocated; 0: writes in place
     reads: int
     weights: int = 0
-    older: int = 0  # of what it reads, what was written well before: the residual, the cache
+    older: int = 0  # of `reads`, what was written long before: the residual, the cache
 
 
 Operations = tuple[Operation, ...]
@@ -74,15 +74,14 @@ Operations = tuple[Operation, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkWork:
-    """What a chunk's memory depends on in a model."""
+    """What a chunk's memory depends on in the model."""
 
     layer: Operations  # of the kind of layer that writes most
     layers: int
     heads: tuple[AttentionKind, ...]  # of every kind of attention
     vocabulary: int
-    words_per_weight: float = (
-        0.0  # 1 for plain weights; of packed ones words of 32 bits, and scales
-    )
+    # 1 for plain weights; for packed ones the share of a 32-bit word, with scales and biases.
+    words_per_weight: float = 0.0
 
 
 def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWork:
@@ -98,76 +97,67 @@ def read_work(geometry: ModelGeometry, words_per_weight: float = 0.0) -> ChunkWo
 
 
 def compute_lines(
-    work: ChunkWork, holdings: Iterable[tuple[int, Holding]], prices: Prices
+    work: ChunkWork, caches: Iterable[tuple[int, LayerCache]], settings: CacheSettings
 ) -> tuple[MemoryLine, ...]:
-    counts = Counter(one for _, one in holdings if isinstance(one, Slot))
-    session, item_bytes = prices.session, prices.item_bytes
+    counts = Counter(one for _, one in caches if isinstance(one, TokenCache))
+    session, item_bytes = settings.session, settings.item_bytes
     chunk = session.widest_chunk
+    copied_bytes = transient_bytes = 0
+    for one, count in counts.items():
+        row_bytes = one.heads * (one.key_dim + one.value_dim) * item_bytes
+        transient_bytes += one.transient_rows(session) * row_bytes * count
+        if one.growth is not Growth.ROTATING:
+            copied_bytes = max(copied_bytes, one.rows(session) * row_bytes)
     lines = (
         (
             item_bytes * held_numbers(work.layer, work.layers, chunk, work.words_per_weight),
-            (
-                f"intermediate results of a {chunk}-token chunk, held by "
-                f"{WAITING_BUFFERS + 1} command buffers"
-            ),
+            f"intermediate results of a {chunk}-token chunk, held by {WAITING_BUFFERS + 1} command buffers",
         ),
         (
-            _scores(work, prices),
+            _score_bytes(work, settings),
             "attention scores and mask of one layer, where attention is not fused",
         ),
+        (copied_bytes, "copy of one layer's cache while it grows"),
         (
-            max((_copied(one, session, item_bytes) for one in counts), default=0),
-            "copy of one layer's cache while it grows",
-        ),
-        (
-            sum(
-                one.transient_rows(session) * _row(one, item_bytes) * n for one, n in counts.items()
-            ),
+            transient_bytes,
             "sliding-window caches hold window - 1 + chunk rows until the prompt is processed",
         ),
         (work.vocabulary * (item_bytes + 8), "logits of the last token and their logarithms"),
     )
-    times = prices.sequences
-    return tuple(_modelled(size * times, because) for size, because in lines if size)
+    return tuple(
+        _line(Component.COMPUTE, size * settings.sequences, because, BOUND)
+        for size, because in lines
+        if size
+    )
 
 
 def runtime_lines(compute: Iterable[MemoryLine]) -> tuple[MemoryLine, ...]:
     overhead = PROCESS_BYTES + sum(line.size_bytes for line in compute)
-    return (
-        _runtime(PROCESS_BYTES, "Python, mlx-lm, the tokenizer and Metal"),
-        _runtime(int(overhead * WIRING), "wiring spike: 15 % of the overhead"),
+    sizes = (
+        (PROCESS_BYTES, "Python, mlx-lm, the tokenizer and Metal"),
+        (int(overhead * WIRING), "wiring spike: 15 % of the overhead"),
     )
+    return tuple(_line(Component.RUNTIME, size, because, RUNTIME_BOUND) for size, because in sizes)
 
 
-def _modelled(size: int, because: str) -> MemoryLine:
+def _line(component: Component, size_bytes: int, because: str, within: float) -> MemoryLine:
     return MemoryLine(
-        component=Component.COMPUTE,
-        size_bytes=size,
+        component=component,
+        size_bytes=size_bytes,
         pool=DEVICE,
         basis=Basis.MODELLED,
         because=because,
-        within=BOUND,
-    )
-
-
-def _runtime(size: int, because: str) -> MemoryLine:
-    return MemoryLine(
-        component=Component.RUNTIME,
-        size_bytes=size,
-        pool=DEVICE,
-        basis=Basis.MODELLED,
-        because=because,
-        within=RUNTIME_BOUND,
+        within=within,
     )
 
 
 @lru_cache(maxsize=1024)
 def held_numbers(layer: Operations, layers: int, tokens: int, words_per_weight: float) -> int:
-    """The most that the buffers waiting and the one being filled have allocated."""
+    """The most numbers that the waiting buffers and the one being filled have allocated."""
     waiting: deque[int] = deque()
     held = most = filled = touched = count = 0
     for one in layer * min(layers, MOST_LAYERS):
-        reads = one.older if count else one.reads  # the rest this buffer wrote, or has read before
+        reads = one.older if count else one.reads  # this buffer wrote or read the rest before
         filled += one.writes * tokens
         touched += (one.writes + reads) * tokens + int(one.weights * words_per_weight)
         count += 1
@@ -186,25 +176,25 @@ def _operations(
 ) -> Iterator[Operation]:
     norm, added = Operation(hidden, hidden), Operation(0, 2 * hidden, older=hidden)
     yield norm
-    yield from _mixed(mixer, hidden)
+    yield from _mixer(mixer, hidden)
     yield added
     yield norm
     if dense is not None:
-        yield from _fed(hidden, dense.width)
+        yield from _feed_forward(hidden, dense.width)
     if experts is not None:
-        yield from _routed(experts, hidden)
+        yield from _experts(experts, hidden)
     yield added
 
 
-def _fed(hidden: int, width: int) -> Iterator[Operation]:
+def _feed_forward(hidden: int, width: int) -> Iterator[Operation]:
     for _ in ("gate", "up"):
         yield Operation(width, hidden, hidden * width)
     yield Operation(0, 2 * width)  # activated and multiplied in place
     yield Operation(hidden, width, hidden * width)
 
 
-def _routed(experts: Experts, hidden: int) -> Iterator[Operation]:
-    """Every token is copied for each expert that it goes to, and brought back."""
+def _experts(experts: Experts, hidden: int) -> Iterator[Operation]:
+    """Every token is copied for each of its experts, and the results are put back in order."""
     within = experts.latent or hidden
     copied, wide = experts.used * within, experts.used * experts.width
     weights = experts.count * within * experts.width
@@ -218,29 +208,29 @@ def _routed(experts: Experts, hidden: int) -> Iterator[Operation]:
     yield Operation(copied, copied)  # back in the order of the tokens
     yield Operation(hidden, copied)
     if experts.shared_width:
-        yield from _fed(hidden, experts.shared_width)
+        yield from _feed_forward(hidden, experts.shared_width)
 
 
-def _mixed(kind: LayerKind, hidden: int) -> Iterator[Operation]:
+def _mixer(kind: LayerKind, hidden: int) -> Iterator[Operation]:
     match kind:
         case Attention():
-            yield from _attended(kind, hidden)
+            yield from _attention(kind, hidden)
         case SharedCache():
-            yield from _attended(kind.attention, hidden)
+            yield from _attention(kind.attention, hidden)
         case HybridLayer():
-            yield from _attended(kind.attention, hidden)
-            yield from _scanned(kind.recurrent, hidden)
+            yield from _attention(kind.attention, hidden)
+            yield from _recurrent(kind.recurrent, hidden)
         case LatentAttention():
             yield from _latent(kind, hidden)
         case Recurrent():
-            yield from _scanned(kind, hidden)
+            yield from _recurrent(kind, hidden)
         case NoCache() if kind.attention is not None:
-            yield from _attended(kind.attention, hidden)
+            yield from _attention(kind.attention, hidden)
         case _:
             return
 
 
-def _attended(kind: Attention, hidden: int) -> Iterator[Operation]:
+def _attention(kind: Attention, hidden: int) -> Iterator[Operation]:
     """Q, K, V, both rotated, the output; a gate is as wide as the queries."""
     queries, keys = kind.heads * kind.key_dim, kind.kv_heads * kind.key_dim
     values, out = kind.kv_heads * kind.value_dim, kind.heads * kind.value_dim
@@ -259,14 +249,14 @@ def _attended(kind: Attention, hidden: int) -> Iterator[Operation]:
 def _latent(kind: LatentAttention, hidden: int) -> Iterator[Operation]:
     keys, latent = kind.heads * kind.key_dim, kind.heads * kind.latent_dim
     yield Operation(kind.query_rank, hidden)
-    for width in (keys, latent, keys, latent, latent):  # queries meet the latent
+    for width in (keys, latent, keys, latent, latent):  # queries against the latent
         yield Operation(width, keys)
     yield Operation(kind.heads * kind.value_dim, latent)
     yield Operation(hidden, kind.heads * kind.value_dim)
 
 
-def _scanned(kind: Recurrent, hidden: int) -> Iterator[Operation]:
-    """Into the cell, convolved, activated, out of it; Mamba-2 in pieces of 256 besides."""
+def _recurrent(kind: Recurrent, hidden: int) -> Iterator[Operation]:
+    """Projection, convolution, activation, output; for Mamba-2 also a scan in pieces of 256."""
     inner, keys = kind.inner, kind.groups * kind.state_size
     pieces = _SCAN_COPIES * kind.heads * 2 * _SCAN_STEP if kind.cell is Cell.MAMBA2 else 0
     yield Operation(2 * inner, hidden)
@@ -279,26 +269,19 @@ def _scanned(kind: Recurrent, hidden: int) -> Iterator[Operation]:
     yield Operation(hidden, inner)
 
 
-def _scores(work: ChunkWork, prices: Prices) -> int:
-    """Scores and their softmax for the layer and the chunk with the most, and the mask."""
-    setup, session = prices.setup, prices.session
+def _score_bytes(work: ChunkWork, settings: CacheSettings) -> int:
+    """Scores, their softmax and the mask, for the kind of attention and the chunk with the most."""
+    setup, session = settings.setup, settings.session
     quantized = setup.kv_bits is not None and session.tokens >= setup.quantized_kv_start
-    return max(
-        _unfused(heads, chunk, prices.item_bytes, quantized=quantized)
-        for heads in work.heads
-        for chunk in session.chunks
-    )
-
-
-def _unfused(
-    heads: AttentionKind, chunk: tuple[int, int], item_bytes: int, *, quantized: bool
-) -> int:
-    tokens, end = chunk
-    rows = min(end, heads.window - 1 + tokens) if heads.window else end
-    mask = tokens * rows if heads.window else 0  # a causal mask over all is made in the kernel
-    if tokens == 1 or (heads.width in _FUSED_HEADS and not quantized):
-        return mask
-    return tokens * rows * (2 * heads.count * item_bytes + 1)
+    most = 0
+    for heads in work.heads:
+        for tokens, end in session.chunks:
+            rows = min(end, heads.window - 1 + tokens) if heads.window else end
+            if tokens > 1 and (heads.width not in _FUSED_HEADS or quantized):
+                most = max(most, tokens * rows * (2 * heads.count * settings.item_bytes + 1))
+            elif heads.window:  # the fused kernel makes a plain causal mask itself
+                most = max(most, tokens * rows)
+    return most
 
 
 def _heads_of(kind: LayerKind) -> AttentionKind:
@@ -315,11 +298,3 @@ def _heads_of(kind: LayerKind) -> AttentionKind:
             return _heads_of(kind.attention)
         case _:
             return AttentionKind(count=0)
-
-
-def _row(one: Slot, item_bytes: int) -> int:
-    return one.heads * (one.key_dim + one.value_dim) * item_bytes
-
-
-def _copied(one: Slot, session: MlxSession, item_bytes: int) -> int:
-    return 0 if one.growth is Growth.ROTATING else one.rows(session) * _row(one, item_bytes)

@@ -1,4 +1,4 @@
-"""What MLX allocates when mlx-lm runs a model. Memory is unified: one pool, called the device."""
+"""What MLX allocates when mlx-lm runs a model. Memory is unified, so everything is in the device's pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Load, MemoryEstimate
-from edgekit.engines.mlx.caches import Holding, Prices, cache_lines, check, holdings, read_session
+from edgekit.engines.mlx.caches import (
+    CacheSettings,
+    cache_lines,
+    check_quantized,
+    layer_caches,
+    read_session,
+)
 from edgekit.engines.mlx.compute import compute_lines, read_work, runtime_lines
 from edgekit.engines.mlx.models import mlx_model
 from edgekit.engines.mlx.prepared import KnownModel, prepare
@@ -19,28 +25,36 @@ from edgekit.model.hyperparameters import text_section
 from edgekit.model.types import LatentAttention, Model
 from edgekit.sources.types import Container
 
-__all__ = ["NAME", "VERSION", "estimate"]
-
 NAME = "mlx"
 VERSION = "mlx-lm 0.32.2 (MLX 0.32.4)"
 NOT_QUANTISED = "the repository is not quantised: computed as if converted to 4 bits, group size 64"
 
 
 def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
-    """The bill. Raises RefusedError where mlx-lm would not run it."""
+    """The memory estimate. Raises RefusedError if mlx-lm would not run the model."""
     if model.header.container is Container.GGUF:
         raise RefusedError("mlx-lm loads safetensors; this is a GGUF file")
     model = prepare(model).as_built.get(lambda: _as_built(model)) or model
-    prepared, wanted = prepare(model), setup.quantize
-    known = prepared.known.get(wanted, lambda: _known(model, wanted))
+    prepared, quantize = prepare(model), setup.quantize
+    known = prepared.known.get(quantize, lambda: _known(model, quantize))
     session = read_session(model.geometry, load, setup)
-    sequences = load.sequences or 1
-    held = prepared.holdings.get(setup.max_kv_size, lambda: _held(model, known, setup))
-    check((one for _, one in held), known.file, session, setup)
-    prices = Prices(session=session, setup=setup, item_bytes=known.item_bytes, sequences=sequences)
-    caches = cache_lines(held, prices, model.geometry)
-    compute = compute_lines(known.work, held, prices)
-    weights = prepared.weights.get(wanted, lambda: weight_lines(model, wanted))
+    by_layer = prepared.caches.get(
+        setup.max_kv_size,
+        lambda: layer_caches(
+            model.geometry, known.file, setup, known.item_bytes, listed=known.listed
+        ),
+    )
+    check_quantized((one for _, one in by_layer), known.file, session, setup)
+    settings = CacheSettings(
+        session=session,
+        setup=setup,
+        item_bytes=known.item_bytes,
+        sequences=load.sequences or 1,
+    )
+    caches = cache_lines(by_layer, settings, model.geometry)
+    compute = compute_lines(known.work, by_layer, settings)
+    weights = prepared.weights.get(quantize, lambda: weight_lines(model, quantize))
+    is_converted = quantize is None and quantization_of(model) is None
     return MemoryEstimate(
         engine=NAME,
         backend="metal",
@@ -51,17 +65,11 @@ def estimate(model: Model, load: Load, setup: MlxSetup) -> MemoryEstimate:
             ("new_tokens", session.new_tokens),
             ("chunk_tokens", session.widest_chunk),
         ),
-        notes=_notes(model, setup),
+        notes=(NOT_QUANTISED,) if is_converted else (),
     )
 
 
-def _notes(model: Model, setup: MlxSetup) -> tuple[str, ...]:
-    if setup.quantize is not None or quantization_of(model) is not None:
-        return ()
-    return (NOT_QUANTISED,)
-
-
-def _known(model: Model, wanted: Quantize | AsStored | None) -> KnownModel:
+def _known(model: Model, quantize: Quantize | AsStored | None) -> KnownModel:
     file = mlx_model(model.header.config)
     if file.needs_row and model.geometry.basis is Basis.ASSUMED:
         raise UnknownArchitectureError(
@@ -73,23 +81,23 @@ def _known(model: Model, wanted: Quantize | AsStored | None) -> KnownModel:
         file=file,
         item_bytes=item_bytes(model.header),
         listed=bool(text_section(model.header.config).get("layer_types")),
-        work=read_work(model.geometry, _words_per_weight(model, wanted)),
+        work=read_work(model.geometry, _words_per_weight(model, quantize)),
     )
 
 
-def _words_per_weight(model: Model, wanted: Quantize | AsStored | None) -> float:
-    """Of 32 bits where weights are packed, with a scale and a bias for each group; one for each where they are not."""
-    packed = quantization_of(model)
+def _words_per_weight(model: Model, quantize: Quantize | AsStored | None) -> float:
+    """Numbers that MLX counts per weight: 1 if plain; if packed 32-bit words, with a scale and a bias per group."""
+    stored = quantization_of(model)
     bits: float | None = FOUR_BIT.bits
     group: int | None = FOUR_BIT.group_size
-    if isinstance(wanted, Quantize):
-        bits, group = (
-            (wanted.packing.bits, wanted.packing.group_size) if wanted.rest else (None, None)
-        )
-    elif packed is not None:
-        bits, group = packed.bits, packed.group_size
-    elif wanted is AS_STORED:
-        bits = None
+    if isinstance(quantize, Quantize):
+        bits, group = quantize.packing.bits, quantize.packing.group_size
+        if not quantize.rest:
+            return 1.0
+    elif stored is not None:
+        bits, group = stored.bits, stored.group_size
+    elif quantize is AS_STORED:
+        return 1.0
     return 1.0 if bits is None else bits / 32 + 2 / (group or FOUR_BIT.group_size)
 
 
@@ -107,10 +115,6 @@ def _as_built(model: Model) -> Model | None:
         for layer in layers
     )
     return Model(header=model.header, geometry=replace(model.geometry, layers=built))
-
-
-def _held(model: Model, known: KnownModel, setup: MlxSetup) -> tuple[tuple[int, Holding], ...]:
-    return holdings(model.geometry, known.file, setup, known.item_bytes, listed=known.listed)
 
 
 def config_probes() -> Iterator[tuple[Load, MlxSetup]]:

@@ -22,16 +22,18 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
 TITLE = "MLX"
 
 
-def _quantize_field(named: str | Quantize | AsStored) -> Quantize | AsStored | None:
+def _quantize_field(given: str | Quantize | AsStored) -> Quantize | AsStored | None:
     from edgekit.engines.mlx.quantization import read_quantize
 
-    return (read_quantize(named) if named else None) if isinstance(named, str) else named
+    if not isinstance(given, str):
+        return given
+    return read_quantize(given) if given else None
 
 
-def _quantize_value(wanted: Quantize | AsStored) -> str:
+def _quantize_value(quantize: Quantize | AsStored) -> str:
     from edgekit.engines.mlx.quantization import quantize_name
 
-    return quantize_name(wanted)
+    return quantize_name(quantize)
 
 
 _QUANTIZE = Meaning(_quantize_field, _quantize_value)

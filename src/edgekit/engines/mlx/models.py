@@ -1,6 +1,6 @@
-"""A config.json -> the model file that mlx-lm loads for it, and what that does with its weights and caches.
+"""A config.json -> the model file that mlx-lm loads for it, and what it does with weights and caches.
 
-Facts are the "mlx" sections of model/architectures.json. {} is a file of the model_type's own name that follows the
+Facts are the "mlx" sections of model/architectures.json. {} means a file named after the model_type that follows the
 plain rules; "file" names another one (utils.py: MODEL_REMAPPING), "file_by_class" one for some classes only.
 """
 
@@ -39,24 +39,24 @@ class MlxModel:
     full_heads: bool = False  # MLA: caches every head's key and value, not the latent
     listed_caches: bool = False  # layers hold a CacheList: --kv-bits is ignored
     fails_quantized: str = ""  # the error at the first step with a quantised cache
-    shares: bool = True  # layers that read another's cache have none
+    shares: bool = True  # layers that read another layer's cache have no cache
     indexes_all: bool = False  # every layer has an indexer, though config.json lets some share one
-    index_values: bool = False  # the indexer's cache holds its key a second time, as values
+    index_values: bool = False  # the indexer caches its key twice: as key and as value
     f32_lightning: bool = False  # the state of its linear attention is f32
-    needs_row: bool = False  # standard keys say too little about its layers
+    needs_row: bool = False  # its layers do not follow from standard keys
     # weights
     head: Head = Head.AS_STATED
-    eight_bit: Roles = frozenset()  # 8 bits in groups of 64, whatever the rest has
+    eight_bit: Roles = frozenset()  # always 8 bits in groups of 64
     plain: Roles = frozenset()  # never packed
-    f32: Roles = frozenset()  # vectors that are not cast
+    f32: Roles = frozenset()  # vectors that stay f32
     # Recipes of mixed bits give more to modules with v_proj (v_a_proj, v_b_proj) or down_proj in their path.
     values: Roles = frozenset({R.VALUE})
     downs: Roles = frozenset({R.DOWN, R.EXPERT_DOWN, R.SHARED_DOWN})
     split_latent: bool = False  # kv_b_proj becomes embed_q and unembed_out
     raw_head: bool = False  # the output head is a plain array: never packed
     raw_router: bool = False  # the router is a plain array: never packed
-    shared_kv: bool = True  # layers that read another's cache have their own key and value matrices
-    split_state: bool = False  # queries, keys and values into the recurrence are three modules
+    shared_kv: bool = True  # layers that read another layer's cache still have K and V matrices
+    split_state: bool = False  # the recurrence's input projection is three modules: Q, K and V
     ternary: bool = False  # BitLinear: two bits per weight, never packed otherwise
 
     @property
@@ -86,8 +86,8 @@ def mlx_model(config: Mapping[str, Any]) -> MlxModel:
     classes = config.get("architectures")
     listed = classes if isinstance(classes, (list, tuple)) else (classes,)
     by_class = section.get("file_by_class", {})
-    own = next((by_class[one] for one in listed if isinstance(one, str) and one in by_class), None)
-    name = own or section.get("file", model_type)
+    named = (by_class[one] for one in listed if isinstance(one, str) and one in by_class)
+    name = next(named, None) or section.get("file", model_type)
     if name not in sections:
         raise RefusedError(f"mlx-lm: Model type {unquoted(name)} not supported.")
     return model_file(name)

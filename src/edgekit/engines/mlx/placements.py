@@ -1,4 +1,4 @@
-"""What MLX may use of a machine: one budget, with all of the model in it."""
+"""What MLX may use of a machine: one budget, the unified memory, for the whole model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekit.errors import HardwareError
 from edgekit.machine.types import Budget, Device, Machine, Vendor
 from edgekit.units import GIB, format_bytes
 
-SMALL_BYTES = 16 * GIB  # up to here a fixed reserve, beyond it a share
+SMALL_BYTES = 16 * GIB  # Macs up to this size have a fixed reserve, larger ones a share
 SMALL_RESERVE_BYTES = 3 * GIB
 RESERVE_PERCENT = 20
 
@@ -47,7 +47,7 @@ def reserve_bytes(total_bytes: int) -> int:
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """One: the GPU uses the same memory as the CPU."""
+    """Only one: the GPU uses the same memory as the CPU."""
     cards = devices(task.machine)
     yield Placement(
         setup=task.start.setup or MlxSetup(),

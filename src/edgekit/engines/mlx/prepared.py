@@ -1,4 +1,4 @@
-"""What MLX's rules work out once for a model."""
+"""What MLX's rules compute once per model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgekit.model.types import Cached, CachedBy
 
 if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine
-    from edgekit.engines.mlx.caches import Holding
+    from edgekit.engines.mlx.caches import LayerCache
     from edgekit.engines.mlx.compute import ChunkWork
     from edgekit.engines.mlx.models import MlxModel
     from edgekit.engines.mlx.types import AsStored, Quantize
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from edgekit.model.tensor_recipes import ExpectedTensor
     from edgekit.model.types import Model
 
-    Wanted = Quantize | AsStored | None
+    AskedQuantize = Quantize | AsStored | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """What the model is to mlx-lm, for every load."""
+    """What mlx-lm makes of the model, whatever the load."""
 
     file: MlxModel
     item_bytes: int
@@ -32,10 +32,10 @@ class KnownModel:
 
 class MlxPrepared:
     def __init__(self) -> None:
-        self.as_built: Cached[Model | None] = Cached()  # None: as the header says
-        self.known: CachedBy[Wanted, KnownModel] = CachedBy()
-        self.holdings: CachedBy[int | None, tuple[tuple[int, Holding], ...]] = CachedBy()
-        self.weights: CachedBy[Wanted, tuple[MemoryLine, ...]] = CachedBy()
+        self.as_built: Cached[Model | None] = Cached()  # None: as config.json describes it
+        self.known: CachedBy[AskedQuantize, KnownModel] = CachedBy()
+        self.caches: CachedBy[int | None, tuple[tuple[int, LayerCache], ...]] = CachedBy()
+        self.weights: CachedBy[AskedQuantize, tuple[MemoryLine, ...]] = CachedBy()
         self.quantization: Cached[Quantization | None] = Cached()
         self.tensors: Cached[tuple[ExpectedTensor, ...]] = Cached()
 

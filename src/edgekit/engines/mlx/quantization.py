@@ -1,4 +1,4 @@
-"""What a packed matrix takes, what config.json says is packed, and the names of quantisations (MLX 0.32.4)."""
+"""Bytes of a packed matrix, what config.json says is packed, and names of quantisations (MLX 0.32.4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from edgekit.engines.mlx.types import (
 )
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.formats.types import Quantization
-from edgekit.model.tensor_recipes import TensorRole
 from edgekit.model.tensor_recipes import TensorRole as R
 from edgekit.terminal import unquoted
 
@@ -38,20 +37,41 @@ GROUP_SIZES = {
 }
 
 
-def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
-    """Bits and what each group holds beside them: affine a scale and a bias, the others one byte."""
-    beside = 2 * item_bytes if packing.mode is PackingMode.AFFINE else 1
-    return elements * packing.bits // 8 + elements // packing.group_size * beside
+MXFP4 = Packing(bits=4, group_size=32, mode=PackingMode.MXFP4)
+_MXFP8 = Packing(bits=8, group_size=32, mode=PackingMode.MXFP8)
+_NVFP4 = Packing(bits=4, group_size=16, mode=PackingMode.NVFP4)
+_CONTAINERS = {  # utils.py:309, formats of compressed-tensors
+    "nvfp4-pack-quantized": _NVFP4,
+    "mxfp4-pack-quantized": MXFP4,
+    "pack-quantized": Packing(bits=4, group_size=32),
+}
+# Model files whose sanitize unpacks fp8 blocks (weight_scale_inv).
+_TAKES_FP8 = frozenset(
+    [
+        "deepseek_v3",
+        "deepseek_v32",
+        "mimo_v2_flash",
+        "minimax",
+        "minimax_m3_vl",
+        "ministral3",
+        "mistral4",
+    ]
+)
 
+# Names of quantisations, in lower case.
+NAMES = ("8bit", "6bit", "5bit", "4bit", "3bit", "2bit", "mxfp4", "nvfp4", "mxfp8", "bf16")
+_MODES = {mode.value: mode for mode in PackingMode}
+_RECIPES = {recipe.value: recipe for recipe in BitsRecipe}
+_PLAIN = frozenset({"bf16", "fp16", "f16", "none"})
+_STORED = frozenset({"as stored", "as_stored", "stored"})
+_PACKED_EXPERTS_ONLY = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
+_AFFINE = re.compile(r"q(\d)(?:_g(\d{1,4}))?")  # q4_g64
+_PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gpt-oss on the hub
+_BITS = re.compile(r"(?:q|int)?([2-8])[-_ ]?(?:bits?)?", re.IGNORECASE)
 
-def packing_words(packing: Packing) -> str:
-    if packing.mode is PackingMode.AFFINE:
-        return f"{packing.bits} bits, group {packing.group_size}"
-    return str(packing.mode.value)
-
-
+# The module at the end of a path -> the roles of the tensors in it.
 # fmt: off
-_TABLE: tuple[tuple[str, tuple[R, ...]], ...] = (
+_MODULES: tuple[tuple[str, tuple[R, ...]], ...] = (
     (r"shared_?(experts?|mlp)\.gate_proj$", (R.SHARED_GATE,)),
     (r"shared_?(experts?|mlp)\.up_proj$", (R.SHARED_UP,)),
     (r"shared_?(experts?|mlp)\.down_proj$", (R.SHARED_DOWN,)),
@@ -85,48 +105,26 @@ _TABLE: tuple[tuple[str, tuple[R, ...]], ...] = (
     (r"down_proj$|\bw2$|c_proj$|fc2$", (R.DOWN,)),
 )
 # fmt: on
-_RULES = tuple((re.compile(pattern), roles) for pattern, roles in _TABLE)
+_MODULE_RULES = tuple((re.compile(pattern), roles) for pattern, roles in _MODULES)
 _LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d{1,6})\b")
 
-
-def module_of(path: str) -> tuple[int | None, tuple[R, ...]]:
-    """The layer and the roles of the module at that path; no roles for a path that is not known."""
-    found = _LAYER.search(path)
-    tail = path[found.end() :] if found is not None else path
-    return (int(found[1]) if found is not None else None), _roles(tail)
+Overrides = Mapping[tuple[int | None, R], Packing | None]
 
 
-@lru_cache(maxsize=1024)
-def _roles(tail: str) -> tuple[R, ...]:
-    return next((roles for rule, roles in _RULES if rule.search(tail)), ())
+def packed_bytes(elements: int, packing: Packing, item_bytes: int) -> int:
+    """The weights, and for each group a scale and a bias (affine) or a scale of one byte (other modes)."""
+    group_bytes = 2 * item_bytes if packing.mode is PackingMode.AFFINE else 1
+    return elements * packing.bits // 8 + elements // packing.group_size * group_bytes
 
 
-Overrides = Mapping[tuple[int | None, TensorRole], Packing | None]
-
-_MODES = {mode.value: mode for mode in PackingMode}
-# Files whose sanitize takes fp8 blocks apart (weight_scale_inv).
-_TAKES_FP8 = frozenset(
-    {
-        "deepseek_v3",
-        "deepseek_v32",
-        "mimo_v2_flash",
-        "minimax",
-        "minimax_m3_vl",
-        "ministral3",
-        "mistral4",
-    }
-)
-_CONTAINERS = {  # utils.py:309, formats of compressed-tensors
-    "nvfp4-pack-quantized": Packing(bits=4, group_size=16, mode=PackingMode.NVFP4),
-    "mxfp4-pack-quantized": Packing(bits=4, group_size=32, mode=PackingMode.MXFP4),
-    "pack-quantized": Packing(bits=4, group_size=32),
-}
-MXFP4 = Packing(bits=4, group_size=32, mode=PackingMode.MXFP4)
-_MXFP8 = Packing(bits=8, group_size=32, mode=PackingMode.MXFP8)
+def packing_words(packing: Packing) -> str:
+    if packing.mode is PackingMode.AFFINE:
+        return f"{packing.bits} bits, group {packing.group_size}"
+    return str(packing.mode.value)
 
 
 def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | None:
-    """None: plain numbers (or fp8, which becomes them). Raises RefusedError for what mlx-lm does not load."""
+    """None: plain numbers, or fp8 that is unpacked. Raises RefusedError for what mlx-lm does not load."""
     if quantization is None:
         return None
     if quantization.mlx:
@@ -139,31 +137,41 @@ def stated_quantize(quantization: Quantization | None, name: str) -> Quantize | 
     if method == "mxfp8":
         return Quantize(packing=_MXFP8)
     if method == "modelopt" and layout == "NVFP4":
-        return Quantize(packing=_CONTAINERS["nvfp4-pack-quantized"])
+        return Quantize(packing=_NVFP4)
     if method == "compressed-tensors" and layout in _CONTAINERS:
         return Quantize(packing=_CONTAINERS[layout])
     if method == "bitnet" or (method == "fp8" and name in _TAKES_FP8):
         return None
-    told = f"{method} ({layout})" if layout else method
-    raise RefusedError(f"mlx-lm: {name} does not load weights quantised with {unquoted(told)}")
+    shown = f"{method} ({layout})" if layout else method
+    raise RefusedError(f"mlx-lm: {name} does not load weights quantised with {unquoted(shown)}")
 
 
 def stated_overrides(quantization: Quantization | None) -> Overrides:
-    """Modules with a setting of their own."""
-    found: dict[tuple[int | None, TensorRole], Packing | None] = {}
-    if quantization is not None and quantization.mlx:
-        for path, setting in quantization.overrides:
-            layer, roles = module_of(path)
-            packing = _own(setting, quantization)
-            found.update({(layer, role): packing for role in roles})
+    """Modules with their own setting: False for not packed, True for like the rest, or a mapping."""
+    found: dict[tuple[int | None, R], Packing | None] = {}
+    if quantization is None or not quantization.mlx:
+        return found
+    for path, setting in quantization.overrides:
+        layer, roles = module_of(path)
+        if isinstance(setting, Mapping):
+            mode = setting.get("mode", "affine")
+            packing: Packing | None = _packing(mode, setting.get("bits"), setting.get("group_size"))
+        else:
+            packing = _read(quantization) if setting else None
+        found.update({(layer, role): packing for role in roles})
     return found
 
 
-def _own(setting: object, quantization: Quantization) -> Packing | None:
-    """False: not packed; True: like the rest; or a setting."""
-    if not isinstance(setting, Mapping):
-        return _read(quantization) if setting else None
-    return _packing(setting.get("mode", "affine"), setting.get("bits"), setting.get("group_size"))
+def module_of(path: str) -> tuple[int | None, tuple[R, ...]]:
+    """(layer, roles) of the module at that path; no roles for an unknown path."""
+    found = _LAYER.search(path)
+    tail = path[found.end() :] if found is not None else path
+    return (int(found[1]) if found is not None else None), _roles(tail)
+
+
+@lru_cache(maxsize=1024)
+def _roles(tail: str) -> tuple[R, ...]:
+    return next((roles for rule, roles in _MODULE_RULES if rule.search(tail)), ())
 
 
 def _read(quantization: Quantization) -> Packing:
@@ -184,26 +192,16 @@ def _packing(mode: object, bits: object, group_size: object) -> Packing:
     return Packing(bits=int(bits), group_size=group_size, mode=kind)
 
 
-_PLAIN = frozenset({"bf16", "fp16", "f16", "none"})
-_STORED = frozenset({"as stored", "as_stored", "stored"})
-_RECIPES = {recipe.value: recipe for recipe in BitsRecipe}
-_AFFINE = re.compile(r"q(\d)(?:_g(\d{1,4}))?")  # q4_g64
-_PACKED_EXPERTS = re.compile(r"mxfp4-q(\d)(?:_g(\d{1,4}))?")  # MXFP4-Q8_g64: gpt-oss on the hub
-_BITS = re.compile(r"(?:q|int)?([2-8])[-_ ]?(?:bits?)?", re.IGNORECASE)
-NAMES = ("8bit", "6bit", "5bit", "4bit", "3bit", "2bit", "mxfp4", "nvfp4", "mxfp8", "bf16")
-_NATIVE = frozenset({"native_mxfp4_experts_rest_bf16", "mxfp4_experts"})
-
-
 def read_quantize(
     named: str, *, bits: int | None = None, group_size: int | None = None
 ) -> Quantize | AsStored:
-    """q4_g64, mxfp4, mixed_3_6, MXFP4-Q8_g64, bf16 -> what mlx_lm.convert would be told."""
+    """q4_g64, mxfp4, mixed_3_6, MXFP4-Q8_g64, bf16 -> options of mlx_lm.convert. Raises UsageError."""
     name = named.lower()
     if name in _STORED:
         return AS_STORED
     if name in _PLAIN:
         return PLAIN
-    if name in _NATIVE:
+    if name in _PACKED_EXPERTS_ONLY:
         return Quantize(experts=MXFP4, rest=False)
     if found := _PACKED_EXPERTS.fullmatch(name):
         return Quantize(packing=_affine(found[1], found[2]), experts=MXFP4)
@@ -233,25 +231,25 @@ def _mode(mode: PackingMode, bits: int | None, group_size: int | None) -> Packin
     return Packing(bits=wide, group_size=group, mode=mode)
 
 
-def quantize_name(wanted: Quantize | AsStored) -> str:
-    """And back: the shortest name that `read_quantize` reads as this."""
-    if isinstance(wanted, AsStored):
+def quantize_name(quantize: Quantize | AsStored) -> str:
+    """The shortest name that `read_quantize` reads as this quantisation."""
+    if isinstance(quantize, AsStored):
         return "stored"
-    packing = wanted.packing
-    if not wanted.rest:
-        return "bf16" if wanted.experts is None else "mxfp4_experts"
-    if wanted.recipe is not None:
-        return str(wanted.recipe.value)
+    packing = quantize.packing
+    if not quantize.rest:
+        return "bf16" if quantize.experts is None else "mxfp4_experts"
+    if quantize.recipe is not None:
+        return str(quantize.recipe.value)
     if packing.mode is not PackingMode.AFFINE:
         return str(packing.mode.value)
     group = (
         "" if packing.group_size == DEFAULTS[PackingMode.AFFINE][0] else f"_g{packing.group_size}"
     )
-    return f"{'' if wanted.experts is None else 'mxfp4-'}q{packing.bits}{group}"
+    return f"{'' if quantize.experts is None else 'mxfp4-'}q{packing.bits}{group}"
 
 
 def quantize_word(name: str) -> str | None:
-    """The quantisation of `--quant NAME` as --quantize has it: 4bit -> q4. None where MLX has no such."""
+    """The name of `--quant NAME` in --quantize: 4bit -> q4. None if MLX does not have it."""
     bits = _BITS.fullmatch(name)
     own = f"q{bits[1]}" if bits else name
     try:

@@ -22,7 +22,7 @@ def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[L
     for key, other in (("max_tokens", "max_tokens"), ("sequences", "batch_size")):
         if key not in given and options.get(other) is not None:
             given[key] = number(other, options[other])
-    if "context" in given:  # a prompt, to which the new tokens are added
+    if "context" in given:  # the prompt only: new tokens are added
         given["context"] += given.get("max_tokens", 0)
     elif options.get("context_tokens") is not None:
         given["context"] = number("context_tokens", options["context_tokens"])
@@ -46,7 +46,7 @@ def _row_quantize(options: Mapping[str, Any]) -> Quantize | AsStored | None:
 
 
 def read_quant(name: str) -> str | None:
-    """The quantisation of `--quant NAME` as --quantize has it; None where MLX has no such."""
+    """The name of `--quant NAME` in --quantize; None if MLX does not have it."""
     return quantize_word(name)
 
 

@@ -1,4 +1,4 @@
-"""How mlx-lm is started, in its own words."""
+"""How mlx-lm is started, in the names of its own flags."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class BitsRecipe(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How one matrix is stored: so many bits a weight, and scales for every group of a row."""
+    """How one matrix is stored: bits per weight, and a scale for every group of a row."""
 
     bits: int
     group_size: int
     mode: PackingMode = PackingMode.AFFINE
 
 
-FOUR_BIT = Packing(bits=4, group_size=64)  # mlx_lm.convert -q without more words
+FOUR_BIT = Packing(bits=4, group_size=64)  # the default of mlx_lm.convert -q
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantize:
-    """What `mlx_lm.convert -q` would be told."""
+    """The options of `mlx_lm.convert -q`."""
 
     packing: Packing = FOUR_BIT
     recipe: BitsRecipe | None = None
-    experts: Packing | None = None  # experts are packed already (gpt-oss: mxfp4) and stay so
-    rest: bool = True  # False: nothing but such experts is packed
+    experts: Packing | None = None  # of experts that are packed already (gpt-oss: mxfp4)
+    rest: bool = True  # False: only those experts are packed
 
 
-PLAIN = Quantize(rest=False)  # every weight a plain number
+PLAIN = Quantize(rest=False)  # nothing is packed
 
 
 class AsStored(enum.Enum):
@@ -57,10 +57,10 @@ class AsStored(enum.Enum):
 
 AS_STORED = AsStored.AS_STORED
 
-DEFAULT_PREFILL_STEP = 2048  # generate.py:323, the wheel of mlx-lm 0.32.2 (all birthplaces here)
+DEFAULT_PREFILL_STEP = 2048  # generate.py:323, mlx-lm 0.32.2, as are all sources below
 DEFAULT_QUANTIZED_KV_START = 5000  # generate.py: DEFAULT_QUANTIZED_KV_START
 DEFAULT_KV_GROUP = 64
-MAX_KV_SIZE_KEEP = 4  # cache.py:36: the first tokens that a --max-kv-size cache never drops
+MAX_KV_SIZE_KEEP = 4  # cache.py:36: the first tokens, which a --max-kv-size cache never drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

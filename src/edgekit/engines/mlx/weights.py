@@ -1,4 +1,4 @@
-"""A model -> the lines of its weights: as they are stored, or as they would be after conversion."""
+"""A model -> the memory lines of its weights: as stored, or as mlx_lm.convert would write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from edgekit.engines.mlx.quantization import (
     stated_quantize,
 )
 from edgekit.engines.mlx.types import (
-    AS_STORED,
     FOUR_BIT,
     PLAIN,
     AsStored,
@@ -46,21 +45,40 @@ from edgekit.units import format_bytes
 
 # Matrices follow from config.json exactly for most models; small vectors of some families do not.
 CONFIG_BOUND = 0.005
-NAMES_BOUND = 0.03
+NAMES_BOUND = 0.03  # sizes read off tensor names and shapes
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
+_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
+_KEYS_AND_VALUES = frozenset({TensorRole.KEY, TensorRole.VALUE})
+_DROPPED = frozenset({Role.TOWER, Role.MTP})
+_FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
+_UNPACKED_FP8_BYTES = 2  # sanitize turns fp8 into bf16
+_PACKED = frozenset(
+    {Role.EMBEDDING, Role.OUTPUT, Role.ATTENTION, Role.FEED_FORWARD, Role.EXPERTS, Role.RECURRENT}
+)
+_MATRICES = frozenset({TensorKind.LINEAR, TensorKind.EMBEDDING, TensorKind.EXPERT})
+_EIGHT_BIT = Packing(bits=8, group_size=64)
+_RECIPE_BITS = {  # convert.py:24: low, high
+    BitsRecipe.MIXED_2_6: (2, 6),
+    BitsRecipe.MIXED_3_4: (3, 4),
+    BitsRecipe.MIXED_3_6: (3, 6),
+    BitsRecipe.MIXED_4_6: (4, 6),
+}
 
 
-def weight_lines(model: Model, wanted: Quantize | AsStored | None) -> tuple[MemoryLine, ...]:
-    """One line a layer, one for all that stands outside them."""
-    packed = quantization_of(model)
-    if wanted is None:
-        wanted = AS_STORED if packed is not None else Quantize(packing=FOUR_BIT)
-    if wanted == PLAIN and packed is None:
-        wanted = AS_STORED
-    if isinstance(wanted, Quantize):
-        return _converted(model, wanted)
+def weight_lines(model: Model, quantize: Quantize | AsStored | None) -> tuple[MemoryLine, ...]:
+    """One line per layer, and one for everything outside the layers.
+
+    `quantize` None: as stored if the repository is quantised, else as if converted to 4 bits.
+    """
+    stored = quantization_of(model)
+    if quantize is None and stored is None:
+        quantize = Quantize(packing=FOUR_BIT)
+    if isinstance(quantize, Quantize) and (quantize != PLAIN or stored is not None):
+        return _converted(model, quantize)
     if model.header.tensors is not None:
-        return _loaded(model, packed)
-    return _stated(model, packed)
+        return _loaded(model, stored)
+    return _stated(model, stored)
 
 
 def quantization_of(model: Model) -> Quantization | None:
@@ -70,11 +88,13 @@ def quantization_of(model: Model) -> Quantization | None:
 
 
 def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
+    """As mlx_lm.convert would write them: by config.json, or by tensor names for an unknown architecture."""
     file = mlx_model(model.header.config)
-    check(quantize, file)
-    told = f"as if converted by mlx_lm.convert: {_describe(quantize)}"
+    if quantize.recipe is not None and not file.downs:
+        raise RefusedError("mlx-lm: Model does not have expected keys for mixed quant.")
+    because = f"as if converted by mlx_lm.convert: {_describe(quantize)}"
     try:
-        return _expected(model, quantize, told)
+        return _expected(model, quantize, because)
     except UnknownArchitectureError:
         if model.header.tensors is None:
             raise
@@ -85,7 +105,35 @@ def _converted(model: Model, quantize: Quantize) -> tuple[MemoryLine, ...]:
         layers=len(model.geometry.layers) // model.geometry.loops,
         tied=is_tied(model.header.config, file),
     )
-    return _lines(sizes, f"{told}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
+    return _lines(sizes, f"{because}; from the tensor names", Basis.MODELLED, NAMES_BOUND)
+
+
+def _loaded(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
+    """By the tensor directory of the files."""
+    header = model.header
+    file = mlx_model(header.config)
+    stated_quantize(stored, file.name)  # refuses what mlx-lm does not load
+    sizes, dropped_bytes = loaded_bytes(
+        header.tensors or (),
+        stored,
+        layers=len(model.geometry.layers) // model.geometry.loops,
+        tied=is_tied(header.config, file),
+    )
+    because = "sum of the tensors in the files"
+    if dropped_bytes:
+        because += f", without {format_bytes(dropped_bytes)} that mlx-lm does not load"
+    return _lines(sizes, because, Basis.EXACT)
+
+
+def _stated(model: Model, stored: Quantization | None) -> tuple[MemoryLine, ...]:
+    """Without a tensor directory: the index's total if mlx-lm loads all of it unchanged, else by config.json."""
+    quantize = stated_quantize(stored, mlx_model(model.header.config).name)
+    has_dropped = model.geometry.towers or model.geometry.mtp_layers
+    is_unchanged = stored is None or stored.mlx or stored.method == "mxfp4"
+    if model.header.tensor_bytes is not None and not has_dropped and is_unchanged:
+        return _lines({None: model.header.tensor_bytes}, "total of the index", Basis.EXACT)
+    numbers = "plain numbers" if quantize is None else _describe(quantize)
+    return _expected(model, quantize, f"from config.json: {numbers}", stored)
 
 
 def _describe(quantize: Quantize) -> str:
@@ -94,29 +142,15 @@ def _describe(quantize: Quantize) -> str:
     if quantize.recipe is not None:
         return f"{quantize.recipe.value}, group {quantize.packing.group_size}"
     rest = packing_words(quantize.packing) if quantize.rest else "the rest plain"
-    return (
-        rest if quantize.experts is None else f"experts {packing_words(quantize.experts)}, {rest}"
-    )
-
-
-def _stated(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]:
-    """Without a tensor directory: by config.json and the index's total."""
-    quantize = stated_quantize(packed, mlx_model(model.header.config).name)
-    if model.header.tensor_bytes is not None and _is_loaded_whole(model, packed):
-        return _lines({None: model.header.tensor_bytes}, "total of the index", Basis.EXACT)
-    told = "plain numbers" if quantize is None else _describe(quantize)
-    return _expected(model, quantize, f"from config.json: {told}", packed)
-
-
-def _is_loaded_whole(model: Model, packed: Quantization | None) -> bool:
-    """Whether what the files hold is what is loaded: no towers, no prediction blocks, nothing repacked."""
-    beside = model.geometry.towers or model.geometry.mtp_layers
-    return not beside and (packed is None or packed.mlx or packed.method == "mxfp4")
+    if quantize.experts is None:
+        return rest
+    return f"experts {packing_words(quantize.experts)}, {rest}"
 
 
 def _expected(
-    model: Model, quantize: Quantize | None, told: str, packed: Quantization | None = None
+    model: Model, quantize: Quantize | None, because: str, stored: Quantization | None = None
 ) -> tuple[MemoryLine, ...]:
+    """By the tensors that follow from config.json. May raise UnknownArchitectureError."""
     config, geometry = model.header.config, model.geometry
     file = mlx_model(config)
     quantizer = Quantizer(
@@ -124,37 +158,19 @@ def _expected(
         layers=len(geometry.layers) // geometry.loops,
         item_bytes=item_bytes(model.header),
         quantize=quantize,
-        overrides=stated_overrides(packed),
-        stated=packed is not None,
+        overrides=stated_overrides(stored),
+        stated=stored is not None,
     )
     sizes: dict[int | None, int] = defaultdict(int)
-    held = prepare(model).tensors.get(lambda: held_tensors(geometry, config, file))
-    for tensor in held:
+    for tensor in prepare(model).tensors.get(lambda: mlx_tensors(geometry, config, file)):
         sizes[tensor.layer] += quantizer.size_bytes(tensor)
-    assumed = geometry.basis is Basis.ASSUMED
-    if assumed:
-        return _lines(sizes, f"{told}; {geometry.because}", Basis.ASSUMED)
-    return _lines(sizes, told, Basis.MODELLED, CONFIG_BOUND)
-
-
-def _loaded(model: Model, packed: Quantization | None) -> tuple[MemoryLine, ...]:
-    header, config = model.header, model.header.config
-    file = mlx_model(config)
-    stated_quantize(packed, file.name)  # refuses what mlx-lm does not load
-    sizes, left = loaded_bytes(
-        header.tensors or (),
-        packed,
-        layers=len(model.geometry.layers) // model.geometry.loops,
-        tied=is_tied(config, file),
-    )
-    told = "sum of the tensors in the files"
-    if left:
-        told += f", without {format_bytes(left)} that mlx-lm does not load"
-    return _lines(sizes, told, Basis.EXACT)
+    if geometry.basis is Basis.ASSUMED:
+        return _lines(sizes, f"{because}; {geometry.because}", Basis.ASSUMED)
+    return _lines(sizes, because, Basis.MODELLED, CONFIG_BOUND)
 
 
 def _lines(
-    sizes: Mapping[int | None, int], told: str, basis: Basis, within: float | None = None
+    sizes: Mapping[int | None, int], because: str, basis: Basis, within: float | None = None
 ) -> tuple[MemoryLine, ...]:
     ordered = sorted(sizes.items(), key=lambda item: -1 if item[0] is None else item[0])
     return tuple(
@@ -164,22 +180,17 @@ def _lines(
             pool=DEVICE,
             layer=layer,
             basis=basis,
-            because=told,
+            because=because,
             within=within,
         )
         for layer, size in ordered
     )
 
 
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float": 4, "half": 2}
-_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
-_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
-
-
 def item_bytes(header: ModelHeader) -> int:
-    """Bytes of the type that caches and unquantised weights have.
+    """Bytes per number in caches and unquantised weights.
 
-    The type of most unquantised tensors, else the one config.json states, else 2 bytes.
+    By the type of most unquantised tensors, else the one that config.json states, else 2.
     """
     if header.tensors:
         plain = Counter(t.type.name for t in header.tensors if t.type.name in _FLOATS)
@@ -194,13 +205,10 @@ def item_bytes(header: ModelHeader) -> int:
     return 2
 
 
-_KEYS_AND_VALUES = frozenset({TensorRole.KEY, TensorRole.VALUE})
-
-
-def held_tensors(
+def mlx_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any], file: MlxModel
 ) -> tuple[ExpectedTensor, ...]:
-    """Without towers and prediction blocks: mlx-lm drops both. May raise UnknownArchitectureError."""
+    """The tensors that mlx-lm builds: no towers, no prediction blocks. May raise UnknownArchitectureError."""
     tied = is_tied(config, file)
     layers = {layer.index: layer for layer in geometry.layers}
     expected = expected_tensors(replace(geometry, tied_embeddings=tied), config)
@@ -215,9 +223,9 @@ def is_tied(config: Mapping[str, Any], file: MlxModel) -> bool:
     if file.head in {Head.TIED, Head.OWN}:
         return file.head is Head.TIED
     for section in (text_section(config), config):
-        for word in ("tie_word_embeddings", "share_input_output_layers"):
-            if isinstance(section.get(word), bool):
-                return bool(section[word])
+        for key in ("tie_word_embeddings", "share_input_output_layers"):
+            if isinstance(section.get(key), bool):
+                return bool(section[key])
     return file.head is Head.TIED_BY_DEFAULT
 
 
@@ -229,40 +237,21 @@ def _parts(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> Itera
     elif role is TensorRole.ROUTER and tensor.kind is not TensorKind.BIAS:
         yield replace(tensor, kind=TensorKind.RAW if file.raw_router else TensorKind.LINEAR)
     elif role is TensorRole.LATENT_UP and file.split_latent and isinstance(mixer, LatentAttention):
-        yield from _absorbed(tensor, mixer)
+        rank = tensor.shape[-1]  # embed_q and unembed_out: a small matrix for each head
+        yield replace(tensor, shape=(mixer.heads, rank, mixer.key_dim - mixer.rope_dim))
+        yield replace(tensor, shape=(mixer.heads, mixer.value_dim, rank))
     elif role is TensorRole.STATE_IN and file.split_state and isinstance(mixer, Recurrent):
         out, into = tensor.shape
         yield replace(tensor, shape=(out - mixer.inner, into))
         yield replace(tensor, shape=(mixer.inner, into), role=TensorRole.VALUE)
-    elif not _is_borrowed(tensor, layer, file):
+    elif file.shared_kv or role not in _KEYS_AND_VALUES or not isinstance(mixer, SharedCache):
         yield tensor
-
-
-def _absorbed(tensor: ExpectedTensor, kind: LatentAttention) -> Iterator[ExpectedTensor]:
-    """embed_q and unembed_out, a small matrix for each head."""
-    rank = tensor.shape[-1]
-    yield replace(tensor, shape=(kind.heads, rank, kind.key_dim - kind.rope_dim))
-    yield replace(tensor, shape=(kind.heads, kind.value_dim, rank))
-
-
-def _is_borrowed(tensor: ExpectedTensor, layer: Layer | None, file: MlxModel) -> bool:
-    """Keys and values of a layer that reads another's."""
-    shares = layer is not None and isinstance(layer.mixer, SharedCache)
-    return shares and not file.shared_kv and tensor.role in _KEYS_AND_VALUES
-
-
-_DROPPED = frozenset({Role.TOWER, Role.MTP})
-_FP8 = frozenset({"F8_E4M3", "F8_E5M2"})
-_UNFOLDED_BYTES = 2  # sanitize makes bf16 of fp8
-_PACKED = frozenset(
-    {Role.EMBEDDING, Role.OUTPUT, Role.ATTENTION, Role.FEED_FORWARD, Role.EXPERTS, Role.RECURRENT}
-)
 
 
 def loaded_bytes(
     tensors: Iterable[Tensor], quantization: Quantization | None, *, layers: int, tied: bool
 ) -> tuple[dict[int | None, int], int]:
-    """Bytes by layer (None: outside them), and bytes of the files that are left out."""
+    """Bytes by layer (None: outside the layers), and bytes of the files that mlx-lm drops."""
     listed = tuple(tensors)
     method = "" if quantization is None else quantization.method
     named = {tensor.name: tensor for tensor in listed}
@@ -288,7 +277,7 @@ def converted_bytes(
 
 
 def _used(listed: tuple[Tensor, ...], *, layers: int, tied: bool) -> Iterator[tuple[Tensor, Role]]:
-    """What sanitize leaves: no towers, no prediction blocks, no second copy of a tied head."""
+    """The tensors that sanitize keeps: no towers, no prediction blocks, no second copy of a tied head."""
     for tensor, role in zip(listed, roles_of(listed, layers=layers), strict=True):
         second = tied and role is Role.OUTPUT
         if role not in _DROPPED and not second and "inv_freq" not in tensor.name:
@@ -298,40 +287,33 @@ def _used(listed: tuple[Tensor, ...], *, layers: int, tied: bool) -> Iterator[tu
 def _loaded_size(tensor: Tensor, method: str, named: Mapping[str, Tensor]) -> int:
     if method == "fp8":
         if tensor.type.name in _FP8:
-            return tensor.elements * _UNFOLDED_BYTES
+            return tensor.elements * _UNPACKED_FP8_BYTES
         return 0 if is_companion(tensor.name, named) else tensor.size_bytes
     if method in {"awq", "gptq"} and tensor.name.endswith(".qzeros"):
         scales = named.get(tensor.name.removesuffix(".qzeros") + ".scales")
-        return tensor.size_bytes if scales is None else scales.size_bytes  # they become biases
+        return (
+            tensor.size_bytes if scales is None else scales.size_bytes
+        )  # zero points become biases
     if method == "compressed-tensors" and tensor.name.endswith(".weight_scale"):
         return 2 * tensor.size_bytes  # a bias for every scale
     return tensor.size_bytes
 
 
-_MATRICES = frozenset({TensorKind.LINEAR, TensorKind.EMBEDDING, TensorKind.EXPERT})
-_EIGHT_BIT = Packing(bits=8, group_size=64)
-_RECIPE_BITS = {  # convert.py:24: low, high
-    BitsRecipe.MIXED_2_6: (2, 6),
-    BitsRecipe.MIXED_3_4: (3, 4),
-    BitsRecipe.MIXED_3_6: (3, 6),
-    BitsRecipe.MIXED_4_6: (4, 6),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantizer:
-    """Decides for one model how each of its matrices is stored."""
+    """How each matrix of a model is stored."""
 
     file: MlxModel
     layers: int
     item_bytes: int
     quantize: Quantize | None  # None: nothing is packed
     overrides: Mapping[tuple[int | None, TensorRole], Packing | None] = field(default_factory=dict)
-    stated: bool = False  # config.json names every exception: the model file's own rules are in it
+    stated: bool = False  # config.json lists every exception, those of the model file included
 
     def size_bytes(self, tensor: ExpectedTensor) -> int:
         if tensor.kind not in _MATRICES:
-            return tensor.elements * self._vector_bytes(tensor)
+            is_f32 = len(tensor.shape) == 1 and tensor.role in self.file.f32
+            return tensor.elements * (4 if is_f32 else self.item_bytes)
         if self._is_ternary(tensor):
             return tensor.elements // 4 + self.item_bytes  # four to a byte, and one scale
         packing = self.packing(tensor)
@@ -340,45 +322,34 @@ class Quantizer:
         return packed_bytes(tensor.elements, packing, self.item_bytes)
 
     def packing(self, tensor: ExpectedTensor) -> Packing | None:
-        """None: the matrix stays as it is. One whose rows the group does not divide always does."""
-        asked = self.quantize
-        if asked is None or self._is_ternary(tensor):
+        """None: not packed, as is every matrix whose rows are not a multiple of the group."""
+        quantize = self.quantize
+        if quantize is None or self._is_ternary(tensor):
             return None
-        if asked.experts is not None and tensor.kind is TensorKind.EXPERT:
-            return asked.experts
+        if quantize.experts is not None and tensor.kind is TensorKind.EXPERT:
+            return quantize.experts
         if (tensor.layer, tensor.role) in self.overrides:
             return self.overrides[tensor.layer, tensor.role]
-        if not asked.rest or tensor.shape[-1] % asked.packing.group_size:
+        if not quantize.rest or tensor.shape[-1] % quantize.packing.group_size:
             return None
         if self.stated:
-            return asked.packing
-        if asked.recipe is not None:
-            return self._mixed(tensor, asked.recipe, asked.packing)
+            return quantize.packing
+        if quantize.recipe is not None:
+            return self._mixed(tensor, quantize.recipe, quantize.packing)
         if tensor.role in self.file.plain:
             return None
-        return _EIGHT_BIT if tensor.role in self.file.eight_bit else asked.packing
+        return _EIGHT_BIT if tensor.role in self.file.eight_bit else quantize.packing
 
     def _mixed(self, tensor: ExpectedTensor, recipe: BitsRecipe, packing: Packing) -> Packing:
+        """High bits for the head, and for values and down projections of some layers."""
         low, high = _RECIPE_BITS[recipe]
-        wanted = tensor.role is TensorRole.HEAD or (
-            tensor.role in self.file.values | self.file.downs and self._more_bits(tensor.layer)
-        )
-        return replace(packing, bits=high if wanted else low)
-
-    def _more_bits(self, layer: int | None) -> bool:
-        """The first and the last eighth of the layers, and every third in between."""
-        index, eighth = layer or 0, self.layers // 8
-        return index < eighth or index >= 7 * self.layers // 8 or (index - eighth) % 3 == 2
+        index, eighth = tensor.layer or 0, self.layers // 8
+        # The first and the last eighth of the layers, and every third in between.
+        is_edge = index < eighth or index >= 7 * self.layers // 8
+        is_important = is_edge or (index - eighth) % 3 == 2
+        is_favoured = tensor.role in self.file.values | self.file.downs and is_important
+        is_high = tensor.role is TensorRole.HEAD or is_favoured
+        return replace(packing, bits=high if is_high else low)
 
     def _is_ternary(self, tensor: ExpectedTensor) -> bool:
         return self.file.ternary and tensor.kind is TensorKind.LINEAR and tensor.layer is not None
-
-    def _vector_bytes(self, tensor: ExpectedTensor) -> int:
-        vector = len(tensor.shape) == 1
-        return 4 if vector and tensor.role in self.file.f32 else self.item_bytes
-
-
-def check(quantize: Quantize | None, file: MlxModel) -> None:
-    """Raises RefusedError where a recipe does not know the model's names."""
-    if quantize is not None and quantize.recipe is not None and not file.downs:
-        raise RefusedError("mlx-lm: Model does not have expected keys for mixed quant.")
