@@ -1,4 +1,7 @@
-"""An input, an embedder and an output -> all its vectors, in order, nothing twice."""
+"""A bulk job: rows of an input are cut into batches, embedded in order, and written to an output.
+
+A job that was interrupted resumes at the output's last mark: no row is embedded twice and none is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from edgekit.embed.bulk.output import Output
 from edgekit.embed.bulk.rows import (
@@ -34,14 +37,25 @@ if TYPE_CHECKING:
     from edgekit.engines.native.types import Floats
 
 
-Embedded = Iterator[tuple[Batch, "Floats"]]
+MOST_SKIPPED = 4096  # skipped rows in a batch: then it ends, so that they need not be held
+
+Embedded = Generator[tuple[Batch, "Floats"], None, None]
 Stage = Callable[[ResumeMark], Embedded]
-"""From a mark on: batches with their vectors, in order."""
+"""Embeds from a mark on: batches with their vectors, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """When a batch is full."""
+
+    texts: int
+    tokens: int | None = None  # of one pass; None: no limit
+    characters: int = MOST_ROW_BYTES // 2  # of all texts; a longer text is a batch by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How rows become vectors, wherever that happens."""
+    """How rows become vectors, in this process or in a worker."""
 
     name: str  # of the input, for messages
     rule: BatchRule
@@ -49,8 +63,8 @@ class Terms:
     skip_bad: bool = False
     limit: RowLimit = field(default_factory=RowLimit)
 
-    def pass_over(self, row: BadRow) -> None:
-        """TextError unless bad rows are to be skipped."""
+    def check_skippable(self, row: BadRow) -> None:
+        """Raises TextError unless bad rows are to be skipped."""
         if not self.skip_bad:
             raise TextError(
                 f"{self.name}, row {row.number:,}: {row.reason} (--skip-bad skips such rows)"
@@ -60,9 +74,7 @@ class Terms:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     mark: ResumeMark
-    begun: (
-        ResumeMark  # where this run began: more than nothing where it went on with another's work
-    )
+    begun: ResumeMark  # where this run began: not at the start if it resumed a job
     seconds: float
 
 
@@ -73,7 +85,7 @@ class Finished:
     model: str
     source: str
     output: str
-    skipped: str | None  # where the rows that were passed over are listed
+    skipped: str | None  # the file that lists the skipped rows
     dimensions: int
     done: Done
 
@@ -82,22 +94,30 @@ def run_job(
     source: RowSource,
     stage: Stage,
     output: Output,
-    tell: Callable[[BulkStatus], None] | None = None,
+    report: Callable[[BulkStatus], None] | None = None,
 ) -> Done:
-    """Embeds what is left of the input, and finishes the output.
+    """Embeds the rest of the input and finishes the output.
 
-    TextError ends it at the first bad row, CancelledError at Ctrl-C, OutputError when the disk is full. In every case
-    the same job can be run again, and goes on.
+    Raises TextError at the first bad row, CancelledError at Ctrl-C and OutputError when the disk is full. In each case
+    the same job can be run again, and resumes.
     """
     begun, started_s = output.mark, time.monotonic()
     try:
-        with closing(_answers(stage, begun)) as answers:  # the stage ends before an error is told
-            for batch, vectors in answers:
-                output.add(batch, vectors)
-                output.save(source.digest)
-                if tell is not None:
-                    seconds = time.monotonic() - started_s
-                    tell(_status(source, output.mark, begun, seconds))
+        if not begun.done:
+            with closing(stage(begun)) as answers:  # the stage ends before an error is reported
+                for batch, vectors in answers:
+                    output.add(batch, vectors)
+                    output.save(source.digest)
+                    if report is not None:
+                        report(
+                            BulkStatus(
+                                mark=output.mark,
+                                begun=begun,
+                                seconds=time.monotonic() - started_s,
+                                share=source.share(output.mark.position),
+                                share_begun=source.share(begun.position),
+                            )
+                        )
         source.check_unchanged()
         output.finish()
     except KeyboardInterrupt as error:
@@ -109,23 +129,8 @@ def run_job(
     return Done(mark=output.mark, begun=begun, seconds=time.monotonic() - started_s)
 
 
-def _answers(stage: Stage, begun: ResumeMark) -> Generator[tuple[Batch, Floats], None, None]:
-    if not begun.done:
-        yield from stage(begun)
-
-
-def _status(source: RowSource, mark: ResumeMark, begun: ResumeMark, seconds: float) -> BulkStatus:
-    return BulkStatus(
-        mark=mark,
-        begun=begun,
-        seconds=seconds,
-        share=source.share(mark.position),
-        share_begun=source.share(begun.position),
-    )
-
-
 def embed_here(embedder: Embeds, source: RowSource, terms: Terms) -> Stage:
-    """The stage of one process."""
+    """The stage that embeds in this process."""
 
     def stage(begun: ResumeMark) -> Embedded:
         for batch in batches_of(source, begun, embedder, terms):
@@ -137,64 +142,20 @@ def embed_here(embedder: Embeds, source: RowSource, terms: Terms) -> Stage:
 def batches_of(
     source: RowSource, begun: ResumeMark, embedder: Embeds, terms: Terms
 ) -> Iterator[Batch]:
-    return batches(
-        _rows(source, begun),
-        lambda text: embedder.count_tokens(text, prefix=terms.prefix),
-        terms.rule,
-        skip_bad=terms.pass_over,
-    )
-
-
-def embedded(embedder: Embeds, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
-    """A text that only the pass itself finds wanting is passed over like any bad row."""
-    while True:
-        try:
-            texts = [row.text for row in batch.rows]
-            return batch, embedder.embed(texts, prefix=terms.prefix)
-        except TextError as error:
-            if error.index is None:
-                raise
-            row = batch.rows[error.index]
-            bad = BadRow(number=row.number, reason=error.what, end=row.end)
-            terms.pass_over(bad)
-            batch = _without(batch, row, bad)
-
-
-def _without(batch: Batch, row: InputRow, bad: BadRow) -> Batch:
-    return replace(
-        batch,
-        rows=tuple(one for one in batch.rows if one is not row),
-        skipped=tuple(sorted((*batch.skipped, bad), key=lambda one: one.number)),
-    )
-
-
-def _rows(source: RowSource, begun: ResumeMark) -> Iterable[InputRow | BadRow]:
-    """A pipe is what it was only if its beginning is."""
-    rows = source.rows(begun.place)
-    first = next(rows, None)
+    """The batches from a mark on. Raises SourceError if the input is a pipe that began differently before."""
+    rows: Iterator[InputRow | BadRow] = source.rows(begun.place)
+    first = next(rows, None)  # reads what lies before it, for the digest
     if begun.digest is not None and source.digest(begun.position) != begun.digest:
         raise SourceError(
             f"the start of {source.name} differs from the input of the unfinished job: "
             "give it the same input again, or --overwrite"
         )
-    return rows if first is None else chain([first], rows)
-
-
-MOST_SKIPPED = 4096  # rows passed over in a batch: more are not remembered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRule:
-    """When a batch is full."""
-
-    texts: int
-    tokens: int | None = None  # as many as one pass holds; None: `texts` alone counts
-    characters: int = MOST_ROW_BYTES // 2  # texts of a batch together, or one that is longer alone
-
-
-class _Counted(NamedTuple):
-    row: InputRow
-    tokens: int
+    return batches(
+        rows if first is None else chain([first], rows),
+        lambda text: embedder.count_tokens(text, prefix=terms.prefix),
+        terms.rule,
+        skip_bad=terms.check_skippable,
+    )
 
 
 def batches(
@@ -204,36 +165,32 @@ def batches(
     *,
     skip_bad: Callable[[BadRow], None],
 ) -> Iterator[Batch]:
-    """`count` is asked for the tokens of each text; what it raises makes the row a bad one.
+    """Cuts rows into batches. `count` gives the tokens of a text; its TextError makes the row a bad one.
 
-    `skip_bad` is told of every bad row and may raise.
+    `skip_bad` is called with every bad row and may raise.
     """
-    held = _Held(rule)
-    for row in rows:
-        found = _counted(row, count)
-        if isinstance(found, BadRow):
-            skip_bad(found)
-            held.skip(found)
-            if held.is_all_bad():
-                yield held.take()
-            continue
-        if held.is_full_for(found):
-            yield held.take()
-        held.keep(found)
-    if held.place != ReadPosition():
-        yield held.take()
+    filling = _Filling(rule)
+    for found in rows:
+        row, tokens = found, 0
+        if isinstance(row, InputRow):
+            try:
+                tokens = count(row.text)
+            except TextError as error:
+                row = BadRow(number=row.number, reason=error.what, end=row.end)
+        if isinstance(row, BadRow):
+            skip_bad(row)
+            filling.skip(row)
+            if len(filling.skipped) >= MOST_SKIPPED:
+                yield filling.take()
+        else:
+            if filling.is_full_for(row, tokens):
+                yield filling.take()
+            filling.add(row, tokens)
+    if filling.place != ReadPosition():
+        yield filling.take()
 
 
-def _counted(row: InputRow | BadRow, count: Callable[[str], int]) -> _Counted | BadRow:
-    if isinstance(row, BadRow):
-        return row
-    try:
-        return _Counted(row, count(row.text))
-    except TextError as error:
-        return BadRow(number=row.number, reason=error.what, end=row.end)
-
-
-class _Held:
+class _Filling:
     """The batch that is being filled."""
 
     def __init__(self, rule: BatchRule) -> None:
@@ -241,39 +198,54 @@ class _Held:
         self._clear()
 
     def skip(self, row: BadRow) -> None:
-        self._skipped.append(row)
+        self.skipped.append(row)
         self.place = ReadPosition(number=row.number, position=row.end)
 
-    def keep(self, counted: _Counted) -> None:
-        row, tokens = counted
+    def add(self, row: InputRow, tokens: int) -> None:
         self._rows.append(row)
         self._tokens += tokens
         self._characters += len(row.text)
         self.place = ReadPosition(number=row.number, position=row.end)
 
-    def is_full_for(self, counted: _Counted) -> bool:
+    def is_full_for(self, row: InputRow, tokens: int) -> bool:
         rule = self._rule
         return bool(self._rows) and (
             len(self._rows) >= rule.texts
-            or (rule.tokens is not None and self._tokens + counted.tokens > rule.tokens)
-            or self._characters + len(counted.row.text) > rule.characters
+            or (rule.tokens is not None and self._tokens + tokens > rule.tokens)
+            or self._characters + len(row.text) > rule.characters
         )
 
-    def is_all_bad(self) -> bool:
-        return len(self._skipped) >= MOST_SKIPPED
-
     def take(self) -> Batch:
-        taken = Batch(
+        batch = Batch(
             rows=tuple(self._rows),
-            skipped=tuple(self._skipped),
+            skipped=tuple(self.skipped),
             tokens=self._tokens,
             place=self.place,
         )
         self._clear()
-        return taken
+        return batch
 
     def _clear(self) -> None:
         self._rows: list[InputRow] = []
-        self._skipped: list[BadRow] = []
+        self.skipped: list[BadRow] = []
         self._tokens = self._characters = 0
         self.place = ReadPosition()
+
+
+def embedded(embedder: Embeds, batch: Batch, terms: Terms) -> tuple[Batch, Floats]:
+    """The batch with its vectors. A text that fails only in the pass is skipped like any other bad row."""
+    while True:
+        try:
+            texts = [row.text for row in batch.rows]
+            return batch, embedder.embed(texts, prefix=terms.prefix)
+        except TextError as error:
+            if error.index is None:
+                raise
+            row = batch.rows[error.index]
+            bad = BadRow(number=row.number, reason=error.what, end=row.end)
+            terms.check_skippable(bad)
+            batch = replace(
+                batch,
+                rows=tuple(one for one in batch.rows if one is not row),
+                skipped=tuple(sorted((*batch.skipped, bad), key=lambda one: one.number)),
+            )

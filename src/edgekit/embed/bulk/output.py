@@ -1,7 +1,10 @@
-"""Batches -> a file that is there whole or not at all, whatever happens on the way.
+"""Where a bulk job's vectors go: standard output, or a file that appears under its name only when it is complete.
 
-While a job runs there are `NAME.partial` (what will be the output), `NAME.skipped.partial` (rows that were passed over)
-and `NAME.journal`. All only grow. Whoever goes on cuts them to what the journal vouches for.
+While a job runs there are three files: `NAME.partial` (the output so far), `NAME.skipped.partial` (the rows that were
+skipped) and `NAME.journal`. They only grow. A job that resumes cuts them to the sizes in the journal's last mark.
+
+A line of the journal is a JSON object whose first key is the checksum of the rest. The first line describes the job,
+each later one is a `ResumeMark`: everything up to it is on the disk.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -25,8 +28,24 @@ if TYPE_CHECKING:
     from edgekit.engines.native.types import Floats
 
 
+SUFFIXES = {
+    ".npy": "npy",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+MARK_EVERY_S = 1.0  # the most work that a kill can cost; a mark takes a few milliseconds
+VERSION = 2  # of the journal
+LINE_BYTES = 64 * 1024  # of the journal: the first line has about 1 KB, a mark 200 bytes
+NPY_HEAD_BYTES = 128  # numpy aligns its own to 64; enough for a row count of 20 digits
+
 _ENDINGS = (".partial", ".partial.finished", ".skipped.partial", ".skipped.jsonl", ".journal")
-MARK_EVERY_S = 1.0  # what a kill may cost; a mark takes some milliseconds on a disk
+_CHECK = b'{"check":"'  # how every line of the journal begins
+_CHECK_DIGITS = 16  # hexadecimal digits that follow it
+# https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+_NPY_MAGIC = b"\x93NUMPY\x01\x00"
+_FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
 
 
 class Output(Protocol):
@@ -34,18 +53,18 @@ class Output(Protocol):
 
     @property
     def mark(self) -> ResumeMark:
-        """Where it is: at the beginning, where the job goes on."""
+        """How far the output is; before the first `add`, where the job resumes."""
         ...
 
     @property
     def kept_words(self) -> str:
-        """What the end of an error's message says about work that was done."""
+        """Ends an error message: how many vectors are saved and how to continue."""
         ...
 
     def add(self, batch: Batch, vectors: Floats) -> None: ...
 
     def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:
-        """A mark, if the last one is old enough."""
+        """Writes a mark if the last one is old enough. `digest` is `RowSource.digest`."""
         ...
 
     def finish(self) -> None: ...
@@ -54,36 +73,38 @@ class Output(Protocol):
 
 
 class StreamOutput:
-    """Lines to a pipe or a terminal: nothing to go on with after a kill."""
+    """Lines to a pipe or a terminal. Such a job cannot be resumed."""
 
-    def __init__(self, stream: IO[bytes], form: VectorForm, tell: Callable[[BadRow], None]) -> None:
-        self._stream, self._form, self._tell = stream, form, tell
+    def __init__(
+        self, stream: IO[bytes], form: VectorForm, report_skipped: Callable[[BadRow], None]
+    ) -> None:
+        self._stream, self._form, self._report_skipped = stream, form, report_skipped
         self.mark = ResumeMark()
         self.kept_words = ""
 
     def add(self, batch: Batch, vectors: Floats) -> None:
-        """BrokenPipeError goes through: nobody reads on."""
+        """Raises BrokenPipeError when the reader has closed the pipe."""
         data = self._form.encode(batch.rows, vectors)
-        with _written("standard output", self.mark, stays=False):
+        with _write_errors("standard output", advice=""):
             self._stream.write(data)
             self._stream.flush()
         for row in batch.skipped:
-            self._tell(row)
-        self.mark = _after(self.mark, batch, len(data), 0)
+            self._report_skipped(row)
+        self.mark = _advance(self.mark, batch, len(data), 0)
 
     def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:  # noqa: ARG002 - an Output's
-        """What is written to a pipe is gone; what was kept of the input for a mark may go too."""
+        """Writes nothing; asking for the digest lets the input forget what it kept for a mark."""
         digest(self.mark.position)
 
     def finish(self) -> None:
-        """Every line is final."""
+        """Every line is final already."""
 
     def close(self) -> None:
-        """The stream is not ours."""
+        """The caller owns the stream."""
 
 
 class FileOutput:
-    """A file that appears under its name when it is whole."""
+    """A file that appears under its name when it is complete."""
 
     def __init__(
         self,
@@ -94,20 +115,20 @@ class FileOutput:
         overwrite: bool = False,
         resume: bool = False,
     ) -> None:
-        """Locked. `job` is what must be the same to go on with an unfinished one.
+        """Locks the output. `job` is what must be the same for an unfinished job to be resumed.
 
-        UsageError where there is an output already, or an unfinished job that is not this one, unless `overwrite`;
-        with `resume` where there is nothing to go on with.
+        Raises UsageError if the output exists, or an unfinished job with other settings does, unless `overwrite`; with
+        `resume`, also if there is nothing to resume.
         """
-        self._path, self._form = _usable(path), form
-        self._partial = _beside(self._path, ".partial")
-        self._skipped = _beside(self._path, ".skipped.partial")
-        self._told = _beside(self._path, ".skipped.jsonl")
+        self._path, self._form = _output_path(path), form
+        self._partial = _companion(self._path, ".partial")
+        self._skipped_partial = _companion(self._path, ".skipped.partial")
+        self._skipped = _companion(self._path, ".skipped.jsonl")
         self.mark = self._saved = ResumeMark()
         self._files: tuple[int, ...] = ()
         self._marked_s = time.monotonic()
-        journal = _beside(self._path, ".journal")
-        self._is_ours = journal.exists()  # what lies beside it: also one that a kill has left empty
+        journal = _companion(self._path, ".journal")
+        self._had_journal = journal.exists()  # even one that a kill has left empty
         self._journal = Journal(journal)
         try:
             self._open(job, overwrite=overwrite, resume=resume)
@@ -122,21 +143,23 @@ class FileOutput:
 
     def add(self, batch: Batch, vectors: Floats) -> None:
         data = self._form.encode(batch.rows, vectors) if batch.rows else b""
-        skipped = b"".join(map(_skipped_line, batch.skipped))
-        with _written(str(self._path), self._saved):
+        skipped = "".join(
+            json.dumps({"row": row.number, "reason": row.reason}, ensure_ascii=False) + "\n"
+            for row in batch.skipped
+        ).encode()
+        with self._write_errors():
             write_all(self._files[0], data)
             write_all(self._files[1], skipped)
-        self.mark = _after(self.mark, batch, len(data), len(skipped))
+        self.mark = _advance(self.mark, batch, len(data), len(skipped))
 
     def save(self, digest: Callable[[int], str | None], *, now: bool = False) -> None:
         due = now or time.monotonic() - self._marked_s >= MARK_EVERY_S
-        if not due or self.mark == self._saved:
-            return
-        self._save(replace(self.mark, digest=digest(self.mark.position)))
+        if due and self.mark != self._saved:
+            self._save(replace(self.mark, digest=digest(self.mark.position)))
 
     def finish(self) -> None:
-        """The names are final afterwards, and nothing else is left. A kill in here is gone on with as well."""
-        with _written(str(self._path), self._saved):
+        """Renames the files to their final names and removes the journal. A job killed in here can be resumed too."""
+        with self._write_errors():
             if not self.mark.done and self._path.exists() and not self._replaces:
                 raise UsageError(
                     f"{self._path} was created by something else in the meantime: move it "
@@ -145,7 +168,16 @@ class FileOutput:
             self._save(replace(self.mark, done=True))
             self._close_files()
             if self._partial.exists():
-                self._make_final()
+                ready = self._form.finish(self._partial, self.mark.kept)
+                with ready.open("rb") as file:
+                    os.fsync(file.fileno())
+                if not self.mark.skipped:
+                    self._skipped_partial.unlink(missing_ok=True)
+                    self._skipped.unlink(missing_ok=True)  # of the output that is replaced
+                elif self._skipped_partial.exists():
+                    self._skipped_partial.replace(self._skipped)
+                ready.replace(self._path)
+                self._partial.unlink(missing_ok=True)
             self._journal.remove()
             sync_folder(self._path.parent)
 
@@ -154,33 +186,41 @@ class FileOutput:
         self._journal.close()
 
     def _open(self, job: Mapping[str, Any], *, overwrite: bool, resume: bool) -> None:
-        before = None if overwrite else self._journal.read()
-        self._replaces = overwrite if before is None else before[0].get("replaces") is True
-        if before is None:
+        unfinished = None if overwrite else self._journal.read()
+        if unfinished is None:
+            self._replaces = overwrite
             self._check_free(overwrite=overwrite, resume=resume)
             self._begin(job)
             return
-        _check_same_job(before[0], {**before[0], **job}, self._path)
-        self.mark = before[1]
+        before, self.mark = unfinished
+        self._replaces = before.get("replaces") is True
+        now = json.loads(json.dumps({**before, **job}))
+        if changed := sorted(_differences(before, now)):
+            raise UsageError(
+                f"the unfinished job for {self._path} had different settings "
+                f"({', '.join(changed[:6])} changed): run it as before to continue, or start "
+                "over with --overwrite"
+            )
         if self.mark == ResumeMark():  # killed before its first mark
             self._begin(job)
         elif not self.mark.done:
             self._files = (
-                _cut(self._partial, self.mark.output_bytes),
-                _cut(self._skipped, self.mark.skipped_bytes),
+                _open_cut(self._partial, self.mark.output_bytes),
+                _open_cut(self._skipped_partial, self.mark.skipped_bytes),
             )
 
     def _check_free(self, *, overwrite: bool, resume: bool) -> None:
-        taken = [path for path in (self._path, self._told) if path.exists()]
-        strange = [path for path in (self._partial, self._skipped) if path.exists()]
+        finished = [path for path in (self._path, self._skipped) if path.exists()]
+        partial = [path for path in (self._partial, self._skipped_partial) if path.exists()]
         why = ""
-        if taken and not overwrite:
+        if finished and not overwrite:
             why = (
-                f"{taken[0]} already exists: --overwrite replaces it once the new file is complete"
+                f"{finished[0]} already exists: --overwrite replaces it once the new file is "
+                "complete"
             )
-        elif strange and not (overwrite or self._is_ours):
+        elif partial and not (overwrite or self._had_journal):
             why = (
-                f"{strange[0]} exists without a journal, so it may not be ours: move it "
+                f"{partial[0]} exists without a journal, so it may not be ours: move it "
                 "away, or use --overwrite to replace it"
             )
         elif resume:
@@ -191,31 +231,19 @@ class FileOutput:
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         head = self._form.head()
-        with _written(str(self._path), ResumeMark()):
+        with self._write_errors():
             self._journal.begin({"replaces": self._replaces, **job})
-            self._files = (_cut(self._partial, 0), _cut(self._skipped, 0))
+            self._files = (_open_cut(self._partial, 0), _open_cut(self._skipped_partial, 0))
             write_all(self._files[0], head)
         self._save(ResumeMark(output_bytes=len(head)))
 
     def _save(self, mark: ResumeMark) -> None:
-        with _written(str(self._path), self._saved):
+        with self._write_errors():
             for descriptor in self._files:
                 os.fsync(descriptor)
             self._journal.add(mark)
         self._marked_s = time.monotonic()
         self.mark = self._saved = mark
-
-    def _make_final(self) -> None:
-        ready = self._form.finish(self._partial, self.mark.kept)
-        with ready.open("rb") as file:
-            os.fsync(file.fileno())
-        if not self.mark.skipped:
-            self._skipped.unlink(missing_ok=True)
-            self._told.unlink(missing_ok=True)  # of the output that is replaced
-        elif self._skipped.exists():
-            self._skipped.replace(self._told)
-        ready.replace(self._path)
-        self._partial.unlink(missing_ok=True)
 
     def _close_files(self) -> None:
         for descriptor in self._files:
@@ -223,54 +251,47 @@ class FileOutput:
                 os.close(descriptor)
         self._files = ()
 
-
-def _vectors_are(count: int) -> str:
-    return "1 vector is" if count == 1 else f"{count:,} vectors are"
-
-
-def _after(mark: ResumeMark, batch: Batch, output_bytes: int, skipped_bytes: int) -> ResumeMark:
-    return replace(
-        mark,
-        number=batch.place.number,
-        position=batch.place.position,
-        kept=mark.kept + len(batch.rows),
-        skipped=mark.skipped + len(batch.skipped),
-        tokens=mark.tokens + batch.tokens,
-        output_bytes=mark.output_bytes + output_bytes,
-        skipped_bytes=mark.skipped_bytes + skipped_bytes,
-    )
+    def _write_errors(self) -> AbstractContextManager[None]:
+        saved = _vectors_are(self._saved.kept)
+        advice = f" {saved} saved: free some space and run the same command again"
+        return _write_errors(str(self._path), advice=advice)
 
 
 def check_apart(output: Path, others: Mapping[str, Path | int]) -> None:
-    """UsageError where something that a job writes or removes is one of its inputs, by whatever name.
+    """Raises UsageError if a file that the job writes or removes is one of its inputs, even under another name.
 
-    `others` are paths or open descriptors, by what they are.
+    `others` maps what each input is to its path or open descriptor.
     """
     for what, other in others.items():
         with suppress(OSError, ValueError, RuntimeError):
             path = output.resolve()
             known = os.fstat(other) if isinstance(other, int) else other.stat()
             for ending in ("", *_ENDINGS):
-                if _is_file(_beside(path, ending), known):
+                if _is_file(_companion(path, ending), known):
                     raise UsageError(
-                        f"{_beside(output, ending)} is {what} itself and would be "
+                        f"{_companion(output, ending)} is {what} itself and would be "
                         "overwritten: choose another --output"
                     )
 
 
-def _is_file(path: Path, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), known)
-    except OSError:
-        return False
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)
+def sync_folder(folder: Path) -> None:
+    """Makes new names in a folder survive a crash, on systems that can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _usable(path: Path) -> Path:
-    """A link is followed, so that what it points to is replaced and not the link."""
+def _output_path(path: Path) -> Path:
+    """The path with links resolved: the target of a link is replaced, not the link."""
     try:
         path = path.resolve()
         if path.is_dir():
@@ -284,8 +305,19 @@ def _usable(path: Path) -> Path:
     return path
 
 
-def _cut(path: Path, size_bytes: int) -> int:
-    """Open for adding, as long as the journal says."""
+def _companion(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def _is_file(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), known)
+    except OSError:
+        return False
+
+
+def _open_cut(path: Path, size_bytes: int) -> int:
+    """A descriptor for appending, after cutting the file to `size_bytes`."""
     flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
     if not size_bytes:
         flags |= os.O_CREAT | os.O_TRUNC
@@ -304,17 +336,8 @@ def _cut(path: Path, size_bytes: int) -> int:
     return descriptor
 
 
-def _check_same_job(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    changed = sorted(_differences(before, json.loads(json.dumps(now))))
-    if changed:
-        raise UsageError(
-            f"the unfinished job for {path} had different settings "
-            f"({', '.join(changed[:6])} changed): run it as before to continue, or start "
-            "over with --overwrite"
-        )
-
-
 def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """The names of the settings that differ."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in before.keys() | now.keys():
             yield from _differences(before.get(key), now.get(key), f"{name} {key}".strip())
@@ -322,36 +345,40 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
         yield name.replace("_", " ")
 
 
-def _skipped_line(row: BadRow) -> bytes:
-    return (
-        json.dumps({"row": row.number, "reason": row.reason}, ensure_ascii=False).encode() + b"\n"
+def _advance(mark: ResumeMark, batch: Batch, output_bytes: int, skipped_bytes: int) -> ResumeMark:
+    """The mark after a batch that took this many bytes in the two files."""
+    return replace(
+        mark,
+        number=batch.place.number,
+        position=batch.place.position,
+        kept=mark.kept + len(batch.rows),
+        skipped=mark.skipped + len(batch.skipped),
+        tokens=mark.tokens + batch.tokens,
+        output_bytes=mark.output_bytes + output_bytes,
+        skipped_bytes=mark.skipped_bytes + skipped_bytes,
     )
 
 
+def _vectors_are(count: int) -> str:
+    return "1 vector is" if count == 1 else f"{count:,} vectors are"
+
+
 @contextmanager
-def _written(name: str, saved: ResumeMark, *, stays: bool = True) -> Iterator[None]:
-    """A disk that is full is no loss: what was saved is gone on with."""
+def _write_errors(name: str, *, advice: str) -> Iterator[None]:
+    """Turns an OSError (a full disk) into an OutputError that ends with `advice`."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        kept = (
-            f" {_vectors_are(saved.kept)} saved: free some space and run the same command again"
-            if stays
-            else ""
-        )
-        raise OutputError(f"{name} cannot be written: {error.strerror}.{kept}") from error
+        raise OutputError(f"{name} cannot be written: {error.strerror}.{advice}") from error
 
 
-VERSION = 2
-LINE_BYTES = 64 * 1024  # whose job it is has about 1 KB, a mark 200 bytes
-_CHECK = b'{"check":"'  # how every line begins; then come so many hexadecimal digits
-_CHECK_DIGITS = 16
+# --- the journal
 
 
 class Journal:
-    """Open and locked, until `close` or `remove`."""
+    """Open and locked until `close` or `remove`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -359,9 +386,9 @@ class Journal:
         self._bytes = 0
 
     def read(self) -> tuple[dict[str, Any], ResumeMark] | None:
-        """Whose job, and its last sound mark; None where there is none. UsageError where it is not a journal.
+        """The job and its last intact mark; None if the journal is empty. Raises UsageError if it is damaged.
 
-        A mark that is cut off or damaged is passed over: the one before it covers less work, and all of it is there.
+        A mark that is cut off or damaged is skipped: the one before it covers less work, but all of that is saved.
         """
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             size_bytes = file.seek(0, os.SEEK_END)
@@ -372,25 +399,25 @@ class Journal:
         if not first:
             return None
         try:
-            told = _job(first)
-            self._bytes, mark = _last_sound(lines, begin)
+            job = _job(first)
+            self._bytes, mark = _last_intact(lines, begin)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(
                 f"{self._path} is damaged, or from another version of EdgeKit: --overwrite starts over"
             ) from error
-        return told, mark
+        return job, mark
 
     def begin(self, job: Mapping[str, Any]) -> None:
-        """A new job; what was there is forgotten."""
+        """Starts a new job; the lines of an earlier one are removed."""
         os.ftruncate(self._descriptor, 0)
         self._bytes = 0
         self._append({"journal": VERSION, **job})
         sync_folder(self._path.parent)
 
     def add(self, mark: ResumeMark) -> None:
-        """Everything up to the mark is on the disk already: the caller has seen to that."""
-        known = asdict(mark)
-        self._append({name: value for name, value in known.items() if value not in (None, False)})
+        """The caller has already synced everything up to the mark to the disk."""
+        fields = asdict(mark).items()
+        self._append({name: value for name, value in fields if value not in (None, False)})
 
     def remove(self) -> None:
         if sys.platform == "win32":  # where an open file cannot be removed
@@ -403,8 +430,8 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        data = _checked(json.dumps(line, separators=(",", ":")).encode())
+    def _append(self, record: Mapping[str, Any]) -> None:
+        data = _checked(json.dumps(record, separators=(",", ":")).encode())
         os.lseek(self._descriptor, self._bytes, os.SEEK_SET)
         os.ftruncate(self._descriptor, self._bytes)
         write_all(self._descriptor, data)
@@ -413,64 +440,12 @@ class Journal:
 
 
 def read_job(path: Path) -> dict[str, Any] | None:
-    """Whose unfinished job a journal is of, without a lock; None where there is none that can be read."""
+    """The job that a journal describes, read without a lock; None if there is no readable journal."""
     try:
         with open_file(path) as file:
             return _job(file.readline(LINE_BYTES))
     except (OSError, SourceError, ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def _checked(record: bytes) -> bytes:
-    """A line of the journal: a JSON object, with its checksum as the first key."""
-    import hashlib  # only for a job that has a journal: 3 MiB with OpenSSL
-
-    check = hashlib.blake2b(record, digest_size=_CHECK_DIGITS // 2).hexdigest().encode()
-    return _CHECK + check + (b'",' if record != b"{}" else b'"') + record[1:] + b"\n"
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None where it is cut off or damaged."""
-    record = b"{" + line[len(_CHECK) + _CHECK_DIGITS + 1 :].removeprefix(b",").rstrip(b"\n")
-    if _checked(record) != line:
-        return None
-    told: dict[str, Any] = json.loads(record)
-    return told
-
-
-def _job(line: bytes) -> dict[str, Any]:
-    told = _record(line)
-    if told is None or told["journal"] != VERSION:
-        raise ValueError("not a journal of this version")
-    return told
-
-
-def _last_sound(lines: Sequence[bytes], begin: int) -> tuple[int, ResumeMark]:
-    """The last mark whose checksum is right, and where its line ends. ValueError where there are marks, but none is."""
-    end = begin + sum(map(len, lines))
-    for line in reversed(lines):
-        if (told := _record(line)) is not None:
-            return end, ResumeMark(**told)
-        end -= len(line)
-    if any(line.endswith(b"\n") for line in lines):
-        raise ValueError("no mark is sound")
-    return begin, ResumeMark()
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def sync_folder(folder: Path) -> None:
-    """A new name is safe only when its folder is. Not every system can be asked for that."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _open_locked(path: Path) -> int:
@@ -490,34 +465,73 @@ def _open_locked(path: Path) -> int:
         with suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor
-        os.close(descriptor)  # its owner has just finished and removed it
+        os.close(descriptor)  # another job has just finished and removed it
 
 
-NPY_HEAD_BYTES = 128  # numpy aligns its own to 64; room for 20 digits of rows
-_NPY_MAGIC = (
-    b"\x93NUMPY\x01\x00"  # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-)
-_FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
+def _checked(record: bytes) -> bytes:
+    """A line of the journal: a JSON object with its checksum as the first key."""
+    import hashlib  # 3 MiB with OpenSSL, only for a job that has a journal
+
+    check = hashlib.blake2b(record, digest_size=_CHECK_DIGITS // 2).hexdigest().encode()
+    return _CHECK + check + (b'",' if record != b"{}" else b'"') + record[1:] + b"\n"
 
 
-def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:
-    """UsageError where the format cannot hold what is asked for."""
-    return _FORMS[name](dimensions, ids, integer_ids)
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The object of a line without its checksum; None if the line is cut off or damaged."""
+    record = b"{" + line[len(_CHECK) + _CHECK_DIGITS + 1 :].removeprefix(b",").rstrip(b"\n")
+    if _checked(record) != line:
+        return None
+    fields: dict[str, Any] = json.loads(record)
+    return fields
+
+
+def _job(line: bytes) -> dict[str, Any]:
+    job = _record(line)
+    if job is None or job["journal"] != VERSION:
+        raise ValueError("not a journal of this version")
+    return job
+
+
+def _last_intact(lines: Sequence[bytes], begin: int) -> tuple[int, ResumeMark]:
+    """The last mark with a valid checksum, after the offset of its end. Raises ValueError if no mark has one."""
+    end = begin + sum(map(len, lines))
+    for line in reversed(lines):
+        if (fields := _record(line)) is not None:
+            return end, ResumeMark(**fields)
+        end -= len(line)
+    if any(line.endswith(b"\n") for line in lines):
+        raise ValueError("no mark is intact")
+    return begin, ResumeMark()
+
+
+# --- file formats
 
 
 def output_format(reference: str) -> str:
-    """By the name; standard output has lines of JSON."""
+    """The format by the file's suffix; standard output gets JSON lines."""
     if reference == "-":
         return "jsonl"
-    suffix = PurePath(reference).suffix.lower()
-    found = SUFFIXES.get(suffix)
+    found = SUFFIXES.get(PurePath(reference).suffix.lower())
     if found is None:
         raise UsageError(f"{reference}: choose one of the output formats {', '.join(SUFFIXES)}")
     return found
 
 
+def form_of(name: str, *, dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:
+    """The encoder of a format. Raises UsageError if the format cannot hold ids."""
+    if name == "jsonl":
+        return JsonlForm(ids=ids)
+    if name == "parquet":
+        from edgekit.embed.bulk.parquet import ParquetForm
+
+        return ParquetForm(dimensions, ids=ids, integer_ids=integer_ids)
+    if ids:
+        raise UsageError("an .npy file cannot store ids: use .jsonl or .parquet")
+    return NpyForm(dimensions)
+
+
 class NpyForm:
-    """One array of float32, a row for each text that was embedded. It has no room for ids."""
+    """One float32 array with a row for each text that was embedded."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
@@ -536,15 +550,14 @@ class NpyForm:
         return partial
 
     def _head(self, rows: int) -> bytes:
-        told = (
-            f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {self._dimensions}), }}"
-        )
+        shape = f"({rows}, {self._dimensions})"
+        fields = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
         length = NPY_HEAD_BYTES - len(_NPY_MAGIC) - 2
-        return _NPY_MAGIC + length.to_bytes(2, "little") + f"{told:<{length - 1}}\n".encode("ascii")
+        return _NPY_MAGIC + length.to_bytes(2, "little") + f"{fields:<{length - 1}}\n".encode()
 
 
 class JsonlForm:
-    """{"row": 1, "id": "a", "vector": [...]}: numbers as short as they can be to give the same float32."""
+    """{"row": 1, "id": "a", "vector": [...]}: each number is the shortest that gives the same float32."""
 
     def __init__(self, *, ids: bool) -> None:
         self._ids = ids
@@ -553,42 +566,11 @@ class JsonlForm:
         return b""
 
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes:
-        numbers = vectors.astype(_FLOAT_WIDTH).tolist()
-        return b"".join(map(self._line, rows, numbers))
+        lines = []
+        for row, numbers in zip(rows, vectors.astype(_FLOAT_WIDTH).tolist(), strict=True):
+            identity = f',"id":{json.dumps(row.id, ensure_ascii=False)}' if self._ids else ""
+            lines.append(f'{{"row":{row.number}{identity},"vector":[{",".join(numbers)}]}}\n')
+        return "".join(lines).encode()
 
     def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - a line is final as it is
         return partial
-
-    def _line(self, row: InputRow, numbers: Sequence[str]) -> bytes:
-        named = f',"id":{json.dumps(row.id, ensure_ascii=False)}' if self._ids else ""
-        return f'{{"row":{row.number}{named},"vector":[{",".join(numbers)}]}}\n'.encode()
-
-
-def _npy(dimensions: int, ids: bool, _: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
-    if ids:
-        raise UsageError("an .npy file cannot store ids: use .jsonl or .parquet")
-    return NpyForm(dimensions)
-
-
-def _jsonl(_: int, ids: bool, __: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
-    return JsonlForm(ids=ids)
-
-
-def _parquet(dimensions: int, ids: bool, integer_ids: bool) -> VectorForm:  # noqa: FBT001 - called through the table alone
-    from edgekit.embed.bulk.parquet import ParquetForm
-
-    return ParquetForm(dimensions, ids=ids, integer_ids=integer_ids)
-
-
-_FORMS: dict[str, Callable[[int, bool, bool], VectorForm]] = {
-    "npy": _npy,
-    "jsonl": _jsonl,
-    "parquet": _parquet,
-}
-SUFFIXES = {
-    ".npy": "npy",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
