@@ -1,8 +1,11 @@
 """Parquet in and out, a few rows at a time. pyarrow is imported here and nowhere else.
 
-A Parquet file ends with its directory and cannot be added to after a kill. So a job's vectors first lie in an Arrow
-stream, of which every batch stands on its own, and are copied into the Parquet file when all are there: for that
-moment the disk holds both.
+`ParquetSource` reads a file. How many rows may be read at a time depends on the size of the pages, which pyarrow does
+not tell, so the footer and the page headers are read here: `read_directory`, `largest_page_bytes`.
+
+`ParquetForm` writes one. A Parquet file ends with its footer and cannot be appended to after a kill. So the vectors
+of a job first go to an Arrow stream, whose batches are independent, and are copied to the Parquet file at the end:
+until that is done the disk holds both.
 """
 
 from __future__ import annotations
@@ -32,16 +35,38 @@ if TYPE_CHECKING:
 
     from edgekit.engines.native.types import Floats
 
-
-READ_ROWS = 64  # held at a time, or fewer: no value is larger than the page it is in, or the page of the dictionary
-PAGES_IN_ROW = 3  # so many times the limit of a row may a page have: 1 MB is usual
-GROUP_ROWS = 4096  # a row group of 1,024 floats each is 16 MiB
+READ_ROWS = (
+    64  # held at a time, or fewer if their pages are large: a value is never larger than its page
+)
+PAGES_IN_ROW = 3  # a page may have this many times the limit of a row; 1 MB is typical
+GROUP_ROWS = 4096  # with 1,024 floats each, a row group has 16 MiB
+HEAD_BYTES = 64 * 1024  # of a page: usually a few dozen bytes, or a few KB with statistics
+DIRECTORY_BYTES = 64 * MIB  # of the footer: 100,000 column chunks with statistics have about 20
+MOST_ENTRIES = (
+    2_000_000  # of the lists in a footer: row groups, their columns, parts of column names
+)
+MOST_DEEP = 16
 
 _BUFFER_BYTES = 256 * 1024
+_MAGIC = b"PAR1"
+
+# Field numbers of the structs in parquet.thrift (github.com/apache/parquet-format).
+_UNPACKED, _PACKED = 2, 3  # PageHeader
+_ROW_GROUPS = 4  # FileMetaData
+_COLUMNS, _ROWS = 1, 3  # RowGroup
+_META_DATA = 3  # ColumnChunk
+_PATH, _SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 3, 7, 9, 11  # ColumnMetaData
+# Types of Thrift's compact protocol.
+_BOOLEANS, _INTEGERS = (1, 2), (4, 5, 6)
+_BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, 7, 8, (9, 10), 11, 12
+
+Wanted = Mapping[int, "Wanted"]
+"""The fields of a struct, or of the structs in a list, to be read besides its whole numbers."""
+_DIRECTORY: Wanted = {_ROW_GROUPS: {_COLUMNS: {_META_DATA: {_PATH: {}}}}}
 
 
 def arrow() -> Any:
-    """The library with its Parquet part: some 40 MiB in memory, which a plan that is made later counts."""
+    """Imports pyarrow with its Parquet part. It takes about 40 MiB, which a plan made later includes."""
     try:
         import pyarrow as pa
         import pyarrow.parquet
@@ -51,13 +76,11 @@ def arrow() -> Any:
 
 
 class ParquetSource:
-    """Only the columns that are asked for are read, page by page."""
+    """Rows of a Parquet file. Only the columns of the text and the id are read, page by page."""
 
     def __init__(self, reference: str, fields: Fields, limit: RowLimit) -> None:
         pa = arrow()
-        pa.set_memory_pool(
-            pa.system_memory_pool()
-        )  # its own keeps what is freed: that is ours to save
+        pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own does not return freed memory
         self.name = reference
         self._fields, self._limit = fields, limit
         self._columns = [name for name in (fields.text, fields.id) if name is not None]
@@ -73,12 +96,12 @@ class ParquetSource:
             schema = self._file.schema_arrow
         except (pa.ArrowException, OSError, ValueError) as error:
             self.close()
-            told = one_line(str(error), 300)
-            raise SourceError(f"{reference} is not a Parquet file: {told}") from error
+            reason = one_line(str(error), 300)
+            raise SourceError(f"{reference} is not a Parquet file: {reason}") from error
         try:
             self._check(schema, pa.types)
             self._groups = read_directory(self._raw, frozenset(self._columns))
-            self._page_bytes: dict[int, int] = {}  # of the largest of a row group
+            self._page_bytes: dict[int, int] = {}  # the largest page of a row group
             self._check_pages()
         except EdgekitError:
             self.close()
@@ -117,9 +140,9 @@ class ParquetSource:
         self.integer_ids = False
         for name in filter(None, (self._fields.text, self._fields.id)):
             if len(schema.get_all_field_indices(name)) != 1:
-                told = ", ".join(repr(one[:40]) for one in schema.names[:20])
+                names = ", ".join(repr(one[:40]) for one in schema.names[:20])
                 raise UsageError(
-                    f"{self.name}: expected exactly one column named {name!r}; it has {told}"
+                    f"{self.name}: expected exactly one column named {name!r}; it has {names}"
                 )
         kind = _stored(schema.field(self._fields.text).type, types)
         if not _is_text(kind, types):
@@ -149,12 +172,12 @@ class ParquetSource:
                 if number > start.position:
                     yield self._row(number, texts[place], ids[0][place] if ids else None)
             few = len(texts) < READ_ROWS
-            del texts, ids  # before the next are read
-            if few:  # large ones
+            del texts, ids  # before the next batch is read
+            if few:  # because they are large
                 pool.release_unused()
 
     def _batches(self, first: int) -> Iterator[Any]:
-        """From a row group on, so few rows at a time that they stay within the limit of a page."""
+        """Batches from a row group on, each small enough for its pages to stay within the limit."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
         for group in range(first, len(self._groups)):
             yield from self._file.iter_batches(
@@ -165,7 +188,7 @@ class ParquetSource:
             )
 
     def _check_pages(self) -> None:
-        """UsageError before any work where a page does not fit the budget."""
+        """Raises UsageError, before any work, if a page does not fit the budget."""
         most_bytes = PAGES_IN_ROW * self._limit.row_bytes
         groups = 0 if self._limit.budget_bytes is None else len(self._groups)
         for group in range(groups):
@@ -178,7 +201,7 @@ class ParquetSource:
                 )
 
     def _largest_page(self, group: int) -> int:
-        """Bytes of the largest page of each column together."""
+        """The sum of the largest pages of the columns, in bytes."""
         if group not in self._page_bytes:
             extents = self._groups[group].extents.values()
             try:
@@ -191,13 +214,27 @@ class ParquetSource:
         return self._page_bytes[group]
 
     def _row(self, number: int, text: Any, identity: Any) -> InputRow | BadRow:
-        """A row that is too long never becomes a text."""
+        """A row that is too long is never converted to a Python string."""
         if _size_bytes(text) + _size_bytes(identity) > self._limit.row_bytes:
             return BadRow(number=number, reason=f"a row longer than {self._limit}", end=number)
-        return _row(number, text, identity)
+        try:
+            found, named = text.as_py(), None if identity is None else identity.as_py()
+        except UnicodeDecodeError as error:
+            reason = f"not UTF-8 at byte {error.start:,}"
+            return BadRow(number=number, reason=reason, end=number)
+        reason = ""
+        if found is None:
+            reason = "the text is null"
+        elif identity is not None and named is None:
+            reason = "the id is null"
+        elif not found or found.isspace():
+            reason = "the text is empty"
+        if reason:
+            return BadRow(number=number, reason=reason, end=number)
+        return InputRow(number=number, text=found, id=named, end=number)
 
     def _group_of(self, position: int) -> tuple[int, int]:
-        """The row group that holds a row, and how many rows of it come before."""
+        """The row group of a row, and how many of its rows come before."""
         for number, group in enumerate(self._groups):
             if position < group.rows:
                 return number, position
@@ -219,28 +256,8 @@ def _size_bytes(cell: Any) -> int:
     return 0 if buffer is None else int(buffer.size)
 
 
-def _row(number: int, text: Any, identity: Any) -> InputRow | BadRow:
-    reason = ""
-    try:
-        found, named = text.as_py(), None if identity is None else identity.as_py()
-    except UnicodeDecodeError as error:
-        reason = f"not UTF-8 at byte {error.start:,}"
-        found, named = "", None
-    if reason:
-        pass
-    elif found is None:
-        reason = "the text is null"
-    elif identity is not None and named is None:
-        reason = "the id is null"
-    elif not found or found.isspace():
-        reason = "the text is empty"
-    if reason:
-        return BadRow(number=number, reason=reason, end=number)
-    return InputRow(number=number, text=found, id=named, end=number)
-
-
 class ParquetForm:
-    """`row`, `id` where there is one, and `vector` of a fixed size."""
+    """The columns `row`, `id` if there are ids, and `vector`, a list of fixed size."""
 
     def __init__(self, dimensions: int, *, ids: bool, integer_ids: bool) -> None:
         pa = arrow()
@@ -265,8 +282,8 @@ class ParquetForm:
             columns.insert(1, _numbers(ids) if self._integer_ids else _texts(ids))
         return bytes(pa.record_batch(columns, schema=self._schema).serialize())
 
-    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - the stream knows how many
-        """Row groups of one size, wherever the batches ended."""
+    def finish(self, partial: Path, kept: int) -> Path:  # noqa: ARG002 - the stream has the count
+        """Row groups have one size, whatever the sizes of the batches were."""
         pa = arrow()
         finished = partial.with_name(f"{partial.name}.finished")
         with (
@@ -294,7 +311,7 @@ class ParquetForm:
             yield pa.Table.from_batches(batches)
 
 
-# pyarrow's own pa.array() imports pandas where there is one, to see whether it was given a Series: 54 MiB.
+# These build arrays from buffers, because pa.array() imports pandas, if installed, to look for a Series: 54 MiB.
 
 
 def _plain(kind: Any, values: NDArray[Any]) -> Any:
@@ -319,29 +336,11 @@ def _texts(values: Sequence[object]) -> Any:
     return pa.Array.from_buffers(pa.string(), len(parts), [None, places, data])
 
 
-HEAD_BYTES = (
-    64 * 1024
-)  # real ones have some dozen bytes, or a few KB with the least and the greatest value
-DIRECTORY_BYTES = 64 * MIB  # 100,000 column chunks with statistics have about 20
-MOST_ENTRIES = (
-    2_000_000  # of lists that are held: row groups, their columns, and parts of columns' names
-)
-MOST_DEEP = 16
-
-_UNPACKED, _PACKED = 2, 3  # fields of a page's head
-_BOOLEANS, _INTEGERS = (1, 2), (4, 5, 6)
-_BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = 3, 7, 8, (9, 10), 11, 12
-
-Wanted = Mapping[int, "Wanted"]
-"""Fields of a struct that are not whole numbers, and are to be read; of a list, the fields of its entries."""
-_ROW_GROUPS, _COLUMNS, _ROWS = 4, 1, 3
-_META_DATA, _PATH, _SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 3, 3, 7, 9, 11
-_DIRECTORY: Wanted = {_ROW_GROUPS: {_COLUMNS: {_META_DATA: {_PATH: {}}}}}
-_MAGIC = b"PAR1"
+# --- the footer and the page headers
 
 
 class PageError(Exception):
-    """The head of a page, or the directory of a file, is damaged."""
+    """The header of a page, or the footer of a file, is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,11 +348,11 @@ class RowGroup:
     rows: int
     extents: Mapping[
         str, tuple[int, int]
-    ]  # of each column that was asked for: where its pages begin and end
+    ]  # of each column: the offsets where its pages begin and end
 
 
 def read_directory(file: IO[bytes], columns: frozenset[str]) -> tuple[RowGroup, ...]:
-    """The row groups of a file, each with these columns. PageError, OSError."""
+    """The row groups of a file, each with these columns. Raises PageError and OSError."""
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(max(size_bytes - 8, 0))
     end = file.read(8)
@@ -376,7 +375,7 @@ def _row_group(stated: object, columns: frozenset[str]) -> RowGroup:
         )
         if isinstance(known, dict) and path in columns:
             begin = known.get(_DATA_OFFSET, -1)
-            if (dictionary := known.get(_DICTIONARY_OFFSET, 0)) > 0:  # its page is the first
+            if (dictionary := known.get(_DICTIONARY_OFFSET, 0)) > 0:  # its page comes first
                 begin = min(begin, dictionary)
             extents[path] = (begin, begin + known.get(_SIZE, -1))
     for name in columns:
@@ -397,7 +396,7 @@ def _list(struct: object, field: int) -> list[Any]:
 
 
 def largest_page_bytes(file: IO[bytes], begin: int, end: int) -> int:
-    """Of the pages between the two offsets, packed or unpacked. PageError, OSError."""
+    """The largest page between two offsets, packed or unpacked. Raises PageError and OSError."""
     largest = 0
     while begin < end:
         file.seek(begin)
@@ -412,7 +411,7 @@ def largest_page_bytes(file: IO[bytes], begin: int, end: int) -> int:
 
 
 class Compact:
-    """A struct in Thrift's compact form, read once from its beginning."""
+    """A struct in Thrift's compact protocol, read once from its start."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -420,7 +419,7 @@ class Compact:
         self.at = 0
 
     def read(self, wanted: Wanted) -> dict[int, Any]:
-        """Its whole numbers and what is wanted of the rest, by the number of the field."""
+        """The whole numbers and the wanted fields, by field number."""
         try:
             return self._struct(0, wanted)
         except IndexError as error:
@@ -437,7 +436,7 @@ class Compact:
             elif field in wanted:
                 found[field] = self._value(kind, deep + 1, wanted[field])
             elif kind not in _BOOLEANS:
-                self._pass_over(kind, deep + 1)
+                self._skip_value(kind, deep + 1)
         return found
 
     def _value(self, kind: int, deep: int, wanted: Wanted) -> Any:
@@ -445,7 +444,7 @@ class Compact:
             return self._struct(deep, wanted)
         if kind == _BINARY:
             length = self._natural()
-            self._skip(length)
+            self._advance(length)
             return self._data[self.at - length : self.at]
         if kind in _LISTS and deep <= MOST_DEEP:
             count, inner = self._list_head()
@@ -454,18 +453,18 @@ class Compact:
                 raise PageError(f"it has more than {MOST_ENTRIES:,} entries")
             return [self._value(inner, deep + 1, wanted) for _ in range(count)]
         if kind not in _BOOLEANS:
-            self._pass_over(kind, deep)
+            self._skip_value(kind, deep)
         return None
 
     def _list_head(self) -> tuple[int, int]:
-        """How many, and of which kind."""
+        """The number of entries, and their type."""
         head = self._byte()
         count = self._natural() if head >> 4 == 15 else head >> 4
-        if count > len(self._data):  # each has a byte at least
+        if count > len(self._data):  # each has at least one byte
             raise PageError("it has more entries than bytes")
         return count, head & 15
 
-    def _pass_over(self, kind: int, deep: int) -> None:
+    def _skip_value(self, kind: int, deep: int) -> None:
         if deep > MOST_DEEP:
             raise PageError("it is nested too deeply")
         if kind in _INTEGERS:
@@ -474,20 +473,20 @@ class Compact:
             self._struct(deep, {})
         elif kind in _LISTS:
             count, inner = self._list_head()
-            self._pass_over_all(count, (inner,), deep)
+            self._skip_values(count, (inner,), deep)
         elif kind == _MAP:
             if count := self._natural():
                 kinds = self._byte()
-                self._pass_over_all(count, (kinds >> 4, kinds & 15), deep)
+                self._skip_values(count, (kinds >> 4, kinds & 15), deep)
         else:
-            self._skip(self._length(kind))
+            self._advance(self._length(kind))
 
-    def _pass_over_all(self, count: int, kinds: tuple[int, ...], deep: int) -> None:
-        if count > len(self._data):  # each has a byte at least
+    def _skip_values(self, count: int, kinds: tuple[int, ...], deep: int) -> None:
+        if count > len(self._data):  # each has at least one byte
             raise PageError("it has more entries than bytes")
         for _ in range(count):
             for kind in kinds:
-                self._pass_over(kind, deep + 1)
+                self._skip_value(kind, deep + 1)
 
     def _length(self, kind: int) -> int:
         if kind == _BINARY:
@@ -498,7 +497,7 @@ class Compact:
             return 8
         raise PageError(f"it has a field of unknown type {kind}")
 
-    def _skip(self, count: int) -> None:
+    def _advance(self, count: int) -> None:
         self.at += count
         if self.at > len(self._data):
             raise PageError("it is cut off, or too long")

@@ -1,4 +1,7 @@
-"""TABLE of input formats -> rows, one at a time. What is wrong with a row is told, never guessed around."""
+"""The input formats of a bulk job: text lines, JSON lines, CSV, TSV and Parquet become rows, one at a time.
+
+A row that cannot be used becomes a `BadRow` with the reason; nothing is guessed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from edgekit.embed.bulk.rows import (
     Fields,
     Id,
     InputRow,
-    Line,
     Lines,
     PipeLines,
     ReadPosition,
@@ -56,13 +58,13 @@ class _BadError(Exception):
 
 
 class _OpenError(Exception):
-    """A record that is too long, and whose end nobody knows: a quote may hold it open."""
+    """A record that is too long and whose end is unknown, because it may be inside quotes."""
 
 
 def open_source(
     reference: str, *, form: str | None, fields: Fields, limit: RowLimit | None = None
 ) -> RowSource:
-    """The input; UsageError before any work where its format or its columns cannot be."""
+    """The input. Raises UsageError for a format or fields that do not work, before anything is read."""
     form, limit = form or format_of(reference), limit or RowLimit()
     packed = PurePath(reference).suffix.lower() == PACKED
     if form == "parquet":
@@ -78,11 +80,11 @@ def open_source(
     lines = open_lines(reference, limit, packed=packed)
     if form in _DELIMITERS:
         return CsvSource(lines, fields, _DELIMITERS[form])
-    return LineSource(lines, {"txt": _plain_text, "jsonl": _json_fields}[form], fields)
+    return LineSource(lines, _text_line if form == "txt" else _json_fields, fields)
 
 
 def format_of(reference: str) -> str:
-    """By the name. Standard input is lines of text unless --format says otherwise."""
+    """The format by the file's suffix; standard input holds lines of text."""
     if reference == STDIN:
         return "txt"
     path = PurePath(reference)
@@ -97,11 +99,11 @@ def format_of(reference: str) -> str:
 
 
 Pick = Callable[[bytes, Fields], tuple[str, Id | None] | None]
-"""A line -> its text and id; None where a blank line is no row."""
+"""Takes a line; returns its text and id, or None for a blank line that is not a row."""
 
 
 class LineSource:
-    """One row a line."""
+    """One row per line."""
 
     integer_ids = False
 
@@ -115,17 +117,19 @@ class LineSource:
     def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
         lines = self._lines.from_position(start.position)
         for number, line in enumerate(lines, start.number + 1):
+            if line.data is None:
+                reason = f"a line longer than {self._lines.limit}"
+                yield BadRow(number=number, reason=reason, end=line.end)
+                continue
             try:
-                if (
-                    found := self._pick(_within(line, self._lines.limit), self._fields)
-                ) is not None:
+                if (found := self._pick(line.data, self._fields)) is not None:
                     yield InputRow(number=number, text=found[0], id=found[1], end=line.end)
             except (_BadError, NotJsonError) as error:
                 yield BadRow(number=number, reason=str(error), end=line.end)
 
 
 class CsvSource:
-    """One row a record, which may run over lines when it is quoted. The first names the columns."""
+    """One row per record, which may span lines inside quotes. The first record names the columns."""
 
     integer_ids = False
 
@@ -138,7 +142,7 @@ class CsvSource:
         self._columns: list[str] = []
 
     def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]:
-        """UsageError when the header lacks a column."""
+        """Raises UsageError if the header lacks a column."""
         records = _Records(self._lines, self._delimiter)
         self._columns = self._header(records)
         if start.position > records.end:
@@ -176,10 +180,10 @@ class CsvSource:
             )
         for name in filter(None, (self._fields.text, self._fields.id)):
             if head.cells.count(name) != 1:
-                told = ", ".join(repr(cell[:40]) for cell in head.cells[:20])
+                names = ", ".join(repr(cell[:40]) for cell in head.cells[:20])
                 raise UsageError(
                     f"{self.name}: {head.cells.count(name) or 'no'} columns are named "
-                    f"{name!r}; it has {told}"
+                    f"{name!r}; it has {names}"
                 )
         return head.cells
 
@@ -209,7 +213,7 @@ class _Record:
 
 
 class _Records:
-    """The records of a CSV, each with the byte after it: the csv module takes no line before it needs one."""
+    """The records of a CSV file, each with the position after it: the csv module takes lines only as it needs them."""
 
     def __init__(self, lines: Lines | PipeLines, delimiter: str) -> None:
         self._lines, self._delimiter = lines, delimiter
@@ -223,7 +227,7 @@ class _Records:
         self._begin()
 
     def next(self) -> _Record | None:
-        self._bytes = 0  # of the record so far
+        self._bytes = 0  # of the current record
         try:
             return _Record(cells=next(self._reader), end=self.end)
         except StopIteration:
@@ -248,13 +252,13 @@ class _Records:
                 )
             self.end = line.end
             self._bytes += len(line.data)
-            text = line.data.decode("utf-8", "surrogateescape")  # a broken cell must not end it
+            text = line.data.decode("utf-8", "surrogateescape")  # a bad cell must not end it
             del line
             yield text
 
 
 class GivenTexts:
-    """Texts of a command line."""
+    """Texts from the command line."""
 
     name = "the command line"
     integer_ids = False
@@ -273,26 +277,20 @@ class GivenTexts:
             except _BadError as error:
                 yield BadRow(number=number, reason=str(error), end=number)
 
-    def digest(self, position: int) -> None:  # noqa: ARG002 - the identity says it all
+    def digest(self, position: int) -> None:  # noqa: ARG002 - `identity` is enough
         return None
 
     def share(self, position: int) -> float:
         return position / len(self._texts)
 
     def check_unchanged(self) -> None:
-        """Nobody else has them."""
+        """They cannot change."""
 
     def close(self) -> None:
         """Nothing was opened."""
 
 
-def _within(line: Line, limit: RowLimit) -> bytes:
-    if line.data is None:
-        raise _BadError(f"a line longer than {limit}")
-    return line.data
-
-
-def _plain_text(line: bytes, _: Fields) -> tuple[str, None]:
+def _text_line(line: bytes, _: Fields) -> tuple[str, None]:
     return _full(decoded(line.removesuffix(b"\n").removesuffix(b"\r"))), None
 
 
@@ -304,33 +302,33 @@ def _json_fields(line: bytes, fields: Fields) -> tuple[str, Id | None] | None:
     text = _at(row, fields.text)
     if not isinstance(text, str):
         raise _BadError(f"{fields.text!r} is {kind_of(text)}, not a string")
-    identity = None if fields.id is None else _at(row, fields.id)
-    if fields.id is not None and not _is_id(identity):
-        raise _BadError(f"{fields.id!r} is {kind_of(identity)}, not a string or a 64-bit integer")
+    identity = None
+    if fields.id is not None:
+        identity = _at(row, fields.id)
+        if isinstance(identity, str):
+            _whole_text(identity, "the id")
+        elif type(identity) is not int or not -_INT64 <= identity < _INT64:
+            raise _BadError(
+                f"{fields.id!r} is {kind_of(identity)}, not a string or a 64-bit integer"
+            )
     return _full(_unpaired(text, fields.text)), identity
 
 
 def _at(row: Mapping[str, Any], name: str) -> Any:
-    """A field of that very name, or one inside of others: data.title."""
+    """The field of exactly this name, or one nested in others: data.title."""
     if name in row:
         return row[name]
     value: Any = row
     for step in name.split("."):
         if not isinstance(value, dict) or step not in value:
-            told = ", ".join(repr(key[:40]) for key in list(row)[:10]) or "nothing"
-            raise _BadError(f"no field {name!r}; it has {told}")
+            names = ", ".join(repr(key[:40]) for key in list(row)[:10]) or "nothing"
+            raise _BadError(f"no field {name!r}; it has {names}")
         value = value[step]
     return value
 
 
-def _is_id(value: object) -> bool:
-    if isinstance(value, str):
-        return bool(_whole_text(value, "the id"))
-    return isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
-
-
 def _whole_text(text: str, what: str) -> str:
-    """What was read with its broken bytes let through."""
+    """Raises _BadError for a text that is empty or has bytes that were not UTF-8."""
     return _full(_unpaired(text, what), what)
 
 
@@ -341,6 +339,6 @@ def _unpaired(text: str, what: str) -> str:
 
 
 def _full(text: str, what: str = "the text") -> str:
-    if not text or text.isspace():  # not `strip`, which copies
+    if not text or text.isspace():  # `strip` would copy it
         raise _BadError(f"{what} is empty")
     return text

@@ -1,4 +1,8 @@
-"""Nouns of a bulk job: rows come in, batches of them go through the embedder, marks say how far it is."""
+"""The rows of a bulk job: their limits, the batches they form, the marks of a job, and the lines they are read from.
+
+`Lines` reads a file and `PipeLines` reads standard input, both with a limit on the length of a line. readers.py makes
+rows of lines.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +27,35 @@ if TYPE_CHECKING:
 
 Id = str | int
 
-MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much for what stands beside it
+STDIN = "-"
+MOST_ROW_BYTES = 8 * MB  # a text at its limit of 4 MB, and as much again for the other fields
 LEAST_ROW_BYTES = 256 * KIB
-# A row is held some times over: its bytes, its text in 4 bytes a character, its tokens.
-_ROWS_IN_BUDGET = 128
-_COPIES = 16  # of the longest row: bytes, text of four bytes a character, tokens, what a parser makes of it
+
+_ROWS_IN_BUDGET = (
+    128  # the longest row is this part of the budget, because it is held several times
+)
+_COPIES = (
+    16  # of the longest row: its bytes, its text at 4 bytes a character, tokens, parsed fields
+)
+_BOM = b"\xef\xbb\xbf"
+_PIECE_BYTES = 64 * 1024
 
 
 def row_bytes_for(budget_bytes: int | None) -> int:
-    """How long a row of the input may be, so that all that is made of it stays a part of the budget."""
+    """How long a row of the input may be, so that everything made from it is a small part of the budget."""
     if budget_bytes is None:
         return MOST_ROW_BYTES
     return min(max(budget_bytes // _ROWS_IN_BUDGET, LEAST_ROW_BYTES), MOST_ROW_BYTES)
 
 
 def input_bytes_for(budget_bytes: int | None) -> int:
-    """What reading takes at most, for a plan; nothing is planned for where there is no budget."""
+    """An upper bound on the memory for reading, for a plan; 0 without a budget."""
     return 0 if budget_bytes is None else _COPIES * row_bytes_for(budget_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimit:
-    """How long a row may be, and because of which budget."""
+    """How long a row may be, and the budget that sets this limit."""
 
     row_bytes: int = MOST_ROW_BYTES
     budget_bytes: int | None = None
@@ -55,11 +66,11 @@ class RowLimit:
 
     @property
     def held_characters(self) -> int:
-        """Texts of a batch together, or one that is longer alone."""
+        """Characters of all texts in a batch; a longer text is a batch by itself."""
         return self.row_bytes // 2
 
     def __str__(self) -> str:
-        """'1,187,840 bytes, the limit of a row with a budget of 145.00 MiB'."""
+        """'1,187,840 bytes, the row limit for a budget of 145.00 MiB'."""
         if self.budget_bytes is None:
             return f"{self.row_bytes:,} bytes"
         return (
@@ -70,7 +81,7 @@ class RowLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRow:
-    """A text of the input. `number` counts from 1, `end` is where the next row begins."""
+    """A text of the input. `number` counts from 1; `end` is the position of the next row."""
 
     number: int
     text: str
@@ -80,6 +91,8 @@ class InputRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
+    """A row that cannot be embedded."""
+
     number: int
     reason: str
     end: int
@@ -87,7 +100,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPosition:
-    """How far an input was read: so many rows, and where the next one begins (a byte, or a row of Parquet)."""
+    """How far an input was read: the number of rows, and where the next one begins (a byte, or a Parquet row)."""
 
     number: int = 0
     position: int = 0
@@ -95,7 +108,7 @@ class ReadPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Rows that are embedded in one call, those passed over among them, and the place after both."""
+    """Rows that are embedded in one call, the rows skipped between them, and the position after both."""
 
     rows: tuple[InputRow, ...]
     skipped: tuple[BadRow, ...]
@@ -105,17 +118,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeMark:
-    """All that a job needs to know to go on: up to here everything is on the disk."""
+    """Everything a job needs to resume: up to here all its work is on the disk."""
 
     number: int = 0  # rows read
-    position: int = 0  # where the next one begins
+    position: int = 0  # where the next row begins
     kept: int = 0  # vectors written
     skipped: int = 0
     tokens: int = 0
     output_bytes: int = 0
     skipped_bytes: int = 0
-    digest: str | None = None  # of what was read, where the input cannot be asked who it is
-    done: bool = False  # the input is at its end
+    digest: str | None = None  # of the input so far, if it is a pipe
+    done: bool = False  # all of the input was read
 
     @property
     def place(self) -> ReadPosition:
@@ -129,57 +142,57 @@ class BulkStatus:
     mark: ResumeMark
     begun: ResumeMark  # where this run began
     seconds: float
-    share: float | None  # of the input; None where nobody knows how long it is
+    share: float | None  # of the input that was read; None if its length is unknown
     share_begun: float | None
 
 
 class RowSource(Protocol):
-    """An input, row by row. Memory is that of one row, or of a few for Parquet."""
+    """An input that is read row by row. It holds one row in memory, or a few of Parquet."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What must be the same when a job goes on."""
+        """What must be the same for a job to resume."""
         ...
 
     @property
     def integer_ids(self) -> bool:
-        """Whether every id is known to be a whole number of 64 bits."""
+        """Whether every id is known to be a 64-bit integer."""
         ...
 
     def rows(self, start: ReadPosition) -> Iterator[InputRow | BadRow]: ...
 
     def digest(self, position: int) -> str | None:
-        """Of all bytes before `position`, where `identity` cannot tell inputs apart. Never goes back."""
+        """A hash of all bytes before `position`, if `identity` cannot tell inputs apart. Positions only increase."""
         ...
 
     def share(self, position: int) -> float | None:
-        """How much of it lies before `position`; None where nobody knows."""
+        """The share of the input before `position`; None if its length is unknown."""
         ...
 
     def check_unchanged(self) -> None:
-        """SourceError when the input was written to while it was read."""
+        """Raises SourceError if the input was written to while it was read."""
         ...
 
     def close(self) -> None: ...
 
 
 class VectorForm(Protocol):
-    """How vectors lie in a file that only grows: a head, then batch after batch."""
+    """An output format that can be appended to: a head, then one batch after another."""
 
     def head(self) -> bytes: ...
 
     def encode(self, rows: Sequence[InputRow], vectors: Floats) -> bytes: ...
 
     def finish(self, partial: Path, kept: int) -> Path:
-        """The grown file made final; the path of what is to be renamed. May be called again after a kill."""
+        """Completes the file and returns the path to be renamed. May run again after a kill."""
         ...
 
 
 class Embeds(Protocol):
-    """What a job needs of an embedder."""
+    """The part of an embedder that a job uses."""
 
     @property
     def dimensions(self) -> int: ...
@@ -191,26 +204,20 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Where in a row the text is, and the id if there is one."""
+    """The fields of a row that hold its text and its id."""
 
     text: str = "text"
     id: str | None = None
 
 
-STDIN = "-"
-
-_BOM = b"\xef\xbb\xbf"
-_PIECE_BYTES = 64 * 1024
-
-
 class Line(NamedTuple):
-    data: bytes | None  # without a BOM; None: longer than the limit
+    data: bytes | None  # without a byte order mark; None: longer than the limit
     end: int
-    quoted: bool = False  # of one that is too long: whether there is a quote in it
+    quoted: bool = False  # a line over the limit has a double quote in it
 
 
 class Lines:
-    """A seekable input. Offsets are those of the text: in a gzip file, of what it unpacks to."""
+    """Lines of a file. Positions in a gzip file are those of the unpacked text."""
 
     def __init__(self, path: Path, limit: RowLimit, *, packed: bool) -> None:
         self.limit = limit
@@ -228,7 +235,7 @@ class Lines:
         return file_identity(self._before)
 
     def from_position(self, position: int) -> Iterator[Line]:
-        """Lines from there on. SourceError when the disk or the packing ends it."""
+        """The lines from `position` on. Raises SourceError if the file cannot be read or unpacked."""
         try:
             self._stream.seek(position)
             yield from _lines(self._stream, position, self.limit.row_bytes, lambda _: None)
@@ -237,14 +244,14 @@ class Lines:
             raise SourceError(f"reading {self.name} failed: {reason}") from error
 
     def later(self, lines: Iterator[Line], position: int) -> Iterator[Line]:  # noqa: ARG002 - a file seeks
-        """What follows at `position`, some `lines` after the ones already taken."""
+        """The lines from `position` on, after some of `lines` were taken."""
         return self.from_position(position)
 
     def digest(self, position: int) -> str | None:  # noqa: ARG002 - a file is known by its inode and times
         return None
 
     def share(self, position: int) -> float | None:
-        if self._stream is not self._raw:  # what it unpacks to is known at its end alone
+        if self._stream is not self._raw:  # the unpacked size is not known in advance
             position = self._raw.tell()
         return position / self._before.st_size if self._before.st_size else 1.0
 
@@ -257,17 +264,17 @@ class Lines:
 
 
 class PipeLines:
-    """Standard input. It cannot go back: a job that goes on reads the beginning again and compares its hash."""
+    """Lines of standard input. A job that resumes reads the beginning again and compares its hash."""
 
     name = "standard input"
 
     def __init__(self, stream: IO[bytes], limit: RowLimit) -> None:
-        import hashlib  # not needed by a job that reads a file: 3 MiB with OpenSSL
+        import hashlib  # 3 MiB with OpenSSL, not needed for a file
 
         self.limit = limit
         self._stream = stream
         self._hash = hashlib.sha256()  # of the hashes of the lines before the last mark
-        self._unmarked: deque[tuple[int, bytes]] = deque()
+        self._unmarked: deque[tuple[int, bytes]] = deque()  # end and hash of later lines
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -291,8 +298,17 @@ class PipeLines:
         return lines
 
     def _lines(self) -> Iterator[Line]:
-        for line, hashed in _hashed_lines(self._stream, self.limit.row_bytes):
-            self._unmarked.append((line.end, hashed))
+        """Keeps the hash of each line until the next mark, and nothing else of it."""
+        import hashlib
+
+        line_hash = hashlib.sha256()
+
+        def update(piece: bytes) -> None:
+            line_hash.update(piece)
+
+        for line in _lines(self._stream, 0, self.limit.row_bytes, update):
+            self._unmarked.append((line.end, line_hash.digest()))
+            line_hash = hashlib.sha256()
             yield line
 
     def digest(self, position: int) -> str:
@@ -300,14 +316,14 @@ class PipeLines:
             self._hash.update(self._unmarked.popleft()[1])
         return self._hash.hexdigest()
 
-    def share(self, position: int) -> None:  # noqa: ARG002 - nobody knows how much will come
+    def share(self, position: int) -> None:  # noqa: ARG002 - the length of a pipe is unknown
         return None
 
     def check_unchanged(self) -> None:
-        """What came through a pipe cannot change."""
+        """A pipe cannot change."""
 
     def close(self) -> None:
-        """The stream is not ours."""
+        """Standard input stays open."""
 
 
 def open_lines(reference: str, limit: RowLimit, *, packed: bool) -> Lines | PipeLines:
@@ -337,7 +353,7 @@ def check_same(name: str, before: os.stat_result, descriptor: int) -> None:
 
 def open_input(path: Path) -> IO[bytes]:
     try:
-        if path.is_fifo():  # without a writer, opening it would not end
+        if path.is_fifo():  # opening one without a writer would block forever
             raise UsageError(f"{path} is a pipe: pipe it in with --input -")
         file = path.open("rb")
     except IsADirectoryError as error:
@@ -352,35 +368,21 @@ def open_input(path: Path) -> IO[bytes]:
 
 
 def _lines(
-    stream: IO[bytes] | GzipFile, position: int, row_bytes: int, tell: Callable[[bytes], None]
+    stream: IO[bytes] | GzipFile, position: int, row_bytes: int, on_read: Callable[[bytes], None]
 ) -> Iterator[Line]:
-    """`tell` is told every piece that was read before its line is handed out."""
+    """Calls `on_read` with every piece of a line before the line is yielded."""
     while raw := stream.readline(row_bytes + 1):
-        tell(raw)
+        on_read(raw)
         first, position = position == 0, position + len(raw)
         if len(raw) <= row_bytes or raw.endswith(b"\n"):
             yield Line(raw.removeprefix(_BOM) if first else raw, position)
             continue
         quoted = b'"' in raw
-        del raw  # what follows may take its place
+        del raw  # frees it before more is read
         while more := stream.readline(_PIECE_BYTES):
-            tell(more)
+            on_read(more)
             position += len(more)
             quoted = quoted or b'"' in more
             if more.endswith(b"\n"):
                 break
         yield Line(None, position, quoted)
-
-
-def _hashed_lines(stream: IO[bytes], row_bytes: int) -> Iterator[tuple[Line, bytes]]:
-    """With the hash of each, so that of a line nothing else has to be kept."""
-    import hashlib
-
-    pieces = hashlib.sha256()
-
-    def tell(piece: bytes) -> None:
-        pieces.update(piece)
-
-    for line in _lines(stream, 0, row_bytes, tell):
-        yield line, pieces.digest()
-        pieces = hashlib.sha256()
