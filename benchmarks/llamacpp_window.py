@@ -20,6 +20,7 @@ from edgekit.bill.types import Load, cache_type
 from edgekit.engines.llamacpp.run.engine import Running, start
 from edgekit.engines.llamacpp.run.launch import Launch
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.program import LocalWeights
 from edgekit.units import MIB
 
 
@@ -87,7 +88,7 @@ def main() -> None:
     asked = parser.parse_args()
     kind = cache_type(asked.cache)
     launch = Launch(
-        path=asked.model,
+        weights=LocalWeights(model=asked.model),
         load=Load(context_tokens=asked.window, sequences=1, cache_k=kind, cache_v=kind),
         setup=LlamaCppSetup(mode=LlamaMode.SERVER, cache_ram_mib=0),
         sinks=asked.sinks,

@@ -43,11 +43,17 @@ def launch_of(path: Path, **changes: Any) -> Launch:
     files = {
         key: changes.pop(key) for key in ("drafter", "adapters", "projector") if key in changes
     }
-    keys = {key: changes.pop(key) for key in ("host", "port", "api_key", "alias") if key in changes}
-    keys |= {"chats": changes.pop("chat")} if "chat" in changes else {}
+    names = {
+        "host": "host",
+        "port": "port",
+        "api_key": "api_key",
+        "alias": "alias",
+        "chat": "chats",
+    }
+    address = {field: changes.pop(key) for key, field in names.items() if key in changes}
     given: dict[str, Any] = {
         "weights": LocalWeights(model=path, **files),
-        "at": Address(**keys),
+        "at": Address(**address),
         "load": Load(context_tokens=512, sequences=1),
         "setup": SERVER,
         "threads": 1,
