@@ -677,7 +677,7 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
     with pytest.raises(CancelledError):
         opened.named("org/name", watch)
     wait_until(lambda: started_since(before) == 0)
-    assert not opened._kept
+    assert not opened._cached
     opened.named("org/name", CallWatch())
     assert calls == ["org/name"] * 2
 
@@ -829,11 +829,11 @@ def test_failures_are_not_kept_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         with pytest.raises(NotFoundError):
             opened.named("org/missing", CallWatch())
-    for number in range(kept_models.KEPT + 1):
+    for number in range(kept_models.CACHED_MODELS + 1):
         opened.named(f"org/name-{number}", CallWatch())
     opening.calls.clear()
     opened.named("org/name-0", CallWatch())
-    opened.named(f"org/name-{kept_models.KEPT}", CallWatch())
+    opened.named(f"org/name-{kept_models.CACHED_MODELS}", CallWatch())
     assert opening.calls == ["org/name-0"]
 
 
@@ -870,7 +870,7 @@ def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
     monkeypatch.setattr(kept_models, "price_loads", counted)
     for _ in range(2):
         named.pricing(found, "llama.cpp", {"mmproj": "auto"}, Reach())
-        clock += kept_models.BESIDE_S + 1
+        clock += kept_models.COMPANIONS_S + 1
     assert len(read) == reads
 
 
@@ -896,7 +896,7 @@ def test_what_was_worked_out_is_kept_for_a_few_models_only(
     found = [opened.named(f"org/name-{number}", CallWatch()) for number in range(3)]
     for named in found:
         assert named.as_file("llama.cpp") is named.as_file("llama.cpp")
-    for number in range(3, kept_models.WORKED_OUT + 1):
+    for number in range(3, kept_models.WITH_RESULTS + 1):
         opened.named(f"org/name-{number}", CallWatch())
     assert [bool(named.by_engine) for named in found] == [False, True, True]
 

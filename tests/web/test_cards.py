@@ -297,7 +297,7 @@ def test_a_client_that_goes_away_stops_the_work(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("edgekit.web.cards.Cards", Watched)
     with start(LOCAL) as address:
         assert len(list(islice(events(address, f"{PATH}?ram=2G"), 3))) == 3
-        wait_until(lambda: not decks[0].bells)
+        wait_until(lambda: not decks[0].followers)
         assert not decks[0].is_begun
         assert not decks[0].has_ended
 

@@ -269,7 +269,7 @@ class TestJobs:
                 return [event async for event in jobs.follow(job, 0)]
 
             def let_go() -> None:
-                wait_until(lambda: len(job.bells) == 5)
+                wait_until(lambda: len(job.followers) == 5)
                 go.set()
 
             threading.Thread(target=let_go).start()
@@ -277,7 +277,7 @@ class TestJobs:
 
         heard = asyncio.run(all_of_them())
         assert heard == [[JobEvent(name="done", number=1, data='{"ok":true}')]] * 5
-        assert not job.bells
+        assert not job.followers
 
     def test_a_sign_of_life_comes_while_nothing_happens(
         self, jobs: Jobs, monkeypatch: pytest.MonkeyPatch

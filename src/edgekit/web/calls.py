@@ -1,10 +1,11 @@
-"""TABLE of the calls: what each is asked, and the command line's own answer to it."""
+"""The table of calls: the fields of each, and the function that answers as the command line does."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -41,43 +42,80 @@ from edgekit.web.models import CachedModel
 from edgekit.web.references import (
     allowed,
     allowed_request,
-    far_beside,
     files_inside,
     is_file,
     is_near,
+    needs_remote_companions,
     shown_entry,
 )
 from edgekit.web.state import WebState
-from edgekit.web.types import CallWatch, reach_of
+from edgekit.web.types import CallWatch, Json, reach_of
 
-Json = dict[str, Any]
+SEEN_S = (
+    2.0  # how long this machine's free memory is reused: dragging a slider does not wait for it
+)
+_GROUPS = (
+    "weights",
+    "cache",
+    "placement",
+    "backend",
+    "cards",
+)  # of flags that the page treats alike
+
+_lock = threading.Lock()
+_seen: list[tuple[float, Machine]] = []  # when, and the machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call: its fields, and who answers. `summary` is for the documentation."""
+    """One call: its fields, and the function that answers. `summary` is for the documentation."""
 
     request: type[requests.CallFields]
-    answer: Callable[[WebState, Any, CallWatch], Json]
+    answer: Callable[[WebState, Any, CallWatch], Json]  # Any: the fields are made from a table
     summary: str
-    is_long: bool = False  # it may compute for seconds: of one client a few at once
+    is_long: bool = False  # may compute for seconds: only a few at once per client
 
 
-def _request(state: WebState, asked: Any) -> Request:
-    """The request, with what may be opened for it; for the machine as it is now where none is described."""
-    request = allowed_request(asked.request(), state.settings)
+def machine_now(request: Request) -> Machine:
+    """The machine described, or this one. Raises UsageError for an unknown device or an invalid size."""
+    if request.devices or request.ram is not None or request.vram is not None:
+        with about("machine"):
+            return _described(request.devices, request.ram, request.vram)
+    with _lock:
+        if not _seen or time.monotonic() - _seen[0][0] > SEEN_S:
+            _seen[:] = [(time.monotonic(), Request().find_machine())]
+        return _seen[0][1]
+
+
+@lru_cache(maxsize=64)
+def _described(devices: tuple[str, ...], ram: str | None, vram: str | None) -> Machine:
+    return Request(devices=devices, ram=ram, vram=vram).find_machine()
+
+
+def _request(state: WebState, fields: Any) -> Request:
+    """The request with its machine, and with companions that may be opened."""
+    request = allowed_request(fields.request(), state.settings)
     return replace(request, machine=machine_now(request))
 
 
-def _named(state: WebState, asked: Any, request: Request, watch: CallWatch) -> CachedModel:
-    """The model at the quantisation that was given separately from its name."""
+def _named(state: WebState, fields: Any, request: Request, watch: CallWatch) -> CachedModel:
+    """The model, at the quantisation of the request."""
     with about("model"):
-        named = state.models.named(asked.model, watch)
-    quant = request.quant
-    if quant is None:
+        named = state.models.named(fields.model, watch)
+    if request.quant is None:
         return named
-    other = file_at(named.name, named.files, quant)
-    return quantised(named, quant) if other is None else state.models.named(other, watch)
+    other = file_at(named.name, named.files, request.quant)
+    return quantised(named, request.quant) if other is None else state.models.named(other, watch)
+
+
+@contextmanager
+def _opened(
+    state: WebState, fields: Any, request: Request, watch: CallWatch
+) -> Iterator[CachedModel]:
+    """The model; inside, its companions may be fetched."""
+    named = _named(state, fields, request, watch)
+    with state.models.remote_slot(watch, is_needed=needs_remote_companions(request)):
+        yield named
 
 
 def _session(state: WebState, watch: CallWatch, named: CachedModel | None = None) -> Session:
@@ -85,78 +123,126 @@ def _session(state: WebState, watch: CallWatch, named: CachedModel | None = None
     return Session(reach=reach_of(state.settings, watch), pricing=pricing)
 
 
-def _inspect(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    reference = allowed(asked.model, state.settings)
+def _inspect(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    reference = allowed(fields.model, state.settings)
     if is_file(reference):
         files_inside(reference, state.settings)
-    depth = Depth.ARCHITECTURE if asked.light and not asked.tensors else Depth.TENSORS
-    with state.models.among_the_waiting(watch, far=not is_near(reference)):
-        found = inspect(reference, _session(state, watch), depth=depth, quant=asked.quant)
+    depth = Depth.ARCHITECTURE if fields.light and not fields.tensors else Depth.TENSORS
+    with state.models.remote_slot(watch, is_needed=not is_near(reference)):
+        found = inspect(reference, _session(state, watch), depth=depth, quant=fields.quant)
     return inspection_json(
-        found, tensors=bool(asked.tensors), layers=bool(asked.layers), keys=bool(asked.keys)
+        found, tensors=bool(fields.tensors), layers=bool(fields.layers), keys=bool(fields.keys)
     )
 
 
-def _estimate(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    request = allowed_request(asked.request(), state.settings)
-    named = _named(state, asked, request, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(request)):
+def _estimate(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = allowed_request(fields.request(), state.settings)
+    with _opened(state, fields, request, watch) as named:
         bill = estimate_named(named, request, _session(state, watch, named))
-    return bill_json(bill, layers=bool(asked.per_layer))
+    return bill_json(bill, layers=bool(fields.per_layer))
 
 
-def _check(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    request = _request(state, asked)
-    named = _named(state, asked, request, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(request)):
+def _check(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
+    with _opened(state, fields, request, watch) as named:
         return answers_json(check_named(named, request, _session(state, watch)))
 
 
-def _plan(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    request = _request(state, asked)
+def _plan(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
     check_engine(request)
-    named = _named(state, asked, request, watch)
-    # another of its files may be chosen
-    is_far = named.files is not None and named.files.origin.is_remote
-    with state.models.among_the_waiting(watch, far=is_far):
+    named = _named(state, fields, request, watch)
+    # The plan may choose another file of the repository.
+    is_remote = named.files is not None and named.files.origin.is_remote
+    with state.models.remote_slot(watch, is_needed=is_remote):
         found = plan_named(named, request, _session(state, watch))
     return plan_json(found.plan, ready=found.ready, notes=found.notes)
 
 
-def _recommend(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    return cards_json(recommend(_request(state, asked), _session(state, watch)))
+def _recommend(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    return cards_json(recommend(_request(state, fields), _session(state, watch)))
 
 
-def _fit(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    request = _request(state, asked)
-    named = _named(state, asked, request, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(request)):
+def _fit(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
+    with _opened(state, fields, request, watch) as named:
         return fit_json(fit(named, request, _session(state, watch, named)))
 
 
-def _curves(state: WebState, asked: Any, watch: CallWatch) -> Json:
-    request = _request(state, asked)
-    named = _named(state, asked, request, watch)
-    with state.models.among_the_waiting(watch, far=far_beside(request)):
-        found = curve(named, request, _session(state, watch), points=asked.points)
+def _curves(state: WebState, fields: Any, watch: CallWatch) -> Json:
+    request = _request(state, fields)
+    with _opened(state, fields, request, watch) as named:
+        found = curve(named, request, _session(state, watch), points=fields.points)
     return curves_json(found)
 
 
-def _hardware(_: WebState, asked: Any, _watch: CallWatch) -> Json:
-    return hardware_json(machine_now(asked.request()))
-
-
-def _devices(_: WebState, _asked: Any, _watch: CallWatch) -> Json:
-    return devices_json()
-
-
-def _catalog(state: WebState, asked: Any, _watch: CallWatch) -> Json:
+def _catalog(state: WebState, fields: Any, _: CallWatch) -> Json:
     known = read_catalog()
     kinds = [kind.value for kind in ModelPurpose]
-    if asked.kind is not None and asked.kind not in kinds:
-        raise UsageError(f"kind: {asked.kind[:40]!r} must be one of {', '.join(kinds)}")
-    found = listed(known, kind=asked.kind, family=asked.family)
+    if fields.kind is not None and fields.kind not in kinds:
+        raise UsageError(f"kind: {fields.kind[:40]!r} must be one of {', '.join(kinds)}")
+    found = listed(known, kind=fields.kind, family=fields.family)
     return catalog_json([shown_entry(one, state.settings) for one in found], known)
+
+
+def engines_json() -> Json:
+    """All engines, in order of preference."""
+    return {"schema": SCHEMA, "engines": [_engine_json(engine) for engine in every_engine()]}
+
+
+def _engine_json(engine: Engine) -> Json:
+    page, cache = engine.page, engine.page.cache
+    controls = [(flag, flag.control) for flag in engine.flags if flag.control is not None]
+    # The default first, then what the control offers; without a control the engine has one type.
+    cache_types = next((one.choices for flag, one in controls if flag.key in cache.keys), ())
+    return {
+        "name": engine.name,
+        "label": page.label,
+        "program": page.program,
+        "is_compared": page.is_compared,
+        "runs": page.runs,
+        "serves": page.serves,
+        "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
+        "pins_placement": engine.pins_placement,
+        "verdicts": dict(page.verdicts),
+        "cache": {
+            "keys": cache.keys,
+            "types": [
+                f"{value}{cache.unit}" for value in dict.fromkeys((cache.default, *cache_types))
+            ],
+            "default": cache.default,
+            "unit": cache.unit,
+            "also": dict(cache.also),
+        },
+        "controls": [
+            _control_json(flag, control)
+            for flag, control in sorted(controls, key=lambda pair: pair[1].place)
+        ],
+        "groups": {
+            group: list(dict.fromkeys(flag.key for flag in engine.flags if flag.group == group))
+            for group in _GROUPS
+        },
+        "instead_of": {flag.key: flag.instead_of for flag in engine.flags if flag.instead_of},
+    }
+
+
+def _control_json(flag: Flag, control: Control) -> Json:
+    numbers = flag.read if isinstance(flag.read, Whole) else None
+    kind = "menu" if control.choices else "number"
+    found = {
+        "key": flag.key,
+        "kind": control.kind or (kind if flag.metavar else "switch"),
+        "label": control.label,
+        "values": control.choices or None,
+        "default": control.default,
+        "fact": control.fact or None,
+        "need": control.need or None,
+        "extra": control.extra,
+        "is_wide": control.is_wide,
+        "least": None if numbers is None else numbers.least,
+        "most": None if numbers is None else numbers.most,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 CALLS: dict[str, Call] = {
@@ -204,12 +290,12 @@ CALLS: dict[str, Call] = {
 LISTS: dict[str, Call] = {
     "hardware": Call(
         request=requests.HARDWARE,
-        answer=_hardware,
+        answer=lambda _, fields, _watch: hardware_json(machine_now(fields.request())),
         summary="Show a machine's hardware and how much memory each engine can use",
     ),
     "devices": Call(
         request=requests.DEVICES,
-        answer=_devices,
+        answer=lambda *_: devices_json(),
         summary="List the known devices",
     ),
     "engines": Call(
@@ -221,94 +307,3 @@ LISTS: dict[str, Call] = {
         request=requests.CATALOG, answer=_catalog, summary="List the models of the catalog"
     ),
 }
-
-
-_GROUPS = ("weights", "cache", "placement", "backend", "cards")  # that the page treats alike
-
-
-def engines_json() -> Json:
-    """All engines, in order of preference."""
-    return {"schema": SCHEMA, "engines": [_engine_json(engine) for engine in every_engine()]}
-
-
-def _engine_json(engine: Engine) -> Json:
-    page = engine.page
-    shown = [(flag, flag.control) for flag in engine.flags if flag.control is not None]
-    return {
-        "name": engine.name,
-        "label": page.label,
-        "program": page.program,
-        "is_compared": page.is_compared,
-        "runs": page.runs,
-        "serves": page.serves,
-        "quantizes_gguf": engine.loads_gguf and bool(engine.quant_key),
-        "pins_placement": engine.pins_placement,
-        "verdicts": dict(page.verdicts),
-        "cache": {
-            "keys": page.cache.keys,
-            "types": [f"{value}{page.cache.unit}" for value in _cache_values(engine)],
-            "default": page.cache.default,
-            "unit": page.cache.unit,
-            "also": dict(page.cache.also),
-        },
-        "controls": [_control_json(*one) for one in sorted(shown, key=lambda one: one[1].place)],
-        "groups": {
-            group: list(dict.fromkeys(flag.key for flag in engine.flags if flag.group == group))
-            for group in _GROUPS
-        },
-        "instead_of": {flag.key: flag.instead_of for flag in engine.flags if flag.instead_of},
-    }
-
-
-def _cache_values(engine: Engine) -> dict[str, None]:
-    """The default first, then what the control offers."""
-    cache = engine.page.cache
-    controls = (flag.control for flag in engine.flags if flag.key in cache.keys and flag.control)
-    control = next(controls, None)  # None: the engine has one type of cache
-    return dict.fromkeys((cache.default, *(control.choices if control is not None else ())))
-
-
-def _control_json(flag: Flag, control: Control) -> Json:
-    numbers = flag.read if isinstance(flag.read, Whole) else None
-    found = {
-        "key": flag.key,
-        "kind": control.kind or _kind(flag, control),
-        "label": control.label,
-        "values": control.choices or None,
-        "default": control.default,
-        "fact": control.fact or None,
-        "need": control.need or None,
-        "extra": control.extra,
-        "is_wide": control.is_wide,
-        "least": None if numbers is None else numbers.least,
-        "most": None if numbers is None else numbers.most,
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _kind(flag: Flag, control: Control) -> str:
-    if not flag.metavar:
-        return "switch"
-    return "menu" if control.choices else "number"
-
-
-SEEN_S = 2.0  # what is free here changes; a slider that is dragged does not wait for it
-
-_lock = threading.Lock()
-_seen: list[tuple[float, Machine]] = []
-
-
-def machine_now(request: Request) -> Machine:
-    """The one at hand where none is named. Raises UsageError for a name or a size that means nothing."""
-    if request.devices or request.ram is not None or request.vram is not None:
-        with about("machine"):
-            return _wished(request.devices, request.ram, request.vram)
-    with _lock:
-        if not _seen or time.monotonic() - _seen[0][0] > SEEN_S:
-            _seen[:] = [(time.monotonic(), Request().find_machine())]
-        return _seen[0][1]
-
-
-@lru_cache(maxsize=64)
-def _wished(devices: tuple[str, ...], ram: str | None, vram: str | None) -> Machine:
-    return Request(devices=devices, ram=ram, vram=vram).find_machine()

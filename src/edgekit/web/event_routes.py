@@ -1,10 +1,10 @@
-"""/api/v1/jobs: a call is started, followed by server-sent events, asked about and called off."""
+"""/api/v1/jobs and /api/v1/cards: jobs (start, state, cancel), and server-sent events for both."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
@@ -13,21 +13,21 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from edgekit.app.recommend import complete
 from edgekit.errors import NotFoundError
-from edgekit.request import Request as ModelRequest
 from edgekit.web import requests
 from edgekit.web.calls import CALLS, Call, machine_now
 from edgekit.web.card_worker import CardOrder
-from edgekit.web.cards import Cards, Deck
-from edgekit.web.failures import Problem
+from edgekit.web.cards import Deck
+from edgekit.web.failures import Problem, Responses
 from edgekit.web.jobs import JobEvent, JobState
 from edgekit.web.state import client_of, state_of
-from edgekit.web.types import CallWatch
+from edgekit.web.types import CallWatch, Json
 
 JOBS = "/api/v1/jobs"
-jobs_router = APIRouter(prefix=JOBS, tags=["jobs"])
-
 _CALLS = ("inspect", "estimate", "check", "plan", "recommend")
-_STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # nginx in front hands on each event as it comes
+_STREAM_HEADERS = {"X-Accel-Buffering": "no"}  # an nginx in front forwards each event at once
+
+jobs_router = APIRouter(prefix=JOBS, tags=["jobs"])
+cards_router = APIRouter(tags=["cards"])
 
 
 class Started(BaseModel):
@@ -42,29 +42,41 @@ class JobTold(Started):
     """What became of it. `progress` is the last line it said."""
 
     progress: str | None
-    result: dict[str, Any] | None
+    result: Json | None
     error: Problem | None
 
 
-def event_bytes(event: JobEvent) -> bytes:
-    """As https://html.spec.whatwg.org/multipage/server-sent-events.html has it."""
-    if not event.name:
-        return b": still working\n\n"
-    return f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n".encode()
+def _stream(description: str) -> Responses:
+    """OpenAPI of a stream of events."""
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: {"content": content, "description": description}}
+
+
+def _events_answer(events: AsyncIterator[JobEvent]) -> StreamingResponse:
+    """https://html.spec.whatwg.org/multipage/server-sent-events.html"""
+
+    async def encoded() -> AsyncIterator[bytes]:
+        async for event in events:
+            if event.name:
+                yield f"id: {event.number}\nevent: {event.name}\ndata: {event.data}\n\n".encode()
+            else:
+                yield b": still working\n\n"
+
+    return StreamingResponse(encoded(), media_type="text/event-stream", headers=_STREAM_HEADERS)
 
 
 def _starter(name: str, call: Call) -> Callable[..., JSONResponse]:
-    def start(request: Request, fields: BaseModel) -> JSONResponse:
+    def start(request: Request, fields: requests.CallFields) -> JSONResponse:
         state = state_of(request)
 
-        def work(watch: CallWatch) -> dict[str, Any]:
+        def work(watch: CallWatch) -> Json:
             return call.answer(state, fields, watch)
 
         job = state.jobs.start(name, work, client_of(request))
-        told = {"id": job.id, "call": job.call, "state": JobState.RUNNING.value}
-        return JSONResponse(told, 202, {"Location": f"{JOBS}/{job.id}"})
+        started = {"id": job.id, "call": job.call, "state": JobState.RUNNING.value}
+        return JSONResponse(started, 202, {"Location": f"{JOBS}/{job.id}"})
 
-    start.__annotations__["fields"] = call.request  # each call has fields of its own
+    start.__annotations__["fields"] = call.request
     return start
 
 
@@ -107,12 +119,7 @@ def cancel(request: Request, job_id: str) -> JSONResponse:
     response_class=StreamingResponse,
     summary="Follow a job",
     operation_id="job_events",
-    responses={
-        200: {
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "`progress` events, then one of `done`, `failed`, `cancelled`",
-        }
-    },
+    responses=_stream("`progress` events, then one of `done`, `failed`, `cancelled`"),
 )
 async def job_events(
     request: Request, job_id: str, last_event_id: Annotated[str, Header()] = ""
@@ -120,32 +127,7 @@ async def job_events(
     jobs = state_of(request).jobs
     job = jobs.named(job_id)
     after = int(last_event_id) if last_event_id.isdecimal() and len(last_event_id) < 10 else 0
-    return events_answer(jobs.follow(job, after))
-
-
-def events_answer(following: AsyncIterator[JobEvent]) -> StreamingResponse:
-    stream = _bytes(following)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM_HEADERS)
-
-
-async def _bytes(following: AsyncIterator[JobEvent]) -> AsyncIterator[bytes]:
-    async for event in following:
-        yield event_bytes(event)
-
-
-cards_router = APIRouter(tags=["cards"])
-
-
-def _asked(cards: Cards, request: ModelRequest) -> Deck:
-    request = complete(replace(request, machine=machine_now(request)))
-    return cards.deck(
-        CardOrder(
-            machine=request.find_machine(),
-            engine=request.engines[0],
-            max_use=request.max_use,
-            reserve_bytes=request.reserve_bytes,
-        )
-    )
+    return _events_answer(jobs.follow(job, after))
 
 
 @cards_router.get(
@@ -153,17 +135,26 @@ def _asked(cards: Cards, request: ModelRequest) -> Deck:
     operation_id="events_api_v1_cards_events_get",
     response_class=StreamingResponse,
     summary="Check every model of the catalog on a machine",
-    responses={
-        200: {
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-            "description": "`machine`, a `card` for each model, best candidates first, then `done` or `failed`",
-        }
-    },
+    responses=_stream(
+        "`machine`, a `card` for each model, best candidates first, then `done` or `failed`"
+    ),
 )
 async def card_events(
     request: Request,
     fields: Annotated[requests.CARDS, Query()],  # type: ignore[valid-type]  # made from a table
 ) -> StreamingResponse:
     cards = state_of(request).cards
-    deck = await to_thread.run_sync(_asked, cards, cast("requests.CallFields", fields).request())
-    return events_answer(cards.follow(deck))
+
+    def find_deck() -> Deck:
+        wanted = cast("requests.CallFields", fields).request()
+        wanted = complete(replace(wanted, machine=machine_now(wanted)))
+        return cards.deck(
+            CardOrder(
+                machine=wanted.find_machine(),
+                engine=wanted.engines[0],
+                max_use=wanted.max_use,
+                reserve_bytes=wanted.reserve_bytes,
+            )
+        )
+
+    return _events_answer(cards.follow(await to_thread.run_sync(find_deck)))

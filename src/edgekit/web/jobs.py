@@ -1,7 +1,7 @@
-"""A call that takes long -> a job: what it says meanwhile, how it ended, and a way to call it off.
+"""Long calls as jobs: progress, result, cancellation.
 
-Each job has a thread, a few run at a time and some wait. Who listens gets the newest line and the end; who comes back
-gets them again.
+Each job has a thread; a few run at a time and some wait. A follower gets the newest progress line and the end, and
+gets them again after a reconnect.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgekit.errors import CancelledError, DeadlineError, EdgekitError, NotFoundError
 from edgekit.report.json import json_line
 from edgekit.web.failures import UNEXPECTED, TooManyError, error_json, failure_json
 from edgekit.web.limits import network_of
-from edgekit.web.types import CallWatch
+from edgekit.web.types import CallWatch, Json
 
-# In all, and of one client: the page runs three at once to compare.
+# In all, and per client: the page runs three at once to compare.
 RUNNING_JOBS, RUNNING_EACH = 4, 3
 WAITING_JOBS, WAITING_EACH = 16, 6
-# Those of jobs that were called off go on until their server answers or is given up.
+# The threads of cancelled jobs go on until their server answers or times out.
 MAX_THREADS, THREADS_EACH = 32, 12
 KEPT_JOBS, KEPT_EACH = 64, 32
 KEPT_S = 600.0
-# Of their answers, as text: one with every tensor of a Kimi-K2 has 27 MB, all others some 100 KB.
+# Of results as text: every tensor of Kimi-K2 takes 27 MB, all others about 100 KB.
 KEPT_BYTES, KEPT_BYTES_EACH = 128 * 2**20, 32 * 2**20
-PAUSE_S = 0.05  # between two lines: a person reads no more, and a header in 500 ranges says 500
+PAUSE_S = 0.05  # between two progress events: a header read in 500 ranges reports 500 lines
+PING_S = 10.0  # without an event for this long, a stream sends a comment
 LINE_CHARS = 200
-SLACK_S = 60.0  # of a job beyond its network: a plan with a drafter asks for two models, and thinks
+SLACK_S = (
+    60.0  # on top of the network's time-out: a plan with a draft model opens two, and computes
+)
+
+_ALL = "all of them"  # a key next to the clients, which are addresses
 
 _log = logging.getLogger("edgekit.web")
 
-Answer = dict[str, Any]
-Work = Callable[[CallWatch], Answer]
+Work = Callable[[CallWatch], Json]
 
 
 class JobState(enum.Enum):
@@ -53,16 +56,37 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """One server-sent event; without a name a sign of life."""
+    """One server-sent event; without a name, a keep-alive comment."""
 
     name: str = ""
     number: int = 0
     data: str = field(default="{}", repr=False)  # JSON
 
 
+class Wakeup:
+    """Wakes a coroutine on the server's loop from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Whether it was set in time. Resets it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        was_set = self._event.is_set()
+        self._event.clear()
+        return was_set
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class BackgroundJob:
-    """It changes as it goes: Jobs alone writes to it, under its lock."""
+    """Only Jobs writes to it, under its lock."""
 
     call: str
     work: Work = field(repr=False)
@@ -76,9 +100,9 @@ class BackgroundJob:
     number: int = 0  # of the newest event
     answer: str = field(default="{}", repr=False)  # JSON: the result, or the error
     ended_s: float | None = None
-    bells: set[Bell] = field(default_factory=set, repr=False)
+    followers: set[Wakeup] = field(default_factory=set, repr=False)
 
-    def as_json(self) -> Answer:
+    def as_json(self) -> Json:
         state, answer = self.state, json.loads(self.answer)
         return {
             "id": self.id,
@@ -89,24 +113,31 @@ class BackgroundJob:
             "error": answer.get("error") if state is JobState.FAILED else None,
         }
 
+    def notify(self) -> None:
+        self.number += 1
+        for follower in self.followers:
+            follower.set()
+
 
 class Jobs:
-    def __init__(self, *, timeout_s: float, redact: Callable[[Answer], Answer] = dict) -> None:
+    def __init__(self, *, timeout_s: float, redact: Callable[[Json], Json] = dict) -> None:
         """`redact` removes local paths from an answer."""
         self._timeout_s = timeout_s + SLACK_S
         self._redact = redact
-        self._jobs: dict[str, BackgroundJob] = {}  # in the order in which they were asked for
+        self._jobs: dict[str, BackgroundJob] = {}  # in the order in which they were started
         self._waiting: deque[BackgroundJob] = deque()
         self._threads: Counter[str] = Counter()  # by client
         self._closed = False
         self._lock = threading.RLock()
 
     def start(self, call: str, work: Work, client: str = "") -> BackgroundJob:
-        """Raises TooManyError where too many wait already, of this client or of all."""
+        """Raises TooManyError if too many are waiting, of this client or in all."""
         client = network_of(client)
         with self._lock:
             self._tidy()
-            if self._closed or not self._has_room(client):
+            own = sum(job.client == client for job in self._waiting)
+            may_wait = len(self._waiting) < WAITING_JOBS and own < WAITING_EACH
+            if self._closed or not may_wait or not self._has_thread(client):
                 raise TooManyError("too many jobs are running; try again in a moment")
             deadline_s = time.monotonic() + self._timeout_s
             job = BackgroundJob(call=call, work=work, client=client, deadline_s=deadline_s)
@@ -116,7 +147,7 @@ class Jobs:
             return job
 
     def named(self, job_id: str) -> BackgroundJob:
-        """Raises NotFoundError for one that is not known, or not any more."""
+        """Raises NotFoundError if the job is unknown or already forgotten."""
         with self._lock:
             self._tidy()
             job = self._jobs.get(job_id)
@@ -127,7 +158,7 @@ class Jobs:
         return job
 
     def cancel(self, job: BackgroundJob) -> None:
-        """At once, though its thread may need a moment to notice. One that has ended stays as it is."""
+        """Takes effect at once, although the thread may need a moment to notice. Has no effect after the end."""
         job.watch.cancelled.set()
         self._end(job, JobState.CANCELLED, {})
 
@@ -139,10 +170,10 @@ class Jobs:
             self.cancel(job)
 
     async def follow(self, job: BackgroundJob, after: int) -> AsyncIterator[JobEvent]:
-        """What was said since the event of that number, then the end, whatever the number."""
-        bell = Bell()
+        """Progress since event number `after`, then the end, whatever the number."""
+        wakeup = Wakeup()
         with self._lock:
-            job.bells.add(bell)
+            job.followers.add(wakeup)
         try:
             while job.state is JobState.RUNNING:
                 number, line = job.number, job.line
@@ -150,71 +181,59 @@ class Jobs:
                     after = number
                     yield JobEvent(name="progress", number=number, data=json_line({"line": line}))
                     await asyncio.sleep(PAUSE_S)
-                elif not await bell.wait(PING_S):
+                elif not await wakeup.wait(PING_S):
                     yield JobEvent()
                     with self._lock:
-                        self._tidy()  # one that takes too long is ended here
+                        self._tidy()  # ends the job if it takes too long
             yield JobEvent(name=job.state.value, number=job.number, data=job.answer)
         finally:
             with self._lock:
-                job.bells.discard(bell)
-
-    def _has_room(self, client: str) -> bool:
-        own = sum(job.client == client for job in self._waiting)
-        room = len(self._waiting) < WAITING_JOBS and own < WAITING_EACH
-        return room and self._has_thread(client)
+                job.followers.discard(wakeup)
 
     def _has_thread(self, client: str) -> bool:
         return self._threads.total() < MAX_THREADS and self._threads[client] < THREADS_EACH
 
     def _begin_next(self) -> None:
-        if self._closed:
-            return
+        """Start what may run: of the clients with the fewest running jobs, the job that has waited longest."""
         running = Counter(
             job.client
             for job in self._jobs.values()
             if job.has_begun and job.state is JobState.RUNNING
         )
-        while running.total() < RUNNING_JOBS and (job := self._next(running)) is not None:
+        while not self._closed and running.total() < RUNNING_JOBS:
+            able = [
+                job
+                for job in self._waiting
+                if running[job.client] < RUNNING_EACH and self._has_thread(job.client)
+            ]
+            if not able:
+                return
+            job = min(able, key=lambda job: running[job.client])
             self._waiting.remove(job)
             job.has_begun = True
             running[job.client] += 1
             self._threads[job.client] += 1
-            # A daemon: one that waits for a slow server does not hold up the end of the program.
+            # A daemon: a job that waits for a slow server does not delay the end of the process.
             threading.Thread(target=self._run, args=(job,), name="edgekit job", daemon=True).start()
 
-    def _next(self, running: Counter[str]) -> BackgroundJob | None:
-        """In turn: of the clients that have the fewest running, the job that has waited longest."""
-        able = (
-            job
-            for job in self._waiting
-            if running[job.client] < RUNNING_EACH and self._has_thread(job.client)
-        )
-        return min(able, key=lambda job: running[job.client], default=None)
-
     def _run(self, job: BackgroundJob) -> None:
-        watch = CallWatch(
-            client=job.client,
-            progress=lambda line: self._say(job, line),
-            cancelled=job.watch.cancelled,
-        )
+        def report(line: str) -> None:
+            line = self._redact({"line": line})["line"].strip()[:LINE_CHARS]
+            with self._lock:
+                if job.state is JobState.RUNNING and line and line != job.line:
+                    job.line = line
+                    job.notify()
+
+        watch = CallWatch(client=job.client, progress=report, cancelled=job.watch.cancelled)
         try:
             state, answer = _outcome(job.work, watch)
             self._end(job, state, self._redact(answer))
         finally:
             with self._lock:
-                self._threads -= Counter([job.client])  # drops who has none left
+                self._threads -= Counter([job.client])  # drops clients that have none left
                 self._begin_next()
 
-    def _say(self, job: BackgroundJob, line: str) -> None:
-        line = self._redact({"line": line})["line"].strip()[:LINE_CHARS]
-        with self._lock:
-            if job.state is not JobState.RUNNING or not line or line == job.line:
-                return
-            job.line = line
-            self._ring(job)
-
-    def _end(self, job: BackgroundJob, state: JobState, answer: Answer) -> None:
+    def _end(self, job: BackgroundJob, state: JobState, answer: Json) -> None:
         text = json_line(answer)
         with self._lock:
             if job.state is not JobState.RUNNING:
@@ -224,17 +243,11 @@ class Jobs:
             job.ended_s = time.monotonic()
             if job in self._waiting:
                 self._waiting.remove(job)
-            self._ring(job)
+            job.notify()
             self._begin_next()
 
-    @staticmethod
-    def _ring(job: BackgroundJob) -> None:
-        job.number += 1
-        for bell in job.bells:
-            bell.ring()
-
     def _tidy(self) -> None:
-        """Ends what takes too long, forgets what ended long ago, and the oldest of too many."""
+        """End jobs past their deadline; forget jobs that ended long ago, and the oldest if there are too many."""
         for job in list(self._jobs.values()):
             if job.state is JobState.RUNNING and time.monotonic() > job.deadline_s:
                 job.watch.cancelled.set()
@@ -245,11 +258,23 @@ class Jobs:
             del self._jobs[job.id]
 
 
-_ALL = "all of them"  # beside the clients, which are addresses
+def _outcome(work: Work, watch: CallWatch) -> tuple[JobState, Json]:
+    try:
+        return JobState.DONE, work(watch)
+    except CancelledError:
+        return JobState.CANCELLED, {}
+    except EdgekitError as error:
+        return JobState.FAILED, error_json(error)
+    except Exception:  # noqa: BLE001 - a client waits for the end of this job
+        _log.exception("a job failed")
+        return JobState.FAILED, failure_json("InternalError", UNEXPECTED)
 
 
 def _surplus(ended: list[BackgroundJob], *, most: int) -> Iterator[BackgroundJob]:
-    """Those that are old, and the first of too many or too long ones, of one client or of all. The last is kept."""
+    """Expired jobs, and the oldest ones beyond the limits on number and size, per client and in all.
+
+    The newest result stays, however large.
+    """
     now_s, counts, sizes = time.monotonic(), Counter[str](), Counter[str]()
     for job in ended:
         counts.update((job.client, _ALL))
@@ -257,48 +282,12 @@ def _surplus(ended: list[BackgroundJob], *, most: int) -> Iterator[BackgroundJob
     for job in ended:
         client = job.client
         is_many = counts[client] > KEPT_EACH or counts[_ALL] > most
-        is_long = any(
+        is_large = any(
             sizes[who] > most_bytes and counts[who] > 1
             for who, most_bytes in ((client, KEPT_BYTES_EACH), (_ALL, KEPT_BYTES))
         )
         is_old = now_s - (job.ended_s or now_s) > KEPT_S
-        if is_old or is_many or is_long:
+        if is_old or is_many or is_large:
             counts.subtract((client, _ALL))
             sizes.subtract({client: len(job.answer), _ALL: len(job.answer)})
             yield job
-
-
-def _outcome(work: Work, watch: CallWatch) -> tuple[JobState, Answer]:
-    try:
-        return JobState.DONE, work(watch)
-    except CancelledError:
-        return JobState.CANCELLED, {}
-    except EdgekitError as error:
-        return JobState.FAILED, error_json(error)
-    except Exception:  # noqa: BLE001 - whatever it is, somebody waits for the end of this job
-        _log.exception("a job failed")
-        return JobState.FAILED, failure_json("InternalError", UNEXPECTED)
-
-
-PING_S = 10.0  # so long a stream of events says nothing
-
-
-class Bell:
-    """Wakes a listener on the server's loop, from any thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._rung = asyncio.Event()
-
-    def ring(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._rung.set)
-
-    async def wait(self, timeout_s: float) -> bool:
-        """Whether it rang. From now on it rings anew."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._rung.wait()
-        rang = self._rung.is_set()
-        self._rung.clear()
-        return rang

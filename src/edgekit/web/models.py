@@ -1,4 +1,4 @@
-"""References -> models that stay open: each is opened once, for all who ask at the same time and after."""
+"""References -> opened models: each is opened once, for every request at the same time and after."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.task import NEXT_TO_MODEL, price_loads
@@ -33,32 +32,39 @@ from edgekit.web.references import (
 )
 from edgekit.web.types import CallWatch, WebSettings, reach_of
 
-KEPT = 64
-WORKED_OUT = 8  # of those, models that keep what engines worked out: up to 200 MB each
-# In all, and of one client: of those that may need the network. The page opens three at once to compare.
+CACHED_MODELS = 64
+WITH_RESULTS = 8  # of those, how many keep what the engines computed: up to 200 MB each
+# For models that may need the network, in all and per client. The page opens three at once to compare.
 OPENED_AT_ONCE, OPENED_EACH = 6, 3
 WAITING_AT_ONCE, WAITING_EACH = 16, 6  # each holds one of the server's 40 threads
 REMOTE_S = 3600.0
-STORE_S = 60.0  # what another program keeps on this machine is quickly looked up again
-BESIDE_S = 10.0  # a projector or an adapter that was changed is seen then
-BESIDE_KEPT = 8
-LOOKS_S = 0.05  # how often a waiter looks whether it was called off
-PATIENCE_S = 5.0  # beyond the time-out, for what came before
+STORE_S = 60.0  # another program's store on this machine: cheap to look up again
+COMPANIONS_S = 10.0  # then a changed projector or adapter is noticed
+CACHED_PRICES = 8  # per model, for loads with companions
+POLL_S = 0.05  # how often a waiting request checks whether it was cancelled
+PATIENCE_S = 5.0  # on top of the time-out
 
 # Groups of flags that affect a price in addition to the load and the setup.
-_BESIDE = frozenset({"companion", "drafter", "weights"})
-Beside = tuple[Any, ...]
-Stamps = tuple[tuple[str, Stamp], ...]
+_COMPANION_GROUPS = frozenset({"companion", "drafter", "weights"})
+_STORES = frozenset({Origin.HUB_CACHE, Origin.OLLAMA_STORE, Origin.LM_STUDIO})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedModel(ResolvedModel):
-    """A resolved model with what was worked out for each engine."""
+    """A resolved model, how long it may be reused, and what was computed for each engine."""
 
+    stamps: tuple[tuple[str, Stamp], ...] = field(default=(), repr=False, compare=False)
+    until_s: float = field(default=0.0, repr=False, compare=False)  # by the monotonic clock
     by_engine: dict[str, OpenModel] = field(default_factory=dict, repr=False, compare=False)
-    beside: dict[Beside, tuple[float, Price]] = field(
+    prices: dict[tuple[object, ...], tuple[float, Price]] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    @property
+    def is_fresh(self) -> bool:
+        return time.monotonic() < self.until_s and all(
+            stamp_of(path) == stamp for path, stamp in self.stamps
+        )
 
     def as_file(self, engine: str) -> OpenModel:
         found = self.by_engine.get(engine)
@@ -67,194 +73,153 @@ class CachedModel(ResolvedModel):
         return found
 
     def pricing(self, opened: OpenModel, engine: str, values: Values, reach: Reach) -> Price:
-        """As `price_loads`; files next to the model are not read again for every step of a slider."""
-        keys = {flag.key for flag in engine_named(engine).flags if flag.group in _BESIDE}
-        key = (engine, *((key, values[key]) for key in sorted(keys & values.keys())))
-        if len(key) == 1:
+        """As `price_loads`, but companion files are not read again for every step of a slider."""
+        flags = engine_named(engine).flags
+        keys = {flag.key for flag in flags if flag.group in _COMPANION_GROUPS} & values.keys()
+        if not keys:
             return price_loads(opened, engine, values, reach)
-        until_s, price = self.beside.get(key, (0.0, None))
+        cache_key = (engine, *((key, values[key]) for key in sorted(keys)))
+        until_s, price = self.prices.get(cache_key, (0.0, None))
         if price is None or time.monotonic() > until_s:
             price = price_loads(opened, engine, values, reach)
-            if len(self.beside) >= BESIDE_KEPT:
-                self.beside.clear()
-            given = companions_in(engine_named(engine).flags, values)
-            is_auto = given.get("projector") == NEXT_TO_MODEL
-            self.beside[key] = (time.monotonic() + self._beside_s(is_auto=is_auto), price)
+            if len(self.prices) >= CACHED_PRICES:
+                self.prices.clear()
+            # The projector next to a remote model is looked up as rarely as the model itself.
+            is_remote = self.files is not None and self.files.origin.is_remote
+            is_auto = companions_in(flags, values).get("projector") == NEXT_TO_MODEL
+            lasts_s = REMOTE_S if is_remote and is_auto else COMPANIONS_S
+            self.prices[cache_key] = (time.monotonic() + lasts_s, price)
         return price
 
-    def _beside_s(self, *, is_auto: bool) -> float:
-        """The projector next to a remote model is looked up as often as the model itself."""
-        is_remote = self.files is not None and self.files.origin.is_remote
-        return REMOTE_S if is_remote and is_auto else BESIDE_S
-
     def forget(self) -> None:
-        """What was worked out for it: the model itself stays open."""
+        """Drop what was computed; the model itself stays open."""
         self.by_engine.clear()
-        self.beside.clear()
+        self.prices.clear()
         if self.found is not None:
             self.found.model.forget()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    named: CachedModel
-    stamps: Stamps  # of the files it rests on
-    until_s: float  # by the monotonic clock
-
-    @property
-    def is_fresh(self) -> bool:
-        return time.monotonic() < self.until_s and all(
-            stamp_of(path) == stamp for path, stamp in self.stamps
-        )
-
-
 class _Flight:
-    """One opening, in a thread of its own, and all who wait for it. The last who leaves calls it off."""
+    """One opening in its own thread, shared by all requests that wait for it. The last to leave cancels it."""
 
     def __init__(self, client: str) -> None:
         self.done = threading.Event()
-        self.watch = CallWatch(client=client, progress=self._tell)  # the first one's
+        self.watch = CallWatch(client=client, progress=self._report)  # counts for the first client
         self.waiting: list[CallWatch] = []
-        self.named: CachedModel | None = None
-        self.error: BaseException | None = None
+        self.outcome: CachedModel | BaseException | None = None  # set when done
 
-    def _tell(self, line: str) -> None:
+    def _report(self, line: str) -> None:
         for watch in tuple(self.waiting):
             if watch.progress is not None:
                 watch.progress(line)
 
-    def answer(self) -> CachedModel:
-        if self.error is not None:
-            raise self.error
-        assert self.named is not None  # noqa: S101 - done without an error
-        return self.named
-
 
 class OpenedModels:
-    """Those asked for last; a failure is not kept. For any number of threads."""
+    """The models requested last; failures are not cached. Thread-safe."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._cached: OrderedDict[str, CachedModel] = OrderedDict()
         self._flights: dict[str, _Flight] = {}
         self._waiting = Places(most=WAITING_AT_ONCE, each=WAITING_EACH)
         self._openings = Places(most=OPENED_AT_ONCE, each=OPENED_EACH)
 
     def named(self, reference: str, watch: CallWatch) -> CachedModel:
-        """Raises EdgekitError: what may not be named, cannot be read, was called off or took too long."""
+        """Raises EdgekitError if the model is not allowed or unreadable, on cancellation and on time-out."""
         wanted = allowed(reference, self._settings)
-        found = self._found(wanted)
-        if found is not None:
-            return found
-        with self.among_the_waiting(watch, far=not is_near(wanted)):
+        with self._lock:
+            cached = self._cached.get(wanted)
+        if cached is not None and cached.is_fresh:
+            with self._lock:
+                if wanted in self._cached:
+                    self._touch(wanted)
+            return cached
+        with self.remote_slot(watch, is_needed=not is_near(wanted)):
             return self._opened(wanted, watch)
 
-    def among_the_waiting(self, watch: CallWatch, *, far: bool) -> AbstractContextManager[None]:
-        """Around all that may have to wait for another server (`far`). Raises TooManyError, never for what is near."""
-        if not far:
+    def remote_slot(self, watch: CallWatch, *, is_needed: bool) -> AbstractContextManager[None]:
+        """Around everything that may have to wait for another server. Raises TooManyError."""
+        if not is_needed:
             return nullcontext()
         return self._waiting.taken(
             watch.client, "too many models are being opened; try again in a moment"
         )
 
-    def _found(self, wanted: str) -> CachedModel | None:
-        with self._lock:
-            kept = self._kept.get(wanted)
-        if kept is None or not kept.is_fresh:
-            return None
-        with self._lock:
-            if wanted in self._kept:
-                self._touch(wanted)
-        return kept.named
-
     def _touch(self, wanted: str) -> None:
-        self._kept.move_to_end(wanted)
-        for one in islice(reversed(self._kept.values()), WORKED_OUT, WORKED_OUT + 1):
-            one.named.forget()
+        """Mark as used last; the model that drops out of the last few forgets its results."""
+        self._cached.move_to_end(wanted)
+        for one in islice(reversed(self._cached.values()), WITH_RESULTS, WITH_RESULTS + 1):
+            one.forget()
 
     def _opened(self, wanted: str, watch: CallWatch) -> CachedModel:
-        flight = self._join(wanted, watch)
-        end = time.monotonic() + self._settings.timeout_s + PATIENCE_S
-        try:
-            while not flight.done.wait(LOOKS_S):
-                if watch.cancelled.is_set():
-                    raise CancelledError(f"{_short(wanted)}: cancelled")
-                if time.monotonic() > end:
-                    raise DeadlineError(
-                        f"{_short(wanted)} could not be opened within {self._settings.timeout_s:g} s"
-                    )
-        finally:
-            self._leave(wanted, flight, watch)
-        return flight.answer()
-
-    def _join(self, wanted: str, watch: CallWatch) -> _Flight:
+        """Wait for the opening that is under way, or start one."""
         with self._lock:
             is_first = wanted not in self._flights
             flight = self._flights.setdefault(wanted, _Flight(watch.client))
             flight.waiting.append(watch)
         if is_first:
             threading.Thread(target=self._open, args=(wanted, flight), daemon=True).start()
-        return flight
+        timeout_s = self._settings.timeout_s
+        end_s = time.monotonic() + timeout_s + PATIENCE_S
+        # A path is not shortened: half a folder's name could not be redacted.
+        name = Path(wanted).name if is_file(wanted) else wanted[:80]
+        try:
+            while not flight.done.wait(POLL_S):
+                if watch.cancelled.is_set():
+                    raise CancelledError(f"{name}: cancelled")
+                if time.monotonic() > end_s:
+                    raise DeadlineError(f"{name} could not be opened within {timeout_s:g} s")
+        finally:
+            with self._lock:
+                flight.waiting = [one for one in flight.waiting if one is not watch]
+                if not flight.waiting and not flight.done.is_set():
+                    flight.watch.cancelled.set()
+                    self._remove(wanted, flight)  # the next request starts afresh
+        if isinstance(flight.outcome, BaseException):
+            raise flight.outcome
+        assert flight.outcome is not None  # noqa: S101 - set when done
+        return flight.outcome
 
-    def _leave(self, wanted: str, flight: _Flight, watch: CallWatch) -> None:
+    def _open(self, wanted: str, flight: _Flight) -> None:
+        outcome: CachedModel | BaseException
+        try:
+            outcome = self._read(wanted, flight.watch)
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting threads
+            outcome = error
         with self._lock:
-            flight.waiting = [one for one in flight.waiting if one is not watch]
-            if flight.waiting or flight.done.is_set():
-                return
-            flight.watch.cancelled.set()
-            self._forget(wanted, flight)  # who comes now starts anew
+            flight.outcome = outcome
+            if isinstance(outcome, CachedModel) and not flight.watch.cancelled.is_set():
+                self._cached[wanted] = outcome
+                self._touch(wanted)
+                while len(self._cached) > CACHED_MODELS:
+                    self._cached.popitem(last=False)
+            self._remove(wanted, flight)
+            flight.done.set()
 
-    def _forget(self, wanted: str, flight: _Flight) -> None:
+    def _remove(self, wanted: str, flight: _Flight) -> None:
         if self._flights.get(wanted) is flight:
             del self._flights[wanted]
 
-    def _open(self, wanted: str, flight: _Flight) -> None:
-        kept: _Kept | None = None
-        try:
-            kept = self._read(wanted, flight.watch)
-            flight.named = kept.named
-        except BaseException as error:  # noqa: BLE001 - raised again in the threads that wait
-            flight.error = error
-        with self._lock:
-            if kept is not None and not flight.watch.cancelled.is_set():  # else its files are too
-                self._kept[wanted] = kept
-                self._touch(wanted)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._forget(wanted, flight)
-            flight.done.set()
-
-    def _read(self, wanted: str, watch: CallWatch) -> _Kept:
+    def _read(self, wanted: str, watch: CallWatch) -> CachedModel:
         if is_file(wanted):
             paths = paths_of(files_inside(wanted, self._settings))
             folder = wanted if Path(wanted).is_dir() else str(Path(wanted).parent)
             stamps = tuple((path, stamp_of(path)) for path in (folder, *paths))
-            return self._named(wanted, watch, stamps)
-        stamps = (catalog_stamp(),)
-        if is_near(wanted):
-            return self._named(wanted, watch, stamps)
-        while not self._openings.enter(watch.client, timeout_s=LOOKS_S):
+        else:
+            stamps = (catalog_stamp(),)
+        is_remote = not is_near(wanted)
+        while is_remote and not self._openings.enter(watch.client, timeout_s=POLL_S):
             watch.check()
         try:
-            return self._named(wanted, watch, stamps)
+            named = open_named(wanted, Session(reach=reach_of(self._settings, watch)))
         finally:
-            self._openings.leave(watch.client)
-
-    def _named(self, wanted: str, watch: CallWatch, stamps: Stamps) -> _Kept:
-        named = open_named(wanted, Session(reach=reach_of(self._settings, watch)))
-        plain = {one.name: getattr(named, one.name) for one in fields(named)}
-        return _Kept(
-            named=CachedModel(**plain), stamps=stamps, until_s=time.monotonic() + _lasts_s(named)
+            if is_remote:
+                self._openings.leave(watch.client)
+        # Another program's store changes without notice. All else has stamps, or a server to spare.
+        is_stored = named.files is not None and named.files.origin in _STORES
+        return CachedModel(
+            **{one.name: getattr(named, one.name) for one in fields(named)},
+            stamps=stamps,
+            until_s=time.monotonic() + (STORE_S if is_stored else REMOTE_S),
         )
-
-
-def _short(wanted: str) -> str:
-    """A path is not cut off: half a folder would not be known as one."""
-    return Path(wanted).name if is_file(wanted) else wanted[:80]
-
-
-def _lasts_s(named: ResolvedModel) -> float:
-    """Of another program's store nothing tells that it changed; all else has stamps, or a server that is spared."""
-    stores = {Origin.HUB_CACHE, Origin.OLLAMA_STORE, Origin.LM_STUDIO}
-    return STORE_S if named.files is not None and named.files.origin in stores else REMOTE_S

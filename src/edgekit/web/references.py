@@ -284,7 +284,7 @@ def _file(text: str, settings: WebSettings) -> str:
     return found
 
 
-def far_beside(request: Request) -> bool:
+def needs_remote_companions(request: Request) -> bool:
     """Whether something that is loaded next to the model may have to be fetched from elsewhere."""
     return any(_is_far(engine, values) for engine, values in request.flags.items())
 
