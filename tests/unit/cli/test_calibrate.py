@@ -55,7 +55,7 @@ LISTED = {"schema", "path", "removed", "hosts", "engines", "differences", "probl
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGEKIT_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(calibrating, "calibrate", partial(calibrate, options=QUICK))
+    monkeypatch.setattr("edgekit.cli.measure.calibrate", partial(calibrate, options=QUICK))
     return tmp_path / "data"
 
 
@@ -98,7 +98,7 @@ def test_it_measures_tells_and_remembers(
 ) -> None:
     pytest.importorskip("xllamacpp")
     large = replace(QUICK, shape=replace(QUICK.shape, vocabulary=WORDS))
-    monkeypatch.setattr(calibrating, "calibrate", partial(calibrate, options=large))
+    monkeypatch.setattr("edgekit.cli.measure.calibrate", partial(calibrate, options=large))
     code, out, err = ask("calibrate")
     assert code == 0
     first, *_ = out.splitlines()
