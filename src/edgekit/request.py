@@ -69,7 +69,7 @@ class Session:
     # What any load costs with all that is loaded next to the model; None: that is opened for each answer.
     pricing: Pricing | None = field(default=None, repr=False)
     # Called with what happens while an engine is started: the values are in app/run.py.
-    notify: Callable[[Any], None] = field(default=lambda _event: None, repr=False)
+    notify: Callable[[object], None] = field(default=lambda _event: None, repr=False)
 
     def tell(self, line: str) -> None:
         """Show progress. Raises CancelledError if the caller has gone."""

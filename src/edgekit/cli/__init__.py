@@ -1,4 +1,4 @@
-"""A command line -> one command and its exit code. Each command has a file of its own."""
+"""A command line -> one command and its exit code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from importlib import import_module
 from edgekit.cli.output import ReaderGoneError, drop, show
 from edgekit.cli.parser import UsageExit, build_parser
 from edgekit.errors import EdgekitError, OutputError
+from edgekit.terminal import printable
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 _DEVICE_FLAGS = ("--device", "--gpu")
@@ -20,7 +21,10 @@ _COUNT = re.compile("[0-9]+[xX*\N{MULTIPLICATION SIGN}]")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: `--help` lists them."""
-    _survive_narrow_encodings()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # a terminal that cannot show a character shows a question mark, not a traceback
+            stream.reconfigure(errors="replace")
     words = join_counts(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:  # edgekit help check
         words = [*words[1:], "--help"]
@@ -28,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parsed(words)
     except UsageExit as wrong:
         if "--json" in words[: (*words, "--").index("--")]:
-            _write(_error_text("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
+            _write(_error_json("UsageError", wrong.message, in_one_line=wrong.in_one_line), 2)
         raise
     try:
         module, _, function = arguments.run.partition(":")
@@ -36,8 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, code = (answer, 0) if isinstance(answer, str) else answer
         return _write(text, code)
     except EdgekitError as error:
+        _say(printable(str(error)))
+        if not getattr(arguments, "json", False):
+            return error.exit_code
         lines = getattr(arguments, "json_lines", False)
-        return _report(error, as_json=getattr(arguments, "json", False), in_one_line=lines)
+        text = _error_json(type(error).__name__, str(error), in_one_line=lines)
+        return _write(text, error.exit_code)
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
@@ -61,7 +69,7 @@ def join_counts(argv: Sequence[str]) -> list[str]:
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Models may be anywhere: `check a.gguf --ram 8G b.gguf` names two, of which argparse takes one."""
+    """Parse the words. Models may be anywhere: of `check a.gguf --ram 8G b.gguf` argparse only takes the first."""
     parser = build_parser(argv[0] if argv else None)
     arguments, more = parser.parse_known_args(argv)
     models: list[str] = getattr(arguments, "models", [])
@@ -71,29 +79,17 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _report(error: EdgekitError, *, as_json: bool, in_one_line: bool = False) -> int:
-    from edgekit.terminal import printable
+def _error_json(kind: str, message: str, *, in_one_line: bool) -> str:
+    import json  # only for errors: --help must be instant
 
-    _say(printable(str(error)))
-    if not as_json:
-        return error.exit_code
-    told = _error_text(type(error).__name__, str(error), in_one_line=in_one_line)
-    return _write(told, error.exit_code)
-
-
-def _error_text(kind: str, message: str, *, in_one_line: bool) -> str:
     from edgekit.report.json import json_text
 
-    told = {"error": {"type": kind, "message": message}}
-    if not in_one_line:
-        return json_text(told)
-    import json
-
-    return json.dumps(told) + "\n"
+    error = {"error": {"type": kind, "message": message}}
+    return json.dumps(error) + "\n" if in_one_line else json_text(error)
 
 
 def _write(answer: str, code: int) -> int:
-    """Print the answer. A reader that has seen enough (`| head`) is not an error, a full disk is one."""
+    """Print the answer and return the exit code. A closed pipe (`| head`) is not an error, but a full disk is."""
     try:
         show(answer)
     except ReaderGoneError:
@@ -105,17 +101,10 @@ def _write(answer: str, code: int) -> int:
 
 
 def _say(sentence: str) -> None:
-    """One line on standard error, if there is any."""
+    """Print one line on standard error, unless it is closed."""
     if sys.stderr is None:
         return
     try:
         print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
     except OSError:
         drop(sys.stderr)
-
-
-def _survive_narrow_encodings() -> None:
-    """A terminal that cannot show a character shows a question mark, not a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""Flags and help of the commands that answer questions. Light: nothing that answers is imported here."""
+"""Flags and help of the commands that answer questions. Imports nothing heavy, so that --help is instant."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edgekit.cli.options import (
     add_job_option,
     add_limit_options,
     add_min_context_option,
+    add_network_options,
     add_plan_options,
-    add_reach_options,
     add_users_option,
     add_window_budget_option,
 )
-from edgekit.cli.parser import COMMANDS
+from edgekit.cli.parser import add_command
 from edgekit.engines import (
     default_engine,
     either,
@@ -32,16 +32,14 @@ from edgekit.engines import (
 )
 from edgekit.engines.flags import COMMON, CONTEXT
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
-    from argparse import _SubParsersAction
+if TYPE_CHECKING:
+    from edgekit.cli.parser import Commands
 
 
 _CHECK_DESCRIPTION = (
     "Will the model fit in the memory of this machine, or of another? Prints the verdict, the memory it needs next to "
     "what is free, the command to run it, and what would change the answer. Reads only headers, never weights."
 )
-
-
 _CHECK_EXAMPLES = """
 Several models, a folder of models, or - (names on standard input) give a table.
 
@@ -56,15 +54,14 @@ code; several engines: the best.
 """
 
 
-def add_check(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_check(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "check",
-        help=COMMANDS["check"],
+        run="check:run_check",
         usage="edgekit check MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
         description=_CHECK_DESCRIPTION,
         epilog=MODEL_FORMS + _CHECK_EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "models",
@@ -95,9 +92,8 @@ def add_check(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_download_options(parser)
     add_device_options(parser)
     add_limit_options(parser)
-    add_reach_options(parser)
+    add_network_options(parser)
     add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=machine_keys())
-    parser.set_defaults(run="check:run_check")
 
 
 def add_download_options(parser: argparse.ArgumentParser) -> None:
@@ -125,8 +121,6 @@ _COMPARE_DESCRIPTION = (
     "One model: what llama.cpp, vLLM and MLX need for the same context, with weights and KV cache on the GPU. Several "
     "models, or a machine: one row each, with a verdict for this machine or the one that is named."
 )
-
-
 _COMPARE_EXAMPLES = """
 examples:
   edgekit compare qwen3-8b -c 32k
@@ -137,15 +131,14 @@ exit codes: 0 if at least one could be checked, whatever the verdict; otherwise 
 """
 
 
-def add_compare(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_compare(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "compare",
-        help=COMMANDS["compare"],
+        run="check:run_compare",
         usage="edgekit compare MODEL ... [--quant NAME] [-c N] [--device NAME] [--engine NAME] [options]",
         description=_COMPARE_DESCRIPTION,
         epilog=MODEL_FORMS + DEVICE_FORMS + _COMPARE_EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "models",
@@ -159,7 +152,7 @@ def add_compare(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_job_option(parser)
     add_device_options(parser)
     add_limit_options(parser)
-    add_reach_options(parser)
+    add_network_options(parser)
     add_engine_flags(
         parser,
         several=True,
@@ -167,15 +160,12 @@ def add_compare(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         context_help="context in tokens: 8192, 32k (default: chosen for the machine, or 32k if none is given)",
         without=machine_keys(),
     )
-    parser.set_defaults(run="check:run_compare")
 
 
 _PLAN_DESCRIPTION = (
     "How to run the model on this machine, or on another: quantisation, context, KV cache, layers on the GPU, draft "
     "model and number of users, each with its reason, and the commands that start it."
 )
-
-
 _PLAN_EXAMPLES = """
 examples:
   edgekit plan qwen3-30b-a3b
@@ -187,15 +177,14 @@ refused by the engine, 4 not found, no access or no network, 5 unreadable or uns
 """
 
 
-def add_plan(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_plan(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "plan",
-        help=COMMANDS["plan"],
+        run="plan:run_plan",
         usage="edgekit plan MODEL [--quant NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
         description=_PLAN_DESCRIPTION,
         epilog=MODEL_FORMS + _PLAN_EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="file, folder, hub id, URL or name")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
@@ -218,7 +207,7 @@ def add_plan(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_download_options(parser)
     add_device_options(parser)
     add_limit_options(parser)
-    add_reach_options(parser)
+    add_network_options(parser)
     hidden = (flag.key for one in every_engine() for flag in one.flags if flag.not_planned)
     add_engine_flags(
         parser,
@@ -227,7 +216,6 @@ def add_plan(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         context_help=CHOSEN_CONTEXT,
         without=machine_keys(),
     )
-    parser.set_defaults(run="plan:run_plan")
 
 
 _RECOMMEND_EXAMPLES = """
@@ -241,16 +229,15 @@ exit codes: 0 something fits, 3 nothing fits or the engine cannot run there, 2 w
 """
 
 
-def add_recommend(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_recommend(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "recommend",
-        help=COMMANDS["recommend"],
+        run="plan:run_recommend",
         usage="edgekit recommend [--task NAME] [-c N] [--users N] [--device NAME] [--engine NAME] [options]",
         description="Which models run best on this machine, or on another? Lists the best models of the catalog with "
         "quantisation, context, KV cache, expected speed and memory.",
         epilog=_RECOMMEND_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--task",
@@ -285,15 +272,12 @@ def add_recommend(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT),))
     add_device_options(parser)
     add_limit_options(parser)
-    parser.set_defaults(run="plan:run_recommend")
 
 
 _INSPECT_DESCRIPTION = (
     "Shows what a model is, from its header alone: layers, KV cache size, context "
     "length, and where its bytes are."
 )
-
-
 _INSPECT_EXAMPLES = """
 examples:
   edgekit inspect Qwen/Qwen3-8B
@@ -304,15 +288,14 @@ examples:
 """
 
 
-def add_inspect(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_inspect(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "inspect",
-        help=COMMANDS["inspect"],
+        run="facts:run_inspect",
         usage="edgekit inspect MODEL [--quant NAME] [--layers] [--tensors] [--keys] [options]",
         description=_INSPECT_DESCRIPTION,
         epilog=MODEL_FORMS + _INSPECT_EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="file, folder, hub id, URL or name")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
@@ -330,16 +313,13 @@ def add_inspect(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="NAME",
         help="show the file of a repository, or a catalog model, at this quantisation: Q4_K_M",
     )
-    add_reach_options(parser)
-    parser.set_defaults(run="facts:run_inspect")
+    add_network_options(parser)
 
 
 _HARDWARE_DESCRIPTION = (
     "Shows the memory and GPUs of this machine, what limits and uses them, and how much "
     "llama.cpp, vLLM and MLX may use: what is free, minus a reserve."
 )
-
-
 _HARDWARE_EXAMPLES = """
 examples:
   edgekit hardware
@@ -351,34 +331,28 @@ examples:
 """
 
 
-def add_hardware(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_hardware(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "hardware",
-        help=COMMANDS["hardware"],
+        run="facts:run_hardware",
         usage="edgekit hardware [--device NAME] [--ram SIZE] [--vram SIZES] [--devices] [--json]",
         description=_HARDWARE_DESCRIPTION,
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
         "--devices", action="store_true", help="list all devices that --device knows"
     )
     add_device_options(parser)
-    parser.set_defaults(run="facts:run_hardware")
 
 
 CATALOG_KINDS = ("chat", "code", "reasoning", "embedding", "vision")
-
-
 _CATALOG_DESCRIPTION = (
     "The models that EdgeKit knows without downloading anything, with the source of "
     "every fact, and the models that you add. Yours are stored in your data folder, or "
     "in EDGEKIT_DATA."
 )
-
-
 _CATALOG_EXAMPLES = """\
 examples:
   edgekit catalog list --kind code
@@ -389,8 +363,6 @@ examples:
   edgekit catalog update
   edgekit catalog remove my-gemma
 """
-
-
 _ADD_EXAMPLES = """
 examples:
   edgekit catalog add unsloth/Qwen3-8B-GGUF:Q4_K_M
@@ -399,45 +371,25 @@ examples:
 """
 
 
-def add_catalog(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "catalog",
-        help=COMMANDS["catalog"],
-        description=_CATALOG_DESCRIPTION,
-        epilog=_CATALOG_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def add_catalog(commands: Commands) -> None:
+    parser = add_command(
+        commands, "catalog", description=_CATALOG_DESCRIPTION, epilog=_CATALOG_EXAMPLES
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add_list(actions)
-    _add_show(actions)
-    _add_add(actions)
-    _add_remove(actions)
-    _add_update(actions)
 
+    def action(name: str, summary: str, *, epilog: str = "") -> argparse.ArgumentParser:
+        parser = actions.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=epilog,
+            allow_abbrev=False,
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON (docs/catalog.md)")
+        parser.set_defaults(run=f"facts:run_{name}")
+        return parser
 
-def _action(
-    actions: _SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    told: str,
-    run: str,
-    epilog: str = "",
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(
-        name,
-        help=told,
-        description=f"{told[0].upper()}{told[1:]}.",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/catalog.md)")
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_list(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _action(actions, "list", "list the models, one per line", "facts:run_list")
+    parser = action("list", "list the models, one per line")
     parser.add_argument("--kind", choices=CATALOG_KINDS, help="only models for this purpose")
     parser.add_argument(
         "--family", metavar="NAME", help="only models of this family, e.g. qwen3, llama-3.1, gemma"
@@ -446,45 +398,31 @@ def _add_list(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
     whose.add_argument("--user", action="store_true", help="only models that you added")
     whose.add_argument("--packaged", action="store_true", help="only built-in models")
 
-
-def _add_show(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _action(
-        actions, "show", "show everything about one model, with sources", "facts:run_show"
-    )
+    parser = action("show", "show everything about one model, with sources")
     parser.add_argument(
         "id", metavar="ID", help="id of the model, or its repository on Hugging Face"
     )
 
-
-def _add_add(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    told = "add models to the catalog, from their headers"
     epilog = MODEL_FORMS + _ADD_EXAMPLES + ENVIRONMENT
-    parser = _action(actions, "add", told, "facts:run_add", epilog)
+    parser = action("add", "add models to the catalog, from their headers", epilog=epilog)
     parser.add_argument(
         "models", metavar="MODEL", nargs="+", help="models to add: path, hub id, URL or name"
     )
     parser.add_argument("--id", metavar="NAME", help="id for the model (one model only)")
-    add_reach_options(parser)
+    add_network_options(parser)
 
+    action("remove", "remove a model that you added").add_argument("id", metavar="ID")
 
-def _add_remove(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = _action(actions, "remove", "remove a model that you added", "facts:run_remove")
-    parser.add_argument("id", metavar="ID")
-
-
-def _add_update(actions: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    told = "read the headers of the models that you added again, and show what changed"
-    parser = _action(actions, "update", told, "facts:run_update")
+    summary = "read the headers of the models that you added again, and show what changed"
+    parser = action("update", summary)
     parser.add_argument("id", metavar="ID", nargs="?", help="update only this model")
-    add_reach_options(parser)
+    add_network_options(parser)
 
 
 _ESTIMATE_DESCRIPTION = (
     "How much memory an engine will allocate for the model: weights, KV cache and compute buffers, in each memory, and "
     "how each number is known. Does not judge whether it fits (edgekit check does)."
 )
-
-
 _ESTIMATE_EXAMPLES = """
 examples:
   edgekit estimate qwen3-8b --quant Q4_K_M -c 32k -ngl all -ctk q8_0 -ctv q8_0
@@ -494,15 +432,14 @@ examples:
 """
 
 
-def add_estimate(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_estimate(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "estimate",
-        help=COMMANDS["estimate"],
+        run="estimate:run_estimate",
         usage="edgekit estimate MODEL [--quant NAME] [-c N] [--engine NAME] [options]",
         description=_ESTIMATE_DESCRIPTION,
         epilog=MODEL_FORMS + _ESTIMATE_EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="file, folder, hub id, URL or name"
@@ -522,6 +459,5 @@ def add_estimate(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add_users_option(parser)
     add_device_options(parser, ram=False)
-    add_reach_options(parser)
-    add_engine_flags(parser, without=frozenset({"gpu"}))  # it is --device
-    parser.set_defaults(run="estimate:run_estimate")
+    add_network_options(parser)
+    add_engine_flags(parser, without=frozenset({"gpu"}))  # --device instead

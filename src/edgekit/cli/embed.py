@@ -1,4 +1,4 @@
-"""Arguments of `edgekit embed` -> one bulk job: what is embedded, with what, to where, and how it is told."""
+"""`embed`: a few texts, a bulk job over files, a plan, or a server on standard input."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from edgekit import __version__
 from edgekit.cli.check import confirmed
-from edgekit.cli.options import is_terminal, reach_of, screen, screen_width, show_progress
+from edgekit.cli.input import open_session
+from edgekit.cli.output import is_terminal, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
 from edgekit.embed.bulk.job import BatchRule, Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.output import (
@@ -58,36 +59,30 @@ from edgekit.units import parse_size
 if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
     from edgekit.embed.open import Choices
-    from edgekit.sources.download import Download
-    from edgekit.sources.types import Reach
 
 
-MOST_TEXTS = 256  # of a batch by tokens: as many as a pass holds
+T = TypeVar("T")
+MAX_BATCH_TEXTS = 256  # in a batch that is sized by tokens
 SHOW_EVERY_S = 0.2
 STDOUT = "-"
 
-_HASHED_BYTES = 2**20  # the beginning of a model has its keys, and the places of its tensors
+_HASHED_BYTES = 2**20  # the start of a model file has its keys and its tensors' offsets
 _THREADS_ON_RAY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedArguments:
-    """What the command line asks for, read."""
+    """The parsed arguments of the command."""
 
     model: str
     texts: tuple[str, ...]
     choices: Choices
-    prefix: str | None  # None: the model's own for a task
+    prefix: str | None  # None: the model's own for the task
     task: str | None
-    form: str | None  # of the input; None: by its name
+    form: str | None  # of the input; None: by its file name
     fields: Fields
     batch: int | None
-    cluster: tuple[str, int | None] | None  # where Ray is, and how many workers
-
-    def found(self, reach: Reach, confirm: Callable[[Download], bool] | None) -> EmbedArguments:
-        """With the path of the model in place of its name."""
-        found = find_weights(self.model, reach=reach, confirm=confirm)
-        return replace(self, model=str(found.path))
+    cluster: tuple[str, int | None] | None  # Ray's address, and the number of workers
 
     def prefix_of(self, embedder: Embedder) -> str:
         if self.task is not None:
@@ -95,14 +90,23 @@ class EmbedArguments:
         return self.prefix or ""
 
 
-def read_asked(arguments: argparse.Namespace) -> EmbedArguments:
-    """UsageError that names the option."""
-    read = _Reader(arguments)
+def read_arguments(arguments: argparse.Namespace) -> EmbedArguments:
+    """Raises UsageError with the name of the option."""
+
+    def read(name: str, parse: Callable[[str], T]) -> T | None:
+        text = getattr(arguments, name)
+        try:
+            return None if text is None else parse(text)
+        except UsageError as error:
+            raise UsageError(f"--{name.replace('_', '-')}: {error}") from error
+
+    usual = Limits()
     choices: dict[str, Any] = {
         "own_process": arguments.ray
-        is None,  # what a worker of Ray itself takes is not ours to promise
+        is None,  # the memory of Ray's own workers is not ours to limit
         "memory_budget": read("budget", parse_size),
-        "threads": read("threads", whole(1, 1024)),
+        "threads": read("threads", whole(1, 1024))
+        or (None if arguments.ray is None else _THREADS_ON_RAY),
         "engine": read("engine", one_of(*ENGINES)) or BUILT_IN,
         "tokenizer_cache": arguments.tokenizer_cache,
         "mode": read("mode", one_of("encoder", "tokens")) or "encoder",
@@ -110,10 +114,13 @@ def read_asked(arguments: argparse.Namespace) -> EmbedArguments:
         "dimensions": read("dimensions", whole(1)),
         "normalize": not arguments.no_normalize,
         "truncate": arguments.truncate,
-        "limits": _limits(read("max_file", parse_size), read("max_tokens", whole(1))),
+        "limits": Limits(
+            file_bytes=read("max_file", parse_size) or usual.file_bytes,
+            held_tensor_bytes=usual.held_tensor_bytes,
+            tokens=read("max_tokens", whole(1)) or usual.tokens,
+            text_bytes=usual.text_bytes,
+        ),
     }
-    if arguments.ray is not None:
-        choices["threads"] = choices["threads"] or _THREADS_ON_RAY
     tasks = [task for task in ("query", "document") if getattr(arguments, task)]
     model, *texts = arguments.models
     return EmbedArguments(
@@ -129,62 +136,38 @@ def read_asked(arguments: argparse.Namespace) -> EmbedArguments:
     )
 
 
-class _Reader:
-    """Options by name; what is wrong with one is told with it."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._arguments = arguments
-
-    def __call__(self, name: str, read: Callable[[str], Any]) -> Any:
-        text = getattr(self._arguments, name)
-        try:
-            return None if text is None else read(text)
-        except UsageError as error:
-            raise UsageError(f"--{name.replace('_', '-')}: {error}") from error
-
-
 def _choices(values: Mapping[str, Any]) -> Choices:
     found = {name: value for name, value in values.items() if value is not None}
     return cast("Choices", found)
 
 
-def _limits(file_bytes: int | None, tokens: int | None) -> Limits:
-    usual = Limits()
-    return Limits(
-        file_bytes=file_bytes or usual.file_bytes,
-        held_tensor_bytes=usual.held_tensor_bytes,
-        tokens=tokens or usual.tokens,
-        text_bytes=usual.text_bytes,
-    )
-
-
-def run_asked(asked: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
-    """The job from end to end; None where nobody reads its output any more."""
+def run_bulk(given: EmbedArguments, arguments: argparse.Namespace) -> Finished | None:
+    """Run the job from start to end. None if its output is a pipe that was closed."""
     kind = output_format(arguments.output)
-    _check_apart(asked, arguments)
-    _import_all(kind, asked, arguments)
-    limit = _row_limit(asked.choices, arguments)
-    source = _source(asked, arguments, limit)
+    _check_apart(given, arguments)
+    _import_all(kind, given, arguments)
+    limit = _row_limit(given.choices, arguments)
+    source = _source(given, arguments, limit)
     try:
-        choices = _as_before(asked.choices, arguments)
+        choices = _as_before(given.choices, arguments)
         if arguments.input is not None:
             choices = with_input(choices, limit.budget_bytes)
-        asked = replace(asked, choices=choices)
-        with open_embedder(asked.model, **asked.choices) as embedder:
+        given = replace(given, choices=choices)
+        with open_embedder(given.model, **given.choices) as embedder:
             terms = Terms(
                 name=source.name,
-                rule=_rule(asked, embedder.plan.pass_tokens, limit),
-                prefix=asked.prefix_of(embedder),
+                rule=_rule(given, embedder.plan.pass_tokens, limit),
+                prefix=given.prefix_of(embedder),
                 skip_bad=arguments.skip_bad,
                 limit=limit,
             )
             form = form_of(
                 kind,
                 dimensions=embedder.dimensions,
-                ids=asked.fields.id is not None,
+                ids=given.fields.id is not None,
                 integer_ids=source.integer_ids,
             )
-            return _Job(asked, arguments, source, embedder, terms).run(form)
+            return _Job(given, arguments, source, embedder, terms).run(form)
     finally:
         source.close()
 
@@ -194,7 +177,7 @@ def with_input(choices: Choices, budget_bytes: int | None) -> Choices:
     return {**choices, "input_bytes": input_bytes_for(budget_bytes)}
 
 
-def _import_all(kind: str, asked: EmbedArguments, arguments: argparse.Namespace) -> None:
+def _import_all(kind: str, given: EmbedArguments, arguments: argparse.Namespace) -> None:
     """What is not installed is reported before there is an unfinished job; what is, is counted by the plan."""
     if arguments.output != STDOUT or arguments.input == STDIN:
         import hashlib  # noqa: F401 - 3 MiB with OpenSSL, for marks and for what was read from a pipe
@@ -202,16 +185,16 @@ def _import_all(kind: str, asked: EmbedArguments, arguments: argparse.Namespace)
         from edgekit.embed.bulk.parquet import arrow
 
         arrow()
-    if asked.cluster is not None:
+    if given.cluster is not None:
         from edgekit.embed.bulk.ray_stage import import_ray
 
         import_ray()
 
 
-def _check_apart(asked: EmbedArguments, arguments: argparse.Namespace) -> None:
+def _check_apart(given: EmbedArguments, arguments: argparse.Namespace) -> None:
     if arguments.output == STDOUT:
         return
-    others: dict[str, Path | int] = {"the model": Path(asked.model)}
+    others: dict[str, Path | int] = {"the model": Path(given.model)}
     if arguments.input == STDIN:
         with suppress(OSError, ValueError, AttributeError):  # closed, or no file at all
             others["the input"] = sys.stdin.fileno()
@@ -229,16 +212,18 @@ def _row_limit(choices: Choices, arguments: argparse.Namespace) -> RowLimit:
     return RowLimit.of(before if _is_size(before) else None)
 
 
-def _source(asked: EmbedArguments, arguments: argparse.Namespace, limit: RowLimit) -> RowSource:
+def _source(given: EmbedArguments, arguments: argparse.Namespace, limit: RowLimit) -> RowSource:
     if arguments.input is None:
-        return GivenTexts(asked.texts)
-    return open_source(arguments.input, form=asked.form, fields=asked.fields, limit=limit)
+        return GivenTexts(given.texts)
+    return open_source(arguments.input, form=given.form, fields=given.fields, limit=limit)
 
 
-def _rule(asked: EmbedArguments, pass_tokens: int, limit: RowLimit) -> BatchRule:
-    if asked.batch is None:
-        return BatchRule(texts=MOST_TEXTS, tokens=pass_tokens, characters=limit.held_characters)
-    return BatchRule(texts=asked.batch, characters=limit.held_characters)
+def _rule(given: EmbedArguments, pass_tokens: int, limit: RowLimit) -> BatchRule:
+    if given.batch is None:
+        return BatchRule(
+            texts=MAX_BATCH_TEXTS, tokens=pass_tokens, characters=limit.held_characters
+        )
+    return BatchRule(texts=given.batch, characters=limit.held_characters)
 
 
 def _as_before(choices: Choices, arguments: argparse.Namespace) -> Choices:
@@ -263,7 +248,7 @@ def _is_size(value: object) -> bool:
 class _Job(NamedTuple):
     """All that one run has at hand."""
 
-    asked: EmbedArguments
+    given: EmbedArguments
     arguments: argparse.Namespace
     source: RowSource
     embedder: Embedder
@@ -306,16 +291,16 @@ class _Job(NamedTuple):
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for the rest of a job to belong to its beginning."""
-        asked, plan = self.asked, self.embedder.plan
+        given, plan = self.given, self.embedder.plan
         named = self.arguments.input
         return {
             "edgekit": __version__,
-            "model": _model_identity(asked.model),
+            "model": _model_identity(given.model),
             "input": {
                 **self.source.identity,
-                "format": None if named is None else asked.form or format_of(named),
-                "field": asked.fields.text,
-                "id_field": asked.fields.id,
+                "format": None if named is None else given.form or format_of(named),
+                "field": given.fields.text,
+                "id_field": given.fields.id,
                 "row_budget_bytes": self.terms.limit.budget_bytes,
             },
             "options": {
@@ -323,11 +308,11 @@ class _Job(NamedTuple):
                 "engine": plan.engine,
                 "pooling": None if plan.pooling is None else plan.pooling.label,
                 "dimensions": plan.dimensions,
-                "normalize": asked.choices.get("normalize"),
-                "truncate": asked.choices.get("truncate"),
+                "normalize": given.choices.get("normalize"),
+                "truncate": given.choices.get("truncate"),
                 "prefix": self.terms.prefix,
                 "max_tokens": plan.text_tokens,
-                "batch": asked.batch or "auto",
+                "batch": given.batch or "auto",
             },
             "plan": {
                 "budget_bytes": plan.budget_bytes,
@@ -338,15 +323,15 @@ class _Job(NamedTuple):
         }
 
     def _stage(self) -> Stage:
-        asked, embedder = self.asked, self.embedder
-        if asked.cluster is None:
+        given, embedder = self.given, self.embedder
+        if given.cluster is None:
             return embed_here(embedder, self.source, self.terms)
         from edgekit.embed.bulk.ray_stage import Cluster, Opening, embed_on_ray
 
-        address, workers = asked.cluster
-        path = Path(asked.model).resolve()
+        address, workers = given.cluster
+        path = Path(given.model).resolve()
         return embed_on_ray(
-            Opening(model=str(path), size_bytes=path.stat().st_size, options={**asked.choices}),
+            Opening(model=str(path), size_bytes=path.stat().st_size, options={**given.choices}),
             embedder,
             self.source,
             self.terms,
@@ -396,22 +381,41 @@ def _shown(arguments: argparse.Namespace) -> Iterator[Callable[[BulkStatus], Non
 
 def run_embed(arguments: argparse.Namespace) -> tuple[str, int]:
     """The answer as text, and its exit code."""
-    asked = read_asked(arguments)
-    _check_together(asked, arguments)
-    with reach_of(arguments, quiet=arguments.json or arguments.quiet) as reach:
-        asked = asked.found(reach, confirmed(arguments, alone=True))
+    given = read_arguments(arguments)
+    _check_together(given, arguments)
+    quiet = arguments.json or arguments.quiet
+    with open_session(arguments, quiet=quiet, confirm=confirmed(arguments)) as session:
+        found = find_weights(given.model, reach=session.reach, confirm=session.confirm)
+    given = replace(given, model=str(found.path))
+    reads = arguments.stdio or arguments.input is not None
+    if reads and (arguments.plan or arguments.stdio):
+        budget = given.choices.get("memory_budget")
+        choices = with_input(given.choices, budget if isinstance(budget, int) else None)
+        given = replace(given, choices=choices)
     if arguments.plan:
-        return _plan(asked, arguments), 0
+        plan = plan_embedder(given.model, **given.choices)
+        return json_text(plan_json(plan)) if arguments.json else plan_text(plan, screen()), 0
     if arguments.stdio:
-        return "", _serve(asked)
+        with open_embedder(given.model, **given.choices) as embedder:
+            ready = {"plan": plan_json(embedder.plan)}
+            return "", serve(embedder, prefix=given.prefix_of(embedder), ready=ready)
     if arguments.output is None:
-        return _texts(asked, arguments), 0
-    return _job(asked, arguments), 0
+        return _embed_texts(given, arguments), 0
+    done = run_bulk(given, arguments)
+    if done is None or arguments.quiet:
+        return "", 0
+    if arguments.json:
+        return json_text(done_json(done)), 0
+    summary = done_text(done, screen(colour=False))
+    if arguments.output != STDOUT:
+        return summary, 0
+    sys.stderr.write(summary)
+    return "", 0
 
 
-def _check_together(asked: EmbedArguments, arguments: argparse.Namespace) -> None:
+def _check_together(given: EmbedArguments, arguments: argparse.Namespace) -> None:
     """UsageError for what cannot be meant."""
-    texts, files = bool(asked.texts), arguments.input is not None
+    texts, files = bool(given.texts), arguments.input is not None
     wrong = {
         "give texts on the command line or with --input, not both": texts and files,
         "give texts on the command line, a file with --input, or use --stdio": not (
@@ -419,7 +423,7 @@ def _check_together(asked: EmbedArguments, arguments: argparse.Namespace) -> Non
         ),
         "--stdio reads texts from requests: leave out TEXT, --input, --output, --json and --ray": (
             arguments.stdio
-            and (texts or files or arguments.output or arguments.json or asked.cluster)
+            and (texts or files or arguments.output or arguments.json or given.cluster)
         ),
         "standard input is closed": (
             sys.stdin is None and (arguments.stdio or arguments.input == "-")
@@ -434,72 +438,28 @@ def _check_together(asked: EmbedArguments, arguments: argparse.Namespace) -> Non
             arguments.json and arguments.output == "-"
         ),
         "--ray needs files: --input FILE --output FILE": (
-            asked.cluster is not None and (not files or arguments.input == "-")
+            given.cluster is not None and (not files or arguments.input == "-")
         ),
-        "--ray needs a --budget, which is per worker": asked.cluster is not None
-        and asked.choices.get("memory_budget") is None,
-        "--workers only works with --ray": arguments.workers is not None and asked.cluster is None,
+        "--ray needs a --budget, which is per worker": given.cluster is not None
+        and given.choices.get("memory_budget") is None,
+        "--workers only works with --ray": arguments.workers is not None and given.cluster is None,
     }
     for why, is_so in wrong.items():
         if is_so:
             raise UsageError(why)
 
 
-def _plan(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
-
-    reads = arguments.stdio or arguments.input is not None
-    plan = plan_embedder(asked.model, **(_reading(asked) if reads else asked.choices))
-    if arguments.json:
-        return json_text(plan_json(plan))
-
-    return plan_text(plan, screen())
-
-
-def _reading(asked: EmbedArguments) -> Choices:
-
-    budget = asked.choices.get("memory_budget")
-    return with_input(asked.choices, budget if isinstance(budget, int) else None)
-
-
-def _serve(asked: EmbedArguments) -> int:
-
-    with open_embedder(asked.model, **_reading(asked)) as embedder:
-        return serve(
-            embedder, prefix=asked.prefix_of(embedder), ready={"plan": plan_json(embedder.plan)}
-        )
-
-
-def _texts(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
-
-    with open_embedder(asked.model, **asked.choices) as embedder:
-        prefix = asked.prefix_of(embedder)
+def _embed_texts(given: EmbedArguments, arguments: argparse.Namespace) -> str:
+    with open_embedder(given.model, **given.choices) as embedder:
+        prefix = given.prefix_of(embedder)
         try:
-            vectors = embedder.embed(asked.texts, prefix=prefix)
+            vectors = embedder.embed(given.texts, prefix=prefix)
         except TextError as error:
-            raise _counted_from_one(error) from error
-        tokens = [embedder.count_tokens(text, prefix=prefix) for text in asked.texts]
+            # people count the texts of a command line from one
+            index = None if error.index is None else error.index + 1
+            raise TextError(error.what, index=index) from error
+        tokens = [embedder.count_tokens(text, prefix=prefix) for text in given.texts]
         plan = embedder.plan
     if arguments.json:
         return json_text(vectors_json(plan, tokens, vectors, prefix=prefix))
-
-    return vectors_text(plan, asked.texts, tokens, vectors, screen(colour=False))
-
-
-def _counted_from_one(error: TextError) -> TextError:
-    """As a person counts words on a command line."""
-    return TextError(error.what, index=None if error.index is None else error.index + 1)
-
-
-def _job(asked: EmbedArguments, arguments: argparse.Namespace) -> str:
-
-    done = run_asked(asked, arguments)
-    if done is None or arguments.quiet:
-        return ""
-    if arguments.json:
-        return json_text(done_json(done))
-
-    told = done_text(done, screen(colour=False))
-    if arguments.output != "-":
-        return told
-    sys.stderr.write(told)
-    return ""
+    return vectors_text(plan, given.texts, tokens, vectors, screen(colour=False))

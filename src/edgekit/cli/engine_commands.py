@@ -1,4 +1,4 @@
-"""Flags and help of the commands that start an engine, embed, or serve the page. Light, like commands.py."""
+"""Flags and help of the commands that start an engine, embed, or serve the page. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from edgekit.cli.options import (
     ENVIRONMENT,
     MODEL_FORMS,
     add_flags,
-    add_reach_options,
-    add_shared,
+    add_network_options,
+    add_start_options,
     add_users_option,
     seconds,
 )
-from edgekit.cli.parser import COMMANDS
+from edgekit.cli.parser import add_command
 from edgekit.engines import startable
 from edgekit.engines.flags import (
     COMMON,
@@ -27,8 +27,8 @@ from edgekit.engines.flags import (
 )
 from edgekit.errors import UsageError
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
-    from argparse import _SubParsersAction
+if TYPE_CHECKING:
+    from edgekit.cli.parser import Commands
 
 
 _RUN_DESCRIPTION = """\
@@ -36,8 +36,6 @@ Runs a model inside the memory that it was predicted to need: checks it first, d
 the engine with exactly these settings. The context is sized for the job: prompt, new tokens and 64 more.
 Without a prompt it starts a chat.
 """
-
-
 _RUN_EXAMPLES = """
 examples:
   edgekit run model.gguf -p "Why is the sky blue?" --max-tokens 200
@@ -54,15 +52,14 @@ out, 4 not found or no access, 5 unreadable, or the engine died (with its last o
 """
 
 
-def add_run(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_run(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "run",
-        help=COMMANDS["run"],
+        run="launch:run_model",
         usage="edgekit run MODEL [--quant NAME] [-p PROMPT | -f FILE] [-n N] [-c N] [--engine NAME] [options]",
         description=_RUN_DESCRIPTION,
         epilog=MODEL_FORMS + _RUN_EXAMPLES + "\n" + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="GGUF file, hub id or name")
     parser.add_argument(
@@ -71,7 +68,7 @@ def add_run(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print the answer alone")
     _add_prompt(parser)
     add_sampling_options(parser)
-    add_shared(parser, "run")
+    add_start_options(parser, "run")
     parser.add_argument(
         "--budget",
         metavar="SIZE",
@@ -82,7 +79,6 @@ def add_run(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FOR",
         help="longest wait for cache pages on disk (--resident): text (1.5 s, default) or voice (0.2 s)",
     )
-    parser.set_defaults(run="launch:run_model")
 
 
 def _add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +110,7 @@ def _number(text: str) -> float:
         raise UsageError(f"{text[:40]!r} is not a number") from None
 
 
-# field of Sampling: (names, metavar, how it is read, help)
+# field of Sampling: (names, metavar, parser, help)
 SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], str]] = {
     "temperature": (("--temp", "--temperature"), "T", _number, "temperature; 0 takes the top token (default 0.8)"),
     "top_k": (("--top-k",), "K", whole(), "sample among the K likeliest tokens (default 40; 0: all)"),
@@ -128,8 +124,8 @@ SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], st
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    for field, (names, metavar, _, told) in SAMPLING_FLAGS.items():
-        group.add_argument(*names, dest=field, metavar=metavar, help=told)
+    for field, (names, metavar, _, text) in SAMPLING_FLAGS.items():
+        group.add_argument(*names, dest=field, metavar=metavar, help=text)
 
 
 SERVE_PORT = 8080
@@ -140,8 +136,6 @@ Serves a model with llama.cpp's OpenAI-compatible server, started with exactly t
 KV cache, layers on the GPU, slots, draft model. Requests beyond the slots wait. Memory is watched: the server is
 stopped, with a reason, before the system would kill it.
 """
-
-
 _SERVE_EXAMPLES = """
 examples:
   edgekit serve model.gguf
@@ -157,15 +151,14 @@ by it, 3 does not fit or stopped before memory ran out, 4 not found or no access
 """
 
 
-def add_serve(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_serve(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "serve",
-        help=COMMANDS["serve"],
+        run="launch:run_serve",
         usage="edgekit serve MODEL [--quant NAME] [--port N] [-c N] [--users N] [options]",
         description=_SERVE_DESCRIPTION,
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="GGUF file, hub id or name")
     parser.add_argument(
@@ -201,8 +194,8 @@ def add_serve(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     group.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
     add_users_option(parser)
-    add_shared(parser, "serve")
-    parser.set_defaults(run="launch:run_serve", json_lines=True)
+    add_start_options(parser, "serve")
+    parser.set_defaults(json_lines=True)
 
 
 _VERIFY_DESCRIPTION = """\
@@ -210,8 +203,6 @@ Compares the prediction for a model with what the real llama.cpp on this machine
 model's header is read: the engine gets a sparse file of the same length without the weights, and computes its
 buffer sizes without allocating them.
 """
-
-
 _VERIFY_EXAMPLES = """
 examples:
   edgekit verify model.gguf -c 32k
@@ -226,15 +217,14 @@ exit codes: 0 within bounds, 1 outside, 2 usage or refused by the engine's rules
 """
 
 
-def add_verify(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_verify(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "verify",
-        help=COMMANDS["verify"],
+        run="measure:run_verify",
         usage="edgekit verify MODEL [-c N] [llama.cpp flags] [options]",
         description=_VERIFY_DESCRIPTION,
         epilog=MODEL_FORMS + _VERIFY_EXAMPLES + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name of a GGUF model")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/verify.md)")
@@ -250,11 +240,10 @@ def add_verify(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=seconds,
         help="time limit for the engine (default 60, with --load 600)",
     )
-    add_reach_options(parser)
+    add_network_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
     (engine, *_) = startable("verify")
     add_flags(parser, engine.name, engine.title, engine.verified_flags)
-    parser.set_defaults(run="measure:run_verify")
 
 
 _CALIBRATE_DESCRIPTION = """\
@@ -262,8 +251,6 @@ Measures this machine and saves the results: memory bandwidth, the speed of the 
 memory overhead, and its speed. llama.cpp runs with MODEL, which must be on this machine, or else with a generated
 test model of 409 MiB that is deleted afterwards. Takes about half a minute.
 """
-
-
 _CALIBRATE_EXAMPLES = """
 examples:
   edgekit calibrate
@@ -286,15 +273,14 @@ environment: EDGEKIT_DATA is the folder for the results, TMPDIR the folder for t
 """
 
 
-def add_calibrate(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_calibrate(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "calibrate",
-        help=COMMANDS["calibrate"],
+        run="measure:run_calibrate",
         usage="edgekit calibrate [MODEL] [--json] | --list [--json] | --remove [--json]",
         description=_CALIBRATE_DESCRIPTION,
         epilog=_CALIBRATE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "model",
@@ -307,15 +293,12 @@ def add_calibrate(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--list", action="store_true", help="list everything that was measured, on every machine"
     )
     parser.add_argument("--remove", action="store_true", help="delete everything that was measured")
-    parser.set_defaults(run="measure:run_calibrate")
 
 
 _EMBED_DESCRIPTION = """\
 Computes embeddings with a GGUF model of any size within a memory budget: weights are read from disk as needed.
 Give a few texts, or a file with millions of them; an interrupted job can be continued.
 """
-
-
 _EMBED_EPILOG = """
 MODEL is a GGUF file, a model in Ollama or LM Studio on this machine, or a hub id (org/name:Q8_0).
 
@@ -333,20 +316,17 @@ To continue a job that was interrupted, run the same command again; the result i
 exit codes: 0 done, 1 the output could not be written, 2 usage or a text or row that cannot be embedded, 3 does not
 fit in memory, 4 not found or not readable, 5 damaged or unsupported model, 130 interrupted
 """
-
-
 _EMBED_PREFIXES = ("query", "document")
 
 
-def add_embed(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_embed(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "embed",
-        help=COMMANDS["embed"],
+        run="embed:run_embed",
         usage="edgekit embed MODEL [TEXT ...] [--input FILE --output FILE] [--budget SIZE] [options]",
         description=_EMBED_DESCRIPTION,
         epilog=_EMBED_EPILOG + "\n" + ENVIRONMENT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "models",
@@ -371,8 +351,7 @@ def add_embed(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_files(parser)
     _add_ray(parser)
     add_download_options(parser)
-    add_reach_options(parser)
-    parser.set_defaults(run="embed:run_embed")
+    add_network_options(parser)
 
 
 def _add_memory(parser: argparse.ArgumentParser) -> None:
@@ -514,8 +493,6 @@ Opens a web page that shows which models this machine can run and what each one 
 The REST API is on the same port, under /api/v1, with documentation at /api/docs. Only this machine can reach them,
 unless you set --host; then clients need a token.
 """
-
-
 _WEB_EXAMPLES = """\
 examples:
   edgekit web
@@ -529,23 +506,20 @@ networks with --allow-private. Details: docs/web.md.
 
 environment: EDGEKIT_WEB_TOKEN (safer than --token, because other users can see command lines), BROWSER and those below.
 """
-
-
 _WEB_CODES = """
 exit codes: 0 ended by Ctrl-C or SIGTERM, 1 the address could not be printed, 2 usage, port in use, or
 edgekit-models[web] is not installed, 4 a file or folder does not exist or cannot be read
 """
 
 
-def add_web(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
+def add_web(commands: Commands) -> None:
+    parser = add_command(
+        commands,
         "web",
-        help=COMMANDS["web"],
+        run="web:run_web",
         usage="edgekit web [MODEL] [--port N] [--no-browser] [--models-dir DIR] [options]",
         description=_WEB_DESCRIPTION,
         epilog=_WEB_EXAMPLES + ENVIRONMENT + _WEB_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="open the page of this model")
     parser.add_argument(
@@ -558,7 +532,7 @@ def add_web(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     _add_server(parser.add_argument_group("server"))
     _add_reach(parser.add_argument_group("what it may read"))
-    parser.set_defaults(run="web:run_web", json_lines=True)
+    parser.set_defaults(json_lines=True)
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:

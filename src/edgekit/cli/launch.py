@@ -1,4 +1,4 @@
-"""`run` and `serve`: the request, the notices on standard error, an answer or a chat, a server until it ends."""
+"""`run` and `serve`: read the request, start the engine, then print an answer, chat, or serve until the end."""
 
 from __future__ import annotations
 
@@ -24,15 +24,9 @@ from edgekit.app.run import (
 from edgekit.bill.types import Load
 from edgekit.catalog.names import split_quant
 from edgekit.cli.engine_commands import SAMPLING_FLAGS, SERVE_PORT
-from edgekit.cli.input import check_unicode, read_prompt
-from edgekit.cli.options import (
-    DEFAULT_NEW_TOKENS,
-    reach_of,
-    read_host,
-    read_plain,
-    screen,
-)
-from edgekit.cli.output import ReaderGoneError, say, say_json, show
+from edgekit.cli.input import check_unicode, open_session, read_prompt
+from edgekit.cli.options import DEFAULT_NEW_TOKENS, read_host, read_plain
+from edgekit.cli.output import ReaderGoneError, say, say_json, screen, show
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Sampling, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
@@ -57,27 +51,24 @@ from edgekit.report.run import (
     verdict_text,
     written_text,
 )
-from edgekit.request import Request, Session
+from edgekit.request import Request
 from edgekit.sources.local import is_here
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
-    from edgekit.sources.download import Download
-
-    Confirm = Callable[[Download], bool]
-    Event = WeightsChosen | Starting | Forced | Compared | EngineMessage
     from edgekit.app.answers import Check
-    from edgekit.engines.program import Server, Up
+    from edgekit.engines.program import Up
+    from edgekit.sources.download import Download
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StderrNotices:
-    """Lines about the work, on standard error."""
+    """Prints what happens while the engine starts, on standard error."""
 
     quiet: bool
 
-    def show(self, event: Event) -> None:
-        """What happens while the engine is started."""
+    def show(self, event: object) -> None:
+        """Print one of the events of app/run.py."""
         match event:
             case WeightsChosen(name, mix, repository):
                 self.say(f"{name} at {mix}, from {repository}")
@@ -111,10 +102,7 @@ class StderrNotices:
 
 
 def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request]:
-    """The model and what `run` or `serve` is asked for, on one engine.
-
-    UsageError for what makes no sense, before anything is fetched.
-    """
+    """The model and the request for one engine. Raises UsageError before anything is fetched."""
     request = Request.from_argv(arguments)
     engines = tuple(engine.name for engine in startable(verb))
     if len(request.engines) > 1:
@@ -127,8 +115,8 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         if values.get(CONTEXT.key) == 0:
             raise UsageError("--users needs a context for each user: -c N")
         load = Load(context_tokens=values.get(CONTEXT.key))
-        together = engine_named(engine).load_for_users(load, request.users, 0)
-        values = engine_named(engine).values_for_users(values, request.users, together)
+        load = engine_named(engine).load_for_users(load, request.users, 0)
+        values = engine_named(engine).values_for_users(values, request.users, load)
         context = values.pop(CONTEXT.key, None)
         request = replace(request.with_flags(engine, values), context=context)
     if arguments.sinks is not None and not arguments.rolling:
@@ -144,23 +132,23 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
             alone=verb == "run",
         )
     )
-    own_threads = "threads" in settled  # a flag of the engine's own
+    has_threads = "threads" in settled  # the engine has its own flag for it
     reference = _at_quant(arguments.model, request.quant)
     flags = {**read_flags(engine_named(engine).flags, settled), **request.flags.get(engine, {})}
     return reference, replace(
         request.with_flags(engine, flags),
-        quant=None,  # of the reference
-        users=None,  # among the flags
+        quant=None,  # part of the reference
+        users=None,  # part of the flags
         sinks=read_number("--sinks", arguments.sinks) or 0,
         rolling=arguments.rolling,
         force=arguments.force,
-        threads=None if own_threads else read_plain("--threads", arguments.threads, least=1),
+        threads=None if has_threads else read_plain("--threads", arguments.threads, least=1),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
     )
 
 
 def _at_quant(reference: str, quant: str | None) -> str:
-    """The repository or the name at this quantisation. UsageError for a file, which is loaded as it is."""
+    """The repository or the name at this quantisation. Raises UsageError for a file, which is loaded as it is."""
     if quant is None:
         return reference
     if is_here(reference):
@@ -171,28 +159,19 @@ def _at_quant(reference: str, quant: str | None) -> str:
     return reference if stated is not None else f"{reference}:{quant}"
 
 
-def download_limit(arguments: argparse.Namespace) -> Confirm | None:
-    """A repository that was named is downloaded, up to --download-up-to; for a catalog name the user is asked first."""
+def download_limit(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
+    """Allows downloads up to --download-up-to. A name of the catalog is downloaded only with --yes or
+    --download-up-to, or after a yes at the terminal.
+    """
     if arguments.no_download:
         return None
-    limit = arguments.download_up_to
-    most = None if limit is None else read("--download-up-to", parse_size, limit)
+    name, text = arguments.model, arguments.download_up_to
+    limit = None if text is None else read("--download-up-to", parse_size, text)
+    asks = catalog_name(name) is not None and not arguments.yes and limit is None
 
-    def agreed(download: Download) -> bool:
-        return most is None or download.size_bytes <= most
-
-    known = catalog_name(arguments.model) is not None
-    return _asking_first(arguments, arguments.model, agreed) if known else agreed
-
-
-def _asking_first(
-    arguments: argparse.Namespace, name: str, confirm: Confirm | None
-) -> Confirm | None:
-    """`confirm` after the user agreed: with --yes or --download-up-to on the command line, else at the terminal."""
-    if confirm is None or arguments.yes or arguments.download_up_to is not None:
-        return confirm
-
-    def ask(download: Download) -> bool:
+    def confirm(download: Download) -> bool:
+        if not asks:
+            return limit is None or download.size_bytes <= limit
         what = f"{download.label}, {format_download(download.size_bytes)}, to {download.folder}"
         if not (sys.stdin is not None and sys.stdin.isatty()):
             raise UsageError(f"{name} is not on this machine. To download {what}, add --yes")
@@ -200,17 +179,17 @@ def _asking_first(
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"", "y", "yes"}:
             raise UsageError("nothing was downloaded")
-        return confirm(download)
+        return True
 
-    return ask
+    return confirm
 
 
 def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False) -> tuple[str, int]:
-    """The report of a verdict that is no: for programs on standard output, for people on standard error."""
+    """The report on a model that does not fit: JSON on standard output, text on standard error."""
     if as_json:
         found = check_json(error.check)
-        told = json.dumps(found) + "\n" if in_one_line else json_text(found)
-        return told, error.exit_code
+        text = json.dumps(found) + "\n" if in_one_line else json_text(found)
+        return text, error.exit_code
     sys.stderr.write(check_text(error.check, screen(sys.stderr, colour=False)))
     return "", error.exit_code
 
@@ -230,9 +209,11 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
     new_tokens = max_tokens or DEFAULT_NEW_TOKENS
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     try:
-        with reach_of(arguments, quiet=notices.quiet) as reach:
-            session = Session(reach=reach, confirm=download_limit(arguments), notify=notices.show)
-            # Before the prompt is counted, only what cannot hold any prompt is refused.
+        confirm = download_limit(arguments)
+        with open_session(
+            arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
+        ) as session:
+            # The prompt is not counted yet: only a model that cannot hold any prompt is refused.
             job = run.job_of(prompt, 1, new_tokens)
             judged, weights = run.fetch(reference, request, session, job=job)
         with run.run(judged, weights, session, prompt=prompt, new_tokens=new_tokens) as (
@@ -241,7 +222,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
         ):
             writer = _Writer(talker=up.talker, request=request, sampling=sampling, notices=notices)
             if prompt is None:
-                _converse(writer, arguments.system, max_tokens)
+                _chat(writer, arguments.system, max_tokens)
                 return "", 0
             if not arguments.json:
                 _print_answer(writer, prompt, new_tokens)
@@ -258,7 +239,7 @@ def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Writer:
-    """An engine that is up, and how it is to write."""
+    """A running engine with the settings of the answer."""
 
     talker: Talker
     request: Request
@@ -286,9 +267,6 @@ class _Writer:
             yield from pieces
 
 
-# --- one question
-
-
 def _print_answer(writer: _Writer, prompt: Prompt, new_tokens: int) -> None:
     fitted = writer.fitted(prompt, new_tokens)
     if fitted.note:
@@ -301,11 +279,8 @@ def _print_answer(writer: _Writer, prompt: Prompt, new_tokens: int) -> None:
     writer.notices.say(written_text(written, max_tokens=new_tokens))
 
 
-# --- a conversation
-
-
-def _converse(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
-    """Until its end. Ctrl-C stops an answer; where nothing is being said it ends the conversation."""
+def _chat(writer: _Writer, system: str | None, max_tokens: int | None) -> None:
+    """Chat until the user ends it. Ctrl-C stops an answer, or ends the chat at the prompt."""
     first = () if system is None else (Message(role="system", content=system),)
     messages, notices = first, writer.notices
     notices.say(
@@ -319,21 +294,21 @@ def _converse(writer: _Writer, system: str | None, max_tokens: int | None) -> No
             messages = first
             notices.say("forgotten")
             continue
-        asked = (*messages, Message(role="user", content=line))
+        with_question = (*messages, Message(role="user", content=line))
         try:
             check_unicode("what you typed", line)
-            said = _reply(writer, asked, max_tokens)
+            answer = _reply(writer, with_question, max_tokens)
         except ContextTooLargeError as error:
             notices.warn(f"{error}; or /reset")
             continue
         except (TextError, UsageError) as error:
             notices.warn(str(error))
             continue
-        messages = (*asked, Message(role="assistant", content=said))
+        messages = (*with_question, Message(role="assistant", content=answer))
 
 
 def _next_line() -> str | None:
-    """What a person types next; None at the end."""
+    """The next line that the user types; None at the end."""
     while True:
         try:
             line = input("> ").strip()
@@ -345,19 +320,19 @@ def _next_line() -> str | None:
 
 
 def _reply(writer: _Writer, messages: tuple[Message, ...], max_tokens: int | None) -> str:
-    said: list[str] = []
+    pieces: list[str] = []
     try:
         for piece in writer.pieces(writer.fitted(Prompt(messages=messages), max_tokens), Written()):
-            said.append(piece)
+            pieces.append(piece)
             show(piece)
     except KeyboardInterrupt:
         show(" [stopped]")
     show("\n")
-    return "".join(said)
+    return "".join(pieces)
 
 
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Returns when the server has ended; an end that was asked for is not an error."""
+    """Serve until the end; being stopped by Ctrl-C or SIGTERM is not an error."""
     reference, request = read_request(arguments, "serve")
     port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     at = Address(
@@ -368,33 +343,37 @@ def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
     )
     notices = StderrNotices(quiet=arguments.quiet or arguments.json)
     check_port(at.host, at.port)  # before minutes of download and loading
-    _check_protected(at, arguments, notices)
+    if at.api_key is None and not is_loopback(at.host):
+        if not arguments.insecure:
+            raise UsageError(
+                f"on {at.host} anyone on the network could use the server, and one request can use all memory:"
+                " give --api-key, or --insecure to serve without a key (docs/run.md)"
+            )
+        notices.warn(
+            f"anyone who can reach {at.host} can use this server without a key (--insecure)"
+        )
     try:
-        with reach_of(arguments, quiet=notices.quiet) as reach:
-            session = Session(reach=reach, confirm=download_limit(arguments), notify=notices.show)
+        confirm = download_limit(arguments)
+        with open_session(
+            arguments, quiet=notices.quiet, confirm=confirm, notify=notices.show
+        ) as session:
             judged, weights = run.fetch(reference, request, session)
         with ending_in_order(), run.serve(judged, weights, session, at) as up:
-            return _until_its_end(up, judged.check, arguments, notices)
+            return _serve_until_end(up, judged.check, arguments, notices)
     except DoesNotFitError as error:
         return refusal(error, as_json=arguments.json, in_one_line=True)
 
 
-def _check_protected(at: Address, arguments: argparse.Namespace, notices: StderrNotices) -> None:
-    """UsageError where others could use the server without a key, unless that is what was asked for."""
-    if at.api_key is not None or is_loopback(at.host):
-        return
-    if not arguments.insecure:
-        raise UsageError(
-            f"on {at.host} anyone on the network could use the server, and one request can use all memory:"
-            " give --api-key, or --insecure to serve without a key (docs/run.md)"
-        )
-    notices.warn(f"anyone who can reach {at.host} can use this server without a key (--insecure)")
-
-
-def _announce(up: Up, server: Server, check: Check, arguments: argparse.Namespace) -> None:
-    if arguments.json:
-        say_json(
-            ready_json(
+def _serve_until_end(
+    up: Up, check: Check, arguments: argparse.Namespace, notices: StderrNotices
+) -> tuple[str, int]:
+    """Print the address and wait. Raises EngineError or MemoryPressureError if the server ends by itself."""
+    server, guard = up.server, up.guard
+    if server is None or guard is None:
+        raise TypeError("this engine does not serve")
+    try:
+        if arguments.json:  # its reader may stop the server at once
+            ready = ready_json(
                 check,
                 address=server.address,
                 pid=server.pid,
@@ -402,53 +381,40 @@ def _announce(up: Up, server: Server, check: Check, arguments: argparse.Namespac
                 idle_bytes=None if server.idle is None else server.idle.resident_bytes,
                 rows=up.rows,
             )
-        )
-        return
-    say(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
-
-
-def _until_its_end(
-    up: Up, check: Check, arguments: argparse.Namespace, notices: StderrNotices
-) -> tuple[str, int]:
-    """Raises EngineError or MemoryPressureError where the end was not asked for."""
-    server, guard = up.server, up.guard
-    if server is None or guard is None:
-        raise TypeError("this engine does not serve")
-    as_json = arguments.json
-    try:
-        _announce(up, server, check, arguments)  # its reader may ask for the end at once
+            say_json(ready)
+        else:
+            say(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
         ended = server.wait()
     except (KeyboardInterrupt, SystemExit) as end:
         notices.say("stopping")
         ended = server.stop("stopped on request")
-        _tell_end(ended, as_json=as_json)
+        if arguments.json:
+            _print_end(ended)
         code = end.code if isinstance(end, SystemExit) else 0
         return "", 0 if code in {0, 128 + 15, None} else int(code or 0)
     if ended is None:
         raise EngineError("llama.cpp neither started nor exited")
     kind = MemoryPressureError if guard.starved else EngineError
     why = guard.reason or f"{ended.why}: {ended.last_words}"
-    if not as_json:
+    if not arguments.json:
         raise kind(why)
-    _tell_end(ended, as_json=True)
+    _print_end(ended)
     notices.warn(why)
     return "", kind.exit_code
 
 
-def _tell_end(ended: Ended, *, as_json: bool) -> None:
-    if as_json:
-        say_json(
-            ended_json(
-                why=ended.why,
-                exit_code=ended.exit_code,
-                signal=ended.signal,
-                last_words=ended.last_words,
-            )
-        )
+def _print_end(ended: Ended) -> None:
+    event = ended_json(
+        why=ended.why,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        last_words=ended.last_words,
+    )
+    say_json(event)
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:
-    """UsageError that names the flag."""
+    """The sampling options. Raises UsageError with the name of the flag."""
     given = {}
     for field, (names, _, parse, _) in SAMPLING_FLAGS.items():
         text = getattr(arguments, field)
@@ -458,4 +424,4 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
             given[field] = parse(text)
         except UsageError as error:
             raise UsageError(f"{names[-1]}: {error}") from error
-    return Sampling(**given)  # type: ignore[arg-type]  # each is read as its field wants it
+    return Sampling(**given)  # type: ignore[arg-type]  # each parser returns its field's type

@@ -1,19 +1,15 @@
-"""`verify` and `calibrate`: measure with the real engine, and print what was found."""
+"""`verify` and `calibrate`: what the real engine uses, as text or JSON."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edgekit.app.calibrate import calibrate
 from edgekit.app.verify import verify
-from edgekit.cli.options import (
-    is_terminal,
-    reach_of,
-    screen,
-)
+from edgekit.cli.input import open_session
+from edgekit.cli.output import is_terminal, screen
 from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
 from edgekit.errors import EdgekitError, UsageError
@@ -31,37 +27,15 @@ from edgekit.report.run import (
     verification_text,
 )
 from edgekit.report.text import Screen
-from edgekit.request import Request, Session
+from edgekit.request import Request
 from edgekit.sources.local import data_folder
 from edgekit.terminal import printable
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.app.calibrate import Remembered
-    from edgekit.app.verify import Verified
-    from edgekit.engines.program import Verification
-
-
-OUTSIDE = 1
+OUTSIDE = 1  # exit code if a figure is outside its bounds
 
 
 def run_verify(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The answer as text, and 1 where the prediction is outside its bounds."""
-    found, asked, saved = _verify(arguments)
-    if saved is not None:
-        found = replace(found, notes=(*found.notes, *_saved_words(saved)))
-    return _render(found, asked, arguments), 0 if found.within else OUTSIDE
-
-
-def _saved_words(saved: Remembered | EdgekitError) -> tuple[str, ...]:
-    """What a real load showed is saved for this machine; where it cannot be, a note says so."""
-    if isinstance(saved, EdgekitError):
-        return (f"not saved for later estimates: {saved}",)
-
-    return remembered_words(saved)
-
-
-def _verify(arguments: argparse.Namespace) -> Verified:
-
+    """The prediction next to what the engine reports."""
     (engine, *_), given = startable("verify"), given_flags(arguments)
     common = given.get(COMMON, {})
     request = Request(
@@ -70,66 +44,43 @@ def _verify(arguments: argparse.Namespace) -> Verified:
         context=read_flags((CONTEXT,), common).get(CONTEXT.key),
         quant=common.get(QUANT.key),
     )
-    with reach_of(arguments, quiet=arguments.json) as reach:
-        return verify(
+    with open_session(arguments, quiet=arguments.json) as session:
+        found, load, saved = verify(
             arguments.model,
             request,
-            Session(reach=reach),
+            session,
             really=arguments.load,
             timeout_s=arguments.engine_timeout,
         )
-
-
-def _render(found: Verification, asked: str, arguments: argparse.Namespace) -> str:
+    if isinstance(saved, EdgekitError):
+        note = f"not saved for later estimates: {saved}"
+        found = replace(found, notes=(*found.notes, note))
+    elif saved is not None:
+        found = replace(found, notes=(*found.notes, *remembered_words(saved)))
+    code = 0 if found.within else OUTSIDE
     if arguments.json:
-        return json_text(verification_json(found))
-
-    return verification_text(found, Screen(colour=is_terminal(sys.stdout)), load=asked)
+        return json_text(verification_json(found)), code
+    return verification_text(found, Screen(colour=is_terminal(sys.stdout)), load=load), code
 
 
 def run_calibrate(arguments: argparse.Namespace) -> str:
-    """The answer as text."""
+    """Measure this machine, or list or remove what was measured."""
     if sum(map(bool, (arguments.model, arguments.list, arguments.remove))) > 1:
         raise UsageError("calibrate: give only one of MODEL, --list and --remove")
-    if arguments.list or arguments.remove:
-        return _told(arguments)
-    return _measured(arguments)
-
-
-def _measured(arguments: argparse.Namespace) -> str:
-
-    found = calibrate(arguments.model, tell=_say if not arguments.json else _quiet)
-    if arguments.json:
-        return json_text(calibrated_json(found, _path()))
-
-    return calibrated_text(found, _path(), screen())
-
-
-def _quiet(_: str) -> None:
-    """A program is told the answer alone."""
-
-
-def _say(line: str) -> None:
-
-    if sys.stderr is not None:
-        print(f"edgekit: {printable(line)}", file=sys.stderr, flush=True)
-
-
-def _told(arguments: argparse.Namespace) -> str:
-
-    stored = forget_calibration() if arguments.remove else read_calibration()
-    kept = CalibrationFile(path=_path(), stored=stored)
-    if arguments.json:
-        return _json(kept, removed=arguments.remove)
-    return removed_text(kept) if arguments.remove else list_text(kept, screen(colour=False))
-
-
-def _json(kept: CalibrationFile, *, removed: bool) -> str:
-
-    return json_text(list_json(kept, removed=removed))
-
-
-def _path() -> str:
-
     folder = data_folder()
-    return NAME if folder is None else str(folder / NAME)
+    path = NAME if folder is None else str(folder / NAME)
+    if arguments.list or arguments.remove:
+        stored = forget_calibration() if arguments.remove else read_calibration()
+        file = CalibrationFile(path=path, stored=stored)
+        if arguments.json:
+            return json_text(list_json(file, removed=arguments.remove))
+        return removed_text(file) if arguments.remove else list_text(file, screen(colour=False))
+
+    def show_step(line: str) -> None:
+        if sys.stderr is not None and not arguments.json:
+            print(f"edgekit: {printable(line)}", file=sys.stderr, flush=True)
+
+    found = calibrate(arguments.model, tell=show_step)
+    if arguments.json:
+        return json_text(calibrated_json(found, path))
+    return calibrated_text(found, path, screen())

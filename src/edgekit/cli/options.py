@@ -1,14 +1,11 @@
-"""Flags that several commands share, and what they mean: the model, the network, the machine, the load, the engines."""
+"""Flags that several commands share: the network, the machine, the load, the engines."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from edgekit.engines import either, engine_named, engine_names, lender_of, machine_keys, startable
 from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag, given_flags, read_number
@@ -18,14 +15,9 @@ from edgekit.units import parse_tokens
 if TYPE_CHECKING:
     from argparse import _ArgumentGroup
 
-    from edgekit.machine.types import Machine
-    from edgekit.report.text import Screen
-    from edgekit.sources.types import Reach
-
     Options = argparse.ArgumentParser | _ArgumentGroup
 
 
-T = TypeVar("T")
 MODEL_FORMS = """\
 MODEL is any of
   a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
@@ -42,7 +34,7 @@ Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version).
 """
 
 
-def add_reach_options(parser: argparse.ArgumentParser) -> None:
+def add_network_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-cache", action="store_true", help="do not read or write the header cache on disk"
     )
@@ -54,60 +46,6 @@ def add_reach_options(parser: argparse.ArgumentParser) -> None:
         help="time limit for all network requests together (default 120)",
     )
     parser.add_argument("--offline", action="store_true", help="use local files and caches only")
-
-
-@contextmanager
-def reach_of(arguments: argparse.Namespace, *, quiet: bool) -> Iterator[Reach]:
-    """How far these arguments let a look-up go. Progress is wiped away in the end."""
-    from edgekit.sources.types import Reach
-
-    reach = Reach(
-        network=not arguments.offline,
-        cache=not arguments.no_cache,
-        total_timeout_s=arguments.timeout,
-        progress=show_progress if is_terminal(sys.stderr) and not quiet else None,
-    )
-    try:
-        yield reach
-    finally:
-        if reach.progress is not None:
-            show_progress("")
-
-
-def counting(coming: Iterable[T], of: int, progress: Callable[[str], None] | None) -> Iterator[T]:
-    """The same models, counted on the progress line. The line is empty while a caller uses what it was given."""
-    told = progress or (lambda _: None)
-    told(f"checked 0 of {of:,} models")
-    for done, one in enumerate(coming, 1):
-        told("")
-        yield one
-        told(f"checked {done:,} of {of:,} models")
-    told("")
-
-
-def is_terminal(stream: object) -> bool:
-    """Whether a person looks at it, and wants colour."""
-    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
-    return not plain and bool(getattr(stream, "isatty", lambda: False)())
-
-
-def screen_width() -> int:
-    """Columns of the terminal, or of COLUMNS; 100 where nobody says."""
-    import shutil
-
-    return shutil.get_terminal_size((100, 24)).columns
-
-
-def screen(stream: object = None, *, colour: bool = True) -> Screen:
-    """What the stream shows, standard output by default."""
-    from edgekit.report.text import Screen, glyphs_for
-
-    shown = sys.stdout if stream is None else stream
-    return Screen(
-        width=screen_width(),
-        colour=colour and is_terminal(shown),
-        glyphs=glyphs_for(getattr(shown, "encoding", None)),
-    )
 
 
 def seconds(text: str) -> float:
@@ -122,11 +60,6 @@ def seconds(text: str) -> float:
     return number
 
 
-def show_progress(line: str) -> None:
-    sys.stderr.write(f"\r\x1b[K{line[:100]}")
-    sys.stderr.flush()
-
-
 DEVICE_FORMS = """\
 --device takes the name of a GPU, Mac, board or phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
 (edgekit hardware --devices lists them). SIZES are binary: 24G, 24 GB and 24GiB are the same.
@@ -134,7 +67,7 @@ DEVICE_FORMS = """\
 
 
 def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> None:
-    """`ram`: whether the answer depends on it."""
+    """`ram`: whether the answer depends on the RAM."""
     group = parser.add_argument_group("another machine instead of this one")
     group.add_argument(
         "--device",
@@ -148,15 +81,6 @@ def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> 
         group.add_argument("--ram", metavar="SIZE", help="system RAM of that machine: 32G")
     group.add_argument(
         "--vram", metavar="SIZES", help="memory of each NVIDIA GPU, instead of a name: 24G,24G"
-    )
-
-
-def machine_of_arguments(arguments: argparse.Namespace) -> Machine:
-    """Raises UsageError for a name or a size that means nothing."""
-    from edgekit.machine import requested_machine
-
-    return requested_machine(
-        devices=tuple(arguments.device), ram=arguments.ram, vram=arguments.vram
     )
 
 
@@ -205,7 +129,7 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_options(parser: Options) -> None:
-    """What `plan` asks of one model and `recommend` of all."""
+    """Options of both `plan` and `recommend`."""
     add_users_option(parser)
     add_min_context_option(parser)
     add_job_option(parser)
@@ -237,8 +161,9 @@ def add_engine_flags(
     without: frozenset[str] = frozenset(),
     hidden: frozenset[str] = frozenset(),
 ) -> None:
-    """`engines`: all by default. `hidden` flags are read, so that an error can say what to use instead, but --help does
-    not list them.
+    """Add --engine and the flags of the engines, all by default.
+
+    `hidden` flags are parsed, so that an error can suggest what to use instead, but --help does not list them.
     """
     engines = engines or engine_names()
     named = either((*engines, "auto", "all") if several else engines)
@@ -291,7 +216,7 @@ def add_flags(
 
 
 class _Given(argparse.Action):
-    """Puts a flag under its engine and its key: `given_flags` has them all."""
+    """Stores a flag under its engine and its key; `given_flags` returns them all."""
 
     def __init__(self, *words: Any, engine: str, flag: Flag, **options: Any) -> None:
         super().__init__(*words, **options)
@@ -324,8 +249,8 @@ def _plain(text: object) -> object:
         return text
 
 
-DEFAULT_NEW_TOKENS = 512  # of one question
-# What run has for both engines, or settles itself.
+DEFAULT_NEW_TOKENS = 512  # in the answer to one prompt
+# Flags that run and serve have for all engines, or set themselves.
 SHARED = frozenset(
     {
         "ctx_shift",
@@ -343,19 +268,12 @@ SHARED = frozenset(
 _CONTEXT = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
 
 
-def add_shared(parser: argparse.ArgumentParser, verb: str) -> None:
-    """The window, the engine and its flags."""
+def add_start_options(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Options of both `run` and `serve`: the engine, its flags, the context, and what happens before it starts."""
     engines = [engine.name for engine in startable(verb)]
     parser.add_argument(
         "--engine", metavar="NAME", help=f"{' or '.join(engines)} (default {engines[0]})"
     )
-    _add_run_options(parser)
-    add_reach_options(parser)
-    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
-    add_flags_of(parser, tuple(engines), without=machine_keys() | SHARED)
-
-
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the context")
     group.add_argument(
         "--sinks", metavar="N", help="first tokens that a rolling context never drops (default 0)"
@@ -385,18 +303,21 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start even if the model does not fit (it may swap, or be killed)",
     )
+    add_network_options(parser)
+    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=_CONTEXT), QUANT))
+    add_flags_of(parser, tuple(engines), without=machine_keys() | SHARED)
 
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 def read_host(text: str) -> str:
-    """Without the brackets that an IPv6 address has inside an URL."""
+    """The host without the brackets that an IPv6 address has in a URL."""
     return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
 def read_plain(flag: str, text: str | None, *, least: int = 0, most: int = 2**31 - 1) -> int | None:
-    """As read_number, for what is no number of tokens: 32k is no port."""
+    """Like read_number, but rejects units: 32k is not a port."""
     if text is not None and _WHOLE.fullmatch(text) is None:
         raise UsageError(f"{flag}: {text[:40]!r} is not a whole number from {least} to {most:,}")
     return read_number(flag, text, least=least, most=most)

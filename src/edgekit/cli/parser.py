@@ -7,12 +7,18 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekit import __version__
+from edgekit.terminal import printable
 
-# In the order of --help, each with its line there. The function add_NAME in commands.py or engine_commands.py declares
-# its flags and names the function that runs it, as MODULE:FUNCTION of this package: imported when it is run.
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    Commands = _SubParsersAction[argparse.ArgumentParser]
+
+# Commands in the order of --help, with their summaries. add_NAME in commands.py or engine_commands.py declares flags
+# and names the function that runs the command, as MODULE:FUNCTION of this package: imported when the command runs.
 COMMANDS = {
     "recommend": "the best models for this machine, or for another",
     "plan": "how to run it: every setting chosen, with reasons and commands",
@@ -44,7 +50,7 @@ access or no network, 5 unreadable or unsupported
 
 
 class UsageExit(SystemExit):
-    """A command line that means nothing. Carries the message, so that --json can report it too."""
+    """An invalid command line. Carries the message, so that --json can report it too."""
 
     def __init__(self, message: str, *, in_one_line: bool) -> None:
         super().__init__(2)
@@ -65,7 +71,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what may have been meant, under the usage line of the command at hand."""
+    """Suggests what may have been meant, below the usage line of the command."""
 
     commands: dict[str, Parser]  # of the whole command line
 
@@ -75,14 +81,12 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)  # the innermost command's wins
 
     def error(self, message: str) -> NoReturn:
-        from edgekit.terminal import printable
-
         self.print_usage(sys.stderr)
         print(printable(f"{self.prog}: error: {message}"), file=sys.stderr)
         raise UsageExit(message, in_one_line=bool(self.get_default("json_lines")))
 
     def reject(self, words: Sequence[str]) -> NoReturn:
-        """An error about words that the command does not know."""
+        """Report words that the command does not know."""
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]
         if not flags and self.prog.endswith(" recommend"):
             self.error(f"recommend takes no model; try: edgekit plan {' '.join(words)}")
@@ -108,7 +112,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    """'. Did you mean: --device?'; empty where nothing is near."""
+    """'. Did you mean: --device?', or '' if nothing is similar."""
     from difflib import get_close_matches  # only a mistake needs it
 
     plain = {one.lstrip("-"): one for one in known}
@@ -116,10 +120,32 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f". Did you mean: {', '.join(near)}?" if near else ""
 
 
-def build_parser(word: str | None = None) -> Parser:
-    """Of all commands, or only of the one that `word` names: that takes a fraction of the time.
+def add_command(
+    commands: Commands,
+    name: str,
+    *,
+    run: str = "",
+    usage: str | None = None,
+    description: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    """The parser of one command. `run` is the function to call with the arguments, as MODULE:FUNCTION."""
+    parser = commands.add_parser(
+        name,
+        help=COMMANDS[name],
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run)
+    return parser
 
-    For --help alone the commands have no flags: they are not shown.
+
+def build_parser(word: str | None = None) -> Parser:
+    """The parser of all commands, or only of the one that `word` names, which takes a fraction of the time.
+
+    For `edgekit --help` the commands get no flags, because it does not show them.
     """
     parser = Parser(
         prog="edgekit",
@@ -127,7 +153,6 @@ def build_parser(word: str | None = None) -> Parser:
         description="Will this model run on my machine, and how? EdgeKit reads a model's header, never its weights, "
         "and tells you before you download.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edgekit {__version__}")
     commands = parser.add_subparsers(

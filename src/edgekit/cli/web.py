@@ -1,4 +1,4 @@
-"""`web`: serve the page until a signal ends it."""
+"""`web`: serve the page."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from edgekit.sources.local import trouble
 from edgekit.web.references import paths_of
 from edgekit.web.types import WebSettings
 
-TOKEN_VARIABLE = "EDGEKIT_WEB_TOKEN"  # noqa: S105 - the variable's name, no secret
-LEAST_TOKEN_CHARS, MOST_TOKEN_CHARS = 8, 200
-DEFAULT_RATE, MOST_RATE = 400, 1_000_000
+TOKEN_VARIABLE = "EDGEKIT_WEB_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+MIN_TOKEN_CHARS, MAX_TOKEN_CHARS = 8, 200
+DEFAULT_RATE, MAX_RATE = 400, 1_000_000
 _EXTRA = frozenset({"fastapi", "uvicorn", "pydantic", "starlette", "h11", "anyio"})
-_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # what an address may hold as it is
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # characters that a URL holds unescaped
 
 
 def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
-    """Serve until a signal ends it; that is exit code 0."""
+    """Serve until a signal stops it, which is exit code 0."""
     port = read_plain("--port", arguments.port, most=LARGEST_PORT)
     settings = _settings(arguments)
     reference = arguments.model
@@ -60,8 +60,8 @@ def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _settings(arguments: argparse.Namespace) -> WebSettings:
-    """A token is made up where others can reach the port and none was said."""
-    rate = read_plain("--rate", arguments.rate, least=1, most=MOST_RATE)
+    """The settings, with a random token if other machines can reach the port and none was given."""
+    rate = read_plain("--rate", arguments.rate, least=1, most=MAX_RATE)
     settings = WebSettings(
         host=read_host(arguments.host),
         token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),
@@ -77,38 +77,38 @@ def _settings(arguments: argparse.Namespace) -> WebSettings:
     return settings
 
 
-def _token(typed: str | None, surrounding: str | None) -> str | None:
-    """The typed one counts; a variable that is empty says nothing, a flag that is empty is a mistake.
+def _token(flag: str | None, variable: str | None) -> str | None:
+    """The token of --token, or else of the variable. An empty variable counts as not set, an empty flag is an error.
 
-    It is not told back: what was typed wrong may be half of it.
+    The error does not repeat the token, because a wrong one may be half of the right one.
     """
-    name, text = (TOKEN_VARIABLE, surrounding or None) if typed is None else ("--token", typed)
+    name, text = (TOKEN_VARIABLE, variable or None) if flag is None else ("--token", flag)
     if text is None:
         return None
-    if _TOKEN.fullmatch(text) and LEAST_TOKEN_CHARS <= len(text) <= MOST_TOKEN_CHARS:
+    if _TOKEN.fullmatch(text) and MIN_TOKEN_CHARS <= len(text) <= MAX_TOKEN_CHARS:
         return text
     raise UsageError(
-        f"{name} needs {LEAST_TOKEN_CHARS} to {MOST_TOKEN_CHARS} characters: letters, "
+        f"{name} needs {MIN_TOKEN_CHARS} to {MAX_TOKEN_CHARS} characters: letters, "
         f"digits and . _ ~ -; without {name} a random token is generated if other "
         "machines can reach the port"
     )
 
 
 def _folder(text: str) -> Path:
-    """An empty name would be the folder where this was started."""
-    folder = Path(os.path.expanduser(text))  # noqa: PTH111 - Path's raises for a user who is not known
+    """An existing folder. Raises NotFoundError, also for an empty name, which would be the current folder."""
+    folder = Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     try:
         if text and stat.S_ISDIR(folder.stat().st_mode):
             return folder.resolve()
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass  # said below
+        pass  # reported below
     except OSError as error:
         raise SourceError(f"--models-dir: {trouble(error, folder)}") from error
     raise NotFoundError(f"--models-dir: no such folder: {text[:200]!r}")
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
-    """What may be read of a model that was named here: its files, and nothing else beside them."""
-    if os.path.isdir(path):  # noqa: PTH112 - Path's raises for one that may not be looked at
+    """The files of the model that was named, which the server may read: nothing else in its folder."""
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
         return (path.resolve(),)
     return tuple(Path(one).resolve() for one in paths_of(locate(str(path))))

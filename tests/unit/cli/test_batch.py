@@ -216,8 +216,8 @@ def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_models, "KEPT_MODELS", 2)
-    monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_FORGETTING", 2)
+    monkeypatch.setattr(batch_models, "MAX_MODELS", 2)
+    monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_RESET", 2)
     kept = BatchModels(Reach(network=False))
     gemma, qwen = ({"model": f"sample:{name}"} for name in ("gemma-3-27b", "qwen3-30b-a3b"))
     _, first, _ = kept.of_row(gemma)

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("width", sampled([24, 60, 80], each=2))
 def test_on_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr("edgekit.cli.options.screen_width", lambda: width)
+    monkeypatch.setattr("edgekit.cli.output.screen_width", lambda: width)
     _, out, _ = ask(capsys, A, B, *CARD)
     assert max(map(len, out.splitlines())) <= width
     assert "27B Q4_K_M" in " ".join(out.split())

@@ -7,8 +7,10 @@ import argparse
 import pytest
 
 from edgekit.cli import join_counts
-from edgekit.cli.options import add_device_options, machine_of_arguments
+from edgekit.cli.options import add_device_options
 from edgekit.errors import UsageError
+from edgekit.machine.types import Machine
+from edgekit.request import Request
 from edgekit.units import GIB
 
 
@@ -30,37 +32,37 @@ from edgekit.units import GIB
         ([], []),
     ],
 )  # fmt: skip
-def test_a_count_and_a_name_are_one_word(words: list[str], joined: list[str]) -> None:
+def test_join_counts_joins_count_and_name(words: list[str], joined: list[str]) -> None:
     assert join_counts(words) == joined
 
 
-def asked(*words: str) -> argparse.Namespace:
+def machine_for(*words: str) -> Machine:
     parser = argparse.ArgumentParser()
     add_device_options(parser)
-    return parser.parse_args(join_counts(words))
+    return Request.from_argv(parser.parse_args(join_counts(words))).find_machine()
 
 
-def test_what_is_wished_for() -> None:
-    found = machine_of_arguments(asked("--device", "2x", "RTX 3090", "--ram", "64G"))
+def test_device_with_count_and_ram() -> None:
+    found = machine_for("--device", "2x", "RTX 3090", "--ram", "64G")
     assert [one.name for one in found.devices] == ["RTX 3090"] * 2
     assert found.host is not None
     assert found.host.total_bytes == 64 * GIB
     assert found.what_if
 
 
-def test_several_devices() -> None:
-    found = machine_of_arguments(asked("--device", "RTX 3090", "--device", "RTX 4090"))
+def test_repeated_device_option() -> None:
+    found = machine_for("--device", "RTX 3090", "--device", "RTX 4090")
     assert [one.name for one in found.devices] == ["RTX 3090", "RTX 4090"]
     assert found.host is None
 
 
-def test_memory_alone() -> None:
-    found = machine_of_arguments(asked("--ram", "32G", "--vram", "24G,16G"))
+def test_ram_and_vram_without_a_device() -> None:
+    found = machine_for("--ram", "32G", "--vram", "24G,16G")
     assert [one.total_bytes for one in found.devices] == [24 * GIB, 16 * GIB]
 
 
-def test_without_a_wish_it_is_this_machine() -> None:
-    found = machine_of_arguments(asked())
+def test_no_options_detect_this_machine() -> None:
+    found = machine_for()
     assert not found.what_if
     assert found.host is not None
     assert found.host.total_bytes >= found.host.free_bytes > 0
@@ -71,6 +73,6 @@ def test_without_a_wish_it_is_this_machine() -> None:
     [("--device", "no such card"), ("--device", "2x"), ("--device", ""), ("--ram", "1e99"), ("--ram", "0"),
      ("--vram", "24G,"), ("--ram", ""), ("--vram", "")],
 )  # fmt: skip
-def test_what_makes_no_sense_is_a_usage_error(words: tuple[str, ...]) -> None:
+def test_invalid_device_or_size_is_a_usage_error(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
-        machine_of_arguments(asked(*words))
+        machine_for(*words)
