@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from edgekit.cli.options import (
     CHOSEN_CONTEXT,
@@ -21,7 +20,7 @@ from edgekit.cli.options import (
     add_users_option,
     add_window_budget_option,
 )
-from edgekit.cli.parser import add_command
+from edgekit.cli.parser import Commands, add_command
 from edgekit.engines import (
     default_engine,
     either,
@@ -31,10 +30,6 @@ from edgekit.engines import (
     planned_engines,
 )
 from edgekit.engines.flags import COMMON, CONTEXT
-
-if TYPE_CHECKING:
-    from edgekit.cli.parser import Commands
-
 
 _CHECK_DESCRIPTION = (
     "Will the model fit in the memory of this machine, or of another? Prints the verdict, the memory it needs next to "

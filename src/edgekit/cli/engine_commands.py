@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from edgekit.cli.commands import add_download_options
 from edgekit.cli.options import (
@@ -17,7 +16,7 @@ from edgekit.cli.options import (
     add_users_option,
     seconds,
 )
-from edgekit.cli.parser import add_command
+from edgekit.cli.parser import Commands, add_command
 from edgekit.engines import startable
 from edgekit.engines.flags import (
     COMMON,
@@ -26,10 +25,6 @@ from edgekit.engines.flags import (
     whole,
 )
 from edgekit.errors import UsageError
-
-if TYPE_CHECKING:
-    from edgekit.cli.parser import Commands
-
 
 _RUN_DESCRIPTION = """\
 Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from edgekit import __version__
 from edgekit.terminal import printable
@@ -15,7 +15,7 @@ from edgekit.terminal import printable
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    Commands = _SubParsersAction[argparse.ArgumentParser]
+Commands: TypeAlias = "_SubParsersAction[argparse.ArgumentParser]"
 
 # Commands in the order of --help, with their summaries. add_NAME in commands.py or engine_commands.py declares flags
 # and names the function that runs the command, as MODULE:FUNCTION of this package: imported when the command runs.
