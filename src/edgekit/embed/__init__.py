@@ -1,4 +1,4 @@
-"""Texts -> vectors, with multi-gigabyte models inside a few dozen megabytes: `open_embedder`.
+"""Embeddings from multi-gigabyte models in a few dozen megabytes of memory: `open_embedder`.
 
     from edgekit.embed import open_embedder
 

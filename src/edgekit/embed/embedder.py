@@ -1,4 +1,4 @@
-"""A GGUF file and a memory budget -> vectors of texts. One embedder serves any number of threads and tasks."""
+"""The embedder: texts in, vectors out. One embedder serves any number of threads and tasks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-
     from edgekit.embed.types import EmbedPlan, Prefixes
     from edgekit.engines.native.tokenizer.text import TextTokenizer
     from edgekit.machine.monitor import Monitor, Reservation
@@ -31,23 +29,23 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedderParts:
-    """All that an embedder is made of, opened and paid for."""
+    """What an embedder is made of: opened, with its memory reserved."""
 
     plan: EmbedPlan
     encoder: Encoder
     monitor: Monitor
-    tokenizer: Callable[[], TextTokenizer]  # UsageError where it was opened without one
+    tokenizer: Callable[[], TextTokenizer]  # raises UsageError if it was opened without one
     vocabulary: int  # rows of the token table
     prefixes: Callable[[], Prefixes]
     normalize: bool
     truncate: bool
     limits: Limits
     rows: Floats  # a vector for each text of the largest pass
-    held: ExitStack = field(repr=False)  # the file, the buffers
+    held: ExitStack = field(repr=False)  # closes the file and releases the buffers
 
 
 class Embedder:
-    """Made by `open_embedder`. Close it, or use it in a `with`."""
+    """Returned by `open_embedder`. Close it, or use it in a `with` statement."""
 
     def __init__(self, ready: EmbedderParts) -> None:
         self._ready = ready
@@ -57,7 +55,7 @@ class Embedder:
             pass_tokens=ready.plan.pass_tokens,
             check=ready.monitor.check,
             finish=self._finish,
-            ended=self._ended,
+            ended=self._release,
         )
 
     @property
@@ -71,16 +69,16 @@ class Embedder:
 
     @property
     def plan(self) -> EmbedPlan:
-        """What is held, line by line, settled before the first weight was read."""
+        """The memory it uses, line by line, decided before the first weight was read."""
         return self._ready.plan
 
     @property
     def monitor(self) -> Monitor:
-        """What is reserved, and what limits it."""
+        """The memory that is reserved, and its limits."""
         return self._ready.monitor
 
     def prefix(self, task: str) -> str:
-        """What the model was trained to see before a 'query' or a 'document'; UsageError where that is unknown."""
+        """The model's prefix for a 'query' or a 'document'. Raises UsageError if it is unknown."""
         prefixes = self._ready.prefixes()
         found = {"query": prefixes.query, "document": prefixes.document}.get(task)
         if found is None:
@@ -96,11 +94,10 @@ class Embedder:
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Floats:
-        """One row for each text, scaled to length 1 unless asked otherwise; a lone str is one text.
+        """One row for each text, scaled to length 1 unless `normalize` is False; a single str is one text.
 
-        TextError names the text that cannot be embedded, DeadlineError and CancelledError end the call between two
-        tiles, MemoryPressureError says what would be broken. `progress` is told the share that is done, from another
-        thread.
+        Raises TextError for a text that cannot be embedded, MemoryPressureError before a memory limit is exceeded, and
+        DeadlineError or CancelledError between two tiles. `progress` is called with the share done, in another thread.
         """
         texts, prefix = _checked(texts), _checked_prefix(prefix)
         return self._wait(
@@ -121,7 +118,7 @@ class Embedder:
         cancel: threading.Event | None = None,
         progress: Progress | None = None,
     ) -> Floats:
-        """Like `embed`, of texts that somebody else has cut: nothing is added to their tokens."""
+        """Like `embed`, for texts that are tokenized already: no special tokens are added."""
         texts = tuple(texts)
         return self._wait(
             self._job(
@@ -141,20 +138,27 @@ class Embedder:
         deadline_s: float | None = None,
         progress: Progress | None = None,
     ) -> Floats:
-        """`embed` for an event loop, which it never holds: a task that is cancelled stops the work too.
+        """`embed` for an event loop, which it never blocks. Cancelling the task stops the work too.
 
-        `progress` is called in the loop, and what it raises is the loop's.
+        `progress` is called in the loop; its exceptions go to the loop's handler.
         """
         texts, prefix = _checked(texts), _checked_prefix(prefix)
-        import asyncio  # 3 MiB, for callers that have it already
+        import asyncio  # 3 MiB, which callers of this method have loaded already
 
         loop = asyncio.get_running_loop()
+
+        def report(share: float) -> None:
+            if loop.is_closed():
+                raise CancelledError("cancelled, because its event loop is closed")
+            if progress is not None:
+                loop.call_soon_threadsafe(progress, share)
+
         job = self._job(
             len(texts),
             lambda index: self._tokens(texts, index, prefix),
             deadline_s=deadline_s,
             cancel=None,
-            progress=None if progress is None else lambda share: _in_loop(loop, progress, share),
+            progress=None if progress is None else report,
         )
         if not job.count:
             return job.allocate()
@@ -162,10 +166,10 @@ class Embedder:
         try:
             return await asyncio.wrap_future(job.done)
         finally:
-            job.cancel.set()  # a job that has ended does not mind
+            job.cancel.set()  # no effect on a job that has ended
 
     def tokens(self, text: str, *, prefix: str = "") -> Sequence[int]:
-        """What `embed` runs for this text, special tokens included; TextError as it would raise."""
+        """The tokens that `embed` runs for this text, with special tokens. Raises TextError as `embed` does."""
         try:
             return self._tokens([text], 0, prefix)
         except TextError as error:
@@ -175,10 +179,10 @@ class Embedder:
         return len(self.tokens(text, prefix=prefix))
 
     def close(self) -> None:
-        """Ends the calls that are still waiting, and gives everything back. Twice is as good as once."""
+        """Ends the calls that are still waiting and releases everything. Idempotent."""
         self._passes.close()
 
-    def _ended(self) -> None:
+    def _release(self) -> None:
         self._ready.encoder.close()
         self._ready.held.close()
 
@@ -243,7 +247,7 @@ class Embedder:
         try:
             return job.done.result()
         except BaseException:
-            job.done.cancel()  # Ctrl-C while waiting: the pass ends at its next tile
+            job.done.cancel()  # on Ctrl-C the pass ends at its next tile
             raise
 
     def _tokens(self, texts: Sequence[str], index: int, prefix: str) -> Sequence[int]:
@@ -303,11 +307,5 @@ def _checked_prefix(prefix: object) -> str:
 
 
 def _checked(texts: str | Iterable[str]) -> Sequence[str]:
-    """A copy: the caller's list may change while it waits."""
+    """A copy, because the caller may change its list during the call."""
     return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-def _in_loop(loop: AbstractEventLoop, progress: Progress, share: float) -> None:
-    if loop.is_closed():
-        raise CancelledError("cancelled, because its event loop is closed")
-    loop.call_soon_threadsafe(progress, share)

@@ -1,8 +1,8 @@
-"""Tokens -> vectors through real llama.cpp, for those who have the memory: `engine="llama.cpp"`.
+"""Embeddings from llama.cpp itself, if the whole model fits in memory: `engine="llama.cpp"`.
 
-The engine runs in a process of its own (engines/llamacpp/child.py): a file that it does not like aborts that process
-and not the caller's, its output does not mix with ours, and a pass that is called off ends at once, which inside one
-process it would not: llama.cpp is not asked in the middle of a batch.
+The engine runs in a separate process (engines/llamacpp/child.py). A file that makes llama.cpp abort ends that process
+and not the caller's, its output does not mix with ours, and a cancelled pass ends at once, which llama.cpp's own
+interface does not allow within a batch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from edgekit.machine.monitor import Monitor
 from edgekit.units import MB
 
 _SEQUENCES = 32  # texts that one batch may hold
-_SPARE_TOKENS = 256  # of the cache: a text must be shorter than it, and llama.cpp rounds to this
-_POLL_S = 0.02  # between two checkpoints: a cancelled pass ends after so long
+_SPARE_TOKENS = 256  # a text must be shorter than the cache, whose length llama.cpp rounds to this
+_POLL_S = 0.02  # between two checkpoints: how long a cancelled pass takes to end
 _LAST_WORDS_CHARS = 4_000
-_START_PATIENCE_S = 900.0  # 5 GB from a disk of 10 MB/s are 500 s
-_PROCESS_BYTES = (
-    192 * MB
-)  # interpreter, library, threads and what they work in: 60 to 170 MB measured
-_TOKEN_BYTES = 640  # of the vocabulary in memory: 152,064 tokens took 68 MB, 450 each
+_START_TIMEOUT_S = 900.0  # 5 GB from a disk with 10 MB/s take 500 s
+_PROCESS_BYTES = 192 * MB  # interpreter, library and threads: 60 to 170 MB measured
+_TOKEN_BYTES = 640  # of a token in the vocabulary: 152,064 took 68 MB, 450 each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +49,15 @@ class ChildSettings:
 
     pooling: Pooling
     threads: int
-    pass_tokens: int  # of all texts that it runs at a time; no text may be longer
-    repack: bool = False  # a second copy of the weights in the order that its kernels like best
+    pass_tokens: int  # of all texts in a pass; no text may be longer
+    repack: bool = False  # keep a second copy of the weights, laid out for its kernels
 
 
 def needed_bytes(walked: Walked, settings: ChildSettings) -> int:
-    """What the engine's process will take at most. MODELLED: the file is mapped and counted whole."""
+    """An upper bound on the memory of the engine's process. MODELLED: the whole file is mapped and counted."""
     weights = walked.file_bytes * (2 if settings.repack else 1)
-    tokens = _vocabulary_tokens(walked)
+    vocabulary = walked.arrays.get("tokenizer.ggml.tokens")
+    tokens = vocabulary.count if vocabulary is not None else _number(walked, "vocab_size")
     return (
         weights
         + _cache_bytes(walked, settings)
@@ -68,7 +67,7 @@ def needed_bytes(walked: Walked, settings: ChildSettings) -> int:
 
 
 def width_of(walked: Walked) -> int:
-    """Floats in a vector; HeaderError where the file does not say."""
+    """The dimensions of a vector. Raises HeaderError if the file does not state them."""
     found = _number(walked, "embedding_length_out") or _number(walked, "embedding_length")
     if not found:
         raise HeaderError("embedding_length is missing or not a number", file=walked.name)
@@ -76,7 +75,7 @@ def width_of(walked: Walked) -> int:
 
 
 class LlamaCppEncoder:
-    """An Encoder over a process that holds the model. One caller at a time."""
+    """An Encoder that runs the model in a child process. One caller at a time."""
 
     def __init__(
         self,
@@ -87,9 +86,9 @@ class LlamaCppEncoder:
         monitor: Monitor,
         memory_bytes: int | None = None,
     ) -> None:
-        """Loads it. `memory_bytes` is what a caller who knows better counts instead of `needed_bytes`.
+        """Loads the model. `memory_bytes` replaces `needed_bytes` if the caller has a better figure.
 
-        MemoryPressureError where that much may not be had, EngineError with the engine's last words.
+        Raises MemoryPressureError if that exceeds the budget, and EngineError with the engine's last output.
         """
         if not has_xllamacpp():
             raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL_XLLAMACPP}")
@@ -106,9 +105,9 @@ class LlamaCppEncoder:
             raise
 
     def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
-        """One pooled vector for each text into the rows of `into`, not scaled; EngineError if the engine dies.
+        """Writes a pooled, unscaled vector for each text to a row of `into`. Raises EngineError if the engine dies.
 
-        When `checkpoint` raises, the engine's process is ended; the next call starts another.
+        If `checkpoint` raises, the engine's process is ended; the next call starts another.
         """
         checkpoint(0.0)
         total, done, row = max(1, sum(map(len, texts))), 0, 0
@@ -117,7 +116,8 @@ class LlamaCppEncoder:
             for some in _parts(texts, self._settings.pass_tokens):
                 share = done / total
                 child.send({"tokens": [list(map(int, tokens)) for tokens in some]})
-                _put(child.answer(checkpoint, share), some, into[row : row + len(some)])
+                answer = child.answer(checkpoint, share)
+                _copy_vectors(answer["vectors"], into[row : row + len(some)])
                 row, done = row + len(some), done + sum(map(len, some))
                 checkpoint(done / total)
         except BaseException:
@@ -132,7 +132,7 @@ class LlamaCppEncoder:
     def _start(self, checkpoint: Checkpoint) -> _Child:
         child = _Child(_request(self._path, self._settings))
         try:
-            child.answer(checkpoint, 0.0, patience_s=_START_PATIENCE_S)
+            child.answer(checkpoint, 0.0, timeout_s=_START_TIMEOUT_S)
         except BaseException:
             child.end()
             raise
@@ -153,7 +153,7 @@ class _Child:
         self.send = self._process.send
 
     def answer(
-        self, checkpoint: Checkpoint, share: float, *, patience_s: float | None = None
+        self, checkpoint: Checkpoint, share: float, *, timeout_s: float | None = None
     ) -> dict[str, Any]:
         """Its next message; `checkpoint` is called while it is silent."""
         waited_s = 0.0
@@ -161,8 +161,8 @@ class _Child:
             while (message := self._process.message(_POLL_S)) is None:
                 checkpoint(share)
                 waited_s += _POLL_S
-                if patience_s is not None and waited_s > patience_s:
-                    raise self._failed(f"did not start within {patience_s:,.0f} s")
+                if timeout_s is not None and waited_s > timeout_s:
+                    raise self._failed(f"did not start within {timeout_s:,.0f} s")
         except EOFError:
             raise self._failed(f"exited (code {self._process.wait()})") from None
         if "error" in message:
@@ -181,7 +181,7 @@ class _Child:
 
 
 def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
-    """What the child is started with: on the CPU, without a cache of earlier prompts."""
+    """What the child is started with: it runs on the CPU, without a cache of earlier prompts."""
     load = Load(
         context_tokens=_context_tokens(settings),
         batch_tokens=settings.pass_tokens,
@@ -193,18 +193,18 @@ def _request(path: Path, settings: ChildSettings) -> dict[str, Any]:
     setup = LlamaCppSetup(
         embeddings=True, repack=settings.repack, cache_ram_mib=0, ctx_checkpoints=0
     )
-    kept = {"fit_params": False, "cache_prompt": False, "cache_idle_slots": False}
+    fixed = {"fit_params": False, "cache_prompt": False, "cache_idle_slots": False}
     pooling = ("llama_pooling_type", f"LLAMA_POOLING_TYPE_{settings.pooling.name}")
     return {
         "model": str(path),
         "enums": {**enum_parameters(load, setup), "pooling_type": pooling},
         "threads": settings.threads,
-        "parameters": private_server() | parameters(load, setup) | kept,
+        "parameters": private_server() | parameters(load, setup) | fixed,
     }
 
 
 def _parts(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequence[Sequence[int]]]:
-    """Texts in their order, as many as fit one batch."""
+    """The texts in order, cut into batches."""
     start = tokens = 0
     for end, text in enumerate(texts):
         if end > start and (tokens + len(text) > most_tokens or end - start == _SEQUENCES):
@@ -215,10 +215,9 @@ def _parts(texts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[Sequenc
         yield texts[start:]
 
 
-def _put(told: Mapping[str, Any], texts: Sequence[Sequence[int]], into: Floats) -> None:
-    vectors = told["vectors"]
-    if len(vectors) != len(texts):
-        raise EngineError(f"{ENGINE.name} returned {len(vectors)} vectors for {len(texts)} texts")
+def _copy_vectors(vectors: Sequence[str], into: Floats) -> None:
+    if len(vectors) != len(into):
+        raise EngineError(f"{ENGINE.name} returned {len(vectors)} vectors for {len(into)} texts")
     for row, vector in zip(into, vectors, strict=True):
         floats = np.frombuffer(base64.b64decode(vector), dtype="<f4")
         if floats.shape != row.shape:
@@ -232,13 +231,8 @@ def _context_tokens(settings: ChildSettings) -> int:
     return -(-(settings.pass_tokens + _SPARE_TOKENS) // _SPARE_TOKENS) * _SPARE_TOKENS
 
 
-def _vocabulary_tokens(walked: Walked) -> int:
-    place = walked.arrays.get("tokenizer.ggml.tokens")
-    return place.count if place is not None else _number(walked, "vocab_size")
-
-
 def _cache_bytes(walked: Walked, settings: ChildSettings) -> int:
-    """Keys and values in half precision; encoders have no cache, and so little width that it does not matter."""
+    """The KV cache in f16. Encoders have none, but are so narrow that counting one does not matter."""
     heads = _number(walked, "attention.head_count") or 1
     length = _number(walked, "attention.key_length") or _number(walked, "embedding_length") // heads
     width = length * (_number(walked, "attention.head_count_kv") or heads)
@@ -246,15 +240,15 @@ def _cache_bytes(walked: Walked, settings: ChildSettings) -> int:
 
 
 def _compute_bytes(walked: Walked, settings: ChildSettings, tokens: int) -> int:
-    """Floats for each token of a pass: feed-forward twice, a few of its width, its masks, a decoder's logits."""
+    """Floats for each token of a pass: feed-forward, hidden states, attention masks, a decoder's logits."""
     logits = 0 if "tokenizer.ggml.token_type_count" in walked.keys else tokens
     width, inner = _number(walked, "embedding_length"), _number(walked, "feed_forward_length")
-    masks = 2 * _context_tokens(settings)  # flash attention holds no scores
+    masks = 2 * _context_tokens(settings)  # flash attention stores no scores
     return settings.pass_tokens * 4 * (3 * inner + 16 * width + masks + logits)
 
 
 def _number(walked: Walked, key: str) -> int:
-    """0 where the file does not say, the largest where it says one for each layer."""
+    """A number from the file: 0 if it is missing, the largest of a per-layer list."""
     value = walked.keys.get(f"{walked.keys.get('general.architecture')}.{key}", 0)
     values = value if isinstance(value, tuple) else (value,)
     return max((one for one in values if isinstance(one, int) and one > 0), default=0)

@@ -1,4 +1,4 @@
-"""Calls from any thread -> passes of one encoder. Texts share a pass; each call can be cancelled."""
+"""Runs the calls of all threads in passes of one encoder. Texts share a pass; each call can be cancelled."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ class EmbedCall:
     progress: Callable[[float], None] | None = None
     release: Callable[[], None] = lambda: None  # called at the end, however it ends
     done: Future[Floats] = field(default_factory=Future)
-    vectors: Floats | None = None  # None: its turn has not come
+    vectors: Floats | None = None  # None: not allocated yet
     begun: int = 0  # texts that are in a pass or finished
     finished: int = 0
-    waiting: Sequence[int] | None = (
-        None  # the next text's tokens, if they did not fit the last pass
-    )
+    waiting: Sequence[int] | None = None  # tokens of the next text, if the last pass was full
 
     def fail(self, error: BaseException) -> None:
         with suppress(InvalidStateError):  # the caller has cancelled it
@@ -127,17 +125,14 @@ class Passes:
             if self._closing:
                 raise CancelledError("the embedder is closed")
             if self._thread is None:
-                self._thread = self._started()
+                thread = threading.Thread(target=self._work, name="edgekit-embed", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise no_thread(error) from error
+                self._thread = thread
             self._jobs.append(job)
             self._changed.notify()
-
-    def _started(self) -> threading.Thread:
-        thread = threading.Thread(target=self._work, name="edgekit-embed", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            raise no_thread(error) from error
-        return thread
 
     def close(self) -> None:
         """Ends all calls; returns when the thread has ended, unless it is this one."""
@@ -206,7 +201,7 @@ class Passes:
             turns = deque(self._jobs)
             self._jobs.rotate(-1)
         pieces: list[_PassText] = []
-        room_tokens = self._pass_tokens
+        left_tokens = self._pass_tokens
         while turns and len(pieces) < len(self._rows):
             job = turns.popleft()
             if not self._has_vectors(job):
@@ -214,13 +209,13 @@ class Passes:
             tokens = self._next_tokens(job)
             if tokens is None:
                 continue
-            if len(tokens) > room_tokens:
+            if len(tokens) > left_tokens:
                 job.waiting = tokens  # in a later pass
                 continue
             pieces.append(_PassText(job, job.begun, tokens))
             job.waiting = None
             job.begun += 1
-            room_tokens -= len(tokens)
+            left_tokens -= len(tokens)
             turns.append(job)
         return pieces
 

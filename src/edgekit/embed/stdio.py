@@ -1,7 +1,9 @@
-"""Lines of JSON on standard input -> lines of JSON on standard output, for programs in any language.
+"""`edgekit embed --stdio`: JSON lines with requests on standard input, JSON lines with vectors on standard output.
 
-docs/embed.md has the protocol. Requests share passes; each can be called off or given a deadline. What is in
-flight is bounded: who does not read the answers is not read from either.
+docs/embed.md describes the protocol. Requests share passes; each can be cancelled or given a deadline. The work in
+flight is bounded: no request is read while too many answers wait to be written.
+
+The file ends with the strict JSON reader, which the bulk readers use too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from edgekit.embed.bulk.output import write_all
 from edgekit.embed.bulk.rows import row_bytes_for
 from edgekit.engines.native.types import Floats
 from edgekit.errors import (
@@ -39,22 +42,26 @@ if TYPE_CHECKING:
 
 
 PROTOCOL = 1
-MOST_LINE_BYTES = 8 * MB  # a request: as much as a row of a bulk job
-IN_FLIGHT = 64  # requests that are read and not yet answered
+MOST_LINE_BYTES = 8 * MB  # of a request: as long as a row of a bulk job
+IN_FLIGHT = 64  # requests that were read and are not answered yet
 MOST_TEXTS = 4096
 ID_CHARACTERS = 200
 FLOAT, BASE64 = "float", "base64"
-TERMINATED = 128 + 15  # SIGTERM, as shells count
+TERMINATED = 128 + 15  # exit code for SIGTERM, as in a shell
 INTERRUPTED = 128 + 2
+# Limits of one line of JSON: 8 MB of "[]," would be 2.7 million lists. Characters inside a string count too.
+CONTAINERS = 200_000
+VALUES = 1_000_000
 
 _FIELDS = frozenset({"id", "texts", "prefix", "deadline_ms", "encoding"})
 _PIECE_BYTES = 64 * 1024
-_LAST_ANSWERS_S = 0.5  # after a signal: for those who are still waiting
+_LAST_ANSWERS_S = 0.5  # after a signal, to answer the requests that still run
 _DAY_MS = 86_400_000
 _FLOAT_WIDTH = "U16"  # -1.1754944e-38 has 14 characters
+_KINDS = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
 
 Id = str | int
-Answer = Iterable[bytes]  # a line, piece by piece: made by the thread that writes it
+Answer = Iterable[bytes]  # a line in pieces, encoded by the thread that writes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,21 +81,21 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLimits:
-    """What is read and not yet answered, by the embedder's budget."""
+    """Limits on requests that were read and are not answered yet, from the embedder's budget."""
 
     line_bytes: int  # of one request
     texts: int  # of one request
-    held_bytes: int  # lines of all that are in flight
-    held_texts: int
+    held_bytes: int  # of all requests in flight
+    held_texts: int  # of all requests in flight
 
 
 def line_bytes_within(budget_bytes: int) -> int:
-    """The longest line that a budget allows."""
+    """The longest line within a budget."""
     return min(row_bytes_for(budget_bytes), MOST_LINE_BYTES)
 
 
 def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:
-    """The vectors of a request are at most half as large as its line may be."""
+    """The vectors of a request take at most half as much as its longest line."""
     line_bytes = line_bytes_within(budget_bytes)
     texts = max(line_bytes // 2 // (4 * dimensions), 1)
     return LineLimits(
@@ -100,7 +107,7 @@ def limits_within(budget_bytes: int, dimensions: int) -> LineLimits:
 
 
 class RequestError(UsageError):
-    """A line that is no request; `id` where it had one."""
+    """A line that is not a valid request; `id` if it has one."""
 
     def __init__(self, message: str, *, id: Id | None = None) -> None:  # noqa: A002 - the protocol's word
         self.id = id
@@ -115,11 +122,11 @@ def serve(
     source: int = 0,
     target: int = 1,
 ) -> int:
-    """Answers until the input ends: 0. SIGTERM and Ctrl-C call off what runs: 143 and 130.
+    """Answers until the input ends or the answers are no longer read, and returns the exit code 0.
 
-    `prefix` is for requests that name none; `ready` is told in the first line beside the limits. The descriptors belong
-    to the protocol: what any library prints meanwhile goes to standard error. Ends with 0 when nobody reads the answers
-    any more; OutputError when they cannot be written.
+    SIGTERM and Ctrl-C cancel the running requests: 143 and 130. `prefix` is for requests without one; `ready` is added
+    to the first line. The descriptors belong to the protocol: what libraries print meanwhile goes to standard error.
+    Raises OutputError if answers cannot be written.
     """
     server = _Server(embedder, prefix, dict(ready or {}))
     if target != 1:
@@ -130,14 +137,14 @@ def serve(
 
 
 class _Server:
-    """One loop; a thread that reads and one that writes, so that neither can hold it up."""
+    """An event loop with a thread that reads and a thread that writes, so that neither blocks it."""
 
     def __init__(self, embedder: Embedder, prefix: str, ready: dict[str, Any]) -> None:
         self._embedder, self._prefix, self._ready = embedder, prefix, ready
-        self._running: dict[Id, asyncio.Task[None]] = {}  # what can still be called off
+        self._running: dict[Id, asyncio.Task[None]] = {}  # can still be cancelled
         self._answering: set[asyncio.Task[None]] = set()
-        self._held: list[StdioRequest] = []  # read, and not yet answered in full
-        self._room = asyncio.Condition()
+        self._in_flight: list[StdioRequest] = []  # read, and not answered in full
+        self._capacity = asyncio.Condition()
         self._limits = limits_within(embedder.plan.budget_bytes, embedder.dimensions)
 
     async def run(self, source: int, target: int) -> int:
@@ -150,91 +157,89 @@ class _Server:
         code = await ended
         if reading.done() and not reading.cancelled():
             reading.result()
-        await self._call_off(reading)
+        await self._cancel_all(reading)
         if self._writer.fault is not None:
             raise OutputError(f"cannot write to standard output: {self._writer.fault.strerror}")
         return code
 
-    def _first_line(self) -> bytes:
-        return _line(
-            {
-                "ready": True,
-                "protocol": PROTOCOL,
-                "model": self._embedder.label,
-                "dimensions": self._embedder.dimensions,
-                "limits": {
-                    "line_bytes": self._limits.line_bytes,
-                    "texts": self._limits.texts,
-                    "in_flight": IN_FLIGHT,
-                },
-                **self._ready,
-            }
-        )
-
     async def _read(self, source: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Says hello; then until the input ends and everything is answered."""
-        await self._writer.write([self._first_line()])
+        """Writes the first line, then reads until the input ends and everything is answered."""
+        first_line = {
+            "ready": True,
+            "protocol": PROTOCOL,
+            "model": self._embedder.label,
+            "dimensions": self._embedder.dimensions,
+            "limits": {
+                "line_bytes": self._limits.line_bytes,
+                "texts": self._limits.texts,
+                "in_flight": IN_FLIGHT,
+            },
+            **self._ready,
+        }
+        await self._writer.write([_line(first_line)])
         lines = _LineReader(source, loop, self._limits.line_bytes)
         while (line := await lines.next()) is not None:
             try:
-                asked = read_line(line, most_texts=self._limits.texts)
-                del line  # not held beside its texts
-                await self._take(asked)
+                request = read_line(line, most_texts=self._limits.texts)
+                del line  # frees it before the texts are embedded
+                await self._take(request)
             except RequestError as error:
                 await self._writer.write([_error_line(error.id, error)])
         while self._answering:
             await asyncio.wait(self._answering)
 
-    async def _take(self, asked: StdioRequest | Cancel | None) -> None:
-        if asked is None:
+    async def _take(self, request: StdioRequest | Cancel | None) -> None:
+        if request is None:
             return
-        if isinstance(asked, Cancel):
-            if (running := self._running.get(asked.id)) is not None:
+        if isinstance(request, Cancel):
+            if (running := self._running.get(request.id)) is not None:
                 running.cancel()
-            return  # one that is answered already has nothing left to call off
-        if asked.id in self._running:
-            raise RequestError("a request with this id is still running", id=asked.id)
-        async with self._room:
-            await self._room.wait_for(lambda: self._has_room_for(asked))
-        task = asyncio.create_task(self._answer(asked))
-        self._running[asked.id] = task
-        self._held.append(asked)
+            return  # one that is already answered stays so
+        if request.id in self._running:
+            raise RequestError("a request with this id is still running", id=request.id)
+        async with self._capacity:
+            await self._capacity.wait_for(lambda: self._has_capacity_for(request))
+        task = asyncio.create_task(self._answer(request))
+        self._running[request.id] = task
+        self._in_flight.append(request)
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
-        await asyncio.sleep(0)  # it has begun, and will answer even if it is called off at once
+        await asyncio.sleep(
+            0
+        )  # starts the task, so that it answers even if it is cancelled at once
 
-    def _has_room_for(self, asked: StdioRequest) -> bool:
-        held = [*self._held, asked]
-        return len(held) == 1 or (
-            len(held) <= IN_FLIGHT
-            and sum(one.size_bytes for one in held) <= self._limits.held_bytes
-            and sum(len(one.texts) for one in held) <= self._limits.held_texts
+    def _has_capacity_for(self, request: StdioRequest) -> bool:
+        requests = [*self._in_flight, request]
+        return len(requests) == 1 or (
+            len(requests) <= IN_FLIGHT
+            and sum(one.size_bytes for one in requests) <= self._limits.held_bytes
+            and sum(len(one.texts) for one in requests) <= self._limits.held_texts
         )
 
-    async def _answer(self, asked: StdioRequest) -> None:
+    async def _answer(self, request: StdioRequest) -> None:
         try:
-            answer: Answer = _vector_line(asked, await self._vectors(asked))
+            answer: Answer = _vector_line(request, await self._vectors(request))
         except asyncio.CancelledError:
-            answer = [_error_line(asked.id, CancelledError("cancelled"))]
-        except Exception as error:  # noqa: BLE001 - a fault of ours in one request must not cost the others theirs
-            answer = [_error_line(asked.id, error)]
-        del self._running[asked.id]
+            answer = [_error_line(request.id, CancelledError("cancelled"))]
+        except Exception as error:  # noqa: BLE001 - a bug that one request triggers must not end the others
+            answer = [_error_line(request.id, error)]
+        del self._running[request.id]
         try:
             await self._writer.write(answer)
         finally:
-            self._held.remove(asked)
-        async with self._room:
-            self._room.notify_all()
+            self._in_flight.remove(request)
+        async with self._capacity:
+            self._capacity.notify_all()
 
-    async def _vectors(self, asked: StdioRequest) -> Floats:
-        left_s = None if asked.ends_at is None else asked.ends_at - time.monotonic()
+    async def _vectors(self, request: StdioRequest) -> Floats:
+        left_s = None if request.ends_at is None else request.ends_at - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineError("not finished in time")
-        prefix = self._prefix if asked.prefix is None else asked.prefix
-        return await self._embedder.aembed(asked.texts, prefix=prefix, deadline_s=left_s)
+        prefix = self._prefix if request.prefix is None else request.prefix
+        return await self._embedder.aembed(request.texts, prefix=prefix, deadline_s=left_s)
 
-    async def _call_off(self, reading: asyncio.Task[None]) -> None:
-        """Nothing new is read; who still waits is told, if they read quickly."""
+    async def _cancel_all(self, reading: asyncio.Task[None]) -> None:
+        """Stops reading, cancels all requests, and gives their answers a moment to be written."""
         reading.cancel()
         for task in tuple(self._running.values()):
             task.cancel()
@@ -244,35 +249,35 @@ class _Server:
 
 @dataclass(frozen=True, slots=True)
 class _TooLong:
-    """Stands for a line that was longer than the limit, of which nothing was kept."""
+    """In place of a line over the limit, which is not stored."""
 
     limit_bytes: int
 
 
 class _LineReader:
-    """A thread that waits for input, and takes no more than one line ahead."""
+    """A thread that reads at most one line ahead."""
 
     def __init__(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
         self._lines: asyncio.Queue[bytes | _TooLong | None] = asyncio.Queue()
-        self._wanted = threading.Semaphore(1)  # lines that may still be taken ahead
-        words = (source, loop, line_bytes)
-        threading.Thread(target=self._work, args=words, daemon=True).start()
+        self._wanted = threading.Semaphore(1)  # lines that may still be read ahead
+        arguments = (source, loop, line_bytes)
+        threading.Thread(target=self._work, args=arguments, daemon=True).start()
 
     async def next(self) -> bytes | _TooLong | None:
-        """None: the input has ended."""
+        """The next line; None at the end of the input."""
         line = await self._lines.get()
         self._wanted.release()
         return line
 
     def _work(self, source: int, loop: asyncio.AbstractEventLoop, line_bytes: int) -> None:
-        with suppress(RuntimeError):  # the loop has gone
+        with suppress(RuntimeError):  # the loop is closed
             for line in chain(_bounded_lines(source, line_bytes), (None,)):
                 self._wanted.acquire()
                 loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
 def _bounded_lines(source: int, most: int) -> Iterator[bytes | _TooLong]:
-    """A last line without its end counts too."""
+    """The lines without their newline; the last one need not have any."""
     held = bytearray()
     too_long = False
     while piece := _read_piece(source):
@@ -295,15 +300,15 @@ def _bounded_lines(source: int, most: int) -> Iterator[bytes | _TooLong]:
 def _read_piece(source: int) -> bytes:
     try:
         return os.read(source, _PIECE_BYTES)
-    except OSError:  # closed by whoever started us
+    except OSError:  # closed by the parent process
         return b""
 
 
 class _Writer:
-    """A thread that writes, so that a reader who takes its time holds nobody but those who wait for it.
+    """A thread that writes, so that a slow reader delays only the requests whose answers it has not read.
 
-    When nobody reads any more, or nothing can be written (then `fault` says why), `lost` is called, and who waits for
-    a write, or asks for one later, is cancelled.
+    When the reader closes its end, or writing fails (then `fault` is set), `lost` is called, and every pending and
+    later `write` is cancelled.
     """
 
     def __init__(
@@ -319,7 +324,7 @@ class _Writer:
             threading.Thread(target=self._watch, daemon=True).start()
 
     async def write(self, answer: Answer) -> None:
-        """Returns when the answer is with the system."""
+        """Returns when the answer was passed to the operating system."""
         written: asyncio.Future[None] = self._loop.create_future()
         if self._is_lost:
             written.cancel()
@@ -330,23 +335,24 @@ class _Writer:
         await asyncio.shield(written)
 
     def _work(self) -> None:
-        with suppress(RuntimeError):  # the loop has gone
+        with suppress(RuntimeError):  # the loop is closed
             while True:
                 answer, written = self._waiting.get()
                 try:
-                    self._write(answer)
+                    for piece in answer:
+                        write_all(self._target, piece)
                 except OSError as error:
                     self._loop.call_soon_threadsafe(self._lose, error)
                     return
                 self._loop.call_soon_threadsafe(_settle, written, None)
 
     def _watch(self) -> None:
-        """Waits until the other end is closed, which an idle process would not notice by writing."""
+        """Waits until the reader closes its end, which a process that writes nothing would not notice."""
         poll = select.poll()
-        poll.register(self._target, 0)  # errors are told unasked
+        poll.register(self._target, 0)  # errors are always reported
         seen = poll.poll()[0][1]
         if seen & (select.POLLERR | select.POLLHUP):
-            with suppress(RuntimeError):  # the loop has gone
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._lose, None)
 
     def _lose(self, error: OSError | None) -> None:
@@ -358,34 +364,32 @@ class _Writer:
         for written in tuple(self._unwritten):
             written.cancel()
 
-    def _write(self, answer: Answer) -> None:
-        for piece in answer:
-            view = memoryview(piece)
-            while view:
-                view = view[os.write(self._target, view) :]
-
 
 def read_line(line: bytes | _TooLong, *, most_texts: int) -> StdioRequest | Cancel | None:
-    """What a line asks for; None for an empty one. RequestError says what is wrong with it."""
+    """The request in a line; None for a blank line. Raises RequestError."""
     if isinstance(line, _TooLong):
         raise RequestError(f"a line longer than {line.limit_bytes:,} bytes")
     if not line.strip():
         return None
     try:
-        told = read_object(line)
+        fields = read_object(line)
     except NotJsonError as error:
         raise RequestError(str(error)) from error
-    identity = _identity(told)
+    identity = _identity(fields)
     try:
-        if "cancel" in told:
-            return _cancel(told, identity)
-        return _request(told, identity, most_texts, len(line))
+        if "cancel" not in fields:
+            return _request(fields, identity, most_texts, len(line))
     except UsageError as error:
         raise RequestError(str(error), id=identity) from error
+    if fields["cancel"] is not True or fields.keys() != {"id", "cancel"}:
+        raise RequestError(
+            'to cancel a request send {"id": ..., "cancel": true} and nothing else', id=identity
+        )
+    return Cancel(id=identity)
 
 
-def _identity(told: Mapping[str, Any]) -> Id:
-    found = told.get("id")
+def _identity(fields: Mapping[str, Any]) -> Id:
+    found = fields.get("id")
     if (
         isinstance(found, str)
         and 0 < len(found) <= ID_CHARACTERS
@@ -393,33 +397,31 @@ def _identity(told: Mapping[str, Any]) -> Id:
     ):
         return found
     if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**53:
-        return found  # whole in every language's JSON
+        return found  # exact in the JSON of every language
     raise RequestError(
         f"a request needs an id: a string of up to {ID_CHARACTERS} characters, or a whole "
         "number below 2**53"
     )
 
 
-def _cancel(told: Mapping[str, Any], identity: Id) -> Cancel:
-    if told["cancel"] is not True or told.keys() != {"id", "cancel"}:
-        raise UsageError('to cancel a request send {"id": ..., "cancel": true} and nothing else')
-    return Cancel(id=identity)
-
-
 def _request(
-    told: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int
+    fields: Mapping[str, Any], identity: Id, most_texts: int, line_bytes: int
 ) -> StdioRequest:
-    if unknown := sorted(told.keys() - _FIELDS):
+    if unknown := sorted(fields.keys() - _FIELDS):
         raise UsageError(
             f"unknown field {unknown[0][:40]!r}; choose from {', '.join(sorted(_FIELDS))}"
         )
-    texts = _texts(told.get("texts"), most_texts)
+    texts = _texts(fields.get("texts"), most_texts)
+    prefix = _optional_text(fields.get("prefix"), "prefix")
+    ends_at = _ends_at(fields.get("deadline_ms"))
+    if (encoding := fields.get("encoding", FLOAT)) not in (FLOAT, BASE64):
+        raise UsageError(f"encoding must be {FLOAT!r} or {BASE64!r}")
     return StdioRequest(
         id=identity,
         texts=texts,
-        prefix=_optional_text(told.get("prefix"), "prefix"),
-        ends_at=_ends_at(told.get("deadline_ms")),
-        encoding=_encoding(told.get("encoding", FLOAT)),
+        prefix=prefix,
+        ends_at=ends_at,
+        encoding=encoding,
         size_bytes=max(line_bytes, sum(map(sys.getsizeof, texts))),  # one emoji: 4 bytes a letter
     )
 
@@ -452,42 +454,32 @@ def _ends_at(found: object) -> float | None:
     return time.monotonic() + found / 1000
 
 
-def _encoding(found: object) -> str:
-    if found not in (FLOAT, BASE64):
-        raise UsageError(f"encoding must be {FLOAT!r} or {BASE64!r}")
-    return str(found)
-
-
-def _vector_line(asked: StdioRequest, vectors: Floats) -> Iterator[bytes]:
-    """Vector by vector: the line of a large answer is never held whole."""
-    encode = {FLOAT: _numbers, BASE64: _packed}[asked.encoding]
-    yield f'{{"id":{json.dumps(asked.id)},"vectors":['.encode()
+def _vector_line(request: StdioRequest, vectors: Floats) -> Iterator[bytes]:
+    """The answer, one vector at a time: the line of a large answer is never held as a whole."""
+    yield f'{{"id":{json.dumps(request.id)},"vectors":['.encode()
     for place, vector in enumerate(vectors):
-        yield f"{',' if place else ''}{encode(vector)}".encode()
+        if request.encoding == FLOAT:
+            encoded = f"[{','.join(vector.astype(_FLOAT_WIDTH).tolist())}]"
+        else:
+            packed = vector.astype("<f4", copy=False).tobytes()
+            encoded = f'"{base64.b64encode(packed).decode()}"'
+        yield f"{',' if place else ''}{encoded}".encode()
     yield b"]}\n"
-
-
-def _numbers(vector: Floats) -> str:
-    return f"[{','.join(vector.astype(_FLOAT_WIDTH).tolist())}]"
-
-
-def _packed(vector: Floats) -> str:
-    return f'"{base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()}"'
 
 
 def _error_line(identity: Id | None, error: Exception) -> bytes:
     known = isinstance(error, EdgekitError)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "type": type(error).__name__ if known else "InternalError",
         "message": str(error) if known else f"{type(error).__name__}: {error}"[:1000],
     }
     if isinstance(error, TextError) and error.index is not None:
-        told["index"] = error.index
-    return _line({"id": identity, "error": told})
+        fields["index"] = error.index
+    return _line({"id": identity, "error": fields})
 
 
-def _line(told: Mapping[str, Any]) -> bytes:
-    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+def _line(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def _settle(future: asyncio.Future[Any], value: object) -> None:
@@ -503,19 +495,15 @@ def _on_signals(loop: asyncio.AbstractEventLoop, end: Callable[[int], None]) -> 
             loop.add_signal_handler(number, end, code)
 
 
-# 8 MB of "[]," are 2.7 million lists. What a text itself has of these characters counts too, so the limits are
-# those of a source file of 4 MB.
-CONTAINERS = 200_000
-VALUES = 1_000_000
-
-_KINDS = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
+# --- strict JSON
 
 
 class NotJsonError(ValueError):
-    """The message says why."""
+    """A line that is not a JSON object within the limits; the message says why."""
 
 
 def read_object(line: bytes) -> dict[str, Any]:
+    """Raises NotJsonError, before parsing if the line would make too many values."""
     for what, count, limit in (
         ("lists and objects", line.count(b"[") + line.count(b"{"), CONTAINERS),
         ("values", line.count(b","), VALUES),
@@ -529,7 +517,7 @@ def read_object(line: bytes) -> dict[str, Any]:
         raise NotJsonError("not valid JSON: nested too deeply") from error
     except json.JSONDecodeError as error:
         raise NotJsonError(f"not valid JSON: {error}") from error
-    except ValueError as error:  # a number of 5,000 digits
+    except ValueError as error:  # for example a number of 5,000 digits
         raise NotJsonError(f"not valid JSON: {error}"[:300]) from error
     if not isinstance(found, dict):
         raise NotJsonError(f"expected an object with fields, found {kind_of(found)}")
@@ -548,7 +536,7 @@ def kind_of(value: object) -> str:
 
 
 def broken_character(text: str) -> int | None:
-    """Where a text has a lone half of a surrogate pair, which JSON can spell and which is no character."""
+    """The index of a lone surrogate, which JSON can spell but UTF-8 cannot encode; None if there is none."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The engines and modes of the embedder, and its plan."""
+"""The engines and modes of the embedder, its plan, and the prefixes that models expect before a text."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ ENGINES = (BUILT_IN, default_engine().name)
 class Mode(enum.Enum):
     """How the tokens of a text become a vector."""
 
-    TOKENS = "tokens"  # the mean of their rows in the embedding table: no layer is run
+    TOKENS = "tokens"  # the mean of their rows in the embedding table, without running a layer
     ENCODER = "encoder"  # the model's own forward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedPlan:
-    """What an embedder holds, settled before the first weight is read."""
+    """The memory an embedder uses, decided before the first weight is read."""
 
     label: str
     mode: Mode
     engine: str
-    kernels: str  # "native" or "numpy", which compute
+    kernels: str  # "native" or "numpy"
     threads: int
     dimensions: int
     pooling: Pooling | None  # None: the mean of token rows
     budget_bytes: int
     budget_because: str
     lines: tuple[PlanLine, ...]
-    pass_tokens: int  # tokens of all texts that share a reading of the weights
+    pass_tokens: int  # of all texts in a pass, which reads the weights once
     text_tokens: int  # of the longest text
     text_tokens_because: str
-    read_bytes: int  # of weights, from the file, in every pass
+    read_bytes: int  # of weights that every pass reads from the file
     notes: tuple[str, ...] = ()
 
     @property
@@ -60,9 +60,9 @@ class Prefixes(NamedTuple):
 _INSTRUCT = (
     "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
 )
-# A pattern for the model's name in lower case, and what its card says. The first row that fits any of
-# its names is taken, so what is special stands before what is general: a converter's basename has
-# neither version nor "instruct", its name has.
+# A pattern for the model's name in lower case, and the prefixes from its model card. The first row that
+# matches one of its names is used, so special rows come before general ones: general.basename has
+# neither the version nor "instruct", but general.name does.
 _TABLE: tuple[tuple[str, Prefixes], ...] = (
     (
         r"nomic[-_ ]embed[-_ ]code",
@@ -97,14 +97,14 @@ _NAMES = ("general.name", "general.basename")
 
 
 def prefixes_of(keys: Mapping[str, object]) -> Prefixes:
-    """UsageError when the table has no row: a prefix that is guessed spoils every vector."""
+    """The prefixes of a model. Raises UsageError if they are unknown: a wrong prefix would spoil every vector."""
     names = [name for key in _NAMES if isinstance(name := keys.get(key), str)]
     for pattern, prefixes in _TABLE:
         if any(re.search(pattern, name[:200].lower()) for name in names):
             return prefixes
-    told = f"'{names[0][:60]}'" if names else "a model without a name"
+    model = f"'{names[0][:60]}'" if names else "a model without a name"
     raise UsageError(
-        f"the prefixes of {told} are unknown: look at its model card and use --prefix "
+        f"the prefixes of {model} are unknown: look at its model card and use --prefix "
         "TEXT (prefix=), which may be empty, instead of --query or --document; the table "
-        "is embed/prefixes.py"
+        "is embed/types.py"
     )

@@ -1,9 +1,9 @@
-"""The embedder on Ray: one actor a worker, each with a memory budget of its own.
+"""The embedder on Ray: one actor per worker, each with its own memory budget.
 
 `EmbedStage` is for pipelines of Ray Data: `dataset.map_batches(EmbedStage, fn_constructor_kwargs=...)`.
-`embed_on_ray` is the stage of a bulk job. Its batches are cut as in one process: the vectors are the same to the bit.
-It is on Ray's actors alone: the threads that Ray Data leaves behind when a job stops half-way end the whole process,
-silently, where they run once more after `ray.shutdown()`.
+`embed_on_ray` is the stage of a bulk job. Its batches are cut as in one process, so the vectors are the same to the
+bit. It uses Ray's actors and not Ray Data, whose threads survive a job that stops half-way and end the whole process,
+silently, if they run again after `ray.shutdown()`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,24 @@ if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
 
 LOCAL = "local"
+FIRST_WORKER_S = 60  # a cluster that has to start a machine takes longer: run the job again then
+
 _CPUS_OF_READER = 1
-_BATCHES_AHEAD = 2  # of each worker: the next one lies there while the first is embedded
-FIRST_WORKER_S = (
-    60  # a machine that is started for it takes longer, and is then asked for by the next try
-)
+_BATCHES_AHEAD = 2  # per worker: one is embedded, the next one waits
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_TRIES = 3  # a worker that died, by the memory of its machine or with it
+_TRIES = 3  # to restart a worker that died, for example because its machine ran out of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How every process opens the same embedder: the arguments of `open_embedder`."""
+    """The arguments of `open_embedder`, so that every process opens the same embedder."""
 
     model: str
     size_bytes: int
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self) -> Embedder:
-        """NotFoundError that names the machine where the model is missing or another one."""
+        """Raises NotFoundError, with the machine's name, if the model is missing there or has another size."""
         from edgekit.embed import open_embedder
 
         path = Path(self.model)
@@ -71,10 +70,10 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where the workers are, and what each may take."""
+    """Where the workers run, and the resources of each."""
 
     address: str
-    workers: int | None  # None: as many as there are CPUs
+    workers: int | None  # None: as many as the CPUs allow
     threads: int
     memory_bytes: int
 
@@ -83,7 +82,7 @@ class Cluster:
 
 
 class EmbedStage:
-    """For `map_batches`: a column of texts in, a column of vectors beside it out."""
+    """For `map_batches`: adds a column of vectors to a column of texts."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class EmbedStage:
         prefix: str = "",
         **options: Any,
     ) -> None:
-        """`options` are those of `open_embedder`; give each worker its `memory_budget`."""
+        """`options` are those of `open_embedder`; `memory_budget` is per worker."""
         from edgekit.embed import open_embedder
 
         self._embedder = open_embedder(model, **options)
@@ -108,18 +107,19 @@ class EmbedStage:
 def embed_on_ray(
     opening: Opening, embedder: Embedder, source: RowSource, terms: Terms, cluster: Cluster
 ) -> Stage:
-    """A stage that reads and cuts here, with `embedder` to count, and embeds where the workers are."""
+    """A stage that reads and cuts batches here, with `embedder` to count tokens, and embeds them in the workers."""
 
     def stage(begun: ResumeMark) -> Embedded:
         with _running(cluster) as ray:
-            crew = _Crew(ray, opening, terms, cluster)
-            yield from _embedded(crew, _rows(batches_of(source, begun, embedder, terms)))
+            workers = _Workers(ray, opening, terms, cluster)
+            batches = batches_of(source, begun, embedder, terms)
+            yield from _embedded(workers, _with_error(batches))
 
     return stage
 
 
-def _rows(batches: Iterator[Batch]) -> Iterator[Batch | _Failed]:
-    """An error is the last row, so that what lies before it is still embedded."""
+def _with_error(batches: Iterator[Batch]) -> Iterator[Batch | _Failed]:
+    """Yields an error as the last item, so that the batches before it are still embedded."""
     try:
         yield from batches
     except EdgekitError as error:
@@ -128,7 +128,7 @@ def _rows(batches: Iterator[Batch]) -> Iterator[Batch | _Failed]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failed:
-    """An error on its way back: not every exception survives pickling."""
+    """An error of a worker: not every exception survives pickling."""
 
     kind: str
     message: str
@@ -145,7 +145,7 @@ class _Failed:
 
 
 class _Worker:
-    """The actor. The model is opened by its first batch: what is wrong with it comes back as an answer."""
+    """The actor. It opens the model with its first batch, so that an error comes back as the answer."""
 
     def __init__(self, opening: Opening, terms: Terms) -> None:
         self._opening, self._terms = opening, terms
@@ -163,90 +163,85 @@ class _Worker:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Up:
-    """A worker that Ray has found a place for, and how many of its answers are not taken yet."""
+class _Started:
+    """A worker that Ray has started, and the number of batches it has not answered."""
 
     worker: Any
-    asked: int = 0
+    pending: int = 0
 
 
-class _Crew:
-    """Batches go to workers that are up. Nobody waits for one that Ray has no room for."""
+class _Workers:
+    """Sends batches to the workers that have started. It never waits for one that Ray cannot place."""
 
     def __init__(self, ray: Any, opening: Opening, terms: Terms, cluster: Cluster) -> None:
-        """EngineError where not one of them finds a place."""
+        """Raises EngineError if Ray cannot start any of them."""
         self._ray, self._cluster = ray, cluster
-        made = ray.remote(_Worker).options(
+        actor = ray.remote(_Worker).options(
             num_cpus=cluster.threads,
             memory=cluster.memory_bytes,
             max_restarts=_TRIES,
             max_task_retries=_TRIES,
         )
-        self._found = ray.cluster_resources()
-        count = cluster.workers_on(self._found.get("CPU", 1))
-        workers = [made.remote(opening, terms) for _ in range(count)]
-        self._coming = {worker.is_up.remote(): worker for worker in workers}
-        self._up: list[_Up] = []
-        self._welcome(1, FIRST_WORKER_S if self._may_fit() else 0)
-        if not self._up:
-            raise EngineError(self._nowhere())
+        resources = ray.cluster_resources()
+        cpus, memory_bytes = resources.get("CPU", 0), resources.get("memory", 0)
+        count = cluster.workers_on(resources.get("CPU", 1))
+        workers = [actor.remote(opening, terms) for _ in range(count)]
+        self._starting = {worker.is_up.remote(): worker for worker in workers}
+        self._started: list[_Started] = []
+        may_fit = (
+            cluster.address != LOCAL or cluster.memory_bytes <= memory_bytes
+        )  # a cluster grows
+        self._collect_started(1, FIRST_WORKER_S if may_fit else 0)
+        if not self._started:
+            raise EngineError(
+                f"Ray has no room for a worker: each one needs --threads {cluster.threads} and "
+                f"--budget {format_bytes(cluster.memory_bytes)} on one machine, and the whole "
+                f"cluster has {cpus:g} CPUs and {format_bytes(int(memory_bytes))}"
+            )
 
-    def ask(self, batch: Batch) -> tuple[_Up, Any]:
-        """Who answers, and the answer to come. The one with the fewest to answer is asked."""
-        self._welcome(len(self._coming), 0)
-        chosen = min(self._up, key=lambda one: one.asked)
-        chosen.asked += 1
+    def send(self, batch: Batch) -> tuple[_Started, Any]:
+        """The worker with the fewest batches, and Ray's reference to its answer."""
+        self._collect_started(len(self._starting), 0)
+        chosen = min(self._started, key=lambda one: one.pending)
+        chosen.pending += 1
         return chosen, chosen.worker.answer.remote(batch)
 
-    def take(self, asked: tuple[_Up, Any]) -> Any:
-        who, answer = asked
-        who.asked -= 1
+    def take(self, sent: tuple[_Started, Any]) -> Any:
+        """Waits for the answer to a batch that was sent."""
+        worker, answer = sent
+        worker.pending -= 1
         return taken(self._ray, answer)
 
     @property
-    def most(self) -> int:
-        """Answers that are waited for at once."""
-        return len(self._up) * _BATCHES_AHEAD
+    def most_pending(self) -> int:
+        """Batches that may be sent and not answered."""
+        return len(self._started) * _BATCHES_AHEAD
 
-    def _welcome(self, count: int, timeout_s: float) -> None:
-        if not self._coming:
+    def _collect_started(self, count: int, timeout_s: float) -> None:
+        if not self._starting:
             return
-        refs = list(self._coming)
-        up, _ = self._ray.wait(refs, num_returns=max(count, 1), timeout=timeout_s)
-        for ref in up:
+        refs = list(self._starting)
+        ready, _ = self._ray.wait(refs, num_returns=max(count, 1), timeout=timeout_s)
+        for ref in ready:
             taken(self._ray, ref)
-            self._up.append(_Up(worker=self._coming.pop(ref)))
-
-    def _may_fit(self) -> bool:
-        """A cluster may grow, this machine does not."""
-        room = self._found.get("memory", 0)
-        return self._cluster.address != LOCAL or self._cluster.memory_bytes <= room
-
-    def _nowhere(self) -> str:
-        cpus, room = self._found.get("CPU", 0), int(self._found.get("memory", 0))
-        return (
-            "Ray has no room for a worker: each one needs --threads "
-            f"{self._cluster.threads} and --budget "
-            f"{format_bytes(self._cluster.memory_bytes)} on one machine, and the whole "
-            f"cluster has {cpus:g} CPUs and {format_bytes(room)}"
-        )
+            self._started.append(_Started(worker=self._starting.pop(ref)))
 
 
-def _embedded(crew: _Crew, rows: Iterator[Batch | _Failed]) -> Embedded:
+def _embedded(workers: _Workers, batches: Iterator[Batch | _Failed]) -> Embedded:
     """The answers in the order of the batches."""
-    waiting: deque[Any] = deque()
-    for row in rows:
-        if isinstance(row, _Failed):
-            yield from map(crew.take, waiting)
-            raise row.again()
-        waiting.append(crew.ask(row))
-        if len(waiting) >= crew.most:
-            yield crew.take(waiting.popleft())
-    yield from map(crew.take, waiting)
+    sent: deque[Any] = deque()
+    for batch in batches:
+        if isinstance(batch, _Failed):
+            yield from map(workers.take, sent)
+            raise batch.again()
+        sent.append(workers.send(batch))
+        if len(sent) >= workers.most_pending:
+            yield workers.take(sent.popleft())
+    yield from map(workers.take, sent)
 
 
 def taken(ray: Any, answer: Any) -> Any:
-    """What was answered. An error of the worker's is raised here, as what it was."""
+    """A worker's answer. An error of the worker is raised here with its own type."""
     try:
         row = ray.get(answer)
     except ray.exceptions.RayTaskError as error:
@@ -261,18 +256,17 @@ def taken(ray: Any, answer: Any) -> Any:
 
 
 def _plain(error: object) -> str:
-    """In one line, without colours."""
+    """The message in one line, without terminal colours."""
     return " ".join(_COLOUR.sub("", str(error)).split())[:400]
 
 
 @contextmanager
 def _running(cluster: Cluster) -> Iterator[Any]:
-    """Ray, started here or joined, and left alone again."""
+    """Ray, started on this machine or joined; disconnected at the end."""
     ray = import_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    os.environ.setdefault(
-        "RAY_BACKEND_LOG_LEVEL", "fatal"
-    )  # else its C++ writes to our standard error
+    # Without this its C++ code writes to our standard error.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     if cluster.address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quiet |= {
@@ -281,16 +275,16 @@ def _running(cluster: Cluster) -> Iterator[Any]:
             "include_dashboard": False,
         }
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: PTH123 - no file
-        try:  # what Ray tells of workers it starts again goes to standard output, between our lines
-            _join(ray, cluster.address, quiet)
+        try:  # Ray reports workers that it restarts on standard output, between our lines
+            _connect(ray, cluster.address, quiet)
             yield ray
         finally:
             ray.shutdown()
 
 
-def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
+def _connect(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
     try:
-        with _silenced():  # it announces that it will be silent
+        with _silenced():  # even quiet, Ray announces itself
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise EngineError(f"cannot reach Ray at {address!r}: {_plain(error)}") from error
@@ -298,14 +292,14 @@ def _join(ray: Any, address: str, quiet: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Nothing reaches standard error, not from C++ either."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Discards everything written to standard error, also by C++ code."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
         os.close(nowhere)
 
 
