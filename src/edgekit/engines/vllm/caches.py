@@ -1,4 +1,4 @@
-"""Geometry -> the cache layers of one rank: what a token or a sequence takes in each, before blocks are known."""
+"""Geometry -> the cache layers of one rank: bytes of a token or a sequence in each, before block sizes are known."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgekit.engines.vllm.models import vllm_model
+from edgekit.engines.vllm.sharding import share
 from edgekit.engines.vllm.types import DTYPE_BYTES, CacheSpec, Keeps, Members
 from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (
@@ -22,13 +23,114 @@ from edgekit.model.types import (
     Span,
 )
 
+BOUNDARY_LAYERS = 2  # turboquant/config.py get_boundary_skip_layers: layers at either end
+SCALE_BYTES = 4  # an f32 for each key and each value
+PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}  # mla_attention.py get_kv_cache_spec
 _KEEPS = {Span.ALL: Keeps.FULL, Span.WINDOW: Keeps.WINDOW, Span.CHUNK: Keeps.CHUNK}
-BOUNDARY_LAYERS = 2  # turboquant/config.py get_boundary_skip_layers: so many at either end
+
+
+HeadBytes = Callable[[int, int], int]  # widths of a key and a value -> bytes of both
+
+
+def _plain(element_bytes: int) -> HeadBytes:
+    return lambda key, value: (key + value) * element_bytes
+
+
+def _per_token_head(bits: int) -> HeadBytes:
+    """triton_attn.py customize_spec: a scale for each key and each value."""
+    return lambda key, value: key * bits // 8 + value * bits // 8 + 2 * SCALE_BYTES
+
+
+def _turboquant(key_bits: int, value_bits: int) -> HeadBytes:
+    """turboquant/config.py slot_size_aligned: keys with a norm unless fp8; values with a scale and a zero point."""
+
+    def size(key: int, _value: int) -> int:
+        keys = key if key_bits == 8 else -(-key * key_bits // 8) + 2
+        slot = keys + -(-key * value_bits // 8) + 4
+        return slot + slot % 2
+
+    return size
+
+
+def _nvfp4(key: int, value: int) -> int:
+    return sum(width // 2 + width // 16 for width in (key, value))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDtype:
+    name: str
+    head_bytes: HeadBytes
+    quantized: bool = True
+
+    @property
+    def skips_boundaries(self) -> bool:
+        """The first and last layers of a model without recurrences stay in the model's dtype."""
+        return self.name.startswith("turboquant_")
+
+
+TABLE: tuple[CacheDtype, ...] = (
+    *(CacheDtype(name, _plain(size), quantized=False) for name, size in DTYPE_BYTES.items()),
+    CacheDtype("fp8", _plain(1)),
+    CacheDtype("fp8_e4m3", _plain(1)),
+    CacheDtype("fp8_e5m2", _plain(1)),
+    CacheDtype("fp8_inc", _plain(1)),
+    CacheDtype("fp8_ds_mla", _plain(1)),
+    CacheDtype("nvfp4_ds_mla", _plain(1)),
+    CacheDtype("turboquant_k8v4", _turboquant(8, 4)),
+    CacheDtype("turboquant_4bit_nc", _turboquant(4, 4)),
+    CacheDtype("turboquant_k3v4_nc", _turboquant(3, 4)),
+    CacheDtype("turboquant_3bit_nc", _turboquant(3, 3)),
+    CacheDtype("ultraquant_4bit", _plain(1)),
+    CacheDtype("int4_per_token_head", _per_token_head(4)),
+    CacheDtype("int8_per_token_head", _per_token_head(8)),
+    CacheDtype("fp8_per_token_head", _per_token_head(8)),
+    CacheDtype("nvfp4", _nvfp4),
+    CacheDtype("nvfp4_4over6", _nvfp4),
+)
+BY_NAME: Mapping[str, CacheDtype] = {row.name: row for row in TABLE}
+NAMES = ("auto", *(row.name for row in TABLE if row.name != "float32"))
+
+
+def check_name(name: str) -> None:
+    if name not in NAMES:
+        raise UsageError(f"unknown cache dtype {name[:40]!r}; choose one of {', '.join(NAMES)}")
+
+
+def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:
+    """What "auto" means for a checkpoint: "auto" itself, or the scheme it was calibrated for.
+
+    torch_utils.py get_kv_cache_quant_algo_string (ModelOpt), attention.py Attention.__init__ (compressed-tensors).
+    """
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return "auto"
+    method = str(quantization.get("quant_method") or "")
+    if method.startswith("modelopt"):
+        return _modelopt(quantization)
+    stated = isinstance(quantization.get("kv_cache_scheme"), Mapping)
+    if method == "compressed-tensors" and stated and not latent:
+        return "fp8"
+    return "auto"
+
+
+def _modelopt(quantization: Mapping[str, Any]) -> str:
+    nested = quantization.get("quantization")
+    inner = nested if isinstance(nested, Mapping) else quantization
+    stated: object = None
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        stated = stated or inner.get(key) or quantization.get(key)
+    if isinstance(stated, Mapping):
+        bits = stated.get("num_bits") if stated.get("type") == "float" else None
+        name = "nvfp4" if bits == 4 else ""
+        if bits == 8 and stated.get("dynamic") is False:
+            name = "fp8"
+        stated = name
+    return {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}.get(str(stated).lower(), "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """How numbers are kept: dtypes resolved, one rank of several."""
+    """The resolved dtypes of caches and states, on one of several ranks."""
 
     dtype: str
     cache_dtype: str  # "auto": as the model
@@ -36,7 +138,7 @@ class Storage:
     conv_dtype: str = "bfloat16"
     state_dtype: str = "bfloat16"
     prefix_caching: bool = True
-    skipped_layers: frozenset[int] = frozenset()  # those that stay in the model's dtype
+    skipped_layers: frozenset[int] = frozenset()  # their caches stay in the model's dtype
     sparse: bool = False
     blackwell: bool = False
 
@@ -57,7 +159,7 @@ def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
 
 
 def boundary_layers(model: Model) -> frozenset[int]:
-    """Layers that a packed cache dtype leaves alone; none in models with recurrences."""
+    """Layers that TurboQuant does not quantise; none in models with recurrences."""
     layers = model.geometry.layers
     if any(layer.mixer.states for layer in layers):
         return frozenset()
@@ -67,10 +169,10 @@ def boundary_layers(model: Model) -> frozenset[int]:
 
 
 def cache_members(model: Model, storage: Storage) -> Members:
-    """In the order in which vLLM's model code makes them; none where attention looks both ways."""
+    """In the order in which vLLM's model code creates them; none for bidirectional models."""
     if not model.geometry.causal:
         return ()
-    known: dict[object, tuple[CacheSpec, ...]] = {}  # most layers are alike
+    known: dict[object, tuple[CacheSpec, ...]] = {}  # most layers are identical
     members: list[tuple[int, CacheSpec]] = []
     for layer in model.geometry.layers:
         name = storage.cache_dtype_of(layer.index)
@@ -103,8 +205,9 @@ def _attention(model: Model, kind: Attention, name: str, storage: Storage) -> Ca
         raise RefusedError(
             "the KV cache that vLLM uses for an indexer with plain attention is not known yet"
         )
-    file = vllm_model(model.geometry.architecture)
-    offset = file.window_offset if kind.span is Span.WINDOW else 0
+    offset = (
+        vllm_model(model.geometry.architecture).window_offset if kind.span is Span.WINDOW else 0
+    )
     heads = per_rank(kind.kv_heads, storage.tensor_parallel_size)
     spec = _heads((heads, kind.key_dim, kind.value_dim), name)
     return replace(spec, keeps=_KEEPS[kind.span], span_tokens=kind.span_tokens + offset)
@@ -131,7 +234,7 @@ def _latent(
         size = kind.index_dim + kind.index_dim // 128 * 4
         yield CacheSpec(keeps=Keeps.LATENT, form=("index", size), token_bytes=size)
     if storage.sparse and name.startswith("fp8") and not storage.blackwell:
-        name = "fp8_ds_mla"  # FlashMLA's sparse kernels have a layout of their own for fp8
+        name = "fp8_ds_mla"  # FlashMLA's sparse kernels use another layout for fp8
     width = kind.latent_dim + kind.rope_dim
     size = PACKED_LATENT_BYTES.get(name) or BY_NAME[name].head_bytes(width, 0)
     yield CacheSpec(keeps=Keeps.LATENT, form=(1, width, 0, name), token_bytes=size)
@@ -148,138 +251,32 @@ def _state(kind: Recurrent, storage: Storage) -> CacheSpec:
 
 
 def per_rank(heads: int, ranks: int) -> int:
-    """KV heads of one rank: a share of them, or one of them on several ranks."""
+    """KV heads of one rank: a share of them, or copies if there are more ranks than heads."""
     if max(heads, ranks) % min(heads, ranks):
         raise RefusedError(f"{heads} KV heads cannot be divided among {ranks} ranks")
     return max(1, heads // ranks)
 
 
-SCALE_BYTES = 4  # an f32 beside each key and each value
-PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}  # mla_attention.py get_kv_cache_spec
-
-
-def _plain(element_bytes: int) -> Callable[[int, int], int]:
-    return lambda key, value: (key + value) * element_bytes
-
-
-def _scaled(key: int, value: int) -> int:
-    return key + value + 2 * SCALE_BYTES  # triton_attn.py customize_spec
-
-
-def _scaled_halves(key: int, value: int) -> int:
-    return key // 2 + value // 2 + 2 * SCALE_BYTES
-
-
-def _turbo(key_bits: int, value_bits: int) -> Callable[[int, int], int]:
-    """turboquant/config.py slot_size_aligned: fp8 keys bare, others with a norm; values with scale and zero."""
-
-    def size(key: int, _value: int) -> int:
-        keys = key if key_bits == 8 else -(-key * key_bits // 8) + 2
-        slot = keys + -(-key * value_bits // 8) + 4
-        return slot + slot % 2
-
-    return size
-
-
-def _nvfp4(key: int, value: int) -> int:
-    return sum(width // 2 + width // 16 for width in (key, value))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheDtype:
-    name: str
-    head_bytes: Callable[[int, int], int]  # widths of a key and a value -> bytes of both
-    quantized: bool = True
-
-    @property
-    def packs_boundaries(self) -> bool:
-        """The first and last layers of a model without recurrences stay as they are."""
-        return self.name.startswith("turboquant_")
-
-
-def _row(name: str, head_bytes: Callable[[int, int], int], *, quantized: bool = True) -> CacheDtype:
-    return CacheDtype(name=name, head_bytes=head_bytes, quantized=quantized)
-
-
-TABLE: tuple[CacheDtype, ...] = (
-    *(_row(name, _plain(size), quantized=False) for name, size in DTYPE_BYTES.items()),
-    _row("fp8", _plain(1)),
-    _row("fp8_e4m3", _plain(1)),
-    _row("fp8_e5m2", _plain(1)),
-    _row("fp8_inc", _plain(1)),
-    _row("fp8_ds_mla", _plain(1)),
-    _row("nvfp4_ds_mla", _plain(1)),
-    _row("turboquant_k8v4", _turbo(8, 4)),
-    _row("turboquant_4bit_nc", _turbo(4, 4)),
-    _row("turboquant_k3v4_nc", _turbo(3, 4)),
-    _row("turboquant_3bit_nc", _turbo(3, 3)),
-    _row("ultraquant_4bit", _plain(1)),
-    _row("int4_per_token_head", _scaled_halves),
-    _row("int8_per_token_head", _scaled),
-    _row("fp8_per_token_head", _scaled),
-    _row("nvfp4", _nvfp4),
-    _row("nvfp4_4over6", _nvfp4),
-)
-BY_NAME: Mapping[str, CacheDtype] = {row.name: row for row in TABLE}
-NAMES = ("auto", *(row.name for row in TABLE if row.name != "float32"))
-
-
-def check_name(name: str) -> None:
-    if name not in NAMES:
-        raise UsageError(f"unknown cache dtype {name[:40]!r}; choose one of {', '.join(NAMES)}")
-
-
-def resolve_auto(config: Mapping[str, Any], *, latent: bool) -> str:
-    """What "auto" means for a checkpoint: "auto" itself, or the scheme it was calibrated for.
-
-    torch_utils.py get_kv_cache_quant_algo_string (ModelOpt), attention.py Attention.__init__ (compressed-tensors).
-    """
-    quantization = config.get("quantization_config")
-    if not isinstance(quantization, Mapping):
-        return "auto"
-    method = str(quantization.get("quant_method") or "")
-    if method.startswith("modelopt"):
-        return _modelopt(quantization)
-    stated = isinstance(quantization.get("kv_cache_scheme"), Mapping)
-    if method == "compressed-tensors" and stated and not latent:
-        return "fp8"
-    return "auto"
-
-
-def _modelopt(quantization: Mapping[str, Any]) -> str:
-    nested = quantization.get("quantization")
-    inner = nested if isinstance(nested, Mapping) else quantization
-    places = (
-        (part, key)
-        for key in ("kv_cache_scheme", "kv_cache_quant_algo")
-        for part in (inner, quantization)
-    )
-    stated = next((part[key] for part, key in places if part.get(key)), None)
-    if isinstance(stated, Mapping):
-        stated = _scheme(stated)
-    known = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
-    return known.get(str(stated).lower(), "auto")
-
-
-def _scheme(scheme: Mapping[str, Any]) -> str:
-    if scheme.get("type") != "float":
-        return ""
-    if scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
-        return "fp8"
-    return "nvfp4" if scheme.get("num_bits") == 4 else ""
-
-
-Shape = Callable[
-    [Recurrent, int], tuple[int, int]
-]  # elements of the convolution's tail, of the state
-
-
 def state_bytes(kind: Recurrent, ranks: int, conv_dtype: str, state_dtype: str) -> int:
-    shape = _SHAPES.get(kind.cell)
-    if shape is None:
-        raise RefusedError(f"vLLM 0.32 has no model with {kind.cell.value} layers")
-    conv, state = shape(kind, ranks)
-    return conv * DTYPE_BYTES[conv_dtype] + state * DTYPE_BYTES[state_dtype]
+    """The tail of the convolution and the state of one rank."""
+    taps = kind.conv_kernel - 1
+    state = kind.state_elements // ranks
+    match kind.cell:
+        case Cell.MAMBA:
+            channels = share(kind.inner, ranks, "an inner width")
+            state = channels * kind.state_size
+        case Cell.MAMBA2:
+            groups = kind.groups if kind.groups % ranks == 0 else ranks  # every rank has one
+            channels = share(kind.inner + 2 * groups * kind.state_size, ranks, "a convolution")
+            share(kind.heads, ranks, "a count of state heads")
+        case Cell.GATED_DELTA | Cell.KIMI_DELTA:
+            channels = share(kind.conv_elements // max(taps, 1), ranks, "a convolution")
+            share(kind.heads, ranks, "a count of state heads")
+        case Cell.SHORT_CONV:
+            channels, state = share(kind.inner, ranks, "a convolution"), 0
+        case _:
+            raise RefusedError(f"vLLM 0.32 has no model with {kind.cell.value} layers")
+    return taps * channels * DTYPE_BYTES[conv_dtype] + state * DTYPE_BYTES[state_dtype]
 
 
 def state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
@@ -287,42 +284,3 @@ def state_blocks(kind: Recurrent, *, prefix_caching: bool) -> int:
     if not prefix_caching:
         return 1
     return 3 if kind.cell is Cell.MAMBA2 else 2  # MambaSpec.max_memory_usage_bytes, mamba_mixer2.py
-
-
-def _share(size: int, ranks: int, what: str) -> int:
-    if size % ranks:
-        raise RefusedError(f"{what} of {size} is not divisible by tensor parallel size {ranks}")
-    return size // ranks
-
-
-def _mamba(kind: Recurrent, ranks: int) -> tuple[int, int]:
-    inner = _share(kind.inner, ranks, "an inner width")
-    return (kind.conv_kernel - 1) * inner, inner * kind.state_size
-
-
-def _mamba2(kind: Recurrent, ranks: int) -> tuple[int, int]:
-    # Groups are copied until every rank has one.
-    groups = kind.groups if kind.groups % ranks == 0 else ranks
-    channels = _share(kind.inner + 2 * groups * kind.state_size, ranks, "a convolution")
-    _share(kind.heads, ranks, "a count of state heads")
-    return (kind.conv_kernel - 1) * channels, kind.state_elements // ranks
-
-
-def _delta(kind: Recurrent, ranks: int) -> tuple[int, int]:
-    taps = kind.conv_kernel - 1
-    channels = _share(kind.conv_elements // max(taps, 1), ranks, "a convolution")
-    _share(kind.heads, ranks, "a count of state heads")
-    return taps * channels, kind.state_elements // ranks
-
-
-def _short_conv(kind: Recurrent, ranks: int) -> tuple[int, int]:
-    return (kind.conv_kernel - 1) * _share(kind.inner, ranks, "a convolution"), 0
-
-
-_SHAPES: Mapping[Cell, Shape] = {
-    Cell.MAMBA: _mamba,
-    Cell.MAMBA2: _mamba2,
-    Cell.GATED_DELTA: _delta,
-    Cell.KIMI_DELTA: _delta,
-    Cell.SHORT_CONV: _short_conv,
-}

@@ -1,4 +1,4 @@
-"""What vLLM allocates on one card: one rank of as many as the model is spread over."""
+"""What vLLM allocates on one GPU, which is one rank of the model."""
 
 from __future__ import annotations
 
@@ -11,72 +11,65 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, no_b
 from edgekit.engines.vllm.blocks import make_pool
 from edgekit.engines.vllm.models import check_has
 from edgekit.engines.vllm.options import resolve, settle_length, with_load
-from edgekit.engines.vllm.overhead import available_bytes, held_lines
-from edgekit.engines.vllm.prepared import HeldKey, prepare
-from edgekit.engines.vllm.sharding import stages
+from edgekit.engines.vllm.overhead import available_bytes, overhead_lines
+from edgekit.engines.vllm.prepared import FixedLinesKey, prepare
 from edgekit.engines.vllm.types import DEFAULT_UTILIZATION, BlockPool, ResolvedVllm, VllmSetup
 from edgekit.engines.vllm.weights import fullest_stage, weight_lines
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import Model
 from edgekit.units import format_bytes
 
-GUESSED_WITHIN = 0.05  # layers of a config that leaves library defaults out
+GUESSED_WITHIN = 0.05  # of caches of layers that had to be guessed from the config
 NAME = "vllm"
 VERSION = "0.32.0"
-# Facts of a bill that are keys of the answer in JSON.
+# Facts of an estimate that are keys of the JSON answer.
 _ANSWERED = (
     "bytes_per_block", "groups", "blocks_per_group", "request_bytes", "num_blocks", "max_concurrency",
 )  # fmt: skip
 
 
 def estimate(model: Model, load: Load, setup: VllmSetup) -> MemoryEstimate:
-    """The bill of the fullest card. Raises RefusedError where vLLM would not start.
+    """The memory of the fullest GPU. Raises RefusedError if vLLM would not start.
 
-    A request that does not fit the pool is an answer: `refused` among the facts, and no number of blocks.
+    A request that does not fit into the pool is an answer: the fact `refused`, and no number of blocks.
     """
     prepared = prepare(model)
     notes = prepared.notes.get(lambda: check_has(model))
     tokens = settle_length(model, load)
-    asked = with_load(setup, load)
-    setup = _without_budget(asked)
+    given = with_load(setup, load)
+    # Everything but the size of the pool depends on this part alone.
+    setup = replace(given, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None)
     resolved = resolve(model, setup, tokens)
-    stage = prepared.fullest_stage.get(setup, lambda: _stage(model, setup, resolved))
-    held = prepared.held.get(
-        HeldKey(setup, resolved.max_num_batched_tokens, resolved.max_num_seqs),
+    stage = prepared.fullest_stage.get(setup, lambda: fullest_stage(model, setup, resolved))
+    fixed = prepared.fixed_lines.get(
+        FixedLinesKey(setup, resolved.max_num_batched_tokens, resolved.max_num_seqs),
         lambda: (
             *weight_lines(model, setup, resolved, stage),
-            *held_lines(model, setup, resolved, stage),
+            *overhead_lines(model, setup, resolved, stage),
         ),
     )
-    budget = asked.kv_cache_memory_bytes
+    budget = given.kv_cache_memory_bytes
     if budget is None:
-        budget = available_bytes(asked, sum(line.size_bytes for line in held))
+        budget = available_bytes(given, sum(line.size_bytes for line in fixed))
     pool = make_pool(resolved, tokens, budget)
     line = _pool_line(pool, resolved, load, tokens)
-    if asked.kv_cache_memory_bytes is None and pool.num_blocks is not None:
-        line = _as_uncertain_as(line, held)
+    if given.kv_cache_memory_bytes is None and pool.num_blocks is not None:
+        # The pool is what the rest leaves free, so it is as uncertain as the rest.
+        doubt = sum(one.size_bytes * (one.within or 0.0) for one in fixed)
+        within = doubt / line.size_bytes if line.size_bytes else None
+        line = replace(line, basis=Basis.MODELLED, within=within)
     line = no_better_than(line, model.geometry.basis, GUESSED_WITHIN)
     return MemoryEstimate(
         engine=NAME,
         backend="cuda",
-        lines=(*held, line),
+        lines=(*fixed, line),
         facts=_facts(resolved, pool, setup, tokens),
-        notes=(*notes, *_notes(asked, pool)),
+        notes=(*notes, *_notes(given, pool)),
     )
 
 
-def _without_budget(setup: VllmSetup) -> VllmSetup:
-    """The part that decides everything but the size of the pool: sliders move the rest."""
-    return replace(setup, gpu_memory_utilization=DEFAULT_UTILIZATION, kv_cache_memory_bytes=None)
-
-
-def _stage(model: Model, setup: VllmSetup, resolved: ResolvedVllm) -> range:
-    cut = stages(len(model.geometry.layers), setup.pipeline_parallel_size)
-    return cut[0] if len(cut) == 1 else fullest_stage(model, setup, resolved, cut)
-
-
 def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int) -> MemoryLine:
-    """The pool that is allocated at the start; what requests need where its size is not known."""
+    """The pool that is allocated at startup; if its size is unknown, what the requests need."""
     if pool.num_blocks is not None:
         size = pool.num_blocks * resolved.bytes_per_block
         because = (
@@ -97,13 +90,6 @@ def _pool_line(pool: BlockPool, resolved: ResolvedVllm, load: Load, tokens: int)
         basis=Basis.EXACT,
         because=because,
     )
-
-
-def _as_uncertain_as(line: MemoryLine, held: tuple[MemoryLine, ...]) -> MemoryLine:
-    """A pool that is what the rest leaves free is known as well as the rest."""
-    doubt = sum(one.size_bytes * (one.within or 0.0) for one in held)
-    within = doubt / line.size_bytes if line.size_bytes else None
-    return replace(line, basis=Basis.MODELLED, within=within)
 
 
 def _facts(

@@ -1,7 +1,7 @@
-"""What vLLM's model code does otherwise than the geometry says, and which classes it has.
+"""Which model classes vLLM has, and where its model code differs from the geometry.
 
-Facts are the "vllm" sections of model/architectures.json: "classes" are those that vLLM 0.32.0 has, "dropped" those it
-had, with their last release; the rest are the fields of `VllmModel`.
+Facts are the "vllm" sections of model/architectures.json: "classes" are those of vLLM 0.32.0, "dropped" those of older
+releases, with the last of them; the rest are the fields of `VllmModel`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class VllmModel:
     ignores_cache_dtype: bool = False  # caches in the model's dtype (falcon.py)
     fp8_cache_on_blackwell: bool = False  # "auto" is fp8 on SM100 (models/config.py)
     all_windows_or_none: bool = False  # one window for all layers (qwen2.py)
-    sinks: bool = False  # attention with sinks, which fewer backends have
-    pictures_see_each_other: bool = False  # tokens of one picture do (is_mm_prefix_lm)
+    sinks: bool = False  # attention with sinks, which fewer backends support
+    pictures_see_each_other: bool = False  # tokens of one image attend both ways (is_mm_prefix_lm)
     # weights
     unstable_in_float16: bool = False  # config/model.py
     router_f32: bool = False  # params_dtype in the model file
     router_f32_without_kernel: bool = False  # only on GPUs where no kernel multiplies bf16 into f32
-    router_bias_as_model: bool = False  # a true bias; others only choose, in f32
-    quantized_router: bool = False  # a linear layer like others
+    router_bias_as_model: bool = False  # a real bias; in others an f32 correction for the selection
+    quantized_router: bool = False  # an ordinary linear layer
     head_without_bias: bool = False  # transformers' backend has none
     experts_outside_mlp: bool = False  # modules are layers.N.experts, not in .mlp
 
 
 @lru_cache(maxsize=256)
 def vllm_model(architecture: str) -> VllmModel:
-    """By model_type; the plain one where nothing is special."""
+    """By model_type; the defaults if it has no section."""
     section = section_by_name("vllm", ("config",)).get(architecture, {})
     facts = {key: value for key, value in section.items() if key not in {"classes", "dropped"}}
     return read_section(VllmModel, facts, {}, where=architecture)
@@ -51,14 +51,14 @@ def vllm_model(architecture: str) -> VllmModel:
 
 @cache
 def _classes() -> tuple[frozenset[str], Mapping[str, str]]:
-    """Those that vLLM has, and the last release of those it dropped."""
+    """Classes that vLLM has, and the last release of those that it dropped."""
     sections = [record["vllm"] for record in records() if "vllm" in record]
     has = frozenset(name for section in sections for name in section.get("classes", ()))
     return has, {k: v for section in sections for k, v in section.get("dropped", {}).items()}
 
 
 def check_has(model: Model) -> tuple[str, ...]:
-    """Notes. Raises RefusedError for what vLLM 0.32 does not run at all."""
+    """Notes on support. Raises RefusedError for what vLLM 0.32 does not run."""
     header = model.header
     if header.container is Container.GGUF:
         raise RefusedError(
@@ -85,7 +85,7 @@ def check_has(model: Model) -> tuple[str, ...]:
 
 
 def class_name(config: Mapping[str, Any]) -> str | None:
-    """What vLLM looks a model up by."""
+    """The class by which vLLM looks up a model."""
     names = config.get("architectures")
     first = names[0] if isinstance(names, (list, tuple)) and names else None
     return first if isinstance(first, str) else None

@@ -167,7 +167,7 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
     recurrent = any(layer.mixer.states for layer in model.geometry.layers)
     attends = any(attention_of(layer.mixer) is not None for layer in model.geometry.layers)
     caching = setup.enable_prefix_caching
-    packs = cache_dtype != "auto" and cache_dtypes.BY_NAME[cache_dtype].packs_boundaries
+    packs = cache_dtype != "auto" and cache_dtypes.BY_NAME[cache_dtype].skips_boundaries
     return Storage(
         dtype=dtype,
         cache_dtype=cache_dtype,

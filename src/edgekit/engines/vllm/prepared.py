@@ -1,4 +1,4 @@
-"""What vLLM's rules work out once for a model."""
+"""What vLLM's rules compute once per model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RankWeightsKey(NamedTuple):
     dtype: str
 
 
-class HeldKey(NamedTuple):
+class FixedLinesKey(NamedTuple):
     """What everything but the cache depends on."""
 
     setup: VllmSetup
@@ -35,7 +35,7 @@ class VllmPrepared:
         self.notes: Cached[tuple[str, ...]] = Cached()
         self.resolved: CachedBy[VllmSetup, ResolvedVllm] = CachedBy()
         self.fullest_stage: CachedBy[VllmSetup, range] = CachedBy()
-        self.held: CachedBy[HeldKey, tuple[MemoryLine, ...]] = CachedBy()
+        self.fixed_lines: CachedBy[FixedLinesKey, tuple[MemoryLine, ...]] = CachedBy()
         self.weights: CachedBy[RankWeightsKey, VllmWeights] = CachedBy()
         self.weight_lines: CachedBy[tuple[RankWeightsKey, range], tuple[MemoryLine, ...]] = (
             CachedBy()

@@ -1,4 +1,4 @@
-"""How vLLM is started, in its own words, and what it makes of a model's caches."""
+"""How vLLM is started, in the names of its own flags, and how it lays out a model's caches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ DEFAULT_UTILIZATION = 0.92  # config/cache.py @ 0.32.0: gpu_memory_utilization
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A card as far as vLLM's choices depend on it."""
+    """What vLLM's choices depend on in a GPU."""
 
     name: str = "NVIDIA H100 80GB HBM3"
-    memory_bytes: int | None = None  # None: no budget can be worked out
-    total_bytes: int | None = None  # what vLLM's own defaults go by, where no budget is asked for
+    memory_bytes: int | None = None  # None: the budget is unknown
+    total_bytes: int | None = None  # decides vLLM's defaults if `memory_bytes` is None
     capability: tuple[int, int] = (9, 0)
 
     @property
@@ -26,7 +26,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSetup:
-    """Flags of `vllm serve`. None: vLLM's own default, which may depend on the card or the model."""
+    """Flags of `vllm serve`. None: vLLM's default, which may depend on the GPU or the model."""
 
     gpu: Gpu = Gpu()
     tensor_parallel_size: int = 1
@@ -43,7 +43,7 @@ class VllmSetup:
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
     gpu_memory_utilization: float = DEFAULT_UTILIZATION
-    kv_cache_memory_bytes: int | None = None  # the pool of one card, whatever else it holds
+    kv_cache_memory_bytes: int | None = None  # pool of one GPU, regardless of what else is on it
     enforce_eager: bool = False  # no CUDA graphs
     # FlashInfer is an optional package. The recorded engine ran without it, so that is the default here.
     flashinfer: bool = False
@@ -54,7 +54,7 @@ class VllmSetup:
 
 
 class Keeps(enum.Enum):
-    """What a cache layer holds on to; each has its own rule for how many blocks a request takes."""
+    """What a cache layer stores; each kind has its own rule for the blocks of a request."""
 
     FULL = "full attention"
     LATENT = "latent attention"
@@ -63,21 +63,21 @@ class Keeps(enum.Enum):
     STATE = "recurrent state"
 
 
-ALL_TOKENS = frozenset({Keeps.FULL, Keeps.LATENT})  # vLLM lets these share one group
+ALL_TOKENS = frozenset({Keeps.FULL, Keeps.LATENT})  # these can share one group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """One thing that vLLM gives a page of every block to. A model layer may have none, one or two."""
+    """One cache layer: it has a page in every block. A model layer may have none, one or two."""
 
     keeps: Keeps
-    form: tuple[object, ...]  # heads, widths, dtype: layers of unequal form never share a group
-    token_bytes: int = 0  # of one token; 0 for a state
+    form: tuple[object, ...]  # heads, widths, dtype: layers of different form never share a group
+    token_bytes: int = 0  # 0 for a state
     state_bytes: int = 0
-    state_blocks: int = 0  # that a request takes
+    state_blocks: int = 0  # of one request
     span_tokens: int = 0
     block_size: int = 0  # tokens in a block, once it is known
-    page_padded: int = 0  # the page is stretched to so many bytes, where not 0
+    page_padded: int = 0  # size that the page is padded to; 0: not padded
 
     @property
     def page_bytes(self) -> int:
@@ -85,12 +85,12 @@ class CacheSpec:
         return self.page_padded or self.state_bytes or self.token_bytes * self.block_size
 
 
-Members = tuple[tuple[int, CacheSpec], ...]  # (layer of the model, what it keeps)
+Members = tuple[tuple[int, CacheSpec], ...]  # (layer of the model, its cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheGroup:
-    """Layers that share one table of blocks."""
+    """Layers that share one block table."""
 
     members: Members
 
@@ -105,14 +105,14 @@ class CacheGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedVllm:
-    """What vLLM makes of the flags, the card and the model, all lengths of a request alike."""
+    """What vLLM derives from the flags, the GPU and the model, for any length of a request."""
 
     dtype: str
     cache_dtype: str
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    in_flight_tokens: int  # scheduled and not settled yet: their blocks are still held
+    in_flight_tokens: int  # scheduled and not finished: their blocks are still in use
     prefix_caching: bool
     backends: tuple[str, ...]
     groups: tuple[CacheGroup, ...]  # of the whole model
@@ -121,11 +121,11 @@ class ResolvedVllm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPool:
-    """The pool of blocks, and what one request of the asked length takes of it."""
+    """The pool of blocks, and the blocks of one request of the given length."""
 
     blocks_per_group: tuple[int, ...]
     request_bytes: int
-    available_bytes: int | None  # None: unknown, no card and no size given
+    available_bytes: int | None  # None: neither a GPU nor a size was given
     num_blocks: int | None  # None: unknown, or refused
     refused: str = ""
 
