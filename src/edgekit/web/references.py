@@ -1,7 +1,7 @@
-"""What a request names -> what may be opened for it: names, addresses, and files of the folders that were given.
+"""Which references of a request may be opened, and redaction of local paths in the answers.
 
-The command line takes whatever is there as a path first. A request may be anybody's, so here a path is one only
-inside a --models-dir, and nothing depends on what lies where the server was started (Reach.within).
+On the command line an existing file takes precedence. Here a request may come from anyone: a path must be inside a
+--models-dir, and the folder in which the server was started plays no part (Reach.within).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from edgekit.app.task import NEXT_TO_MODEL
 from edgekit.catalog import read_catalog
@@ -26,72 +25,67 @@ from edgekit.catalog.types import Catalog, Entry
 from edgekit.engines import engine_named
 from edgekit.engines.flags import Flag, companions_in
 from edgekit.errors import NotAllowedError, NotFoundError, UsageError
-from edgekit.request import Request, Values
+from edgekit.request import Request
 from edgekit.sources import locate, path_of
 from edgekit.sources.filenames import MODEL_SUFFIXES
 from edgekit.sources.local import data_folder, is_folder, is_regular, names_in
 from edgekit.sources.reference import clean_text
 from edgekit.sources.stores import hub_cache_folder
-from edgekit.sources.types import ModelFile, ModelFiles, Reach
-from edgekit.web.types import WebSettings, resolved
+from edgekit.sources.types import ModelFiles, Reach
+from edgekit.web.types import Json, WebSettings, resolved
 
 ADDRESSES = ("http", "https", "hf", "ollama")
 _SEPARATORS = re.compile(r"[/\\]")
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
-Stamp = tuple[int, int]  # size and time of change of a file; zeros where it is not there
+Stamp = tuple[int, int]  # size and modification time of a file; zeros if it does not exist
 
 
 def allowed(reference: str, settings: WebSettings) -> str:
-    """What to open for it: a path inside a --models-dir, or a name or address that can be no path.
+    """What to open: a real path inside a --models-dir, or a name or address that cannot be a path.
 
-    Raises NotAllowedError for every other path, NotFoundError for one that would be inside and is not there, UsageError
-    for what is no name at all.
+    Raises NotAllowedError for any other path, NotFoundError for a missing file inside a --models-dir, and UsageError
+    for an invalid name.
     """
     text = clean_text(reference)
+    short = repr(text[:80])
     if "://" in text:
-        return _address(text)
-    if text.lower().startswith(CATALOG):
-        _check_own(text[len(CATALOG) :], settings)
+        if text.partition("://")[0].lower() not in ADDRESSES:
+            raise NotAllowedError(f"{short}: only http:// and https:// URLs can be opened")
         return text
-    _refuse_escapes(text)
+    if text.lower().startswith(CATALOG):
+        _check_own_entry(text[len(CATALOG) :], settings)
+        return text
+    # Before anything is looked up: on Windows a stat of //host/share already contacts the host.
+    is_special = text.startswith(("~", "//")) or "\\" in text or _DRIVE.match(text)
+    if is_special or ".." in _SEPARATORS.split(text):
+        raise NotAllowedError(
+            f"{short} is not allowed: give a file inside a --models-dir folder, without ~, .. or \\"
+        )
     found = _inside(text, settings)
     if found is not None:
         return found
-    if _is_path(text):
-        raise _outside(text, settings)
-    _check_own(text, settings)
-    return text
-
-
-def _address(text: str) -> str:
-    scheme = text.partition("://")[0].lower()
-    if scheme not in ADDRESSES:
-        raise NotAllowedError(f"{text[:80]!r}: only http:// and https:// URLs can be opened")
-    return text
-
-
-def _refuse_escapes(text: str) -> None:
-    """Before anything is looked up: on Windows a look at //host/share already talks to the host."""
-    if (
-        text.startswith(("~", "//"))
-        or "\\" in text
-        or _DRIVE.match(text)
-        or ".." in _SEPARATORS.split(text)
-    ):
+    is_file_name = text.lower().endswith(MODEL_SUFFIXES) and ":" not in text and text.count("/") < 2
+    if not is_file_name and not text.startswith(("/", ".")):
+        _check_own_entry(text, settings)
+        return text
+    folders = settings.models_dirs
+    if not folders:
         raise NotAllowedError(
-            f"{text[:80]!r} is not allowed: give a file inside a --models-dir folder, without ~, .. or \\"
+            f"{short} is a path: to open local files, start edgekit web with --models-dir FOLDER"
         )
+    if Path(text).is_absolute() and not any(_below(text, one, one.resolve()) for one in folders):
+        raise NotAllowedError(f"{short} is outside the --models-dir folders")
+    raise NotFoundError(f"{short} not found in the --models-dir folders")
 
 
 def _inside(text: str, settings: WebSettings) -> str | None:
-    """The file or folder of a --models-dir that is meant, links followed; None where there is none."""
+    """The existing file or folder of a --models-dir with links followed, if there is one."""
     for folder in settings.models_dirs:
-        root = folder.resolve()
-        path = _below(text, folder, root)
+        path = _below(text, folder, folder.resolve())
         try:
             real = None if path is None else path.resolve(strict=True)
-        except (OSError, RuntimeError, ValueError):  # not there, or a link that leads to itself
+        except (OSError, RuntimeError, ValueError):  # missing, or a circular link
             continue
         if real is not None:
             _check_inside(real, text, settings)
@@ -100,54 +94,47 @@ def _inside(text: str, settings: WebSettings) -> str | None:
 
 
 def _below(text: str, folder: Path, root: Path) -> Path | None:
-    """Of a file that was given alone its name is enough."""
+    """The path in this folder that is meant. If `folder` is a single file, its name is enough."""
     path = Path(text)
-    if not path.is_absolute() and is_regular(root):
+    if path.is_absolute():
+        return path if any(path.is_relative_to(one) for one in (root, folder.absolute())) else None
+    if is_regular(root):
         return root if text == root.name else None
-    if not path.is_absolute():
-        return None if os.name == "nt" and ":" in text else root / path
-    return path if any(path.is_relative_to(one) for one in (root, folder.absolute())) else None
+    return None if os.name == "nt" and ":" in text else root / path
 
 
-def _check_inside(real: Path, said: str, settings: WebSettings) -> None:
-    """Raises NotAllowedError for what a link leads out to, and for what is not a file or a folder."""
+def _check_inside(real: Path, name: str, settings: WebSettings) -> None:
+    """Raises NotAllowedError for a link that leads out, and for anything but a file or a folder."""
     if not any(real.is_relative_to(folder.resolve()) for folder in settings.models_dirs):
         raise NotAllowedError(
-            f"{said[:80]!r} is a link to a place outside the --models-dir folders"
+            f"{name[:80]!r} is a link to a place outside the --models-dir folders"
         )
     mode = real.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise NotAllowedError(f"{said[:80]!r} is not a file or a folder")
+        raise NotAllowedError(f"{name[:80]!r} is not a file or a folder")
 
 
-def _is_path(text: str) -> bool:
-    """Whether it can be nothing else, whatever is here."""
-    one_file = text.lower().endswith(MODEL_SUFFIXES) and ":" not in text and text.count("/") < 2
-    return text.startswith(("/", ".")) or one_file
-
-
-def _outside(text: str, settings: WebSettings) -> UsageError | NotFoundError:
-    if not settings.models_dirs:
-        return NotAllowedError(
-            f"{text[:80]!r} is a path: to open local files, start edgekit web with --models-dir FOLDER"
-        )
-    folders = settings.models_dirs
-    if Path(text).is_absolute() and not any(_below(text, one, one.resolve()) for one in folders):
-        return NotAllowedError(f"{text[:80]!r} is outside the --models-dir folders")
-    return NotFoundError(f"{text[:80]!r} not found in the --models-dir folders")
-
-
-def _check_own(name: str, settings: WebSettings) -> None:
-    """What the user added to the catalog is opened from where it came: also then only inside."""
-    entry = _own_entry(name)
+def _check_own_entry(name: str, settings: WebSettings) -> None:
+    """Models that the user added are opened from their files: these too must be inside a --models-dir."""
+    own = _own_catalog(catalog_stamp())
+    try:
+        entry = find_quantised(ollama_latest(name) or name, own)[0] if own.entries else None
+    except NotFoundError:
+        return
     if entry is not None and not may_open(entry, settings):
         raise NotAllowedError(
             f"{entry.id} was added to the catalog from a file outside the --models-dir folders"
         )
 
 
+@lru_cache(maxsize=1)
+def _own_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
+    entries = (one for one in stored_entries() if isinstance(one, Entry))
+    return Catalog(entries=tuple(entries))
+
+
 def may_open(entry: Entry, settings: WebSettings) -> bool:
-    """A file that is gone counts as it did before: whoever opens it says so."""
+    """True for a missing file as well: opening it reports that."""
     path = path_of(entry.reference.strip(), whole=True) if entry.is_users else None
     if path is None:
         return True
@@ -161,28 +148,14 @@ def may_open(entry: Entry, settings: WebSettings) -> bool:
 
 
 def shown_entry(entry: Entry, settings: WebSettings) -> Entry:
-    """The same, without where its file lies and what stands in it where that may not be opened."""
+    """The entry, without its path and contents if its file may not be opened."""
     if may_open(entry, settings):
         return entry
     return replace(entry, reference="", keys={}, tensors=(), config={})
 
 
-def _own_entry(name: str) -> Entry | None:
-    own = _own_catalog(catalog_stamp())
-    try:
-        return find_quantised(ollama_latest(name) or name, own)[0] if own.entries else None
-    except NotFoundError:
-        return None
-
-
-@lru_cache(maxsize=1)
-def _own_catalog(_stamp: tuple[str, Stamp]) -> Catalog:
-    entries = (one for one in stored_entries() if isinstance(one, Entry))
-    return Catalog(entries=tuple(entries))
-
-
 def catalog_stamp() -> tuple[str, Stamp]:
-    """Changes when the user adds a model or removes one."""
+    """Changes when the user adds or removes a model."""
     folder = data_folder()
     path = "" if folder is None else str(folder / CATALOG_FILE)
     return path, stamp_of(path)
@@ -190,137 +163,121 @@ def catalog_stamp() -> tuple[str, Stamp]:
 
 def stamp_of(path: str) -> Stamp:
     try:
-        found = os.stat(path)  # noqa: PTH116 - asked for every shard of every request
+        found = os.stat(path)  # noqa: PTH116 - for every shard in every request: Path is slower
     except (OSError, ValueError):
         return 0, 0
     return found.st_size, found.st_mtime_ns
 
 
 def is_near(found: str) -> bool:
-    """Whether no other server is asked for what `allowed` gave: a file, a sample, a model of our own catalog."""
+    """Whether what `allowed` returned needs no other server: a file, a sample, an entry of our catalog."""
     if is_local(found):
         return True
-    is_said = found.lower().startswith(CATALOG)
-    if not is_said and may_be_elsewhere(found):
+    has_prefix = found.lower().startswith(CATALOG)
+    if not has_prefix and may_be_elsewhere(found):
         return False
     try:
-        entry, _ = find_quantised(found[len(CATALOG) :] if is_said else found, read_catalog())
+        entry, _ = find_quantised(found[len(CATALOG) :] if has_prefix else found, read_catalog())
     except NotFoundError:
         return False
     return not entry.is_users or is_local(entry.reference)
 
 
 def is_local(found: str) -> bool:
-    """The same, where the catalog is not asked."""
+    """Whether it is a file or a sample."""
     return is_file(found) or found.lower().startswith("sample:")
 
 
 def is_file(found: str) -> bool:
-    """Whether what `allowed` gave is a path."""
+    """Whether what `allowed` returned is a path."""
     return Path(found).is_absolute()
 
 
 def files_inside(path: str, settings: WebSettings) -> ModelFiles:
-    """The files of the model at an allowed path; none of them is read yet. NotAllowedError where a link leads out."""
+    """The files of the model at an allowed path, none of them read yet. NotAllowedError if a link leads out."""
     try:
         files = locate(path, reach=Reach(within=resolved(settings.models_dirs)))
     except NotFoundError as error:
-        if not error.candidates:
-            _check_links(Path(path), settings)  # perhaps one of them was meant
+        if not error.candidates:  # perhaps the model is behind a link that leads out
+            for link in (Path(path) / name for name in names_in(Path(path))):
+                if link.is_symlink() and link.exists():
+                    _check_inside(link.resolve(), link.name, settings)
         raise
     for file in paths_of(files):
         _check_inside(Path(file).resolve(), Path(file).name, settings)
     return files
 
 
-def _check_links(folder: Path, settings: WebSettings) -> None:
-    links = (folder / name for name in names_in(folder))
-    for link in (one for one in links if one.is_symlink() and one.exists()):
-        _check_inside(link.resolve(), link.name, settings)
-
-
 def paths_of(files: ModelFiles) -> tuple[str, ...]:
-    """Where the files of a model on this machine lie."""
-    return tuple(one.open().name for one in _each(files))
-
-
-def _each(files: ModelFiles) -> Iterator[ModelFile]:
-    yield from files.weights
-    yield from files.projectors
-    yield from (one for one in (files.config, files.index, files.quantization) if one is not None)
+    """Paths of a local model's files."""
+    others = (files.config, files.index, files.quantization)
+    every = (*files.weights, *files.projectors, *(one for one in others if one is not None))
+    return tuple(one.open().name for one in every)
 
 
 def allowed_request(request: Request, settings: WebSettings) -> Request:
-    """The same, with what is loaded next to the model as it may be opened. Raises as `allowed`."""
-    allowed_flags = {}
+    """The request with its companion files as they may be opened. Raises as `allowed`."""
+
+    def allowed_file(text: str) -> str:
+        found = allowed(text, settings)
+        if is_file(found):
+            files_inside(found, settings)
+        return found
+
+    flags = {}
     for engine, values in request.flags.items():
         found = dict(values)
-        for flag in _naming_files(engine):
-            if flag.key in found:
-                found[flag.key] = _allowed_files(flag, found[flag.key], settings)
-        allowed_flags[engine] = found
-    return replace(request, flags=allowed_flags)
+        for flag in _companion_flags(engine):
+            if flag.key not in found:
+                continue
+            value = found[flag.key]
+            if isinstance(value, tuple):
+                found[flag.key] = tuple(map(allowed_file, value))
+                if any("," in one for one in found[flag.key]):  # commands separate them by commas
+                    raise UsageError(f"{flag.key}: the path of an adapter must not contain a comma")
+            elif (flag.companion, value) != ("projector", NEXT_TO_MODEL):
+                found[flag.key] = allowed_file(value)
+        flags[engine] = found
+    return replace(request, flags=flags)
 
 
-def _naming_files(engine: str) -> Iterator[Flag]:
-    """Flags with files that are loaded next to the model. Flags of every engine name none."""
-    return (flag for flag in (engine_named(engine).flags if engine else ()) if flag.companion)
-
-
-def _allowed_files(flag: Flag, value: Any, settings: WebSettings) -> Any:
-    if isinstance(value, tuple):
-        found = tuple(_file(one, settings) for one in value)
-        if any("," in one for one in found):  # commands separate them by commas
-            raise UsageError(f"{flag.key}: the path of an adapter must not contain a comma")
-        return found
-    is_auto = flag.companion == "projector" and value == NEXT_TO_MODEL
-    return value if is_auto else _file(value, settings)
-
-
-def _file(text: str, settings: WebSettings) -> str:
-    found = allowed(text, settings)
-    if is_file(found):
-        files_inside(found, settings)
-    return found
+def _companion_flags(engine: str) -> list[Flag]:
+    """The engine's flags that name files to load with the model. Flags shared by all engines ("") name none."""
+    return [flag for flag in (engine_named(engine).flags if engine else ()) if flag.companion]
 
 
 def needs_remote_companions(request: Request) -> bool:
-    """Whether something that is loaded next to the model may have to be fetched from elsewhere."""
-    return any(_is_far(engine, values) for engine, values in request.flags.items())
-
-
-def _is_far(engine: str, values: Values) -> bool:
-    given = companions_in(_naming_files(engine), values)
-    projector, drafter = given.get("projector"), given.get("drafter")
-    files = [
-        *given.get("adapters", ()),
-        *([] if projector in {None, NEXT_TO_MODEL} else [projector]),
-    ]
-    return not all(map(is_local, files)) or (drafter is not None and not is_near(drafter))
-
-
-Json = dict[str, Any]
+    """Whether a projector, adapter or draft model may have to be fetched."""
+    for engine, values in request.flags.items():
+        given = companions_in(_companion_flags(engine), values)
+        projector, drafter = given.get("projector"), given.get("drafter")
+        if not all(map(is_local, given.get("adapters", ()))):
+            return True
+        if projector not in {None, NEXT_TO_MODEL} and not is_local(projector):
+            return True
+        if drafter is not None and not is_near(drafter):
+            return True
+    return False
 
 
 def without_folders(answer: Json, settings: WebSettings) -> Json:
-    """As it is where only this machine is answered: a terminal here understands whole paths."""
+    """The answer with local folders removed from paths; unchanged if only this machine can reach the server."""
     if settings.is_loopback:
         return answer
     text = json.dumps(answer, ensure_ascii=False)
-    folders = _pattern(tuple(_folders(settings)))
-    if folders.search(text) is None:
+    pattern = _folders_pattern(tuple(_folders(settings)))
+    if pattern.search(text) is None:
         return answer
-    told: Json = json.loads(folders.sub(_name_inside, text))
-    return told
+    redacted: Json = json.loads(pattern.sub(lambda found: "" if found[1] else ".", text))
+    return redacted
 
 
 def text_without_folders(text: str, settings: WebSettings) -> str:
-    """The same of a sentence."""
     return str(without_folders({"text": text}, settings)["text"])
 
 
 def _folders(settings: WebSettings) -> Iterator[Path]:
-    """Those that were given, of a file the one it lies in, and those that messages of errors may name."""
+    """The --models-dir folders (of a single file its parent), and those that error messages may name."""
     for one in resolved(settings.models_dirs):
         yield one if is_folder(one) else one.parent
     yield from (hub_cache_folder(), Path(os.path.expanduser("~")))  # noqa: PTH111 - Path's raises
@@ -331,20 +288,14 @@ def _folders(settings: WebSettings) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=8)
-def _pattern(folders: tuple[Path, ...]) -> re.Pattern[str]:
-    """A folder where no longer path and no address goes on in front of it, and what divides it from a name inside."""
-    said = {text for one in folders if one.is_absolute() for text in _spellings(one)}
-    either = "|".join(re.escape(one) for one in sorted(said, key=len, reverse=True)) or r"(?!)"
+def _folders_pattern(folders: tuple[Path, ...]) -> re.Pattern[str]:
+    """Matches a folder in JSON text, with the separator after it. Not inside a longer path or a URL."""
+    spellings: set[str] = set()
+    for folder in folders:
+        if folder.is_absolute() and folder.parent != folder:  # not the root of a disk
+            # As it is, and as a shell command quotes one with an apostrophe.
+            for text in (str(folder), str(folder).replace("'", "'\"'\"'")):
+                spellings.add(json.dumps(text, ensure_ascii=False)[1:-1])
+    longest_first = sorted(spellings, key=len, reverse=True)
+    either = "|".join(map(re.escape, longest_first)) or r"(?!)"
     return re.compile(rf"(?<![\w./:~-])(?:{either})(?:(/|\\\\)|(?![\w.-]))")
-
-
-def _spellings(folder: Path) -> Iterator[str]:
-    """In JSON: as it is, and as a shell is told of one with a quotation mark in it. Not where it is the whole disk."""
-    if folder.parent == folder:
-        return
-    for text in {str(folder), str(folder).replace("'", "'\"'\"'")}:
-        yield json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _name_inside(found: re.Match[str]) -> str:
-    return "" if found[1] else "."
