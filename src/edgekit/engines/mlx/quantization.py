@@ -46,17 +46,9 @@ _CONTAINERS = {  # utils.py:309, formats of compressed-tensors
     "pack-quantized": Packing(bits=4, group_size=32),
 }
 # Model files whose sanitize unpacks fp8 blocks (weight_scale_inv).
-_TAKES_FP8 = frozenset(
-    [
-        "deepseek_v3",
-        "deepseek_v32",
-        "mimo_v2_flash",
-        "minimax",
-        "minimax_m3_vl",
-        "ministral3",
-        "mistral4",
-    ]
-)
+_TAKES_FP8 = frozenset({
+    "deepseek_v3", "deepseek_v32", "mimo_v2_flash", "minimax", "minimax_m3_vl", "ministral3", "mistral4",
+})  # fmt: skip
 
 # Names of quantisations, in lower case.
 NAMES = ("8bit", "6bit", "5bit", "4bit", "3bit", "2bit", "mxfp4", "nvfp4", "mxfp8", "bf16")

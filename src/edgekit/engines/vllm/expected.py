@@ -1,4 +1,4 @@
-"""The tensors a model has -> bytes of its parameters on one rank of vLLM, when only its config is known."""
+"""The tensors that follow from a config -> bytes of vLLM's parameters on one rank."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from edgekit.model.types import (
 )
 
 F32_BYTES = 4
-# Linear layers that vLLM makes without a quantisation, whatever the checkpoint says.
-_NEVER = frozenset(
+# Linear layers that vLLM never quantises.
+_NEVER_QUANTIZED = frozenset(
     {
         TensorRole.EMBEDDING,
         TensorRole.HEAD,
@@ -35,11 +35,11 @@ _NEVER = frozenset(
         TensorRole.INDEX_WEIGHTS,
     }
 )
-# Second and third of matrices that vLLM fuses: what stands beside the fused one is counted with the first.
-_FOLLOW = frozenset({TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_GATE})
-_FOLLOW_GATE = frozenset({TensorRole.UP, TensorRole.SHARED_UP})
+# The second and third of matrices that vLLM fuses: extra parameters of the fused one are counted with the first.
+_FUSED_AFTER_FIRST = frozenset({TensorRole.KEY, TensorRole.VALUE, TensorRole.STATE_GATE})
+_FUSED_AFTER_GATE = frozenset({TensorRole.UP, TensorRole.SHARED_UP})
 EXPERT_ROLES = frozenset({TensorRole.EXPERT_GATE, TensorRole.EXPERT_UP, TensorRole.EXPERT_DOWN})
-# So many matrices of a checkpoint make up the one that stands here.
+# Number of checkpoint matrices in one expected tensor.
 _PARTS: Mapping[tuple[TensorRole, Cell], int] = {
     (TensorRole.STATE_IN, Cell.MAMBA): 2,
     (TensorRole.STATE_IN, Cell.MAMBA2): 5,
@@ -51,7 +51,7 @@ _PARTS: Mapping[tuple[TensorRole, Cell], int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """How weights are kept on one rank."""
+    """How weights are stored on one rank."""
 
     dtype: str
     ranks: int
@@ -61,13 +61,13 @@ class Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmWeights:
-    """Bytes by layer; None stands for what lies outside the layers: before them, and after them."""
+    """Bytes of each layer, and of what comes before and after the layers."""
 
     before_bytes: int
     layer_bytes: tuple[int, ...]
     after_bytes: int
     basis: Basis
-    tied: bool = False  # the last stage has the embedding too: it is its head
+    tied: bool = False  # the last stage has the embedding too, as its head
 
     def of_stage(self, stage: range, layers: int) -> int:
         inside = sum(self.layer_bytes[stage.start : stage.stop])
@@ -77,7 +77,7 @@ class VllmWeights:
 
 
 def expected_weights(model: Model, cast: Cast) -> VllmWeights:
-    """Raises UnknownArchitectureError where the tensors do not follow from the config."""
+    """Raises UnknownArchitectureError if the tensors do not follow from the config."""
     geometry = model.geometry
     sizes = [0] * len(geometry.layers)
     outside = [0, 0]
@@ -91,7 +91,7 @@ def expected_weights(model: Model, cast: Cast) -> VllmWeights:
             sizes[tensor.layer] += size
     if cast.plan is not None:
         for layer in geometry.layers:
-            sizes[layer.index] += beside_attention(layer.mixer, cast)
+            sizes[layer.index] += attention_scale_bytes(layer.mixer, cast)
     return VllmWeights(
         before_bytes=outside[0],
         layer_bytes=tuple(sizes),
@@ -119,17 +119,13 @@ def _tensor_bytes(model: Model, tensor: ExpectedTensor, cast: Cast) -> int:
     ):
         return 0
     layer = None if tensor.layer is None else model.geometry.layers[tensor.layer]
-    shape = _local_shape(tensor, layer, cast)
+    kind = None if layer is None else attention_of(layer.mixer)
+    kv_heads = getattr(kind, "kv_heads", 0)
+    shape = on_rank(tensor, cast.ranks, kv_heads=kv_heads, state=recurrent_of(layer))
     scheme = _scheme(name, tensor, cast.plan)
     if scheme is not None:
         return _quantized_bytes(tensor, shape, layer, cast, scheme)
     return math.prod(shape) * tensor.count * _element_bytes(name, tensor, cast)
-
-
-def _local_shape(tensor: ExpectedTensor, layer: Layer | None, cast: Cast) -> tuple[int, ...]:
-    kind = None if layer is None else attention_of(layer.mixer)
-    kv_heads = getattr(kind, "kv_heads", 0)
-    return on_rank(tensor, cast.ranks, kv_heads=kv_heads, state=recurrent_of(layer))
 
 
 def recurrent_of(layer: Layer | None) -> Recurrent | None:
@@ -143,7 +139,7 @@ def recurrent_of(layer: Layer | None) -> Recurrent | None:
 
 
 def _element_bytes(name: str, tensor: ExpectedTensor, cast: Cast) -> int:
-    """Most are in the model's dtype; a few are kept in f32."""
+    """The model's dtype for most, f32 for a few."""
     plain = DTYPE_BYTES[cast.dtype]
     match tensor.role, tensor.kind:
         case TensorRole.STATE_A, _:
@@ -172,7 +168,7 @@ def _scheme(name: str, tensor: ExpectedTensor, plan: SchemePlan | None) -> Schem
     if tensor.role in EXPERT_ROLES:
         padded_bias = tensor.kind is TensorKind.BIAS and scheme.method == "mxfp4"
         return scheme if tensor.kind is TensorKind.EXPERT or padded_bias else None
-    if scheme.experts_only or tensor.role in _NEVER or len(tensor.shape) != 2:
+    if scheme.experts_only or tensor.role in _NEVER_QUANTIZED or len(tensor.shape) != 2:
         return None
     if tensor.role is TensorRole.ROUTER:
         return scheme if vllm_model(name).quantized_router else None
@@ -188,12 +184,13 @@ def _quantized_bytes(
     if len(shape) == 1:
         return shape[0] * dtype_bytes * tensor.count
     size = scheme.matrix_bytes(shape[0], shape[1], dtype_bytes)
-    return tensor.count * (size + _beside(tensor, layer, scheme, dtype_bytes, shape[0]))
+    return tensor.count * (size + _extra_bytes(tensor, layer, scheme, dtype_bytes, shape[0]))
 
 
-def _beside(
+def _extra_bytes(
     tensor: ExpectedTensor, layer: Layer | None, scheme: Scheme, dtype_bytes: int, out: int
 ) -> int:
+    """Scales and other parameters that a quantised matrix has in addition to its `matrix_bytes`."""
     role = tensor.role
     state = recurrent_of(layer)
     parts = _PARTS.get((role, state.cell), 1) if state is not None else 1
@@ -203,13 +200,14 @@ def _beside(
         size += scheme.expert_bytes if role is TensorRole.EXPERT_DOWN else 0
         return size + (out * dtype_bytes if scheme.expert_biases else 0)
     size = parts * (scheme.part_bytes + scheme.input_bytes)
-    return size + (scheme.linear_bytes if _leads(role, layer) else 0)
+    return size + (scheme.linear_bytes if _is_first_of_fused(role, layer) else 0)
 
 
-def _leads(role: TensorRole, layer: Layer | None) -> bool:
-    if role in _FOLLOW:
+def _is_first_of_fused(role: TensorRole, layer: Layer | None) -> bool:
+    """Whether the matrix is not fused, or is the first of those that vLLM fuses."""
+    if role in _FUSED_AFTER_FIRST:
         return False
-    if role in _FOLLOW_GATE and layer is not None:
+    if role in _FUSED_AFTER_GATE and layer is not None:
         half = layer.experts if role is TensorRole.SHARED_UP else layer.dense
         return half is not None and not half.gated
     if role is TensorRole.LATENT_DOWN and layer is not None:
@@ -228,7 +226,8 @@ def _mxfp4_shape(tensor: ExpectedTensor, shape: tuple[int, ...], gpu: Gpu) -> tu
     )
 
 
-def beside_attention(kind: LayerKind, cast: Cast) -> int:
+def attention_scale_bytes(kind: LayerKind, cast: Cast) -> int:
+    """Scales that the quantisation method adds to each attention."""
     found = attention_of(kind)
     if cast.plan is None or found is None:
         return 0

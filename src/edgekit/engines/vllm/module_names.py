@@ -1,7 +1,7 @@
-"""The modules that a quantisation config lists, for example as not quantised -> the matrices they are, by layer.
+"""The modules that a quantisation config lists, for example as not quantised -> roles of matrices by layer.
 
-Config files have whole names, parts of names, wildcards or regular expressions. Expressions from a file are never run:
-their markup is stripped, and the rest is compared segment by segment.
+Configs contain whole names, parts of names, wildcards or regular expressions. Regular expressions from a file are never
+executed: their syntax is stripped, and the rest is compared segment by segment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags, card and model -> what vLLM settles on before any length is known, or the reason it refuses."""
+"""Flags, GPU and model -> the options that vLLM resolves at startup, or the reason why it refuses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from edgekit.model.types import (
 )
 from edgekit.units import GIB
 
-LONG = 2**31
-DEFAULT_LENGTH = 2048  # where config.json names no window
+LONG = 2**31  # a length that does not limit a step
+DEFAULT_LENGTH = 2048  # if config.json states no context length
 _SHARED_NAMES = {"f16": "float16", "bf16": "bfloat16", "fp8": "fp8"}
 _DTYPES = {"half": "float16", "float": "float32", **{name: name for name in DTYPE_BYTES}}
 
 
 def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
-    """Raises RefusedError where vLLM would not start, UsageError for flags that make no sense."""
+    """Raises RefusedError if vLLM would not start, UsageError for invalid flags."""
     settled = prepare(model).resolved.get(setup, lambda: _resolve(model, setup))
     batched, seqs = batch_limits(setup, max_model_len)
     if (batched, seqs) == (settled.max_num_batched_tokens, settled.max_num_seqs):
@@ -48,7 +48,7 @@ def resolve(model: Model, setup: VllmSetup, max_model_len: int) -> ResolvedVllm:
 
 
 def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
-    """For requests that are long enough not to limit a step."""
+    """For requests long enough not to limit a step."""
     check_numbers(setup)
     check_ranks(model, setup)
     storage = settle_storage(model, setup)
@@ -74,7 +74,7 @@ def _resolve(model: Model, setup: VllmSetup) -> ResolvedVllm:
 
 
 def with_load(setup: VllmSetup, load: Load) -> VllmSetup:
-    """What a load says in words that all engines share, where the flags leave it open."""
+    """The setup with the load's batch and cache type, unless flags give them. Raises UsageError or RefusedError."""
     if not 0 < setup.gpu_memory_utilization <= 1:
         raise UsageError(
             f"gpu_memory_utilization must be between 0 and 1 (got {setup.gpu_memory_utilization})"
@@ -95,22 +95,24 @@ def with_load(setup: VllmSetup, load: Load) -> VllmSetup:
 def settle_length(model: Model, load: Load) -> int:
     """max_model_len. Raises RefusedError beyond the model's window (config/model.py _get_and_verify_max_len)."""
     geometry, section = model.geometry, section_of(model)
-    stated = config_number(section, "model_max_length") or 0
+    stated = section.get("model_max_length")
+    if isinstance(stated, bool) or not isinstance(stated, int):
+        stated = 0
     window = max(geometry.trained_context or 0, geometry.native_context or 0)
-    asked = load.context_tokens
-    if asked is None:
+    tokens = load.context_tokens
+    if tokens is None:
         rope = geometry.rope
         if rope is not None and rope.type == "longrope" and rope.original_context:
             return rope.original_context
         return window or DEFAULT_LENGTH
-    if asked < 1:
-        raise UsageError(f"max_model_len must be at least 1 (got {asked})")
-    if window and asked > max(window, stated):
+    if tokens < 1:
+        raise UsageError(f"max_model_len must be at least 1 (got {tokens})")
+    if window and tokens > max(window, stated):
         raise RefusedError(
-            f"max_model_len {asked:,} is longer than the model's context of "
+            f"max_model_len {tokens:,} is longer than the model's context of "
             f"{max(window, stated):,} tokens"
         )
-    return asked
+    return tokens
 
 
 def check_numbers(setup: VllmSetup) -> None:
@@ -145,7 +147,7 @@ def check_ranks(model: Model, setup: VllmSetup) -> None:
 
 
 def check_layers(model: Model, cache_dtype: str) -> None:
-    """Arrangements that vLLM's model code does not go along with."""
+    """Raises RefusedError for combinations of layers that vLLM's model code does not support."""
     mixers = [layer.mixer for layer in model.geometry.layers]
     spans = {kind.span for mixer in mixers if (kind := attention_of(mixer)) is not None}
     if vllm_model(model.geometry.architecture).all_windows_or_none and len(spans) > 1:
@@ -167,6 +169,8 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
     recurrent = any(layer.mixer.states for layer in model.geometry.layers)
     attends = any(attention_of(layer.mixer) is not None for layer in model.geometry.layers)
     caching = setup.enable_prefix_caching
+    mixers = (layer.mixer for layer in model.geometry.layers)
+    sparse = any(isinstance(one, LatentAttention) and one.index_dim for one in mixers)
     packs = cache_dtype != "auto" and cache_dtypes.BY_NAME[cache_dtype].skips_boundaries
     return Storage(
         dtype=dtype,
@@ -174,37 +178,34 @@ def settle_storage(model: Model, setup: VllmSetup) -> Storage:
         tensor_parallel_size=setup.tensor_parallel_size,
         conv_dtype=conv,
         state_dtype=_state_dtype(model, setup, conv),
-        # Models of nothing but recurrences go without it unless asked to (is_prefix_caching_supported).
+        # Off by default in models with recurrences only (is_prefix_caching_supported).
         prefix_caching=(attends or not recurrent) if caching is None else caching,
         skipped_layers=boundary_layers(model) if packs else frozenset(),
-        sparse=_is_sparse(model),
+        sparse=sparse,
         blackwell=setup.gpu.major == 10,
     )
 
 
 def settle_dtype(model: Model, setup: VllmSetup) -> str:
     """config/model.py _get_and_verify_dtype: bfloat16 needs Ampere, a few models cannot do float16."""
-    able = (
-        ["bfloat16", "float16", "float32"]
-        if setup.gpu.capability >= (8, 0)
-        else ["float16", "float32"]
-    )
+    able = ["float16", "float32"]
+    if setup.gpu.capability >= (8, 0):
+        able.insert(0, "bfloat16")
     if vllm_model(model.geometry.architecture).unstable_in_float16:
         able.remove("float16")
     if setup.dtype != "auto":
-        asked = _DTYPES.get(setup.dtype)
-        if asked is None:
+        dtype = _DTYPES.get(setup.dtype)
+        if dtype is None:
             raise UsageError(f"dtype {setup.dtype!r} is not one of auto, {', '.join(_DTYPES)}")
-        if asked not in able:
-            raise RefusedError(f"{setup.gpu.name or 'this GPU'} cannot run this model in {asked}")
-        return asked
+        if dtype not in able:
+            raise RefusedError(f"{setup.gpu.name or 'this GPU'} cannot run this model in {dtype}")
+        return dtype
     stated = stated_dtype(model)
-    wanted = able[0] if stated == "float32" else stated
-    return wanted if wanted in able else able[0]
+    return stated if stated in able and stated != "float32" else able[0]
 
 
 def stated_dtype(model: Model) -> str:
-    """What config.json says; float32 where it says nothing."""
+    """The dtype in config.json; float32 if it states none."""
     for part in (model.header.config, section_of(model)):
         for key in ("dtype", "torch_dtype"):
             name = str(part.get(key) or "").removeprefix("torch.")
@@ -236,36 +237,45 @@ def _state_dtype(model: Model, setup: VllmSetup, conv: str) -> str:
     return "float32" if delta else conv  # mamba_utils.py kda_state_dtype
 
 
-def _is_sparse(model: Model) -> bool:
-    kinds = (layer.mixer for layer in model.geometry.layers)
-    return any(isinstance(kind, LatentAttention) and kind.index_dim for kind in kinds)
-
-
 def _backends(model: Model, setup: VllmSetup, storage: Storage) -> tuple[AttentionBackend, ...]:
-    """The different ones, in the order of the layers."""
-    section = section_of(model)
+    """The different backends of the layers, in the order of the layers."""
+    known = vllm_model(model.geometry.architecture)
+    attention = [
+        (layer.index, kind)
+        for layer in model.geometry.layers
+        if (kind := attention_of(layer.mixer)) is not None
+    ]
+    widths = (kind.key_dim for _, kind in attention if isinstance(kind, Attention))
     base = AttentionNeeds(
         capability=setup.gpu.capability,
         dtype=storage.dtype,
         cache_dtype=storage.cache_dtype,
         head_dim=0,
-        model_head_dim=_widest_head(model),
+        model_head_dim=max(widths, default=0),
         block_size=setup.block_size,
-        sinks=vllm_model(model.geometry.architecture).sinks,
-        softcap=bool(section.get("attn_logit_softcapping")),
+        sinks=known.sinks,
+        softcap=bool(section_of(model).get("attn_logit_softcapping")),
         bidirectional=_pictures_see_each_other(model),
         sparse=storage.sparse,
         flashinfer=setup.flashinfer,
     )
-    found = [choose(ask, latent=latent) for ask, latent in _asks(model, base, storage)]
+    needed: dict[tuple[AttentionNeeds, bool], None] = {}
+    for index, kind in attention:
+        latent = known.keeps_latent and isinstance(kind, LatentAttention)
+        head_dim = kind.key_dim
+        if known.keeps_latent and isinstance(kind, LatentAttention):
+            head_dim = kind.latent_dim + kind.rope_dim
+        needs = replace(
+            base,
+            head_dim=head_dim,
+            sliding=kind.span is Span.WINDOW,
+            cache_dtype="auto" if index in storage.skipped_layers else storage.cache_dtype,
+        )
+        needed[needs, latent] = None
+    found = [choose(needs, latent=latent) for needs, latent in needed]
     if storage.sparse:
         found.append(AttentionBackend(name="DEEPSEEK_V32_INDEXER", unit=64))  # mla/indexer.py
     return tuple(dict.fromkeys(found))
-
-
-def _widest_head(model: Model) -> int:
-    kinds = (attention_of(layer.mixer) for layer in model.geometry.layers)
-    return max((kind.key_dim for kind in kinds if isinstance(kind, Attention)), default=0)
 
 
 def _pictures_see_each_other(model: Model) -> bool:
@@ -275,37 +285,9 @@ def _pictures_see_each_other(model: Model) -> bool:
     return stated or vllm_model(str(model.header.config.get("model_type"))).pictures_see_each_other
 
 
-def _asks(
-    model: Model, base: AttentionNeeds, storage: Storage
-) -> list[tuple[AttentionNeeds, bool]]:
-    """The different ones among the layers, each with whether it is for latent attention."""
-    latent = vllm_model(model.geometry.architecture).keeps_latent
-    wanted: dict[tuple[int, bool, bool, str], None] = {}
-    for layer in model.geometry.layers:
-        kind = attention_of(layer.mixer)
-        if kind is not None:
-            name = "auto" if layer.index in storage.skipped_layers else storage.cache_dtype
-            compressed = latent and isinstance(kind, LatentAttention)
-            wanted[
-                _head_dim(kind, compressed=compressed), compressed, kind.span is Span.WINDOW, name
-            ] = None
-    return [
-        (replace(base, head_dim=width, sliding=sliding, cache_dtype=name), compressed)
-        for width, compressed, sliding, name in wanted
-    ]
-
-
-def _head_dim(kind: Attention | LatentAttention, *, compressed: bool) -> int:
-    if compressed and isinstance(kind, LatentAttention):
-        return kind.latent_dim + kind.rope_dim
-    return kind.key_dim
-
-
 def batch_limits(setup: VllmSetup, max_model_len: int) -> tuple[int, int]:
-    """Tokens and sequences of one step (arg_utils.py get_batch_defaults, the API server's)."""
-    tokens, seqs = _batch_defaults(
-        setup.gpu
-    )  # by all the card has, whether or not its pool is billed
+    """Maximum tokens and sequences of one step (arg_utils.py get_batch_defaults for the API server)."""
+    tokens, seqs = _batch_defaults(setup.gpu)
     seqs = setup.max_num_seqs or seqs
     if setup.max_num_batched_tokens is not None:
         tokens = setup.max_num_batched_tokens
@@ -324,10 +306,5 @@ def _batch_defaults(gpu: Gpu) -> tuple[int, int]:
 
 
 def _batches_in_flight(setup: VllmSetup) -> int:
-    """config/vllm.py max_concurrent_batches: a pipeline needs one a stage, asynchronous scheduling one more."""
+    """config/vllm.py max_concurrent_batches: one per pipeline stage, and one more with asynchronous scheduling."""
     return setup.pipeline_parallel_size + (1 if setup.async_scheduling else 0)
-
-
-def config_number(config: Mapping[str, Any], key: str) -> int | None:
-    value = config.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

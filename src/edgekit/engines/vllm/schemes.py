@@ -1,7 +1,7 @@
-"""What quantization_config says -> how vLLM stores a matrix, and which matrices it leaves alone.
+"""quantization_config -> how vLLM stores each matrix, and which matrices it does not quantise.
 
-Parameters are those that the methods' create_weights make @ 0.32.0 (quantization/fp8.py, auto_gptq.py, auto_awq.py,
-modelopt.py, mxfp4.py, compressed_tensors/schemes), before any repacking.
+Parameters are those that the methods' create_weights allocates @ 0.32.0 (quantization/fp8.py, auto_gptq.py,
+auto_awq.py, modelopt.py, mxfp4.py, compressed_tensors/schemes), before any repacking.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from edgekit.engines.vllm.module_names import ListedModules
 from edgekit.errors import RefusedError
 from edgekit.model.tensor_recipes import TensorRole
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Methods that only read what was quantised before.
+# Methods that need a quantised checkpoint.
 NEEDS_CHECKPOINT = ("awq", "gptq", "compressed-tensors", "modelopt")
-# quantization/__init__.py QUANTIZATION_METHODS, and the names that checkpoints use for them.
-METHODS = _names(
-    "awq auto_awq awq_marlin fp8 modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed gptq auto_gptq gptq_marlin "
-    "humming compressed-tensors experts_int8 quark moe_wna16 torchao inc auto-round mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8"
-)
+# quantization/__init__.py QUANTIZATION_METHODS, and other names of them in checkpoints.
+METHODS = frozenset({
+    "awq", "auto_awq", "awq_marlin", "fp8", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "gptq",
+    "auto_gptq", "gptq_marlin", "humming", "compressed-tensors", "experts_int8", "quark", "moe_wna16", "torchao", "inc",
+    "auto-round", "mxfp4", "gpt_oss_mxfp4", "deepseek_v4_fp8",
+})  # fmt: skip
 DEPRECATED = frozenset({"fbgemm_fp8", "fp_quant"})
 MIN_CAPABILITY: Mapping[str, tuple[int, int]] = {  # get_min_capability of each
     "awq": (7, 5),
@@ -41,27 +37,27 @@ MIN_CAPABILITY: Mapping[str, tuple[int, int]] = {  # get_min_capability of each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Bytes of what stands for a matrix of (out, in) numbers."""
+    """How a matrix of (out, in) numbers is stored, and the parameters that come with it."""
 
     method: str
     weight_bits: int
-    group: int = 0  # numbers of a row that share a scale; -1 a whole row, 0 no such scales
-    scale_bytes: int | None = None  # of such a scale; None: as the model's dtype
-    zero_bits: int = 0  # of a zero point beside each scale
-    block: tuple[int, int] | None = None  # an f32 for each block of so many rows and columns
-    part_bytes: int = 0  # beside each matrix that a checkpoint names
-    input_bytes: int = 0  # the same, but once for an expert's gate and up together
-    linear_bytes: int = 0  # beside matrices that vLLM fuses to one
-    attention_bytes: int = 0  # beside each attention
-    attention_numbers: int = 0  # the same, in the model's dtype
-    latent_numbers: int = 0  # those of latent attention
-    expert_bytes: int = 0  # beside each expert
-    expert_biases: bool = False  # every expert gets biases, used or not
+    group: int = 0  # numbers of a row that share a scale; -1: the whole row, 0: no such scales
+    scale_bytes: int | None = None  # of such a scale; None: the model's dtype
+    zero_bits: int = 0  # of a zero point for each scale
+    block: tuple[int, int] | None = None  # rows and columns that share an f32 scale
+    part_bytes: int = 0  # for each matrix of the checkpoint
+    input_bytes: int = 0  # for each matrix, but once for gate and up of an expert
+    linear_bytes: int = 0  # for each fused matrix
+    attention_bytes: int = 0  # for each attention
+    attention_numbers: int = 0  # numbers in the model's dtype for each attention
+    latent_numbers: int = 0  # numbers in the model's dtype for each latent attention
+    expert_bytes: int = 0  # for each expert
+    expert_biases: bool = False  # every expert has biases, used or not
     experts_only: bool = False
     basis: Basis = Basis.EXACT
 
     def matrix_bytes(self, out: int, into: int, dtype_bytes: int) -> int:
-        """Without what stands beside it. Raises RefusedError where groups do not come out even."""
+        """With its scales per group or block. Raises RefusedError if a row is not a multiple of the group."""
         size = out * into * self.weight_bits // 8
         if self.group:
             group = into if self.group < 0 else self.group
@@ -83,21 +79,20 @@ class Scheme:
 class SchemePlan:
     """Which scheme each matrix gets."""
 
-    schemes: tuple[
-        tuple[ListedModules | None, Scheme], ...
-    ]  # None: all matrices; the first that names one counts
+    # The first entry that lists a matrix applies; None: all matrices.
+    schemes: tuple[tuple[ListedModules | None, Scheme], ...]
     ignored: ListedModules
-    online: bool = False  # the files hold plain numbers: vLLM quantises them while it loads
+    online: bool = False  # the files have plain numbers, which vLLM quantises while loading
 
     @property
     def main(self) -> Scheme:
-        """The one that says what stands beside attention."""
+        """The scheme that decides the extra parameters of attention."""
         return self.schemes[0][1]
 
     @property
     def basis(self) -> Basis:
         kinds = [scheme.basis for _, scheme in self.schemes]
-        if len(kinds) > 1:  # which module has which scheme is read off names
+        if len(kinds) > 1:  # the scheme of a module is found by its name
             kinds.append(Basis.MODELLED)
         return weakest(kinds)
 
@@ -108,11 +103,19 @@ class SchemePlan:
         return next(found, None)
 
 
-def read_plan(config: Mapping[str, Any], architecture: str, asked: str | None) -> SchemePlan | None:
+_MODELOPT = Scheme(method="modelopt", weight_bits=16, attention_numbers=4, latent_numbers=4)
+_COMPRESSED = Scheme(
+    method="compressed-tensors", weight_bits=16, attention_bytes=12, attention_numbers=3
+)
+
+
+def read_plan(
+    config: Mapping[str, Any], architecture: str, requested: str | None
+) -> SchemePlan | None:
     """None: plain numbers. Raises RefusedError for a method that vLLM 0.32 does not have."""
     stated = config.get("quantization_config")
     if not isinstance(stated, Mapping) or not stated:
-        scheme = _online(asked)
+        scheme = _online(requested)
         if scheme is None:
             return None
         return SchemePlan(
@@ -145,17 +148,17 @@ def check_capability(plan: SchemePlan, capability: tuple[int, int]) -> None:
         )
 
 
-def _online(asked: str | None) -> Scheme | None:
-    """A plain checkpoint that vLLM is told to quantise while it loads."""
-    if asked is None:
+def _online(requested: str | None) -> Scheme | None:
+    """The scheme of a plain checkpoint that vLLM quantises while loading; None: not quantised."""
+    if requested is None:
         return None
-    if asked.startswith("fp8"):
+    if requested.startswith("fp8"):
         return Scheme(method="fp8", weight_bits=8, part_bytes=4, basis=Basis.MODELLED)
-    if asked not in METHODS:
-        raise RefusedError(f"vLLM 0.32 does not support the quantisation method {asked[:40]!r}")
-    if any(word in asked for word in NEEDS_CHECKPOINT):
+    if requested not in METHODS:
+        raise RefusedError(f"vLLM 0.32 does not support the quantisation method {requested[:40]!r}")
+    if any(word in requested for word in NEEDS_CHECKPOINT):
         raise RefusedError(
-            f"vLLM: {asked} needs a checkpoint quantised with it, but this one is not"
+            f"vLLM: {requested} needs a checkpoint quantised with it, but this one is not"
         )
     return None
 
@@ -175,7 +178,7 @@ def _read(
     elif "fp8" in method:
         yield None, _fp8(stated)
     else:
-        yield None, Scheme(method=method, weight_bits=16, basis=Basis.ASSUMED)  # at most
+        yield None, Scheme(method=method, weight_bits=16, basis=Basis.ASSUMED)  # an upper bound
 
 
 def _grouped(method: str, stated: Mapping[str, Any]) -> Scheme:
@@ -205,7 +208,7 @@ def _fp8(stated: Mapping[str, Any]) -> Scheme:
 def _by_group(
     method: str, stated: Mapping[str, Any], architecture: str
 ) -> Iterator[tuple[ListedModules | None, Scheme]]:
-    """Groups of modules, each with its own numbers; a group that names classes has all the rest."""
+    """Groups of modules, each with its own scheme; a group that names classes applies to all other modules."""
     base = _MODELOPT if method.startswith("modelopt") else _COMPRESSED
     groups = stated.get("config_groups")
     listed = list(groups.values()) if isinstance(groups, Mapping) else []
@@ -224,12 +227,6 @@ def _targets(group: Mapping[str, Any], architecture: str) -> ListedModules | Non
     if not names or any("." not in name for name in names):  # "Linear": a class
         return None
     return ListedModules(names, architecture)
-
-
-_MODELOPT = Scheme(method="modelopt", weight_bits=16, attention_numbers=4, latent_numbers=4)
-_COMPRESSED = Scheme(
-    method="compressed-tensors", weight_bits=16, attention_bytes=12, attention_numbers=3
-)
 
 
 def _by_algorithm(base: Scheme, stated: Mapping[str, Any]) -> Scheme:

@@ -1,6 +1,6 @@
-"""TABLE of how tensor parallelism cuts a tensor, by what it is for -> its shape on one rank.
+"""How tensor parallelism splits each tensor -> its shape on one rank.
 
-Column cuts rows of a matrix (what comes out), row cuts columns (what goes in): linear.py, vocab_parallel_embedding.py
+COLUMN splits the rows of a matrix (its outputs), ROW the columns (its inputs): linear.py, vocab_parallel_embedding.py
 and the model files @ 0.32.0.
 """
 
@@ -61,14 +61,14 @@ def cut_of(tensor: ExpectedTensor, state: Recurrent | None = None) -> Cut:
         gated = tensor.role is TensorRole.STATE_NORM and _is_mamba2(state)
         return Cut.COLUMN if gated else Cut.WHOLE
     cut = CUTS.get(tensor.role, Cut.WHOLE)
-    # What is added after ranks have been summed up is not cut.
+    # A bias that is added after the sum over ranks is not split.
     return Cut.WHOLE if cut is Cut.ROW and tensor.kind is TensorKind.BIAS else cut
 
 
 def on_rank(
     tensor: ExpectedTensor, ranks: int, *, kv_heads: int = 0, state: Recurrent | None = None
 ) -> tuple[int, ...]:
-    """The shape on one of `ranks`. Raises RefusedError where it cannot be cut."""
+    """The shape on one of `ranks`. Raises RefusedError if it cannot be split."""
     first, *rest = tensor.shape
     match cut_of(tensor, state):
         case Cut.VOCABULARY:
@@ -85,7 +85,7 @@ def on_rank(
 
 
 def _copied_groups(tensor: ExpectedTensor, ranks: int, state: Recurrent | None) -> int:
-    """Rows that Mamba-2's B and C take more when there are more ranks than groups."""
+    """Additional rows of Mamba-2's B and C if there are more ranks than groups."""
     if state is None or not _is_mamba2(state) or state.groups % ranks == 0:
         return 0
     copied = tensor.role in {TensorRole.STATE_IN, TensorRole.CONV}
@@ -97,6 +97,7 @@ def _is_mamba2(state: Recurrent | None) -> bool:
 
 
 def share(size: int, ranks: int, what: str) -> int:
+    """The part of one rank. Raises RefusedError if it is not a whole number."""
     if size % ranks:
         raise RefusedError(f"{what} of {size} is not divisible by tensor parallel size {ranks}")
     return size // ranks
@@ -107,7 +108,7 @@ def padded(vocabulary: int) -> int:
 
 
 def stages(layers: int, count: int) -> tuple[range, ...]:
-    """Layers that do not come out even go to stages before the last, from the back: it has the head to hold."""
+    """Remaining layers go to the stages before the last, from the back, because the last one has the head."""
     sizes = [layers // count] * count
     for i in range(2, layers % count + 2):
         sizes[-i] += 1

@@ -1,7 +1,8 @@
-"""The tensors that stand in the files -> bytes of vLLM's parameters on one rank.
+"""The tensors in the files -> bytes of vLLM's parameters on one rank.
 
-Names are read by their last parts, which files of all families share; what vLLM does not load, fuses, pads or keeps in
-f32 is put right. Tensors whose name says nothing are held whole by every rank: too much rather than too little.
+Tensors are recognised by the last parts of their names, which are the same in all families, and corrected for what vLLM
+does not load, fuses, pads or stores in f32. Unrecognised tensors count in full on every rank: too much rather than too
+little.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgekit.engines.vllm.expected import (
     F32_BYTES,
     Cast,
     VllmWeights,
-    beside_attention,
+    attention_scale_bytes,
     expected_bytes,
     recurrent_of,
     router_in_f32,
@@ -58,20 +59,12 @@ _CUTS = tuple(
         (_COLUMN, Cut.COLUMN),
     )
 )
-_IN_F32 = frozenset(
-    {
-        "A_log",
-        "A",
-        "e_score_correction_bias",
-        "weight_scale",
-        "weight_scale_inv",
-        "weight_scale_2",
-        "input_scale",
-    }
-    | {"weight_global_scale", "input_global_scale"}
-)
+_IN_F32 = frozenset({
+    "A_log", "A", "e_score_correction_bias", "weight_scale", "weight_scale_inv", "weight_scale_2", "input_scale",
+    "weight_global_scale", "input_global_scale",
+})  # fmt: skip
 _BY_HEAD = ("A_log", "A", "D", "dt_bias", "sinks")
-_FOLLOWS = re.compile(r"(^|\.)(k_proj|v_proj|up_proj|w3)$")
+_FUSED_AFTER_FIRST = re.compile(r"(^|\.)(k_proj|v_proj|up_proj|w3)$")
 _GATED_NORM = re.compile(r"(mixer|mamba)\.norm$")
 _WITH_GROUPS = re.compile(r"(^|\.)(in_proj|conv1d)$")
 _EXPERT = re.compile(r"\.experts[._]")
@@ -110,7 +103,7 @@ def stored_weights(model: Model, cast: Cast) -> VllmWeights:
 
 
 def _loaded(model: Model) -> Iterator[tuple[Tensor, Role]]:
-    """Without what predicts further tokens, a second copy of the embedding, and tables that vLLM makes itself."""
+    """The tensors that vLLM loads: no prediction layers, no copy of a tied embedding, no tables that it computes."""
     tensors = model.header.tensors or ()
     tied = model.geometry.tied_embeddings is True
     headless = vllm_model(model.geometry.architecture).head_without_bias
@@ -125,9 +118,12 @@ def _loaded(model: Model) -> Iterator[tuple[Tensor, Role]]:
 
 
 def _not_in_files(model: Model, cast: Cast) -> Iterator[tuple[int, int]]:
-    """Scales beside attention, and experts that are padded: those are made anew from the architecture."""
+    """(layer, bytes) of scales of attention, biases of experts and padded experts, which follow from the config."""
     for layer in model.geometry.layers:
-        yield layer.index, beside_attention(layer.mixer, cast) + _expert_biases(model, layer, cast)
+        yield (
+            layer.index,
+            attention_scale_bytes(layer.mixer, cast) + _expert_biases(model, layer, cast),
+        )
     if _pads_experts(cast):
         yield from expected_bytes(model, cast, EXPERT_ROLES)
 
@@ -165,61 +161,68 @@ def _name(name: str, role: Role) -> _Named:
 
 
 def _fixed_bytes(named: _Named, cast: Cast, *, expert: bool) -> int | None:
-    """What vLLM keeps once for matrices that it fuses, or not at all."""
-    follows = _FOLLOWS.search(named.module) is not None
+    """Bytes of parameters that vLLM has once per fused matrix or not at all; None for all others."""
+    is_fused_later = _FUSED_AFTER_FIRST.search(named.module) is not None
     match named.parameter:
         case "g_idx" | "weight_g_idx":
             return 0
-        case "weight_shape" if follows:
+        case "weight_shape" if is_fused_later:
             return 0
         case "weight_shape":
             return 2 * (DTYPE_BYTES[cast.dtype] if expert else 8)
-        case "input_scale" if expert and follows and cast.plan and cast.plan.main.input_bytes:
+        case "input_scale" if (
+            expert and is_fused_later and cast.plan and cast.plan.main.input_bytes
+        ):
             return 0
         case _:
             return None
 
 
 def _element_bytes(model: Model, tensor: Tensor, named: _Named, cast: Cast) -> int:
-    """All of the tensor, in the dtype in which vLLM keeps it."""
+    """The whole tensor, in the dtype in which vLLM stores it."""
     if tensor.type.name not in _FLOATS:
         return tensor.size_bytes
     architecture = model.geometry.architecture
-    kept = named.parameter in _IN_F32
+    is_f32 = named.parameter in _IN_F32
     if named.role is Role.ROUTER:
         weight = named.parameter == "weight" and router_in_f32(architecture, cast.gpu)
         true_bias = vllm_model(architecture).router_bias_as_model
         chooses = named.parameter == "bias" and not true_bias
-        kept = (
-            kept or weight or chooses or "correction" in tensor.name or "expert_bias" in tensor.name
+        is_f32 = (
+            is_f32
+            or weight
+            or chooses
+            or "correction" in tensor.name
+            or "expert_bias" in tensor.name
         )
     if "indexer.k_norm" in tensor.name:
-        kept = True
+        is_f32 = True
     if named.parameter == "weight_scale" and tensor.type.name != "F32":
-        kept = False
-    return tensor.elements * (F32_BYTES if kept else DTYPE_BYTES[cast.dtype])
+        is_f32 = False
+    return tensor.elements * (F32_BYTES if is_f32 else DTYPE_BYTES[cast.dtype])
 
 
 def _share(tensor: Tensor, named: _Named, whole: Layer | None, cast: Cast) -> Fraction:
-    """The part of it that one rank holds."""
+    """The part of the tensor that one rank has."""
     cut = _cut(tensor, named, whole, cast.ranks)
     if cut is Cut.VOCABULARY and tensor.shape:
         return Fraction(padded(tensor.shape[0]), tensor.shape[0] * cast.ranks)
     if cast.ranks == 1 or cut is Cut.WHOLE or tensor.elements == 1:
         return Fraction(1)
     if cut is Cut.KV:
-        heads = _kv_heads(whole)
+        kind = None if whole is None else attention_of(whole.mixer)
+        heads = int(getattr(kind, "kv_heads", 0))
         return Fraction(max(1, heads // cast.ranks), heads) if heads else Fraction(1, cast.ranks)
     if isinstance(cut, Fraction):
         return cut
     one_per_row = len(tensor.shape) == 1 or tensor.shape[-1] == 1
-    if cut is Cut.ROW and one_per_row:  # biases and scales of what comes out
+    if cut is Cut.ROW and one_per_row:  # biases and scales per output
         return Fraction(1)
     return Fraction(1, cast.ranks) * _copied(tensor, named, whole, cast.ranks)
 
 
 def _copied(tensor: Tensor, named: _Named, layer: Layer | None, ranks: int) -> Fraction:
-    """Mamba-2's B and C are copied until every rank has a group."""
+    """Factor for Mamba-2's B and C, which are copied until every rank has a group."""
     state = recurrent_of(layer)
     if state is None or state.cell is not Cell.MAMBA2 or state.groups % ranks == 0:
         return Fraction(1)
@@ -252,8 +255,3 @@ def _fused(layer: Layer | None, ranks: int) -> Fraction:
     if not heads or not kv_heads:
         return Fraction(1)
     return Fraction(heads // ranks + 2 * max(1, kv_heads // ranks), heads + 2 * kv_heads)
-
-
-def _kv_heads(layer: Layer | None) -> int:
-    kind = None if layer is None else attention_of(layer.mixer)
-    return int(getattr(kind, "kv_heads", 0))
