@@ -23,11 +23,15 @@ def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str,
     """The engine that was named, else the one whose flags were given. Raises UsageError for another engine's flags."""
     able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
     if given and not able:
-        wrong = "; ".join(
-            _belonging(one, keys) for one, keys in _foreign(named or "", given).items()
-        )
+        wrong: list[str] = []
+        for engine, keys in _foreign(named or "", given).items():
+            names = {
+                flag.key: "/".join(flag.names) for flag in reversed(engine_named(engine).flags)
+            }
+            words = ", ".join(names[key] for key in keys)
+            wrong.append(f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}")
         raise UsageError(
-            f"{wrong}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
+            f"{'; '.join(wrong)}; {f'the engine here is {named}' if named else 'choose one with --engine'}"
         )
     return (named,) if named else tuple(able[:1])
 
@@ -86,12 +90,6 @@ def _foreign(engine: str, given: Mapping[str, Values]) -> dict[str, dict[str, An
         if other != engine
     }
     return {other: keys for other, keys in found.items() if keys}
-
-
-def _belonging(engine: str, keys: Values) -> str:
-    named = {flag.key: "/".join(flag.names) for flag in reversed(engine_named(engine).flags)}
-    words = ", ".join(named[key] for key in keys)
-    return f"{words} {'is a flag' if len(keys) == 1 else 'are flags'} of {engine}"
 
 
 def read_quant(engine: str, name: str) -> str:

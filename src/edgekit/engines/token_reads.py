@@ -276,8 +276,10 @@ def active_weights(model: Model) -> ActiveWeights:
 
 
 def _active(model: Model) -> ActiveWeights:
+    # In a GGUF the elements of the tensors are the weights.
+    counts_elements = model.header.tensors and model.header.container is Container.GGUF
     try:
-        expected = None if _is_plain(model) else _by_architecture(model)
+        expected = None if counts_elements else _by_architecture(model)
     except UnknownArchitectureError:
         expected = None
     if not model.header.tensors:
@@ -285,11 +287,6 @@ def _active(model: Model) -> ActiveWeights:
     found = _by_directory(model)
     # Packed safetensors store several weights in one number, so their tensors have too few elements.
     return found if expected is None else replace(found, parameters=expected.parameters)
-
-
-def _is_plain(model: Model) -> bool:
-    """Whether the elements of the tensors are the weights."""
-    return bool(model.header.tensors) and model.header.container is Container.GGUF
 
 
 class _Sums:

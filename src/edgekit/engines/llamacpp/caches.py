@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import CELL_PADDING, Context, HeadSizes, TensorPlacement
 from edgekit.engines.llamacpp.versions import OLDEST
 from edgekit.machine.types import Pool, PoolKind
-from edgekit.model.types import Attention, LatentAttention, LayerKind, Model, Span, State, Stream
+from edgekit.model.types import Attention, LatentAttention, LayerKind, Model, Span, Stream
 
 HOST_ALIGNMENT = 32
 STATE_BYTES = 4  # states are f32, whatever the cache type
@@ -123,8 +123,11 @@ def _groups(
                 found.setdefault((own, pool), []).append(layer.index)
         if mixer.streams:
             attending.setdefault((mixer, placement.cache_pool(layer.index)), mixer)
+    # Multi-token prediction blocks that have a cache although they are not run.
+    first, end = PREDICTION_CACHED.get(model.geometry.architecture, (0, 0))
+    predicting = model.geometry.mtp_layers if first <= rules < end else 0
     layers = len(model.geometry.layers)
-    for index in range(layers, layers + _cached_prediction(model, rules)):
+    for index in range(layers, layers + predicting):
         last = next(reversed(attending.values()), None)
         for own, pool in shares_of(last, index, placement) if last is not None else ():
             found.setdefault((own, pool), []).append(index)
@@ -141,12 +144,6 @@ def shares_of(
         return
     for i, own in enumerate(placement.slicer.remembered(mixer, layer)):
         yield own, Pool(PoolKind.DEVICE, i)
-
-
-def _cached_prediction(model: Model, rules: int) -> int:
-    """Blocks of multi-token prediction that have a cache though they are not run."""
-    first, end = PREDICTION_CACHED.get(model.geometry.architecture, (0, 0))
-    return model.geometry.mtp_layers if first <= rules < end else 0
 
 
 def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
@@ -171,8 +168,14 @@ def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -
             continue
         yield component, size, _told(component, streams, context, heads)
     if mixer.states:
-        size = sum(_state_bytes(state, context, pool) for state in mixer.states)
-        yield Component.STATE, size, _states_text(mixer.states, context)
+        sizes = [STATE_BYTES * state.elements * context.n_seq_max for state in mixer.states]
+        on_host = pool.kind is PoolKind.HOST
+        size = sum(
+            pad(one, HOST_ALIGNMENT) if on_host else device_bytes(one, 1, 1, 4) for one in sizes
+        )
+        parts = " + ".join(f"{state.name} {state.elements}" for state in mixer.states)
+        because = f"{context.n_seq_max} sequences x ({parts}) x {STATE_BYTES} bytes"
+        yield Component.STATE, size, because
 
 
 def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
@@ -218,13 +221,3 @@ def _told(component: Component, streams: list[Stream], context: Context, heads: 
     sharing = f"{context.streams} streams x " if context.streams > 1 else ""
     slid = " of its window" if component is Component.SLIDING_KV_CACHE else ""
     return f"{sharing}{cells} cells{slid} x ({rows})"
-
-
-def _states_text(states: tuple[State, ...], context: Context) -> str:
-    parts = " + ".join(f"{state.name} {state.elements}" for state in states)
-    return f"{context.n_seq_max} sequences x ({parts}) x {STATE_BYTES} bytes"
-
-
-def _state_bytes(state: State, context: Context, pool: Pool) -> int:
-    size = STATE_BYTES * state.elements * context.n_seq_max
-    return pad(size, HOST_ALIGNMENT) if pool.kind is PoolKind.HOST else device_bytes(size, 1, 1, 4)

@@ -247,7 +247,16 @@ def bound_bytes(model: Model, context: Context) -> int:
     geometry = model.geometry
     tokens, hidden = context.n_tokens, geometry.hidden
     always = _mask_bytes(geometry, context) + _index_bytes(model, context)
-    widest = max((_layer_floats(layer, geometry, context) for layer in geometry.layers), default=0)
+    widest = max(  # floats alive per token in the widest step of a layer
+        (
+            max(
+                _attention_floats(layer, context) + _recurrent_floats(layer, context),
+                _forward_floats(layer, geometry),
+            )
+            for layer in geometry.layers
+        ),
+        default=0,
+    )
     aside = geometry.per_layer_embedding * len(geometry.layers) + (
         8 * hidden if geometry.per_layer_embedding else 0
     )  # Gemma 3n keeps four streams of the hidden state and a slice for every layer
@@ -354,12 +363,6 @@ def _latent_copy_bytes(geometry: ModelGeometry, context: Context) -> int:
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.absorbed
     )
     return FLOAT_BYTES * context.cells * context.streams * max(widths, default=0)
-
-
-def _layer_floats(layer: Layer, geometry: ModelGeometry, context: Context) -> int:
-    """Numbers alive per token in the widest step of a layer."""
-    mixing = _attention_floats(layer, context) + _recurrent_floats(layer, context)
-    return max(mixing, _forward_floats(layer, geometry))
 
 
 def _attention_floats(layer: Layer, context: Context) -> int:

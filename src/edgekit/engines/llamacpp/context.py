@@ -171,7 +171,9 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
     requested = load.context_tokens or geometry.trained_context or 0
     if not requested:
         raise UsageError("the model's context length is unknown; set one (-c)")
-    sequences, unified = _sequences(load, setup)
+    sequences, unified = max(1, load.sequences or 1), bool(load.unified)
+    if setup.mode is LlamaMode.SERVER and not load.sequences:  # four that share one cache
+        sequences, unified = SERVER_SLOTS, load.unified is not False
     apart = not unified or heads.apart
     n_batch, n_ubatch = _batches(geometry, load, setup, requested)
     padded = pad(requested, CELL_PADDING)
@@ -202,13 +204,6 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
         embeddings=setup.embeddings,
         rules=setup.rules,
     )
-
-
-def _sequences(load: Load, setup: LlamaCppSetup) -> tuple[int, bool]:
-    """How many, and whether they share one cache. llama-server: four that do by default."""
-    if setup.mode is LlamaMode.SERVER and not load.sequences:
-        return SERVER_SLOTS, load.unified is not False
-    return max(1, load.sequences or 1), bool(load.unified)
 
 
 def _batches(

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
-from edgekit.formats.dtype import TensorType, by_name
+from edgekit.formats.dtype import by_name
 from edgekit.formats.records import damaged, load_records
 from edgekit.formats.types import GgufTensor
 from edgekit.model.hyperparameters import MAX_NUMBER, dig, text_section
@@ -31,7 +31,6 @@ from edgekit.model.types import (
     CompressedAttention,
     HybridLayer,
     LatentAttention,
-    Layer,
     LayerKind,
     ModelGeometry,
     Recurrent,
@@ -140,7 +139,14 @@ def _blocks(
         key = (layer.mixer, layer.dense, layer.experts, layer.index == 0, hashed)
         if key not in known:
             own = _laid(layer_tensors(layer, geometry, config), layer.mixer, name, recipe)
-            known[key] = (*own, _hash_table(layer, geometry)) if hashed else own
+            if hashed:  # DeepSeek-V4: the experts of every token in the first layers
+                used = layer.experts.used if layer.experts is not None else 0
+                shape = (geometry.vocabulary or 0, used)
+                own = (
+                    *own,
+                    GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32")),
+                )
+            known[key] = own
         yield layer.index, known[key]
     left_out = conversion_of(name).drops_prediction or known_architecture(name).dense_prediction
     if geometry.mtp_layers and not left_out:
@@ -154,13 +160,6 @@ def _prediction_blocks(
     tensors = _laid(one, geometry.layers[-1].mixer, geometry.architecture, recipe)
     for block in range(len(geometry.layers), len(geometry.layers) + geometry.mtp_layers):
         yield block, tensors
-
-
-def _hash_table(layer: Layer, geometry: ModelGeometry) -> GgufTensor:
-    """DeepSeek-V4: the experts of every token in the first layers."""
-    used = layer.experts.used if layer.experts is not None else 0
-    shape = (geometry.vocabulary or 0, used)
-    return GgufTensor(name="ffn_gate_tid2eid.weight", shape=shape, type=by_name("I32"))
 
 
 def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[GgufTensor]:
@@ -201,13 +200,16 @@ def _laid(
     named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
     laid: list[GgufTensor] = []
     for tensor in tensors:
-        name = _renamed(named.name(tensor), recipe.gguf_names)
+        name = named.name(tensor)
+        stem, dot, ending = name.rpartition(".")  # gguf_names: full names, or names without ending
+        name = recipe.gguf_names.get(name, recipe.gguf_names.get(stem, stem) + dot + ending)
         if not name:
             continue
-        laid += [
-            GgufTensor(name=part, shape=shape, type=_type(tensor, part, shape))
-            for part, shape in _shaped(tensor, name, kind, architecture)
-        ]
+        for part, shape in _shaped(tensor, name, kind, architecture):
+            at_f32 = tensor.role in _AT_F32 or part in _NAMES_AT_F32
+            is_matrix = tensor.kind in _AS_MATRIX and len(shape) > 1
+            type_ = _F16 if is_matrix and not at_f32 else _F32
+            laid.append(GgufTensor(name=part, shape=shape, type=type_))
     for parts, whole in _FUSED:
         if whole in recipe.gguf_fused:
             laid = _fused(laid, parts, whole)
@@ -290,12 +292,6 @@ class _Turn:
         return names[place] if place < len(names) else f"{role.name.lower()}_{place}"
 
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """The architecture's own name: `names` has whole names, or names without their ending."""
-    stem, dot, ending = name.rpartition(".")
-    return names[name] if name in names else names.get(stem, stem) + dot + ending
-
-
 def _shaped(
     tensor: ExpectedTensor, name: str, kind: LayerKind | None, architecture: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -350,11 +346,6 @@ def _state_shape(
         if tensor.role is TensorRole.CONV:
             return (1, shape[0], 1, shape[1])
     return shape
-
-
-def _type(tensor: ExpectedTensor, name: str, shape: tuple[int, ...]) -> TensorType:
-    whole = tensor.role in _AT_F32 or name in _NAMES_AT_F32
-    return _F16 if tensor.kind in _AS_MATRIX and len(shape) > 1 and not whole else _F32
 
 
 def _fused(tensors: Sequence[GgufTensor], parts: Sequence[str], whole: str) -> list[GgufTensor]:

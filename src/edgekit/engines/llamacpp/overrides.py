@@ -127,10 +127,12 @@ class _Parser:
         return self.text[self.at - 1]
 
     def choice(self) -> Node:
-        ways = [self.sequence()]
+        nodes = [self.sequence()]
         while self.take("|"):
-            ways.append(self.sequence())
-        return ways[0] if len(ways) == 1 else _any_of(ways)
+            nodes.append(self.sequence())
+        if len(nodes) == 1:
+            return nodes[0]
+        return lambda name, starts: reduce(or_, (node(name, starts) for node in nodes))
 
     def sequence(self) -> Node:
         nodes: list[Node] = []
@@ -263,7 +265,10 @@ def _is_between(first: str, last: str, one: str) -> bool:
 
 
 def _character(fits: Callable[[str], bool]) -> Node:
-    return lambda name, starts: (starts & _where(name, fits)) << 1
+    def ends(name: str, starts: int) -> int:
+        return (starts & sum(1 << i for i, one in enumerate(name) if fits(one))) << 1
+
+    return ends
 
 
 def _at(holds: Callable[[str, int], bool]) -> Node:
@@ -271,10 +276,6 @@ def _at(holds: Callable[[str, int], bool]) -> Node:
         return starts & sum(1 << i for i in range(len(name) + 1) if holds(name, i))
 
     return ends
-
-
-def _where(name: str, fits: Callable[[str], bool]) -> int:
-    return sum(1 << i for i, one in enumerate(name) if fits(one))
 
 
 def _is_edge(text: str, i: int) -> bool:
@@ -291,10 +292,6 @@ def _in_turn(nodes: list[Node]) -> Node:
         return starts
 
     return ends
-
-
-def _any_of(nodes: list[Node]) -> Node:
-    return lambda name, starts: reduce(or_, (node(name, starts) for node in nodes))
 
 
 def _times(node: Node, least: int, most: int | None) -> Node:

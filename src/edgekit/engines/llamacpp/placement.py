@@ -389,7 +389,9 @@ def _pools(
 def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
     """The token embedding once more, as the head, where the file has none and it is elsewhere."""
     known = known_architecture(model.geometry.architecture)
-    names = prepare(model).tensors_by_name.get(lambda: _names(model))
+    names = prepare(model).tensors_by_name.get(
+        lambda: {tensor.name: tensor for tensor in model.header.tensors or ()}
+    )
     embedding = names.get(EMBEDDING)
     if embedding is None and known.head_as_embedding and HEAD in names:
         yield PlacedTensor(
@@ -406,7 +408,3 @@ def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTenso
 def tied_pool(placement: TensorPlacement) -> Pool:
     """Where a head made of the token embedding is: it is matched by the name of that."""
     return placement.moved.get(EMBEDDING, placement.output)
-
-
-def _names(model: Model) -> dict[str, Tensor]:
-    return {tensor.name: tensor for tensor in model.header.tensors or ()}

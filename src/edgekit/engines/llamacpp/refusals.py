@@ -200,11 +200,12 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
     """llama.cpp's hyper-parameters, as far as they follow from keys and geometry; those of block 0 without their il."""
     layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
     width = keys.number("embedding_length")
+    token_types = model.header.keys.get("tokenizer.ggml.token_type_count", 0)
     found: dict[str, int | None] = {
         "n_embd": width,
         "n_ctx_train": keys.number("context_length"),
         "n_vocab": _vocabulary(model.header, keys),
-        "n_token_types": _whole(model.header.keys.get("tokenizer.ggml.token_type_count", 0)),
+        "n_token_types": token_types if isinstance(token_types, int) else None,
         "n_layer": None if layers is None or predicting is None else layers - predicting,
         "n_expert": keys.number("expert_count", 0),
         "n_embd_out": keys.number("embedding_length_out", width),
@@ -286,10 +287,6 @@ def _vocabulary(header: ModelHeader, keys: _Keys) -> int | None:
     return None
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 def _product(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else a * b
 
@@ -363,12 +360,20 @@ class _Part:
         taken = 0
         for name, tensor in there.items():
             allowed = shapes.get(name)
-            if allowed is None:
-                taken += _is_scale(name, shapes)
+            if allowed is None:  # any weight may have a scale, and so may its input
+                taken += any(
+                    name.endswith(end) and f"{name.removesuffix(end)}.weight" in shapes
+                    for end in SCALES
+                )
                 continue
             taken += 1
-            if not any(_fits(tensor.shape[::-1], shape) for shape in allowed):
-                reasons.append(_misshapen(prefix + name, tensor.shape[::-1], allowed[0]))
+            dimensions = tensor.shape[::-1]
+            if not any(_fits(dimensions, shape) for shape in allowed):
+                expected = ", ".join("?" if one is None else str(one) for one in allowed[0])
+                got = ", ".join(map(str, (*dimensions, 1, 1, 1, 1)[:4]))
+                reasons.append(
+                    f"tensor '{prefix}{name}' has wrong shape; expected {expected}, got {got}"
+                )
         return reasons, taken
 
     def _expected(
@@ -385,19 +390,6 @@ class _Part:
                 if needed and known:
                     required.append(name)
         return tuple(required), shapes
-
-
-def _is_scale(name: str, shapes: Mapping[str, object]) -> bool:
-    """Any weight may have a scale, and its input too."""
-    return any(
-        name.endswith(end) and f"{name.removesuffix(end)}.weight" in shapes for end in SCALES
-    )
-
-
-def _misshapen(name: str, dimensions: tuple[int, ...], shape: Shape) -> str:
-    expected = ", ".join("?" if one is None else str(one) for one in shape)
-    got = ", ".join(map(str, (*dimensions, 1, 1, 1, 1)[:4]))
-    return f"tensor '{name}' has wrong shape; expected {expected}, got {got}"
 
 
 def _named(

@@ -71,12 +71,12 @@ def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetu
     """
     setup = replace(setup, use_mmap=False)
     key = weights_key(placement, replace(setup, repack=True))
-    return prepare(model).repacked_bytes.get(key, lambda: _repacked_bytes(model, placement, setup))
 
+    def compute() -> int:
+        placed = placed_tensors(model, placement, setup)
+        return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
 
-def _repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
-    placed = placed_tensors(model, placement, setup)
-    return sum(line.size_bytes for line in _repacked(model, placement, placed, setup))
+    return prepare(model).repacked_bytes.get(key, compute)
 
 
 def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Iterator[MemoryLine]:
@@ -165,7 +165,10 @@ def mapped(
         if one.pool.kind is PoolKind.DEVICE:
             shard = extents[one.tensor.name][0]
             groups.setdefault((one.pool, shard), {})[one.tensor.name] = one.tensor
-    spans = {key: _span(group, extents) for key, group in groups.items()}
+    spans: dict[tuple[Pool, int], tuple[int, int]] = {}
+    for key, group in groups.items():
+        ends = [extents[name] for name in group]
+        spans[key] = min(first for _, first, _ in ends), max(end for _, _, end in ends)
     own: dict[tuple[str, Pool], PlacedTensor] = {}  # a second copy in one pool is the same pages
     inside = 0
     for one in placed:
@@ -212,11 +215,6 @@ def buffer_bytes(first: int, end: int, largest_bytes: int, max_buffer_bytes: int
     return whole * max_buffer_bytes + (views - whole) * size - step * cut
 
 
-def _span(names: Iterable[str], extents: dict[str, _Extent]) -> tuple[int, int]:
-    found = [extents[name] for name in names]
-    return min(first for _, first, _ in found), max(end for _, _, end in found)
-
-
 def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
     """Where each tensor is in its file. A file that does not exist yet (all offsets are 0) is laid out as
     llama-quantize writes it: tensors outside of blocks first, then block by block, by name.
@@ -224,14 +222,14 @@ def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
     found = tuple(tensors)
     if any(tensor.offset for tensor in found):
         return {one.name: (one.shard, one.offset, one.offset + one.size_bytes) for one in found}
+
+    def quantizer_order(tensor: Tensor) -> tuple[int, str]:
+        block = block_number(tensor.name)
+        return -1 if block is None else block, tensor.name
+
     extents: dict[str, _Extent] = {}
     position = 0
-    for one in sorted(found, key=_quantizer_order):
+    for one in sorted(found, key=quantizer_order):
         extents[one.name] = (0, position, position + one.size_bytes)
         position += pad(one.size_bytes, FILE_ALIGNMENT)
     return extents
-
-
-def _quantizer_order(tensor: Tensor) -> tuple[int, str]:
-    block = block_number(tensor.name)
-    return -1 if block is None else block, tensor.name

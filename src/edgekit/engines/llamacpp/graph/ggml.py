@@ -69,14 +69,6 @@ def log(a: GraphTensor) -> GraphTensor:
     return _like("LOG", a)
 
 
-def sin(a: GraphTensor) -> GraphTensor:
-    return _like("SIN", a)
-
-
-def cos(a: GraphTensor) -> GraphTensor:
-    return _like("COS", a)
-
-
 def norm(a: GraphTensor) -> GraphTensor:
     return _like("NORM", a)
 
@@ -91,10 +83,6 @@ def group_norm(a: GraphTensor) -> GraphTensor:
 
 def l2_norm(a: GraphTensor) -> GraphTensor:
     return _like("L2_NORM", a)
-
-
-def cumsum(a: GraphTensor) -> GraphTensor:
-    return _like("CUMSUM", a)
 
 
 def fill(a: GraphTensor) -> GraphTensor:
@@ -205,10 +193,6 @@ def mean(a: GraphTensor) -> GraphTensor:
     return new("MEAN", F32, (1, *a.ne[1:]), a)
 
 
-def argmax(a: GraphTensor) -> GraphTensor:
-    return new("ARGMAX", I32, shape(a.ne[1]), a)
-
-
 def argsort(a: GraphTensor) -> GraphTensor:
     return new("ARGSORT", I32, a.ne, a)
 
@@ -221,10 +205,6 @@ def argsort_top_k(a: GraphTensor, count: int) -> GraphTensor:
 
 def top_k(a: GraphTensor, count: Size) -> GraphTensor:
     return new("TOP_K", I32, (count, *a.ne[1:]), a)
-
-
-def arange(count: Size) -> GraphTensor:
-    return new("ARANGE", F32, shape(count))
 
 
 def repeat(a: GraphTensor, *dims: Size) -> GraphTensor:

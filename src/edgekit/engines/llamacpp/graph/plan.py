@@ -17,14 +17,13 @@ from edgekit.engines.llamacpp.graph.outputs import pool
 from edgekit.engines.llamacpp.graph.program import (
     GraphPlan,
     KeptLayers,
-    LayerStretch,
     Structure,
     Values,
     fold,
     keep_all,
     keep_some,
 )
-from edgekit.engines.llamacpp.graph.tensor import Graph, NoGraphError
+from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.graph.trace import CPU, PlacedGraph, trace
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context
@@ -53,11 +52,13 @@ CPU_ONLY = Target(key="cpu", place=lambda build: PlacedGraph.in_one(build.graph,
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[GraphPlan, Values]:
     """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
     values = load_values(context)
-    key: tuple[Hashable, ...] = (options_of(context), _alike(context, values))
+    # Loads with equal keys have the same graph up to the numbers: a dimension of 1 may have any stride.
+    ones = tuple(number == 1 for number in values.values())
+    every_row = context.n_outputs == context.n_tokens
+    key: tuple[Hashable, ...] = (options_of(context), (ones, every_row))
+    variables = {name: number if number == 1 else variable(name) for name, number in values.items()}
     graphs = prepare(model).graphs
-    plan = graphs.get(
-        (target.key, key), lambda: _planned(model, context, target, key, _named(values))
-    )
+    plan = graphs.get((target.key, key), lambda: _planned(model, context, target, key, variables))
     if not plan.holds(values):
         key = (*key, *values.values())
         plan = graphs.get((target.key, key), lambda: _planned(model, context, target, key, values))
@@ -74,16 +75,6 @@ def load_values(context: Context) -> dict[str, int]:
         "C": context.cells,
         "W": context.swa_cells,
     }
-
-
-def _alike(context: Context, values: Values) -> Hashable:
-    """Loads that agree in this have the same graph but for the numbers: a dimension of 1 may have any stride."""
-    ones = tuple(number == 1 for number in values.values())
-    return ones, context.n_outputs == context.n_tokens
-
-
-def _named(values: Values) -> dict[str, Size]:
-    return {name: number if number == 1 else variable(name) for name, number in values.items()}
 
 
 def options_of(context: Context) -> GraphOptions:
@@ -125,10 +116,12 @@ def _known(model: Model) -> GraphFacts:
         raise NoGraphError("the tensor directory was not read")
     hparams = Hparams(model)
     layers = tuple(hparams.layer(il, family.more(hparams, il)) for il in range(hparams.n_layer))
-    keys = [
-        (facts, _vectors(hparams, il), _expert_types(hparams, il))
-        for il, facts in enumerate(layers)
-    ]
+    keys: list[Hashable] = []
+    for il, facts in enumerate(layers):
+        own = hparams.weights(il).values()
+        # A node may write its result over a copied weight of its size, which only a vector can be.
+        vectors = tuple(tensor.type.name for tensor in own if len(tensor.shape) == 1)
+        keys.append((facts, vectors, _expert_types(hparams, il)))
     numbers: dict[Hashable, int] = {}
     return GraphFacts(
         family=family,
@@ -137,12 +130,6 @@ def _known(model: Model) -> GraphFacts:
         alike=tuple(numbers.setdefault(key, len(numbers)) for key in keys),
         types={tensor.name: tensor.type for tensor in model.header.tensors},
     )
-
-
-def _vectors(hparams: Hparams, il: int) -> Hashable:
-    """Types of those weights that a node may write its result over, where they are copied and as large as that."""
-    own = hparams.weights(il)
-    return tuple(tensor.type.name for tensor in own.values() if len(tensor.shape) == 1)
 
 
 def _expert_types(hparams: Hparams, il: int) -> Hashable:
@@ -205,31 +192,24 @@ def built(have: GraphFacts, kept: KeptLayers, options: GraphOptions, sizes: Grap
 
 def structured(build: Build, kept: KeptLayers, target: Target) -> Structure | None:
     """None: the layers that were built do not show how the others go on."""
-    placed = target.place(build)
-    if any(_adds_leafs(placed, stretch) for stretch in kept.stretches):
-        return None
-    outlines = [fold(log, kept) for log in trace(placed, build.graph.same)]
+    placed, graph = target.place(build), build.graph
+    for stretch in kept.stretches:
+        begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
+        if any(begin <= i < end for i in placed.leafs_of):
+            return None  # the layers that are not built would add leafs
+    outlines = [fold(log, kept) for log in trace(placed, graph.same)]
     whole = tuple(outline for outline in outlines if outline is not None)
     if len(whole) < len(outlines):
         return None
-    graph = build.graph
     return Structure(
         outlines=whole,
         tensors=len(graph.nodes) + len(graph.leafs),
-        per_period=tuple(_per_period(graph, stretch) for stretch in kept.stretches),
+        per_period=tuple(
+            sum(graph.marks[one.start + one.period]) - sum(graph.marks[one.start])
+            for one in kept.stretches
+        ),
         unequal=tuple(graph.unequal),
     )
-
-
-def _adds_leafs(placed: PlacedGraph, stretch: LayerStretch) -> bool:
-    """Layers that are not built would have leafs of their own."""
-    begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
-    return any(begin <= i < end for i in placed.leafs_of)
-
-
-def _per_period(graph: Graph, stretch: LayerStretch) -> int:
-    begin, end = stretch.start, stretch.start + stretch.period
-    return sum(graph.marks[end]) - sum(graph.marks[begin])
 
 
 # -- how many tensors a graph may have before llama.cpp gives up

@@ -66,16 +66,18 @@ class Outline:
     def bind(self, kept: KeptLayers, types: Mapping[str, TensorType]) -> Program:
         """With the layers of a model: `types` of its weights by name."""
         known: dict[tuple[TensorType, Shape], int] = {}
+        alignment = self.buffer.alignment
 
         def taken(weight: Weight, layer: int) -> int:
-            key = types[f"{weight.before}{layer}{weight.after}"], weight.ne
-            if key not in known:
-                known[key] = self._bytes(*key)
-            return known[key]
+            kind = types[f"{weight.before}{layer}{weight.after}"]
+            if (kind, weight.ne) not in known:
+                size = self.buffer.bytes_of(GraphTensor(op="NONE", type=kind, ne=weight.ne))
+                known[kind, weight.ne] = -(-value(size, {}) // alignment) * alignment
+            return known[kind, weight.ne]
 
         standing = kept.standing
         return Program(
-            alignment=self.buffer.alignment,
+            alignment=alignment,
             sections=tuple(
                 _bound(one, kept, taken) if isinstance(one, Body) else one for one in self.sections
             ),
@@ -84,10 +86,6 @@ class Outline:
             slots=self.slots,
             fixed=tuple((i, taken(one, standing[one.layer])) for i, one in self.weights),
         )
-
-    def _bytes(self, kind: TensorType, ne: Shape) -> int:
-        size = self.buffer.bytes_of(GraphTensor(op="NONE", type=kind, ne=ne))
-        return -(-value(size, {}) // self.buffer.alignment) * self.buffer.alignment
 
 
 def _bound(body: Body, kept: KeptLayers, taken: Callable[[Weight, int], int]) -> Section:

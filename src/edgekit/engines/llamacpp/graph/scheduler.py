@@ -5,7 +5,7 @@ ggml_backend_sched_split_graph @ 0c1e570. The host is always the last backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edgekit.engines.llamacpp.graph.dims import Size
@@ -200,21 +200,18 @@ class _Splitter:
             if node.op in VIEW_OPS:
                 continue
             current, backend = self.splits[-1], assignment[node]
-            elsewhere = [
+            elsewhere = [  # neither assigned to the backend nor in memory that it can read
                 source
                 for source in node.src
-                if assignment[source] != backend and self._is_elsewhere(source, backend)
+                if assignment[source] != backend and self.machine.home_of(source) != backend
             ]
-            if backend != current.backend or _wants_fresh_split(elsewhere, current):
+            # With another weight from the host, the memory of the copies before it is used again.
+            reuses_copies = bool(current.inputs) and any(map(is_weight, elsewhere))
+            if backend != current.backend or reuses_copies:
                 current = _Split(backend=backend, start=i)
                 self.splits.append(current)
             if elsewhere:
                 self._copy_inputs(node, elsewhere, current)
-
-    def _is_elsewhere(self, source: GraphTensor, backend: int) -> bool:
-        """Not in memory that the backend can read either."""
-        home = self.machine.home_of(source)
-        return (self.assignment[source] if home is None else home) != backend
 
     def _copy_inputs(self, node: GraphTensor, sources: list[GraphTensor], current: _Split) -> None:
         for source in sources:
@@ -240,11 +237,6 @@ class _Splitter:
         )
 
 
-def _wants_fresh_split(elsewhere: list[GraphTensor], current: _Split) -> bool:
-    """A further weight from the host: the memory of the copies before it can be used again."""
-    return bool(current.inputs) and any(map(is_weight, elsewhere))
-
-
 def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
     """The graph as the allocator gets it. The sources of `graph`'s nodes are changed."""
     walker = _Splitter(graph, assignment, machine)
@@ -260,9 +252,9 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
         while one.start == mark:
             marks.append(len(nodes))
             mark = next(pending)
-        for tensor, buffer in _inputs(one, walker):
-            nodes.append(tensor)
-            buffers.append(buffer)
+        for source in one.inputs:  # held until it is copied; the copy is placed as the split begins
+            nodes += [_holding(source), walker.copies[source, one.backend][0]]
+            buffers += [assignment[source], one.backend]
         for i, node in enumerate(own, one.start):
             while i == mark:
                 marks.append(len(nodes))
@@ -270,11 +262,12 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
             nodes.append(node)
             buffers.append(assignment[node])
             if node in kept:
-                held = _kept_alive(kept[node])
-                nodes += held
-                buffers += [one.backend] * len(held)
+                for start in range(0, len(kept[node]), MAX_SOURCES):
+                    nodes.append(_holding(*kept[node][start : start + MAX_SOURCES]))
+                    buffers.append(one.backend)
     marks += [len(nodes)] * (len(graph.marks) - len(marks))
     leafs, leaf_buffers = _leafs(graph, walker)
+    copied = {source for source, _ in walker.copies} if machine.copies > 1 else set()
     return PlacedGraph(
         nodes=nodes,
         leafs=leafs,
@@ -282,26 +275,8 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
         leaf_buffers=leaf_buffers,
         buffers=tuple(backend.buffer for backend in machine.backends),
         marks=marks,
-        leafs_of=_with_leafs(nodes, walker) if machine.copies > 1 else (),
+        leafs_of=[i for i, node in enumerate(nodes) if node in copied],
     )
-
-
-def _with_leafs(nodes: list[GraphTensor], walker: _Splitter) -> list[int]:
-    """Where nodes are whose copies are leafs."""
-    copied = {source for source, _ in walker.copies}
-    return [i for i, node in enumerate(nodes) if node in copied]
-
-
-def _inputs(one: _Split, walker: _Splitter) -> Iterator[tuple[GraphTensor, int]]:
-    """Each input is held until it is copied, and its copy is placed when the split begins."""
-    for source in one.inputs:
-        yield _holding(source), walker.assignment[source]
-        yield walker.copies[source, one.backend][0], one.backend
-
-
-def _kept_alive(tensors: list[GraphTensor]) -> list[GraphTensor]:
-    starts = range(0, len(tensors), MAX_SOURCES)
-    return [_holding(*tensors[start : start + MAX_SOURCES]) for start in starts]
 
 
 def _holding(*tensors: GraphTensor) -> GraphTensor:

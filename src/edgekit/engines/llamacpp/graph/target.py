@@ -58,7 +58,9 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
         min(number, cuda.OFFLOAD_BATCH)
         for number in (values["T"], values["S"], values["N"], context.n_tokens)
     )
-    kinds = (_Kind.SLICED,) if placement.ranks > 1 else tuple(map(_kind, devices))
+    kinds = tuple(_Kind.RPC if device.rpc else _Kind.GPU for device in devices)
+    if placement.ranks > 1:
+        kinds = (_Kind.SLICED,)
     waits = _Kind.RPC in kinds and context.rules < Rules.RPC_PIPELINED
     piped = len(kinds) > 1 and placement.together and placement.pipelined and not waits
     return Target(
@@ -97,10 +99,6 @@ class _Kind(enum.Enum):
     GPU = enum.auto()
     RPC = enum.auto()  # runs every op, and none whose weights are on the host
     SLICED = enum.auto()  # several GPUs as one: as a GPU, but for weights on the host
-
-
-def _kind(device: DeviceSlot) -> _Kind:
-    return _Kind.RPC if device.rpc else _Kind.GPU
 
 
 def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
@@ -162,7 +160,12 @@ def _separate(build: Build, placement: TensorPlacement) -> None:
     tied = (
         not known_architecture(build.hparams.arch).without_head and EMBEDDING not in placement.moved
     )
-    several = {leaf for leaf in build.graph.leafs if _is_several(leaf, tied=tied)}
+    several = {
+        leaf
+        for leaf in build.graph.leafs
+        if leaf.home is Home.WEIGHTS
+        and (leaf.name.rsplit(".", 1)[0] in SHARED_TENSORS or (tied and leaf.name == EMBEDDING))
+    }
     layers = [il % build.hparams.n_block for il in build.facts]
     marks = [mark.nodes for mark in build.graph.marks]
     for i, node in enumerate(build.graph.nodes):
@@ -174,11 +177,6 @@ def _separate(build: Build, placement: TensorPlacement) -> None:
                 for source in node.src
             )
     build.graph.leafs.extend(copies.values())
-
-
-def _is_several(leaf: GraphTensor, *, tied: bool) -> bool:
-    shared = leaf.name.rsplit(".", 1)[0] in SHARED_TENSORS
-    return leaf.home is Home.WEIGHTS and (shared or (tied and leaf.name == EMBEDDING))
 
 
 def _own_copy(source: GraphTensor, pool: int, copies: dict[str, GraphTensor]) -> GraphTensor:

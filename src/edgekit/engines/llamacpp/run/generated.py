@@ -108,7 +108,11 @@ def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
             f"{folder.parent} is on a file system without sparse files, so the copy would "
             f"take {format_bytes(total)}; set TMPDIR to another folder"
         )
-    paths = [folder / name for name in _names(len(hollow))]
+    count = len(hollow)
+    names = [f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    paths = [
+        folder / name for name in (names if count > 1 else ["model.gguf"])
+    ]  # as llama.cpp finds them
     for path, file in zip(paths, hollow, strict=True):
         with path.open("wb") as out:
             out.write(file.header)
@@ -116,25 +120,14 @@ def _write_all(folder: Path, hollow: Sequence[HollowFile]) -> Path:
     return paths[0]
 
 
-def _names(count: int) -> list[str]:
-    """llama.cpp finds the other shards by these names."""
-    if count == 1:
-        return ["model.gguf"]
-    return [f"model-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-
-
 def _keeps_holes(folder: Path) -> bool:
     probe = folder / "probe"
     with probe.open("wb") as out:
         out.truncate(_PROBE_BYTES)
-        blocks = _blocks(out.fileno())
+        # Windows does not report blocks: a hole takes its full size on disk there.
+        blocks = getattr(os.fstat(out.fileno()), "st_blocks", None)
     probe.unlink()
     return blocks is not None and blocks * 512 <= _TAKEN_BYTES
-
-
-def _blocks(descriptor: int) -> int | None:
-    """Blocks that a file takes on disk. None if unknown (Windows): a hole takes its whole size there."""
-    return getattr(os.fstat(descriptor), "st_blocks", None)
 
 
 def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:

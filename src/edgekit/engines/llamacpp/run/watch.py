@@ -150,7 +150,8 @@ class Watch:
         for limit in self._probes.limits(self._engine.pid):
             before = self._used.get(limit.name, limit.used_bytes)
             self._used[limit.name] = limit.used_bytes
-            if _is_over(limit) and limit.used_bytes > before:
+            is_over = limit.used_bytes * 100 > limit.limit_bytes * LIMIT_PERCENT
+            if is_over and limit.used_bytes > before:
                 return (
                     "stopped before the memory limit kills it: "
                     f"{format_bytes(limit.used_bytes)} of "
@@ -181,10 +182,6 @@ class Watch:
             f"; the engine uses {format_bytes(held.anonymous_bytes)} of private memory and "
             f"{format_bytes(held.file_bytes)} of mapped files"
         )
-
-
-def _is_over(limit: MemoryLimit) -> bool:
-    return limit.used_bytes * 100 > limit.limit_bytes * LIMIT_PERCENT
 
 
 # --- mapped files
