@@ -171,7 +171,7 @@ class StreamEngine:
             try:
                 self._check(tokens)
                 with one_thread() if self._kernels.name == "numpy" else nullcontext():
-                    self._feed(tokens, checkpoint or _no_checkpoint, interrupts)
+                    self._feed(tokens, checkpoint or (lambda _share: None), interrupts)
             finally:
                 self._reader = None
                 self._feeding.release()
@@ -282,10 +282,6 @@ class StreamEngine:
 
 def _is_whole(token: object) -> bool:
     return isinstance(token, int | np.integer)
-
-
-def _no_checkpoint(_share: float) -> None:
-    pass
 
 
 # --- what was allocated, by the line of the bill that pays for it

@@ -264,7 +264,10 @@ def q2_k(blocks: U8, out: Floats, work: Workspace) -> None:
     scales = first_of(work.scales, rows, 2, 16)
     np.copyto(scales, packed)
     np.multiply(scales, d_dmin[:, :, None], out=scales)
-    _scale_and_shift(_two_bits(blocks[:, 16:80], work), scales, out.reshape(rows, 16, 16))
+    parts = out.reshape(rows, 16, 16)
+    np.copyto(parts, _two_bits(blocks[:, 16:80], work).reshape(parts.shape))
+    np.multiply(parts, scales[:, 0, :, None], out=parts)
+    np.subtract(parts, scales[:, 1, :, None], out=parts)
 
 
 def q3_k(blocks: U8, out: Floats, work: Workspace) -> None:
@@ -357,13 +360,6 @@ def _scale_signed(codes: U8, scales: Floats, parts: Floats) -> None:
     """As floats: scale * code, where codes are the bits of int8."""
     np.copyto(parts, codes.view(np.int8).reshape(parts.shape))
     np.multiply(parts, scales[:, :, None], out=parts)
-
-
-def _scale_and_shift(codes: U8, scales: Floats, parts: Floats) -> None:
-    """As floats: d * code - m, where `scales` holds d and m as [n, 2, parts]."""
-    np.copyto(parts, codes.reshape(parts.shape))
-    np.multiply(parts, scales[:, 0, :, None], out=parts)
-    np.subtract(parts, scales[:, 1, :, None], out=parts)
 
 
 def _two_bits(packed: U8, work: Workspace) -> U8:

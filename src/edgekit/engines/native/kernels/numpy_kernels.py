@@ -79,7 +79,9 @@ class NumpyKernels:
             )
         table = packed.reshape(blocks, kind.block_bytes)
         flat = into.reshape(-1)[: blocks * kind.block_elements]
-        step = _slice_elements(kind) // kind.block_elements
+        is_codebook = kind.name.startswith("IQ")
+        slice_elements = CODEBOOK_SLICE_ELEMENTS if is_codebook else SLICE_ELEMENTS
+        step = slice_elements // kind.block_elements
         work = self._workspace()
         for first in range(0, blocks, step):
             part = table[first : first + step]
@@ -200,10 +202,6 @@ def _unpacker(kind: TensorType) -> Unpack:
             f"unsupported tensor type {kind.name}: no row in engines/native/kernels/numpy_kernels.py"
         )
     return unpack
-
-
-def _slice_elements(kind: TensorType) -> int:
-    return CODEBOOK_SLICE_ELEMENTS if kind.name.startswith("IQ") else SLICE_ELEMENTS
 
 
 def _refuse(wrong: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence

@@ -305,23 +305,22 @@ def windows(
     """
     at = 0
     while len(text) - at > window_characters:
-        end = _next_place(text, places, at + window_characters, at + STRETCH_CHARACTERS)
-        if end is None:
+        limit = at + STRETCH_CHARACTERS
+        found = places and places.search(text, at + window_characters, min(limit + 1, len(text)))
+        if found:
+            end = found.start()
+        elif len(text) <= limit:
+            end = len(text)
+        else:
             if not truncate:
                 raise TextError(
                     f"has {STRETCH_CHARACTERS:,} characters without a place where the "
                     "tokenizer could split them (no spaces between words?): use truncate "
                     "to cut it"
                 )
-            yield text[at : at + STRETCH_CHARACTERS]
+            yield text[at:limit]
             return
         yield text[at:end]
         at = end
     if at < len(text):
         yield text[at:] if at else text
-
-
-def _next_place(text: str, places: re.Pattern[str] | None, at: int, end: int) -> int | None:
-    if places is not None and (match := places.search(text, at, min(end + 1, len(text)))):
-        return match.start()
-    return len(text) if len(text) <= end else None

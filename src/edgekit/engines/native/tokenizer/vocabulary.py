@@ -16,6 +16,7 @@ from edgekit.engines.native.tokenizer.cost import TABLE, Method, TokenizerFamily
 from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer_of
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
 from edgekit.formats.types import ArrayFact
+from edgekit.model.hyperparameters import GgufKeys
 from edgekit.terminal import quoted
 from edgekit.units import KIB, MIB
 
@@ -271,7 +272,7 @@ _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     """Raises UnknownTokenizerError for an unknown kind, HeaderError for contradictions."""
-    keys = _TokenizerKeys(walked)
+    keys = _TokenizerKeys.of(walked)
     family = family_of(keys.text("model"), walked.name)
     pre = _pre_tokenizer(family, keys)
     tokens = Strings(_KEY + "tokens", file=file.name)
@@ -283,7 +284,7 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
     if family.method in (Method.WORDPIECE, Method.UNIGRAM):
         unknown = _used(keys, "unknown", unknown, len(tokens))
-    lowercase = keys.flag("normalizer.lowercase", _lowers(family, tokens, kinds))
+    lowercase = keys.flag("normalizer.lowercase", default=_lowers(family, tokens, kinds))
     strip_left, strip_right = _strips(keys, named, kinds)
     return Vocabulary(
         file=walked.name,
@@ -299,10 +300,10 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
         before=before,
         after=after,
         unknown=unknown,
-        space_prefix=keys.flag("add_space_prefix", family.space_prefix),
+        space_prefix=keys.flag("add_space_prefix", default=family.space_prefix),
         merge_spaces=keys.flag("remove_extra_whitespaces", default=False),
         lowercase=lowercase,
-        strip_accents=keys.flag("normalizer.strip_accents", lowercase),
+        strip_accents=keys.flag("normalizer.strip_accents", default=lowercase),
         strip_left=strip_left,
         strip_right=strip_right,
     )
@@ -310,7 +311,7 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
 
 def read_places(file: WeightFile, walked: Walked) -> TokenPlaces:
     """Of the texts only their places: for text that is read token by token."""
-    keys = _TokenizerKeys(walked)
+    keys = _TokenizerKeys.of(walked)
     family = family_of(keys.text("model"), walked.name)
     found = _Ends()
     place = _walk_tokens(file, keys, found)
@@ -359,30 +360,31 @@ def _stops(
     return frozenset(number for number in stops | ends if number is not None) - not_ends
 
 
-class _TokenizerKeys:
-    """The keys that begin with tokenizer.ggml, each checked for its type."""
+@dataclass(frozen=True, slots=True)
+class _TokenizerKeys(GgufKeys):
+    """The keys that begin with tokenizer.ggml, and the places of the arrays."""
 
-    def __init__(self, walked: Walked) -> None:
-        self.walked = walked
+    arrays: Mapping[str, ArrayFact]
 
-    def error(self, what: str) -> HeaderError:
-        return HeaderError(what, file=self.walked.name)
+    @classmethod
+    def of(cls, walked: Walked) -> _TokenizerKeys:
+        return cls(walked.keys, _KEY.removesuffix("."), walked.name, walked.arrays)
 
     def text(self, key: str) -> str | None:
-        value = self.walked.keys.get(_KEY + key)
+        value = self.get(key)
         if value is not None and not isinstance(value, str):
             raise self.error(f"{_KEY}{key} is {quoted(value)}, not a string")
         return value
 
-    def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - key and default
-        value = self.walked.keys.get(_KEY + key, default)
-        if not isinstance(value, bool):
+    def flag(self, key: str, *, default: bool | None = None) -> bool:
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
             raise self.error(f"{_KEY}{key} is {quoted(value)}, neither true nor false")
-        return value
+        return GgufKeys.flag(self, key, default=default)
 
     def token(self, key: str, default: int | None, count: int) -> int | None:
         """A token's number, even one that the vocabulary does not have: it may never be used."""
-        value = self.walked.keys.get(_KEY + key)
+        value = self.get(key)
         if value is None:
             return default if default is not None and default < count else None
         if type(value) is not int:
@@ -390,14 +392,14 @@ class _TokenizerKeys:
         return value
 
     def existing(self, key: str, default: int | None, count: int) -> int | None:
-        """The same, but the default for one that the vocabulary does not have."""
+        """A token's number; the default if the vocabulary does not have it."""
         value = self.token(key, default, count)
         if value is not None and not 0 <= value < count:
             return default if default is not None and default < count else None
         return value
 
     def place(self, key: str) -> ArrayFact | None:
-        return self.walked.arrays.get(_KEY + key)
+        return self.arrays.get(_KEY + key)
 
     def needed(self, key: str) -> ArrayFact:
         place = self.place(key)
@@ -408,7 +410,7 @@ class _TokenizerKeys:
     def check_limit(self, key: str, value: int, limit: int) -> None:
         if value > limit:
             raise HeaderLimitError(
-                f"{_KEY}{key}: number of entries", value=value, limit=limit, file=self.walked.name
+                f"{_KEY}{key}: number of entries", value=value, limit=limit, file=self.file
             )
 
 
@@ -416,10 +418,10 @@ def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenize
     if family.method is not Method.BPE:
         return None
     name = "gemma4" if family.model == "gemma4" else keys.text("pre")
-    row = pre_tokenizer_of(name, keys.walked.name)
+    row = pre_tokenizer_of(name, keys.file)
     if (family.model == "whitespace") is not (name == "whitespace"):
         raise UnknownTokenizerError(
-            f"{keys.walked.name}: unsupported combination of pre-tokenizer {quoted(name)} "
+            f"{keys.file}: unsupported combination of pre-tokenizer {quoted(name)} "
             f"and vocabulary {quoted(family.model)} ({TABLE})"
         )
     return row
@@ -529,13 +531,13 @@ def _frame(
     bos = None if pre and not pre.has_bos else family.bos
     begin = keys.token("bos_token_id", bos, count)
     if family.method is Method.WORDPIECE:  # always both, whatever the flags say
-        if "tokenizer.ggml.bos_token_id" not in keys.walked.keys:
+        if keys.get("bos_token_id") is None:
             begin = keys.token("cls_token_id", bos, count)
         separator = keys.token("seperator_token_id", family.separator, count)  # GGUF's spelling
         return (_used(keys, "cls", begin, count),), (_used(keys, "sep", separator, count),)
-    add_bos = keys.flag("add_bos_token", family.add_bos or bool(pre and pre.add_bos))
+    add_bos = keys.flag("add_bos_token", default=family.add_bos or bool(pre and pre.add_bos))
     add_bos = add_bos or bool(pre and pre.newline_runs)  # Gemma 4's: always, llama-vocab.cpp:2611
-    add_eos = keys.flag("add_eos_token", family.add_eos)
+    add_eos = keys.flag("add_eos_token", default=family.add_eos)
     end = keys.token("eos_token_id", family.eos, count)
     return (
         (_used(keys, "bos", begin, count),) if add_bos else (),
@@ -560,8 +562,8 @@ def _strips(
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Special tokens that remove spaces before or after them. GGUF does not say which: llama-vocab.cpp:3066-3115."""
     pre = keys.text("pre") or ""
-    architecture = str(keys.walked.keys.get("general.architecture", ""))
-    name = str(keys.walked.keys.get("general.name", "")).lower()
+    architecture = str(keys.all_keys.get("general.architecture", ""))
+    name = str(keys.all_keys.get("general.name", "")).lower()
     nothing: frozenset[int] = frozenset()
     if any(part in pre for part in _MASK_PRE) or any(
         part in architecture for part in _MASK_ARCHITECTURES
