@@ -52,9 +52,9 @@ from edgekit.machine import probes
 from edgekit.model.open import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.types import Origin, Reach
-from edgekit.web import calls as machines
-from edgekit.web import limits as turns
-from edgekit.web import models as kept_models
+from edgekit.web import calls as web_calls
+from edgekit.web import limits
+from edgekit.web import models as web_models
 from edgekit.web.calls import CALLS
 from edgekit.web.failures import TooManyError, status_of
 from edgekit.web.models import OpenedModels
@@ -535,7 +535,7 @@ def test_what_cannot_be_read_is_told_before_anything_is_opened(
     def open_nothing(*_: object, **__: object) -> ResolvedModel:
         raise AssertionError
 
-    monkeypatch.setattr(kept_models, "open_named", open_nothing)
+    monkeypatch.setattr(web_models, "open_named", open_nothing)
     for call in ("estimate", "check", "plan", "fit", "curves"):
         fields = {"model": "some/model", "context": "long"}
         assert ask(server, f"/api/v1/{call}", fields).status == 400, call
@@ -577,7 +577,7 @@ class Opening:
         self.running = self.most = 0
         self.go_on, self.lock = threading.Event(), threading.Lock()
         self._named = open_named("qwen3-8b")
-        monkeypatch.setattr(kept_models, "open_named", self)
+        monkeypatch.setattr(web_models, "open_named", self)
 
     def __call__(self, name: str, session: Session) -> ResolvedModel:
         assert session.confirm is None
@@ -672,7 +672,7 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
             assert session.reach.cancelled.wait(PATIENCE_S)
         return known
 
-    monkeypatch.setattr(kept_models, "open_named", open_deaf)
+    monkeypatch.setattr(web_models, "open_named", open_deaf)
     before = running()
     with pytest.raises(CancelledError):
         opened.named("org/name", watch)
@@ -684,35 +684,35 @@ def test_what_was_called_off_is_not_kept_though_it_was_opened(
 
 def test_few_are_opened_at_once_and_a_queue_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    names = [f"org/name-{number}" for number in range(kept_models.WAITING_AT_ONCE)]
+    names = [f"org/name-{number}" for number in range(web_models.WAITING_AT_ONCE)]
     threads = in_threads(lambda name: opened.named(name, CallWatch(client=name)), names)
-    opening.until(kept_models.OPENED_AT_ONCE)
+    opening.until(web_models.OPENED_AT_ONCE)
     wait_until(lambda: len(opened._waiting) == len(names))
     with pytest.raises(TooManyError):
         opened.named("org/one-more", CallWatch())
     opening.go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert opening.most == kept_models.OPENED_AT_ONCE
+    assert opening.most == web_models.OPENED_AT_ONCE
     assert sorted(opening.calls) == sorted(names)
 
 
 def test_one_client_has_a_share_of_the_openings(monkeypatch: pytest.MonkeyPatch) -> None:
     opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
-    names = [f"org/name-{number}" for number in range(kept_models.WAITING_EACH)]
+    names = [f"org/name-{number}" for number in range(web_models.WAITING_EACH)]
     threads = in_threads(lambda name: opened.named(name, CallWatch(client="10.0.0.1")), names)
-    opening.until(kept_models.OPENED_EACH)
+    opening.until(web_models.OPENED_EACH)
     wait_until(lambda: len(opened._waiting) == len(names))
     with pytest.raises(TooManyError):
         opened.named("org/one-more", CallWatch(client="10.0.0.1"))
     threads += in_threads(
         lambda name: opened.named(name, CallWatch(client="10.0.0.2")), ["org/other"]
     )
-    opening.until(kept_models.OPENED_EACH + 1)
+    opening.until(web_models.OPENED_EACH + 1)
     opening.go_on.set()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert opening.most <= kept_models.OPENED_AT_ONCE
+    assert opening.most <= web_models.OPENED_AT_ONCE
 
 
 SLOW: tuple[tuple[str, dict[str, str]], ...] = (
@@ -734,7 +734,7 @@ def test_slow_servers_do_not_stop_calls_on_models_that_are_open() -> None:
             call, fields = SLOW[number % len(SLOW)]
             said = {key: text.format(hub=hub.address, n=number) for key, text in fields.items()}
             held.append(post_only(address, f"/api/v1/{call}", said))
-        refused = len(held) - kept_models.WAITING_EACH
+        refused = len(held) - web_models.WAITING_EACH
         wait_until(lambda: sum(map(has_answer, held)) == refused)
         for call in ("fit", "estimate", "curves", "check"):
             machine: dict[str, Any] = {} if call == "estimate" else CARD
@@ -765,7 +765,7 @@ def has_answer(connection: socket.socket) -> bool:
 
 def test_who_has_left_before_its_turn_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     opening = Opening(monkeypatch)
-    monkeypatch.setattr(turns, "LONG_EACH", 1)
+    monkeypatch.setattr(limits, "LONG_EACH", 1)
     with start(WebSettings(port=0)) as address:
         first = post_only(address, "/api/v1/check", {"model": "org/first"})
         opening.until(1)
@@ -829,11 +829,11 @@ def test_failures_are_not_kept_and_old_ones_go(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(2):
         with pytest.raises(NotFoundError):
             opened.named("org/missing", CallWatch())
-    for number in range(kept_models.CACHED_MODELS + 1):
+    for number in range(web_models.CACHED_MODELS + 1):
         opened.named(f"org/name-{number}", CallWatch())
     opening.calls.clear()
     opened.named("org/name-0", CallWatch())
-    opened.named(f"org/name-{kept_models.CACHED_MODELS}", CallWatch())
+    opened.named(f"org/name-{web_models.CACHED_MODELS}", CallWatch())
     assert opening.calls == ["org/name-0"]
 
 
@@ -841,9 +841,9 @@ def test_a_remote_model_is_asked_for_again_after_an_hour(monkeypatch: pytest.Mon
     opening, opened = Opening(monkeypatch), OpenedModels(WebSettings())
     opening.go_on.set()
     clock = time.monotonic()
-    monkeypatch.setattr(kept_models, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(web_models, "time", SimpleNamespace(monotonic=lambda: clock))
     opened.named("org/name", CallWatch())
-    clock += kept_models.REMOTE_S - 1
+    clock += web_models.REMOTE_S - 1
     opened.named("org/name", CallWatch())
     assert len(opening.calls) == 1
     clock += 2
@@ -859,18 +859,18 @@ def test_the_projector_of_a_remote_model_is_asked_for_as_seldom_as_the_model(
     found = open_model(str(write_model(tmp_path)))
     assert found.files is not None
     found = replace(found, files=replace(found.files, origin=origin))
-    named = kept_models.CachedModel(name="org/name", catalog=read_catalog(), found=found)
+    named = web_models.CachedModel(name="org/name", catalog=read_catalog(), found=found)
     clock, read = time.monotonic(), []
 
     def counted(*arguments: Any) -> Any:
         read.append(arguments)
         return price_loads(found, "llama.cpp", {}, Reach())
 
-    monkeypatch.setattr(kept_models, "time", SimpleNamespace(monotonic=lambda: clock))
-    monkeypatch.setattr(kept_models, "price_loads", counted)
+    monkeypatch.setattr(web_models, "time", SimpleNamespace(monotonic=lambda: clock))
+    monkeypatch.setattr(web_models, "price_loads", counted)
     for _ in range(2):
         named.pricing(found, "llama.cpp", {"mmproj": "auto"}, Reach())
-        clock += kept_models.COMPANIONS_S + 1
+        clock += web_models.COMPANIONS_S + 1
     assert len(read) == reads
 
 
@@ -896,7 +896,7 @@ def test_what_was_worked_out_is_kept_for_a_few_models_only(
     found = [opened.named(f"org/name-{number}", CallWatch()) for number in range(3)]
     for named in found:
         assert named.as_file("llama.cpp") is named.as_file("llama.cpp")
-    for number in range(3, kept_models.WITH_RESULTS + 1):
+    for number in range(3, web_models.WITH_RESULTS + 1):
         opened.named(f"org/name-{number}", CallWatch())
     assert [bool(named.by_engine) for named in found] == [False, True, True]
 
@@ -924,8 +924,8 @@ def test_this_machine_is_not_looked_at_for_every_step(
         return real(*arguments)
 
     monkeypatch.setattr(probes, "look", look)
-    monkeypatch.setattr(machines, "SEEN_S", 60.0)
-    machines._seen.clear()
+    monkeypatch.setattr(web_calls, "SEEN_S", 60.0)
+    web_calls._seen.clear()
     for _ in range(3):
         assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", "context": 4096}).status == 200
     assert len(looks) == 1

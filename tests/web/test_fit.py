@@ -21,10 +21,10 @@ from edgekit.app.task import price_loads
 from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import machine_keys
-from edgekit.web import models as kept_models
-from edgekit.web.app import open_state
+from edgekit.web import models as web_models
 from edgekit.web.calls import CALLS
 from edgekit.web.models import OpenedModels
+from edgekit.web.state import WebState
 from edgekit.web.types import CallWatch, WebSettings
 
 GEMMA, QWEN = "sample:gemma-3-27b", "sample:qwen3-30b-a3b"
@@ -342,7 +342,7 @@ def test_curves_of_what_is_refused(server: str) -> None:
 
 def test_a_step_of_a_slider_is_quick() -> None:
     """Some 30 ms on a quiet machine: what does not depend on the slider is worked out once."""
-    state = open_state(WebSettings(network=False))
+    state = WebState(WebSettings(network=False))
     call = CALLS["fit"]
     try:
         for model in ("qwen3-8b", "gemma-3-27b", "qwen3-30b-a3b", "deepseek-v3"):
@@ -366,7 +366,7 @@ def test_companions_are_not_read_for_every_step(
         opened.append(arguments[2].get("draft_model"))
         return price_loads(*arguments)
 
-    monkeypatch.setattr(kept_models, "price_loads", counted)
+    monkeypatch.setattr(web_models, "price_loads", counted)
     with start(replace(LOCAL, models_dirs=(tmp_path,))) as address:
         first = fit(address, **fields, context=4096)
         second = fit(address, **fields, context=8192)
@@ -379,8 +379,8 @@ def test_companions_are_not_read_for_every_step(
 
 def test_a_note_on_the_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     named = replace(open_named("qwen3-8b"), notes=("known from the catalog",))
-    monkeypatch.setattr(kept_models, "open_named", lambda *_, **__: named)
-    state = open_state(WebSettings(network=False))
+    monkeypatch.setattr(web_models, "open_named", lambda *_, **__: named)
+    state = WebState(WebSettings(network=False))
     try:
         asked = CALLS["fit"].request.model_validate({"model": "some/model", **CARD})
         assert CALLS["fit"].answer(state, asked, CallWatch())["notes"] == ["known from the catalog"]

@@ -19,10 +19,7 @@ from starlette.responses import Response
 from tests.patience import PATIENCE_S, wait_until
 from tests.web.serving import LOCAL, Answered, ask, start
 
-from edgekit.web import limits as rates
-from edgekit.web import security
-from edgekit.web import security as bodies
-from edgekit.web import serving as connections
+from edgekit.web import limits, security, serving
 from edgekit.web.app import PAGES
 from edgekit.web.limits import MAX_CLIENTS, Rates, network_of
 from edgekit.web.security import (
@@ -353,12 +350,12 @@ class TestBodies:
     def test_are_refused_before_they_come(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
+        monkeypatch.setattr(security, "DRAINED_S", 0.2)
         head = f"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
         assert said(server, head.encode()).startswith(b"HTTP/1.1 413 ")
 
     def test_that_never_end_are_cut_off(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bodies, "DRAINED_BYTES", 2_000_000)
+        monkeypatch.setattr(security, "DRAINED_BYTES", 2_000_000)
         host, _, port = server.removeprefix("http://").partition(":")
         sent = 0
         with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
@@ -380,8 +377,8 @@ class TestBodies:
     def test_that_do_not_come_are_given_up(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.2)
-        monkeypatch.setattr(bodies, "DRAINED_S", 0.2)
+        monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(security, "DRAINED_S", 0.2)
         head = b"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
         answer = said(server, head)
         assert answer.startswith(b"HTTP/1.1 408 ")
@@ -438,14 +435,14 @@ class TestHeads:
     def test_that_do_not_come_are_given_up(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
         for head in (b"", b"GET / HTT"):
             assert said(server, head) == b""
 
     def test_that_do_not_come_after_another_are_given_up(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
             client.request("GET", "/healthz")
@@ -501,7 +498,7 @@ class TestRates:
         assert network_of("2001:db8::1") != network_of("2001:db8:0:1::1")
         assert network_of("::ffff:192.0.2.7") == "192.0.2.7"
         assert network_of("fe80::1%eth0") == network_of("fe80::2")
-        table = rates.Rates(1.0)
+        table = limits.Rates(1.0)
         assert [table.take(f"2001:db8::{n:x}") for n in range(3)] == [True, False, False]
 
 
@@ -537,7 +534,7 @@ def admitted(address: str) -> socket.socket:
 
 class TestConnections:
     def test_of_one_client_are_bounded(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connections, "CONNECTIONS_EACH", 3)
+        monkeypatch.setattr(serving, "CONNECTIONS_EACH", 3)
         held = [admitted(server) for _ in range(3)]
         with closing(connected(server)) as one_more, suppress(ConnectionError):
             assert one_more.recv(100) == b""
@@ -548,7 +545,7 @@ class TestConnections:
     def test_beyond_all_that_there_may_be_are_told_so(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+        monkeypatch.setattr(serving, "MAX_CONNECTIONS", 1)
         with closing(admitted(server)):
             call, page = ask(server, CALL), ask(server, "/")
         assert (call.status, call.error["type"]) == (503, "BusyError")
@@ -558,17 +555,17 @@ class TestConnections:
     def test_whose_answers_nobody_reads_are_given_up(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(connections, "READ_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(serving, "READ_TIMEOUT_S", 0.2)
         large = Response(b"x" * 50_000_000)
         monkeypatch.setattr("edgekit.web.app.Assets.answer", lambda *_: large)
         lost: list[int] = []
-        real = connections.PatientProtocol.connection_lost
+        real = serving.PatientProtocol.connection_lost
 
         def connection_lost(protocol: Any, error: Exception | None) -> None:
             real(protocol, error)
             lost.append(protocol.client[1])
 
-        monkeypatch.setattr(connections.PatientProtocol, "connection_lost", connection_lost)
+        monkeypatch.setattr(serving.PatientProtocol, "connection_lost", connection_lost)
         with closing(socket.socket()) as unread:
             unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             unread.settimeout(PATIENCE_S)

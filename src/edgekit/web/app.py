@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from edgekit import __version__
 from edgekit.errors import EdgekitError
 from edgekit.sources.address import is_offline
-from edgekit.web import api, cards
+from edgekit.web import api
 from edgekit.web.event_routes import cards_router, jobs_router
 from edgekit.web.failures import (
     Failure,
@@ -32,12 +31,9 @@ from edgekit.web.failures import (
     small_page,
     unreadable_answer,
 )
-from edgekit.web.jobs import Jobs
-from edgekit.web.limits import ClientTurns
-from edgekit.web.models import OpenedModels
 from edgekit.web.references import without_folders
 from edgekit.web.security import DOCS, HEALTH, Security
-from edgekit.web.shutdown import Shutdown, ShutdownMiddleware
+from edgekit.web.shutdown import ShutdownMiddleware
 from edgekit.web.state import WebState, state_of
 from edgekit.web.types import WebSettings
 
@@ -90,7 +86,6 @@ plain = APIRouter()
 
 
 def create_app(settings: WebSettings) -> FastAPI:
-    shutdown = Shutdown()
     app = FastAPI(
         title="EdgeKit",
         version=__version__,
@@ -105,27 +100,16 @@ def create_app(settings: WebSettings) -> FastAPI:
         lifespan=_lifespan,
         telemetry=_NO_TELEMETRY,
     )
-    app.state.edgekit = open_state(settings)
-    app.state.shutdown = shutdown
+    app.state.edgekit = state = WebState(settings)
     app.state.assets = Assets()
     for router in (plain, api.router, jobs_router, cards_router):
         app.include_router(router)
     app.exception_handler(EdgekitError)(_edgekit_error)
     app.exception_handler(RequestValidationError)(_invalid_request)
     app.exception_handler(HTTPException)(_http_error)
-    app.add_middleware(ShutdownMiddleware, shutdown=shutdown)
+    app.add_middleware(ShutdownMiddleware, shutdown=state.shutdown)
     app.add_middleware(Security, settings=settings)  # the last one added is the outermost
     return app
-
-
-def open_state(settings: WebSettings) -> WebState:
-    return WebState(
-        settings=settings,
-        models=OpenedModels(settings),
-        jobs=Jobs(timeout_s=settings.timeout_s, redact=partial(without_folders, settings=settings)),
-        cards=cards.Cards(settings),
-        turns=ClientTurns(),
-    )
 
 
 @asynccontextmanager

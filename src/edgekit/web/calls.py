@@ -66,7 +66,7 @@ _lock = threading.Lock()
 _seen: list[tuple[float, Machine]] = []  # when, and the machine
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call: its fields, and the function that answers. `summary` is for the documentation."""
 
@@ -246,64 +246,45 @@ def _control_json(flag: Flag, control: Control) -> Json:
 
 
 CALLS: dict[str, Call] = {
-    "inspect": Call(
-        request=requests.INSPECT,
-        answer=_inspect,
-        summary="Describe a model from its header",
-        is_long=True,
-    ),
+    "inspect": Call(requests.INSPECT, _inspect, "Describe a model from its header", is_long=True),
     "estimate": Call(
-        request=requests.ESTIMATE,
-        answer=_estimate,
-        summary="Estimate the memory an engine allocates, with the basis of each number",
+        requests.ESTIMATE,
+        _estimate,
+        "Estimate the memory an engine allocates, with the basis of each number",
     ),
     "check": Call(
-        request=requests.CHECK,
-        answer=_check,
-        summary="Check whether a model fits this machine, or another one",
+        requests.CHECK,
+        _check,
+        "Check whether a model fits this machine, or another one",
         is_long=True,
     ),
     "plan": Call(
-        request=requests.PLAN,
-        answer=_plan,
-        summary="Plan how to run a model: settings with reasons, and ready commands",
+        requests.PLAN,
+        _plan,
+        "Plan how to run a model: settings with reasons, and ready commands",
         is_long=True,
     ),
     "recommend": Call(
-        request=requests.RECOMMEND,
-        answer=_recommend,
-        summary="Recommend models for this machine, or for another one",
+        requests.RECOMMEND,
+        _recommend,
+        "Recommend models for this machine, or for another one",
         is_long=True,
     ),
-    "fit": Call(
-        request=requests.FIT,
-        answer=_fit,
-        summary="Check one set of settings against a machine",
-    ),
-    "curves": Call(
-        request=requests.CURVES,
-        answer=_curves,
-        summary="Memory vs context, for each KV cache type",
-    ),
+    "fit": Call(requests.FIT, _fit, "Check one set of settings against a machine"),
+    "curves": Call(requests.CURVES, _curves, "Memory vs context, for each KV cache type"),
 }
 
 LISTS: dict[str, Call] = {
     "hardware": Call(
-        request=requests.HARDWARE,
-        answer=lambda _, fields, _watch: hardware_json(machine_now(fields.request())),
-        summary="Show a machine's hardware and how much memory each engine can use",
+        requests.HARDWARE,
+        lambda _, fields, _watch: hardware_json(machine_now(fields.request())),
+        "Show a machine's hardware and how much memory each engine can use",
     ),
-    "devices": Call(
-        request=requests.DEVICES,
-        answer=lambda *_: devices_json(),
-        summary="List the known devices",
-    ),
+    "devices": Call(requests.DEVICES, lambda *_: devices_json(), "List the known devices"),
     "engines": Call(
-        request=requests.ENGINES,
-        answer=lambda *_: engines_json(),
-        summary="List the engines, their settings and the KV cache types they offer",
+        requests.ENGINES,
+        lambda *_: engines_json(),
+        "List the engines, their settings and the KV cache types they offer",
     ),
-    "catalog": Call(
-        request=requests.CATALOG, answer=_catalog, summary="List the models of the catalog"
-    ),
+    "catalog": Call(requests.CATALOG, _catalog, "List the models of the catalog"),
 }

@@ -31,7 +31,6 @@ from edgekit.web.calls import machine_now
 from edgekit.web.card_worker import when_started
 from edgekit.web.limits import network_of
 from edgekit.web.security import MALFORMED, MAX_HEAD_BYTES, bare_answer, busy
-from edgekit.web.shutdown import Shutdown
 from edgekit.web.state import WebState
 from edgekit.web.types import DEFAULT_PORT, WebSettings
 
@@ -139,27 +138,17 @@ def make_server(
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    return PageServer(
-        config,
-        state=app.state.edgekit,
-        shutdown=app.state.shutdown,
-        on_ready=lambda: on_ready(settings),
-    )
+    return PageServer(config, app.state.edgekit, on_ready=lambda: on_ready(settings))
 
 
 class PageServer(uvicorn.Server):
     """uvicorn's server with a graceful end: jobs and streams get a last event, and a signal means exit code 0."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        *,
-        state: WebState,
-        shutdown: Shutdown,
-        on_ready: Callable[[], None],
+        self, config: uvicorn.Config, state: WebState, *, on_ready: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self._state, self._shutdown, self._on_ready = state, shutdown, on_ready
+        self._state, self._on_ready = state, on_ready
         self.is_ending = False
         self.fault: EdgekitError | None = None
 
@@ -175,7 +164,7 @@ class PageServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.close()
         await asyncio.sleep(LAST_EVENT_S)
-        self._shutdown.begin()
+        self._state.shutdown.begin()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -278,9 +267,7 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
             return
         headers, body = bare_answer(MALFORMED)
-        head = h11.Response(
-            status_code=MALFORMED.status, headers=list(headers), reason=b"Bad Request"
-        )
+        head = h11.Response(status_code=400, headers=list(headers), reason=b"Bad Request")
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from starlette.requests import Request
 
-from edgekit.web.cards import Cards
+from edgekit.web import cards
 from edgekit.web.jobs import Jobs
 from edgekit.web.limits import ClientTurns
 from edgekit.web.models import OpenedModels
+from edgekit.web.references import without_folders
+from edgekit.web.shutdown import Shutdown
 from edgekit.web.types import WebSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WebState:
     """`app.state.edgekit`."""
 
-    settings: WebSettings
-    models: OpenedModels
-    jobs: Jobs
-    cards: Cards
-    turns: ClientTurns
+    def __init__(self, settings: WebSettings) -> None:
+        redact = partial(without_folders, settings=settings)
+        self.settings = settings
+        self.models = OpenedModels(settings)
+        self.jobs = Jobs(timeout_s=settings.timeout_s, redact=redact)
+        self.cards = cards.Cards(settings)
+        self.turns = ClientTurns()
+        self.shutdown = Shutdown()
 
     def close(self) -> None:
         """Cancel everything that runs. Idempotent."""
