@@ -76,6 +76,6 @@ def smaller_weights(task: Task, _capacity_bytes: int) -> Iterator[tuple[Variant,
 
 
 def download_bytes(model: Model, setup: MlxSetup, estimate: MemoryEstimate) -> int | None:
-    """The repository that was read, or the weights as they would be packed."""
-    own = model.header.file_bytes or model.header.tensor_bytes
-    return own if own and setup.quantize is None else estimate.weights_bytes or None
+    """The size of the repository, or of the weights as quantised."""
+    stored = model.header.file_bytes or model.header.tensor_bytes
+    return stored if stored and setup.quantize is None else estimate.weights_bytes or None

@@ -1,4 +1,4 @@
-"""How fast MLX is."""
+"""The speed of MLX."""
 
 from __future__ import annotations
 

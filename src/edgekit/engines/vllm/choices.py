@@ -26,7 +26,7 @@ from edgekit.model.types import Model
 
 DTYPES = ("auto", "fp8")
 FP8_CAPABILITY = (8, 9)  # Ada and later compute in fp8
-# What such repositories usually state, and the order in which they are tried.
+# Accuracy, and the usual quantization_config of such repositories.
 _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
     Form.FP8: (480, {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     Form.AWQ: (425, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
@@ -51,14 +51,14 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[C
 
 
 def cache_name(_load: Load, setup: VllmSetup) -> str:
-    """By the name that choices have."""
+    """As in `cache_choices`."""
     return setup.kv_cache_dtype
 
 
 def variants(model: Model, label: str = "") -> tuple[Variant, ...]:
-    """The model as it is, and the known FP8 and 4-bit repositories of one whose own weights are not quantised.
+    """The model as stored, and for unquantised weights the known FP8 and 4-bit repositories.
 
-    `label` is its name in the catalog.
+    `label`: the model's name in the catalog.
     """
     return (*as_named(model), *(_repositories(model, label) if label else ()))
 
@@ -79,10 +79,10 @@ def _repositories(model: Model, label: str) -> Iterator[Variant]:
 
 
 def download_bytes(model: Model, setup: VllmSetup, _estimate: MemoryEstimate) -> int | None:
-    """The repository that was read, else the weights on one card; None where they cannot be estimated."""
-    own = model.header.file_bytes or model.header.tensor_bytes
-    if own:
-        return own
+    """The size of the repository, else the weights on one GPU; None if they cannot be estimated."""
+    stored = model.header.file_bytes or model.header.tensor_bytes
+    if stored:
+        return stored
     alone = replace(setup, tensor_parallel_size=1, pipeline_parallel_size=1, quantization=None)
     try:
         bill = estimate(model, Load(context_tokens=1), alone)

@@ -1,4 +1,4 @@
-"""vllm serve, started as vLLM was judged, and Ray before it where several machines share the model.
+"""The commands of a verdict: vllm serve, after Ray if several machines share the model.
 
 Flags: vllm/engine/arg_utils.py; the steps over several machines: docs/serving/parallelism_scaling.md @ a014e35.
 """
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from edgekit.model.open import OpenModel
 
 PROGRAM = "vllm"
-RAY_PORT = 6379  # Ray's own
+RAY_PORT = 6379  # Ray's default
 HEAD = "HEAD_IP"
 _FIRST_MACHINE = "on the first machine"
-# Fields of the setup that are printed where they are not vLLM's default, in this order.
+# Fields of the setup that are printed if they differ from vLLM's default, in this order.
 _PRINTED = (
     "tensor_parallel_size", "pipeline_parallel_size", "dtype", "quantization", "kv_cache_dtype", "block_size",
     "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes",
@@ -38,12 +38,15 @@ _PRINTED = (
 
 
 def commands(startup: Startup) -> Iterator[Command]:
-    nodes = _nodes_used(startup)
+    # A placement may need fewer machines than there are.
+    own = sum(1 for card in startup.machine.devices if card.vendor is Vendor.NVIDIA)
+    setup: VllmSetup = startup.setup
+    nodes = min(startup.nodes, -(-setup.world_size // max(own, 1)))
     if nodes > 1:
         yield from _ray(startup, nodes)
     length = str(startup.facts["max_model_len"])
     words = ["vllm", "serve", startup.repository_word, "--max-model-len", length]
-    words += _setup_words(startup.setup)
+    words += _setup_words(setup)
     most = startup.users
     if most is None:
         most = most_sequences(startup.verdict)
@@ -54,13 +57,6 @@ def commands(startup: Startup) -> Iterator[Command]:
     notes = ["run this on the first machine, after all machines have joined"] if nodes > 1 else []
     serve = startup.command(PROGRAM, "vllm serve", words, startup.environment, notes)
     yield replace(serve, where=_FIRST_MACHINE if nodes > 1 else "")
-
-
-def _nodes_used(startup: Startup) -> int:
-    """A placement may need fewer machines than there are."""
-    own = sum(1 for card in startup.machine.devices if card.vendor is Vendor.NVIDIA)
-    needed: int = -(-startup.setup.world_size // max(own, 1))
-    return min(startup.nodes, needed)
 
 
 def _setup_words(setup: VllmSetup) -> list[str]:
@@ -77,7 +73,7 @@ def _setup_words(setup: VllmSetup) -> list[str]:
 
 
 def whole_pool(verdict: Verdict) -> MemoryEstimate | None:
-    """The bill with all of the card's share, which vLLM takes at the start; judged is what requests need."""
+    """The estimate with the whole share that vLLM takes at startup; a verdict only has what the requests need."""
     if verdict.variant is None:
         return None
     setup = verdict.way.setup
@@ -86,8 +82,10 @@ def whole_pool(verdict: Verdict) -> MemoryEstimate | None:
 
 
 def most_sequences(verdict: Verdict) -> int | None:
-    """Models with states need a block for each sequence, or vLLM does not start (compilation.py
-    adjust_cudagraph_sizes_for_mamba_cache @ a014e35). None where vLLM's own number does.
+    """--max-num-seqs for models with recurrent states; None if vLLM's default works.
+
+    Each sequence needs a block, or vLLM does not start (compilation.py
+    adjust_cudagraph_sizes_for_mamba_cache @ a014e35).
     """
     variant = verdict.variant
     if variant is None or not any(one.mixer.states for one in variant.model.geometry.layers):
@@ -99,7 +97,7 @@ def most_sequences(verdict: Verdict) -> int | None:
 
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start vLLM as it was judged: those that were given, and what the verdict adds."""
+    """The flags of a verdict: those given, and what the verdict adds."""
     setup: VllmSetup = verdict.way.setup
     found = {**given, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
@@ -111,7 +109,7 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def machine_flags(placement: Placement) -> dict[str, Any]:
-    """The smallest card by its name where the table has it, and its memory where that is another."""
+    """The smallest GPU by name if it is in the table of devices, and its memory if that differs."""
     card = min(placement.cards, key=lambda card: card.total_bytes)
     try:
         device = find_device(card.name)
@@ -139,19 +137,19 @@ def _ray(startup: Startup, nodes: int) -> Iterator[Command]:
 def estimate_words(
     values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
-    """The command of an estimate. The length is always given: vLLM would take the model's own, or what fits."""
+    """The command of an estimate. It always has a length: vLLM would use the model's own."""
     length = dict(estimate.facts)["max_model_len"]
     words = ["vllm", "serve", repository_word(opened.files, opened.repository)]
     return [*words, "--max-model-len", str(length), *flag_words(FLAGS, values)]
 
 
 def taken(verdict: Verdict) -> MemoryEstimate:
-    """Judged is what the requests need; at the start it takes its whole share of the card."""
+    """With the whole share of the GPU that vLLM takes at startup."""
     return whole_pool(verdict) or verdict.estimate
 
 
 def values_on_cards(cards: Sequence[Device], named: Sequence[str]) -> dict[str, Any]:
-    """The smallest card, which is what every rank has; `named`: as the table of devices has the cards, if it does."""
+    """The flags for the smallest GPU, which limits every rank. `named`: names of the GPUs in the table of devices."""
     smallest = min(cards, key=lambda card: card.total_bytes)
     found: dict[str, Any] = {"gpu_memory": smallest.total_bytes}
     if named:

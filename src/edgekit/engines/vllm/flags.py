@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.engines import flags as common
 from edgekit.engines.flags import (
@@ -39,8 +39,8 @@ def _card(name: str) -> KnownDevice:
     return device
 
 
-def _row_gpu(name: str, value: Any) -> Gpu:
-    """A GPU as a row describes it."""
+def _row_gpu(name: str, value: object) -> Gpu:
+    """The GPU of a row of a batch."""
     from edgekit.engines.vllm.types import Gpu
 
     if not isinstance(value, Mapping):
@@ -59,7 +59,7 @@ def _row_gpu(name: str, value: Any) -> Gpu:
     )
 
 
-def _row_share(name: str, value: Any) -> float:
+def _row_share(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise UsageError(f"{name} must be above 0 and at most 1 (got {value!r:.60})")
     return float(value)
@@ -103,7 +103,7 @@ ROW_ONLY = (
     Flag((), "flashinfer", "", row=yes_no),
 )
 TABLE = (CONTEXT, *FLAGS, *ROW_ONLY)
-# It takes its share of the card and either starts or does not.
+# vLLM takes its share of the GPU and either starts or not.
 PAGE = Page(
     "vLLM",
     "vLLM",

@@ -1,4 +1,4 @@
-"""What vLLM may use of a machine, and the numbers of ranks and stages that it can share a model among."""
+"""What vLLM may use of a machine, and how it can split a model into ranks and stages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edgekit.units import GIB, format_bytes
 # Fields of the setup that say where the model goes.
 PLACED = frozenset({"tensor_parallel_size", "pipeline_parallel_size"})
 LEAST_CAPABILITY = (7, 0)
-# What is gone before vLLM looks at what is free: a CUDA context (527 MiB on an H200), and among several cards NCCL's
-# buffers (users log 1.5 GiB and more).
+# Memory in use before vLLM measures what is free: a CUDA context (527 MiB on an H200), and with several GPUs NCCL's
+# buffers (users report 1.5 GiB and more).
 CONTEXT_BYTES = 6 * GIB // 10
 NCCL_BYTES = 3 * GIB // 2
-# Without compilation vLLM takes more than its share in the end: up to 223 MiB in 32 starts on an H200.
+# Without compilation vLLM exceeds its share: by up to 223 MiB in 32 starts on an H200.
 BEYOND_SHARE_BYTES = GIB // 4
-LEAST_SHARE = 0.2  # with less of a card vLLM is not worth starting
+LEAST_SHARE = 0.2  # a smaller share of a GPU is not worth starting vLLM
 
 
 def devices(machine: Machine) -> tuple[Device, ...]:
@@ -41,7 +41,7 @@ def check_runs(machine: Machine) -> None:
 
 
 def check_limits(reserve_bytes: int | None, max_use: float | None) -> None:
-    """Raises UsageError: vLLM has neither a reserve nor a largest share."""
+    """Raises UsageError for --reserve and --max-use, which vLLM does not have."""
     limits = {"--reserve": reserve_bytes, "--max-use": max_use}
     for flag, value in limits.items():
         if value is not None:
@@ -51,35 +51,36 @@ def check_limits(reserve_bytes: int | None, max_use: float | None) -> None:
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
-    """With all its cards, at the share that vLLM takes by itself."""
+    """With all GPUs, at the default --gpu-memory-utilization or the largest that starts."""
     cards = devices(machine)
     return budgets_at(cards, startable_share(cards, DEFAULT_UTILIZATION))
 
 
 def capacity_bytes(machine: Machine) -> int:
-    """The most that weights may take, on all cards together."""
+    """The free memory of all GPUs together."""
     return sum(card.free_bytes for card in devices(machine))
 
 
 def budgets_at(
     cards: tuple[Device, ...], utilization: float, *, eager: bool = False
 ) -> tuple[Budget, ...]:
-    """The tightest of the cards that share the model: vLLM asks the same share of each."""
+    """The tightest of the GPUs that share the model: vLLM takes the same share of each."""
     before = _before_start(cards, eager=eager)
-    return (min((_share(one, utilization, before) for one in cards), key=_tightness),)
+    every = (_share(one, utilization, before) for one in cards)
+    return (min(every, key=lambda budget: (not budget.blocked, budget.available_bytes)),)
 
 
-def startable_share(cards: tuple[Device, ...], wanted: float, *, eager: bool = False) -> float:
-    """`wanted`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all of them.
+def startable_share(cards: tuple[Device, ...], utilization: float, *, eager: bool = False) -> float:
+    """`utilization`, or the largest --gpu-memory-utilization in hundredths with which vLLM starts on all GPUs.
 
-    Where that is too little to be worth it, `wanted` again: its budget then says why it does not start.
+    If that is not worth starting, `utilization` again: its budget then explains why vLLM does not start.
     """
     share = min(_startable(one, _before_start(cards, eager=eager)) for one in cards)
-    return share if LEAST_SHARE <= share < wanted else wanted
+    return share if LEAST_SHARE <= share < utilization else utilization
 
 
 def _before_start(cards: tuple[Device, ...], *, eager: bool) -> int:
-    """What has to be free in addition to its share."""
+    """Memory that has to be free in addition to the share."""
     several = NCCL_BYTES if len(cards) > 1 else 0
     return CONTEXT_BYTES + several + (BEYOND_SHARE_BYTES if eager else 0)
 
@@ -89,19 +90,15 @@ def _startable(device: Device, before_bytes: int) -> float:
     return math.floor(100 * started / max(device.total_bytes, 1)) / 100
 
 
-def _tightness(budget: Budget) -> tuple[bool, int]:
-    return not budget.blocked, budget.available_bytes
-
-
 def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
     # v1/worker/utils.py request_memory @ 0.32.0
-    asked = math.ceil(device.total_bytes * utilization)
+    requested = math.ceil(device.total_bytes * utilization)
     started = max(0, device.free_bytes - before_bytes)
     blocked = ""
-    if started < asked:
+    if started < requested:
         share = _startable(device, before_bytes)
         blocked = (
-            f"vLLM does not start: it reserves {format_bytes(asked)} of {device.name} "
+            f"vLLM does not start: it reserves {format_bytes(requested)} of {device.name} "
             f"(--gpu-memory-utilization {utilization:g}), but only {format_bytes(started)} is free once it runs; "
             f"free GPU memory{f', or use {share:g}' if share else ''}"
         )
@@ -110,7 +107,7 @@ def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
         pools=frozenset({DEVICE}),
         total_bytes=device.total_bytes,
         free_bytes=device.free_bytes,
-        reserve_bytes=max(0, device.free_bytes - asked),
+        reserve_bytes=max(0, device.free_bytes - requested),
         has_default_reserve=False,
         is_share=True,
         because=f"not used at --gpu-memory-utilization {utilization:g} of {format_bytes(device.total_bytes)}",
@@ -119,7 +116,7 @@ def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """All cards first, then fewer. Raises HardwareError where the machine has too few, or only older ones."""
+    """All GPUs first, then fewer. Raises HardwareError if there are too few or only older ones."""
     machine, start = task.machine, task.start
     setup: VllmSetup = start.setup or VllmSetup()
     found = devices(machine)
@@ -142,18 +139,18 @@ def placements(task: Task) -> Iterator[Placement]:
         own = tuple(largest[: ranks * stages])
         shared = replace(setup, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
         if "gpu_memory_utilization" not in start.settled:
-            # its share of a card that is in use already, or shared with NCCL, is lowered until it starts
+            # lowered until vLLM starts, if GPUs are in use or NCCL needs memory
             share = startable_share(own, shared.gpu_memory_utilization, eager=shared.enforce_eager)
             shared = replace(shared, gpu_memory_utilization=share)
         yield _placement(shared, own)
 
 
 def _shapes(cards: int, nodes: int) -> Iterator[tuple[int, int]]:
-    """Ranks x stages: heads are divided inside of a machine, layers between machines, for that needs less traffic."""
+    """Ranks x stages: heads are split within a machine, layers between machines, which needs less traffic."""
     powers = [2**power for power in range(cards.bit_length())]
     yield from ((size, 1) for size in powers)
     if cards not in powers:
-        yield 1, cards  # three cards share layers, not heads
+        yield 1, cards  # three GPUs split layers, not heads
     for count in range(2, nodes + 1):
         yield powers[-1], count
         if cards not in powers:
@@ -161,7 +158,7 @@ def _shapes(cards: int, nodes: int) -> Iterator[tuple[int, int]]:
 
 
 def _placement(setup: VllmSetup, cards: tuple[Device, ...]) -> Placement:
-    """The card's memory is the budget's business: the bill is that of the requests, not of the whole pool."""
+    """Without the GPU's memory in the setup: the estimate is what the requests need, not the whole pool."""
     one = min(cards, key=lambda card: card.total_bytes)
     gpu = Gpu(name=one.name, memory_bytes=None, total_bytes=one.total_bytes)
     if one.capability is not None:

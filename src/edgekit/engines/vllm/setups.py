@@ -22,7 +22,7 @@ def default_setup() -> VllmSetup:
 
 
 def setup(values: Mapping[str, Any]) -> tuple[Load, VllmSetup]:
-    """What the flags ask of vLLM: most are the fields of its setup. Raises UsageError."""
+    """Most flags are fields of the setup. Raises UsageError."""
     load = field_values(TABLE, values, Load)
     load["context_tokens"] = values.get("context") or None
     return Load(**load), VllmSetup(
@@ -45,10 +45,10 @@ def _gpu(values: Mapping[str, Any]) -> Gpu:
 
 
 def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
-    """And back: read again, they give this load and setup."""
+    """The flags that `setup` reads as this load and setup."""
     found = given_values(TABLE, load, replace(setup, gpu=Gpu()))
     if setup.gpu != Gpu(memory_bytes=setup.gpu.memory_bytes):
-        with suppress(UsageError):  # of --vram only the size is known
+        with suppress(UsageError):  # of --vram only the size is known: no name
             found["gpu"] = find_device(setup.gpu.name)
     if setup.gpu.memory_bytes is not None:
         found["gpu_memory"] = setup.gpu.memory_bytes
@@ -56,7 +56,7 @@ def values(load: Load, setup: VllmSetup) -> dict[str, Any]:
 
 
 def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[Load, VllmSetup]:
-    """A row of a batch, in the names of vLLM's own flags. Raises UsageError."""
+    """A row of a batch, with the names of vLLM's own flags. Raises UsageError."""
     given = read_options(TABLE, options)
     for key in (
         "tensor_parallel_size",
@@ -65,14 +65,14 @@ def read_row(options: Mapping[str, Any], _backend: str | None = None) -> tuple[L
         "kv_cache_dtype",
         "mamba_cache_dtype",
         "mamba_ssm_cache_dtype",
-    ):  # 0 and "" are as if not given
+    ):  # 0 and "" mean not given
         if not given.get(key, True):
             del given[key]
     pool = options.get("available_kv_bytes") if "kv_cache_memory_bytes" not in given else None
     if pool is not None:
         given["kv_cache_memory_bytes"] = number("available_kv_bytes", pool)
-    load, wanted = setup(given)
-    return replace(load, context_tokens=given.get("context")), wanted
+    load, options_setup = setup(given)
+    return replace(load, context_tokens=given.get("context")), options_setup
 
 
 def read_quant(name: str) -> str | None:
@@ -86,7 +86,7 @@ def quant_names() -> tuple[str, ...]:
 
 
 def placement(setup: VllmSetup) -> dict[str, Any]:
-    """Where a plan has put the model, as values of flags."""
+    """The placement of a plan as values of flags."""
     return {
         flag.key: value
         for flag, value, default in fields_of(FLAGS, setup)
@@ -95,14 +95,14 @@ def placement(setup: VllmSetup) -> dict[str, Any]:
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as vLLM resolved it, and what the pool holds."""
+    """The request as vLLM resolved it, and the capacity of the pool."""
     facts: dict[str, Any] = dict(estimate.facts)
     cache = facts["dtype"] if facts["kv_cache_dtype"] == "auto" else facts["kv_cache_dtype"]
     cards = f" on each of {facts['world_size']} cards" if facts["world_size"] > 1 else ""
-    asked = f"requests of up to {facts['max_model_len']:,} tokens{cards}, cache {cache}, "
+    request = f"requests of up to {facts['max_model_len']:,} tokens{cards}, cache {cache}, "
     if facts["refused"]:
-        return f"{asked}not even one of which fits"
+        return f"{request}not even one of which fits"
     if facts["max_concurrency"] is None:
         count = load.sequences or 1
-        return f"{asked}GPU memory unknown (add --gpu): cache for {count} such request{'s' * (count > 1)}"
-    return f"{asked}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"
+        return f"{request}GPU memory unknown (add --gpu): cache for {count} such request{'s' * (count > 1)}"
+    return f"{request}blocks of {facts['block_size']}: room for {facts['max_concurrency']:,.2f} such requests at once"

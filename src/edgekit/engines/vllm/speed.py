@@ -1,4 +1,4 @@
-"""How fast vLLM is."""
+"""The speed of vLLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def speed(
 ) -> Speed | None:
     setup: VllmSetup = placement.setup
     cards = largest_cards(placement.cards, setup.world_size)
-    # Ranks wait for the slowest.
+    # All ranks wait for the slowest.
     slowest = min(cards, key=lambda card: card.bandwidth_bytes_per_s or 0, default=None)
     run = SequenceRun(
         model=task.model,
