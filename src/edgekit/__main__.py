@@ -29,13 +29,13 @@ def _end(*_: object) -> "NoReturn":
 
 
 def _end_if_interrupted(lost: "sys.UnraisableHookArgs") -> None:
-    """Python drops an exception raised in a finaliser, and prints a traceback: no Ctrl-C is lost that way."""
+    """End on a Ctrl-C during a finaliser, where Python would only print a traceback and continue."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         _end()
     sys.__unraisablehook__(lost)
 
 
-# SIGINT may be ignored on purpose (nohup, a background job): it stays so.
+# If SIGINT is ignored on purpose (nohup, a background job), it stays ignored.
 _is_handled = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _is_handled:
     _signal.signal(_signal.SIGINT, _end)

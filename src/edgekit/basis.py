@@ -1,4 +1,4 @@
-"""How a number is known. Every number that leaves EdgeKit carries one of these."""
+"""How a number is known. Every figure in an answer has one of these."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import enum
 
 
 class Basis(enum.Enum):
-    EXACT = "exact"  # read from the file, or a rule that is checked to the byte
+    EXACT = "exact"  # read from the file, or computed by a rule that is tested to the byte
     MODELLED = "modelled"  # a rule with a stated error
-    ASSUMED = "assumed"  # a guess that has a name
+    ASSUMED = "assumed"  # a documented guess

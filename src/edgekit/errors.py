@@ -1,49 +1,49 @@
 """Everything EdgeKit raises, in one tree.
 
 EdgekitError
-├── UsageError                   what was asked for makes no sense
-│   ├── MissingExtraError        a package that this needs is not installed (an ImportError too)
-│   └── NotAllowedError          a file that the page was not given
-├── SourceError                  the bytes cannot be had
-│   ├── NotFoundError            no such file, folder or name (with what was meant, perhaps)
-│   └── RemoteInspectError       a server did not give what a light inspection needs
+├── UsageError                   the request makes no sense
+│   ├── MissingExtraError        a package is not installed (an ImportError too)
+│   └── NotAllowedError          a file that the web server may not read
+├── SourceError                  the bytes cannot be read
+│   ├── NotFoundError            no such file, folder or name (with similar names)
+│   └── RemoteInspectError       a server does not support a light inspection
 │       ├── RemoteNotFoundError
 │       ├── RemoteAccessError    401, 403: private or gated
 │       ├── RangeNotSupportedError
 │       ├── RemoteChangedError   the file changed between two ranges
-│       ├── RemoteTimeoutError   all of it together took longer than it may
-│       └── PrivateAddressError  a server on this machine or in a private network, where only public ones may be asked
+│       ├── RemoteTimeoutError   all requests together took too long
+│       └── PrivateAddressError  a server on this machine or in a private network, where only public ones are allowed
 ├── HeaderError                  the bytes are not what they claim to be
 │   ├── HeaderLimitError         a count in the file is beyond a named limit
 │   ├── UnknownDtypeError        a tensor type without a row in formats/dtype.py
-│   └── WeightsError             a tensor that is missing, of the wrong shape, or holds no numbers
+│   └── WeightsError             a tensor is missing, has the wrong shape, or holds values that are not numbers
 ├── UnknownArchitectureError     no record in model/architectures.json and no standard keys
 ├── UnknownTokenizerError        a vocabulary without a row in engines/native/tokenizer
-├── TextError                    a text that cannot be embedded: empty, too long, no text
-├── OutputError                  what was made cannot be written
-├── MemoryPressureError          the embedder would break, or has broken, its memory limit
-├── CancelledError               somebody called it off
-├── DeadlineError                it took longer than it was given
-├── HardwareError                the machine has nothing that the engine runs on
-├── RefusedError                 the engine itself would refuse these options or this model
-├── ContextTooLargeError         more tokens than the window holds
-├── KvSpillUnsupportedError      cold pages of a cache would not be back in time, or have no place to go
-└── EngineError                  the real engine did not come up: its last words
+├── TextError                    a text that cannot be embedded: empty, too long, not a string
+├── OutputError                  the output cannot be written
+├── MemoryPressureError          the memory limit is, or would be, exceeded
+├── CancelledError               cancelled by the caller
+├── DeadlineError                the time limit was exceeded
+├── HardwareError                the machine has no hardware for the engine
+├── RefusedError                 the engine would refuse these options or this model
+├── ContextTooLargeError         more tokens than the context holds
+├── KvSpillUnsupportedError      a KV cache cannot be spilled: too slow to read back, or no space
+└── EngineError                  the real engine did not start, with its last output
 """
 
 from __future__ import annotations
 
 
 class EdgekitError(Exception):
-    """The root. `exit_code` is what the command line ends with.
+    """The base class. `exit_code` is the exit code of the command line.
 
-    `about` is the part of the question at fault, where that is known: model, engine, machine, settings, cache_types.
+    `about` is the part of the request at fault, if known: model, engine, machine, settings, cache_types.
     """
 
     exit_code = 5
 
-    def __init__(self, *told: object, about: str = "") -> None:
-        super().__init__(*told)
+    def __init__(self, *message: object, about: str = "") -> None:
+        super().__init__(*message)
         self.about = about
 
 
@@ -56,7 +56,7 @@ class MissingExtraError(UsageError, ImportError):
 
 
 class NotAllowedError(UsageError):
-    """It is, or may be, a file that whoever asks has no business with."""
+    """A file that the client may not read. It may or may not exist."""
 
 
 class SourceError(EdgekitError):
@@ -64,7 +64,7 @@ class SourceError(EdgekitError):
 
 
 class NotFoundError(SourceError):
-    """`candidates` are names that exist and look like the one asked for."""
+    """`candidates` are existing names that are similar."""
 
     def __init__(self, message: str, *, candidates: tuple[str, ...] = ()) -> None:
         self.candidates = candidates
@@ -106,11 +106,11 @@ class RemoteChangedError(RemoteInspectError):
 
 
 class PrivateAddressError(RemoteInspectError):
-    """Refused before a byte was sent. Nothing else is tried in its place."""
+    """Refused before a byte was sent; no other server is tried."""
 
 
 class HeaderError(EdgekitError):
-    """A file that lies or breaks off. The message says which, where, and what was found."""
+    """A damaged or truncated file. The message says which file, where, and what was found."""
 
     def __init__(self, what: str, *, file: str = "", offset: int | None = None) -> None:
         self.what = what
@@ -126,8 +126,10 @@ class HeaderLimitError(HeaderError):
     ) -> None:
         self.value = value
         self.limit = limit
-        told = f"{value:,}" if value < 10**30 else "a number with more than 30 digits"
-        super().__init__(f"{what}: {told} is over the limit of {limit:,}", file=file, offset=offset)
+        number = f"{value:,}" if value < 10**30 else "a number with more than 30 digits"
+        super().__init__(
+            f"{what}: {number} is over the limit of {limit:,}", file=file, offset=offset
+        )
 
 
 class UnknownDtypeError(HeaderError):
@@ -143,11 +145,11 @@ class UnknownArchitectureError(EdgekitError):
 
 
 class UnknownTokenizerError(EdgekitError):
-    """Text cannot be cut as the model was taught. The message names the table that lacks the row."""
+    """The tokenizer is not supported. The message names the table without a row for it."""
 
 
 class TextError(EdgekitError):
-    """`index` is the place of the text among those that were given."""
+    """`index` is the position of the text among the given ones."""
 
     exit_code = 2
 
@@ -158,13 +160,13 @@ class TextError(EdgekitError):
 
 
 class OutputError(EdgekitError):
-    """The answer could not be written: no room, no right, no folder. What is done already is kept."""
+    """The output could not be written: disk full, no permission, no folder. Finished parts stay on disk."""
 
     exit_code = 1
 
 
 class MemoryPressureError(EdgekitError):
-    """Going on would use more memory than was allowed. The message has the numbers."""
+    """Continuing would exceed the memory limit. The message has the numbers."""
 
     exit_code = 3
 
@@ -174,11 +176,11 @@ class CancelledError(EdgekitError):
 
 
 class DeadlineError(EdgekitError):
-    """Nothing is returned of what was not finished in time."""
+    """The time limit was exceeded. Partial results are discarded."""
 
 
 class HardwareError(EdgekitError):
-    """The engine cannot run on this machine at all, whatever the model."""
+    """The engine cannot run on this machine, whatever the model."""
 
     exit_code = 3
 
@@ -190,13 +192,13 @@ class RefusedError(EdgekitError):
 
 
 class ContextTooLargeError(EdgekitError):
-    """A prompt, or what was asked for after it, is longer than the window. The message has the numbers."""
+    """The prompt, or prompt plus answer, is longer than the context. The message has the numbers."""
 
     exit_code = 3
 
 
 class KvSpillUnsupportedError(EdgekitError):
-    """A cache that does not fit cannot be spilled either. The message has all the numbers."""
+    """A KV cache that does not fit cannot be spilled to disk either. The message has the numbers."""
 
     exit_code = 3
 
@@ -208,4 +210,4 @@ class PredictionError(EdgekitError):
 
 
 class EngineError(EdgekitError):
-    """The real engine did not come up."""
+    """The real engine did not start, or crashed."""

@@ -1,7 +1,7 @@
-"""A request: everything that may be asked about a model, as one frozen value.
+"""A request: everything that can be requested for a model, as one frozen value.
 
-Command lines, queries, Python keywords and rows of a batch are parsed into it, each text once. What is not a value
-(how far to reach, whom to ask before a download) is in a `Session` next to it.
+Command lines, REST queries, Python keywords and rows of a batch are parsed into it, each text once. What is not a value
+(the network policy, confirming a download) is in a `Session`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgekit.engines.options import chosen_engines, given_to, with_one_quant
 from edgekit.errors import CancelledError, UsageError
 from edgekit.units import MIB, parse_size
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
+if TYPE_CHECKING:
     import argparse
 
     from edgekit.bill.spill import Purpose
@@ -47,7 +47,7 @@ _PURPOSES = {
     "coding": "code",
     "reason": "reasoning",
 }
-# Fields that argv and a query spell the same.
+# Fields with the same names in argv and in a query.
 _TEXTS = (
     "engine", "ram", "vram", "job", "min_context", "window_budget", "max_use", "reserve", "users", "nodes", "task",
     "limit", "latency",
@@ -60,15 +60,14 @@ Pricing = Callable[["OpenModel", str, Values, "Reach"], "Price"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """How a request is answered, next to what it asks."""
+    """How to answer a request: network policy, download confirmation and progress."""
 
     reach: Reach = field(repr=False)
-    confirm: Callable[[Download], bool] | None = field(
-        default=None, repr=False
-    )  # None: no download
-    # What any load costs with all that is loaded next to the model; None: that is opened for each answer.
+    # None: nothing is downloaded.
+    confirm: Callable[[Download], bool] | None = field(default=None, repr=False)
+    # Prices a load together with its draft model, projector and adapters; None: they are opened for each answer.
     pricing: Pricing | None = field(default=None, repr=False)
-    # Called with what happens while an engine is started: the values are in app/run.py.
+    # Called with the events of app/run.py while an engine starts.
     notify: Callable[[object], None] = field(default=lambda _event: None, repr=False)
 
     def tell(self, line: str) -> None:
@@ -81,19 +80,19 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked about a model. What was not given is None, or empty."""
+    """What is requested for a model. A field that was not given is None or empty."""
 
-    engines: tuple[str, ...] = ()  # empty: the one that the model's files are for
-    flags: Mapping[str, Values] = field(default_factory=dict)  # engine -> its own flags
-    options: Values | None = None  # instead: the engine's options as Python and rows name them
-    backend: str | None = None  # of a row
+    engines: tuple[str, ...] = ()  # empty: the engine for the model's files
+    flags: Mapping[str, Values] = field(default_factory=dict)  # engine -> its flags
+    options: Values | None = None  # instead of flags: the engine's options by their names in Python
+    backend: str | None = None  # only in rows of a batch
     context: int | None = None  # 0: the whole native context
-    quant: str | None = None  # of the weights, whichever the engine
-    machine: Machine | None = field(default=None, repr=False)  # instead of a description
+    quant: str | None = None  # of the weights, for any engine
+    machine: Machine | None = field(default=None, repr=False)  # instead of devices, ram and vram
     devices: tuple[str, ...] = ()
     ram: str | None = None
     vram: str | None = None
-    users: int | None = None  # at the same time, each with a context of their own
+    users: int | None = None  # at the same time, each with a separate context
     sequences: int | None = None  # at the same time, sharing one context
     job: Job | None = None  # sizes the context
     min_context: int | None = None
@@ -106,21 +105,21 @@ class Request:
     purpose: ModelPurpose | None = None  # None: chat
     limit: int | None = None  # number of models to recommend
     all_sizes: bool = False  # several models of a family, not only the best
-    # of run and serve
+    # only for run and serve
     sinks: int = 0  # first tokens that a rolling context never drops
     rolling: bool = False
     force: bool = False  # start even if it does not fit
     threads: int | None = None
-    budget_bytes: int | None = None  # of the whole process
-    latency: Purpose | None = None  # decides how long cold pages may take; None: text
+    budget_bytes: int | None = None  # memory limit of the whole process
+    latency: Purpose | None = None  # sets the longest wait for cache pages on disk; None: text
     # Engine -> why it cannot have a flag that it shares with another engine.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_argv(cls, arguments: argparse.Namespace, *, one_engine: bool = False) -> Request:
-        """A command has some of the options: what it does not have was not given. Raises UsageError.
+        """Parse the options that the command has. Raises UsageError.
 
-        `one_engine`: the command has one, not auto or all.
+        `one_engine`: the command takes the name of one engine, not auto or all.
         """
         texts: dict[str, Any] = {name: getattr(arguments, name, None) for name in _TEXTS}
         switches: dict[str, Any] = {name: getattr(arguments, name, False) for name in _SWITCHES}
@@ -137,7 +136,7 @@ class Request:
     def from_query(
         cls, fields: Mapping[str, Any], flags: frozenset[str], *, one_engine: bool = False
     ) -> Request:
-        """`fields` by the names of REST; `flags` are those of them that are an engine's. Raises UsageError."""
+        """Parse the fields of a REST query; `flags` are the fields that are flags of engines. Raises UsageError."""
         owners = {COMMON: (CONTEXT, QUANT)} | {
             engine: engine_named(engine).flags for engine in engine_names()
         }
@@ -147,7 +146,7 @@ class Request:
         for owner, table in owners.items():
             for flag in table:
                 value = fields.get(flag.key) if flag.key in flags and not flag.shared else None
-                # a switch that no flag sets to this value counts as not given: there is no --no-cpu-moe
+                # a value that no switch can set counts as not given: there is no --no-cpu-moe
                 is_set = not isinstance(value, bool) if flag.metavar else value == flag.value
                 if value is not None and is_set:
                     given.setdefault(owner, {})[flag.key] = value
@@ -176,7 +175,7 @@ class Request:
         reserve: int | None = None,
         **numbers: int | None,
     ) -> Request:
-        """Python's keywords, whose types are not checked yet. Raises UsageError."""
+        """Check the types of Python's keywords. Raises UsageError."""
         if not isinstance(engine, str):
             raise UsageError(f"engine {engine!r:.60} is not a name such as 'llama.cpp'")
         if not isinstance(options, Mapping | None):
@@ -215,7 +214,7 @@ class Request:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Request:
-        """A row of a batch, without its model. Raises UsageError."""
+        """Parse a row of a batch, except its model. Raises UsageError."""
         engine, backend = row.get("engine"), row.get("backend")
         options = row.get("options") or {}
         if not isinstance(options, Mapping):
@@ -232,12 +231,12 @@ class Request:
 
     @property
     def engine(self) -> str | None:
-        """The engine that was chosen, if it is one."""
+        """The engine, if exactly one was chosen."""
         return self.engines[0] if len(self.engines) == 1 else None
 
     @property
     def wanted_tokens(self) -> int | None:
-        """The context that each user needs: as given (0: the model's whole one), or for the job."""
+        """The context that each user needs: as given (0: the native context), or sized for the job."""
         if self.job is None:
             return self.context
         from edgekit.plan.fit import job_window
@@ -245,10 +244,9 @@ class Request:
         return job_window(self.job, native_tokens=sys.maxsize)[0]
 
     def values(self, engine: str, quant: str | None = None) -> dict[str, Any]:
-        """The values of the engine's flags, the context and the quantisation of the weights among them, in the order of
-        the table.
+        """The values of the engine's flags, including context and quantisation, in the order of its table.
 
-        Raises UsageError for a quantisation or a value that the engine lacks.
+        Raises UsageError for a quantisation or a value that the engine does not have.
         """
         if engine in self.unreadable:
             raise UsageError(self.unreadable[engine])
@@ -258,11 +256,11 @@ class Request:
         return in_order(engine, with_quant(found, engine, quant))
 
     def with_flags(self, engine: str, flags: Values) -> Request:
-        """For this engine, with these flags instead of those it was given."""
+        """The request for this engine, with these flags instead of the given ones."""
         return replace(self, engines=(engine,), flags={**self.flags, engine: dict(flags)})
 
     def find_machine(self) -> Machine:
-        """The machine that is described, else this one. Raises UsageError for an unknown name or size."""
+        """The described machine, or this one. Raises UsageError for an unknown name or size."""
         if self.machine is not None:
             return self.machine
         from edgekit.machine import requested_machine
@@ -271,13 +269,13 @@ class Request:
 
 
 def in_order(engine: str, values: Values) -> dict[str, Any]:
-    """The values in the order of the engine's table, in which they are shown."""
+    """The values in the order of the engine's table, which is the order they are shown in."""
     keys = dict.fromkeys(flag.key for flag in (CONTEXT, *engine_named(engine).flags))
     return {key: values[key] for key in keys if key in values}
 
 
 def with_quant(values: Values, engine: str, quant: str | None) -> Values:
-    """The engine's values with the quantisation among them. Raises UsageError where the engine lacks it."""
+    """The engine's values with the quantisation added. Raises UsageError if the engine does not have it."""
     if quant is None:
         return values
     from edgekit.engines.options import read_quant
@@ -311,21 +309,21 @@ def _parsed(
     drafter: bool,
     one_engine: bool,
 ) -> Request:
-    """The texts of argv or a query, each parsed once. Errors come before anything is fetched."""
+    """Parse the texts of argv or a query. Raises UsageError before anything is fetched."""
     word = AUTO if engine is None else engine.lower()
     several = () if one_engine and engine is not None else (AUTO, ALL)
     named = None if word in several else engine_name(engine or word)
-    own = with_one_quant(given, named)
-    common = own.pop(COMMON, {})
-    engines = engine_names() if word == ALL else chosen_engines(own, named)
+    by_engine = with_one_quant(given, named)
+    common = by_engine.pop(COMMON, {})
+    engines = engine_names() if word == ALL else chosen_engines(by_engine, named)
     context: int | None = read_flags((CONTEXT,), common).get(CONTEXT.key)
     flags: dict[str, Values] = {}
     unreadable: dict[str, str] = {}
     for one in engine_names():
         try:
-            flags[one] = read_flags(engine_named(one).flags, given_to(one, own))
+            flags[one] = read_flags(engine_named(one).flags, given_to(one, by_engine))
         except UsageError as error:
-            if engines == (one,) or (len(engines) != 1 and one in own):
+            if engines == (one,) or (len(engines) != 1 and one in by_engine):
                 raise
             unreadable[one] = str(error)
     quant = common.get(QUANT.key)
@@ -375,7 +373,7 @@ def read_max_use(text: str) -> float:
 
 
 def read_reserve(text: str) -> int:
-    """Memory to leave free, of each: '512M', '0'."""
+    """Memory to leave free on every GPU and in RAM: '512M', '0'."""
     try:
         size = 0 if text.strip() == "0" else parse_size(text)
     except UsageError:
@@ -421,7 +419,6 @@ def _job(text: str) -> Job:
 def _python_job(job: tuple[int, int] | None) -> Job | None:
     if job is None:
         return None
-
     try:
         prompt, new = job
     except (TypeError, ValueError) as error:
@@ -437,7 +434,7 @@ def _check_whole(name: str, value: object) -> None:
 
 
 def check_reference(model_id: object) -> None:
-    """Raises UsageError for what cannot be a model."""
+    """Raises UsageError unless it is a path or a string."""
     if not isinstance(model_id, str | os.PathLike):
         raise UsageError(
             f"{model_id!r:.60} is not a model: give a path, a Hugging Face ID or a URL"

@@ -1,4 +1,4 @@
-"""The only place where bytes become text and text becomes bytes."""
+"""Sizes, counts and tokens as text, and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def format_download(size_bytes: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """8030261312 -> '8.03 B' (parameters are counted in thousands of thousands)."""
+    """8030261312 -> '8.03 B'. Decimal units, for parameters."""
     for step, name in _COUNTS:
         if count >= step:
             return f"{count / step:.2f} {name}"
@@ -50,33 +50,33 @@ def short_count(count: int) -> str:
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)", re.IGNORECASE)
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d|,)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-LARGEST = 2**62  # beyond it no file, memory or context is meant
+LARGEST = 2**62  # larger than any file, memory or context
 
 
 def parse_size(text: str) -> int:
-    """'24G', '24 GiB', '1.5g' -> bytes; every unit is binary, as in every report here."""
+    """'24G', '24 GiB', '1.5g' -> bytes. Every unit is binary, as in the reports."""
     return _parsed(text, "a size (write for example 24G or 512M)")[0]
 
 
 def parse_tokens(text: str, *, example: str = "8 or 32k") -> int:
-    """'32k' -> 32768, '1.5k' -> 1536, '4096' -> 4096: people mean powers of two by it."""
-    wanted = f"a whole number (write for example {example})"
-    number, is_whole = _parsed(text, wanted)
+    """'32k' -> 32768, '1.5k' -> 1536, '4096' -> 4096. k is 1024, because context lengths are powers of two."""
+    expected = f"a whole number (write for example {example})"
+    number, is_whole = _parsed(text, expected)
     if not is_whole:
-        raise UsageError(f"{text[:40]!r} is not {wanted}")
+        raise UsageError(f"{text[:40]!r} is not {expected}")
     return number
 
 
-def _parsed(text: str, wanted: str) -> tuple[int, bool]:
-    """Rounded down, and whether nothing was lost by it."""
+def _parsed(text: str, expected: str) -> tuple[int, bool]:
+    """The number rounded down, and whether it was whole."""
     plain = text.strip().replace("_", "")
-    if _GROUPED.match(plain):  # 131,072; in 1,5G the comma is a point to some, nothing to others
+    if _GROUPED.match(plain):  # 131,072, but not 1,5G, where the comma is ambiguous
         plain = plain.replace(",", "")
     found = _SIZE.fullmatch(plain)
     if found is None and _SIZE.fullmatch(plain.removeprefix("-")):
         raise UsageError(f"must not be negative (got {text[:40]})")
     if found is None or len(text) > 40:
-        raise UsageError(f"{text[:40]!r} is not {wanted}")
+        raise UsageError(f"{text[:40]!r} is not {expected}")
     before, _, after = found[1].partition(".")
     scaled = int(before + after) * KIB ** _POWERS[found[2].lower()]
     number, rest = divmod(scaled, 10 ** len(after))

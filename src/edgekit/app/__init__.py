@@ -1,4 +1,1 @@
-"""The application: one function per verb, which commands, the Python API and the page call.
-
-`calibrate` is in `edgekit.runtime`, tiers are in `edgekit.engines.memo`.
-"""
+"""The application: one function per verb, which the commands, the Python API and the web server call."""

@@ -318,18 +318,16 @@ class _Readers:
                 self._gate.wait()
 
 
-LEAST_VOCABULARY = (
-    100_000  # a smaller vocabulary takes less memory than those of most current models
-)
+LEAST_VOCABULARY = 100_000  # most current models have more, and need more memory for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """What is saved of one run."""
+    """The results of one run to save."""
 
-    engine: EngineMeasured | None = None  # None: nothing beyond the bill could be measured
+    engine: EngineMeasured | None = None  # None: the overhead could not be measured
     differences: tuple[Difference, ...] = ()
-    left_out: str = ""  # why the memory beyond the bill is not saved
+    left_out: str = ""  # why the overhead is not saved
     problem: str = ""  # a damaged file that was moved away
 
     def added(self, calibration: Calibration) -> Calibration:
@@ -340,10 +338,10 @@ class Remembered:
 
 def remember_load(found: Verification, machine: Machine) -> Remembered:
     """Save what `edgekit verify --load` measured. Raises SourceError if it cannot be written."""
-    kept = worth_keeping(found, machine)
-    if kept.engine is None and not kept.differences:
-        return kept
-    return replace(kept, problem=change_calibration(kept.added).problem)
+    results = worth_keeping(found, machine)
+    if results.engine is None and not results.differences:
+        return results
+    return replace(results, problem=change_calibration(results.added).problem)
 
 
 def remember_rows(
@@ -361,11 +359,18 @@ def remember_rows(
 
 def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = None) -> Remembered:
     """What to save of a real load. Writes nothing."""
-    left_out = _left_out(found)
-    beside = None if left_out else found.beside_bytes
-    name = found.estimate.engine
+    name, overhead, left_out = found.estimate.engine, found.beside_bytes, ""
+    if overhead is not None and found.vocabulary < LEAST_VOCABULARY:
+        # most of the overhead is token tables, so a small vocabulary says little about other models
+        left_out = (
+            f"{name}'s memory overhead was {format_bytes(overhead)}, which was "
+            f"not saved: {found.label} has a vocabulary of only {found.vocabulary:,} tokens, "
+            "and a larger one takes more memory; run `edgekit calibrate` without a model to "
+            "measure it"
+        )
+        overhead = None
     engine: EngineMeasured | None = None
-    if beside is not None or pace is not None:
+    if overhead is not None or pace is not None:
         through = found.answer.through
         cards = engine_named(name).devices(machine) if found.on_devices else ()
         engine = EngineMeasured(
@@ -375,27 +380,15 @@ def worth_keeping(found: Verification, machine: Machine, pace: Pace | None = Non
             host=host_key(machine),
             device=device_key(machine, cards),
             date=today(),
-            overhead_bytes=beside,
-            overhead_label="" if beside is None else stored_text(found.label),
-            samples=0 if beside is None else 1,
+            overhead_bytes=overhead,
+            overhead_label="" if overhead is None else stored_text(found.label),
+            samples=0 if overhead is None else 1,
             pace=pace,
         )
     return Remembered(
         engine=engine,
         differences=differences_of(found.label, found.rows, name, found.answer.version),
         left_out=left_out,
-    )
-
-
-def _left_out(found: Verification) -> str:
-    """Why the memory beyond the bill is not saved: most of it is token tables, so a small vocabulary is no guide."""
-    if found.beside_bytes is None or found.vocabulary >= LEAST_VOCABULARY:
-        return ""
-    return (
-        f"{found.estimate.engine}'s memory overhead was {format_bytes(found.beside_bytes)}, which was "
-        f"not saved: {found.label} has a vocabulary of only {found.vocabulary:,} tokens, "
-        "and a larger one takes more memory; run `edgekit calibrate` without a model to "
-        "measure it"
     )
 
 

@@ -20,7 +20,6 @@ from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
 from edgekit.model.inspect import active_elements
 from edgekit.model.open import OpenModel, open_config, open_model
-from edgekit.model.tensor_recipes import ExpectedTensor
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
 from edgekit.sources import hub_model_of
@@ -33,7 +32,7 @@ _LISTED = 64  # at most this many of a repository's quantisations are read
 
 
 def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry, bool]:
-    """The entry that is now in the user's catalog, and whether it is new there. Raises EdgekitError.
+    """Save the model in the user's catalog. Returns its entry and whether it is new. Raises EdgekitError.
 
     Opens the file or repository itself, never an entry of the catalog.
     """
@@ -42,7 +41,7 @@ def add(reference: str, reach: Reach, *, name: str | None = None) -> tuple[Entry
 
 
 def update(entry: Entry, reach: Reach) -> Mapping[str, tuple[Any, Any]]:
-    """Reads a user's entry again: the facts that changed, each with both values. Raises EdgekitError."""
+    """Read a user's entry again. Returns the facts that changed, each with both values. Raises EdgekitError."""
     new = entry_of(open_model(entry.reference, reach=reach), entry.reference, name=entry.id)
     changes = changes_between(entry, new)
     if changes:
@@ -102,8 +101,12 @@ def facts_of(model: Model, name: str, *, found: str, also: tuple[str, ...] = ())
         basis=Basis.ASSUMED,
     )
     sources["family"] = sources["kinds"]
-    if facts["sizes"]:
-        sources["sizes"] = _sizes_source(header, found)
+    if facts["sizes"] and header.keys:
+        text = f"{found}; other mixes as llama-quantize would make them"
+        sources["sizes"] = Source(text=text, basis=Basis.EXACT)
+    elif facts["sizes"]:
+        text = f"tensors implied by {found}, as llama-quantize would mix them"
+        sources["sizes"] = Source(text=text, basis=Basis.MODELLED)
     facts["sources"] = dict(sorted(sources.items()))
     return facts
 
@@ -128,7 +131,9 @@ def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[
     header, geometry = model.header, model.geometry
     total = count_weights(header.tensors, header.quantization) if header.tensors else None
     counted = Source(text=found, basis=Basis.EXACT)
-    expected = _expected(model)
+    expected = None
+    with contextlib.suppress(EdgekitError):
+        expected = expected_tensors(geometry, header.config or None)
     if total is None:
         if expected is None:
             return None, None, {}
@@ -144,35 +149,17 @@ def _parameters(model: Model, found: str) -> tuple[int | None, int | None, dict[
     return total, total - idle, {"parameters": counted, "active_parameters": works}
 
 
-def _expected(model: Model) -> tuple[ExpectedTensor, ...] | None:
-    with contextlib.suppress(EdgekitError):
-        return expected_tensors(model.geometry, model.header.config or None)
-    return None
-
-
 def sizes_of(model: Model, also: tuple[str, ...] = ()) -> Iterator[Size]:
     """The file's own size, then those at the usual quantisations and at the known ones of `also`; the largest first."""
     header = model.header
-    stored = _stored_name(header)
+    stated = stated_mix(header.keys) or quant_tag(header.name)
+    stored = stated if header.keys and stated else AS_STORED
     sizes: dict[str, Size] = {}
     if header.tensor_bytes is not None and header.tensors is not None:
         sizes[stored] = Size(mix=stored, tensor_bytes=header.tensor_bytes, basis=Basis.EXACT)
     for size in default_engine().sizes(model, also):
         sizes.setdefault(size.mix, size)
     yield from sorted(sizes.values(), key=lambda size: -size.tensor_bytes)
-
-
-def _stored_name(header: ModelHeader) -> str:
-    named = stated_mix(header.keys) or quant_tag(header.name)
-    return named if header.keys and named else AS_STORED
-
-
-def _sizes_source(header: ModelHeader, found: str) -> Source:
-    if header.keys:
-        text = f"{found}; other mixes as llama-quantize would make them"
-        return Source(text=text, basis=Basis.EXACT)
-    text = f"tensors implied by {found}, as llama-quantize would mix them"
-    return Source(text=text, basis=Basis.MODELLED)
 
 
 def changes_between(old: Entry, new: Entry) -> Mapping[str, tuple[Any, Any]]:

@@ -51,9 +51,9 @@ TENSORS_NOT_CHECKED = (
 def check_all(
     names: Sequence[str], request: Request, session: Session, *, depth: Depth = Depth.TENSORS
 ) -> Iterator[list[Answer]]:
-    """The answers of each model, in order, as they become known. Nothing is downloaded.
+    """Yield the answers of each model, in order. Nothing is downloaded.
 
-    Remote models are read side by side, in threads; local ones one after the other: each keeps a core busy.
+    Remote models are read in parallel threads, local ones one after the other, because each keeps a core busy.
     """
     request = replace(request, machine=request.find_machine())
 
@@ -61,13 +61,12 @@ def check_all(
         own = replace(session.reach, progress=None, traffic=Traffic())
         return check(name, request, Session(reach=own), depth=depth, with_changes=False)
 
-    far = [name for name in names if not is_here(name)]
     from edgekit.sources.http import side_by_side
 
-    coming = side_by_side(one, far)
-    away = set(far)
+    remote = [name for name in names if not is_here(name)]
+    coming, in_threads = side_by_side(one, remote), set(remote)
     for name in names:
-        yield next(coming) if name in away else one(name)
+        yield next(coming) if name in in_threads else one(name)
 
 
 def check(
@@ -78,8 +77,9 @@ def check(
     depth: Depth = Depth.TENSORS,
     with_changes: bool = True,
 ) -> list[Answer]:
-    """One answer for each engine that is asked for. `depth` of remote headers; ARCHITECTURE: the rest only where it
-    decides.
+    """One answer for each requested engine.
+
+    With `depth` ARCHITECTURE the rest of a remote header is read only if the answer depends on it.
     """
     request = replace(request, machine=request.find_machine())
     try:
@@ -92,7 +92,7 @@ def check(
 def check_named(
     named: ResolvedModel, request: Request, session: Session, *, with_changes: bool = True
 ) -> list[Answer]:
-    """The same of a model that is open."""
+    """`check` for a model that is open already."""
     machine = request.find_machine()
     request = replace(request, machine=machine)
 
@@ -124,18 +124,19 @@ def check_named(
             raise
         except EdgekitError as error:
             answers.append(Unanswered(reference=named.name, engine=engine, error=error))
-    # of all engines, the built-in one only where it runs the model: it is for a few families of GGUF files
-    return [one for one in answers if isinstance(one, Check) or _is_compared(one.engine)] or answers
-
-
-def _is_compared(engine: str | None) -> bool:
-    return engine is None or engine_named(engine).page.is_compared
+    # an engine for a few families of GGUF files, as the built-in one, is left out if it cannot run the model
+    shown = [
+        one
+        for one in answers
+        if isinstance(one, Check) or one.engine is None or engine_named(one.engine).page.is_compared
+    ]
+    return shown or answers
 
 
 def _assumed(
     named: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
 ) -> Check:
-    """Of a name alone. There is no command, because there is no file to start."""
+    """The check of a model of which only the name is known. It has no command: there is no file to start."""
     bill = choice.bill(engine)
     known = OpenModel(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(known, engine, request, session)
@@ -168,10 +169,10 @@ def check_opened(
     named: ResolvedModel | None = None,
     with_changes: bool = True,
 ) -> Check:
-    """Raises EdgekitError: the machine has nothing for the engine, or the engine refuses.
+    """Raises EdgekitError if the machine has no hardware for the engine, or the engine refuses the model.
 
-    Where only the first range of a file was read, and that does not decide it, the rest of its header is read too.
-    `named` lists the weights to choose from; None: the file that was named.
+    If only the first range of a file was read and the answer depends on the rest, the whole header is read.
+    `named` lists the weights to choose from; None: only this file.
     """
     found, task, values, result = _judged(opened, engine, request, session, named=named)
     if result.variant is not None and "mix" in result.variant.changes:
@@ -189,9 +190,9 @@ def verdict(
     depth: Depth = Depth.TENSORS,
     loads_only: bool = False,
 ) -> Verdict:
-    """The verdict alone, on the engine that is chosen or that has the options. `loads_only`: only `can_load` matters.
+    """The verdict alone, on the chosen engine or the one that has the options. Raises EdgekitError.
 
-    Raises EdgekitError.
+    `loads_only`: the caller only uses `can_load`.
     """
     machine = request.find_machine()
     request = replace(request, machine=machine)
@@ -225,11 +226,11 @@ def _judged(
     named: ResolvedModel | None,
     loads_only: bool = False,
 ) -> tuple[OpenModel, Task, dict[str, Any], Verdict]:
-    """The file that was chosen, its task and the values of the flags, and the verdict.
+    """The chosen file, its task, the values of the flags, and the verdict.
 
-    The first range of a remote file is enough where it decides the answer; else its whole header is read. If another
-    file of the repository is chosen, the same is done with that one. `loads_only`: only `can_load` matters, and that
-    needs no better file.
+    If the first range of a remote file does not decide the answer, its whole header is read. If another file of the
+    repository is chosen, the same applies to that one. `loads_only`: the caller only uses `can_load`, so a better file
+    is not looked for.
     """
     embeds, quant = (False, None) if named is None else (named.embeds, named.quant)
 
@@ -241,7 +242,7 @@ def _judged(
         return replace(task, variants=named.variants(opened, engine, task.start)), values
 
     if opened.whole is not None:
-        # errors: the keys alone leave something open
+        # an error here may only mean that the keys alone are not enough
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
             task, values = ask(opened)
             result = judge(task)
@@ -272,7 +273,9 @@ def _answer_of(
     engine = engine_named(result.engine)
     settled = engine.settle(result, values)
     ready = start_commands(opened, result, values, users=users) if result.can_load else ()
-    bill = bill_of(opened, engine, settled, (result.load, result.way.setup), result.estimate)
+    bill = bill_of(
+        opened, engine, settled, load=result.load, setup=result.way.setup, estimate=result.estimate
+    )
     bill = replace(bill, asked=engine.describe(result.load, engine.taken(result)))
     if ready:
         notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
@@ -287,23 +290,22 @@ def _answer_of(
     )
 
 
+_CODES = (0, 1, 3, 2, 4, 5)  # exit codes, the best first
+
+
 def exit_code(answers: Sequence[Answer], *, strict: bool) -> int:
-    """Of one model: the best of its engines, for it runs if any of them runs it."""
-    codes = [_code(answer, strict=strict) for answer in answers]
+    """The exit code of one model: the best of its engines, because one that runs it is enough."""
+    codes: list[int] = []
+    for answer in answers:
+        if isinstance(answer, Unanswered):
+            codes.append(answer.error.exit_code)
+        elif answer.result.failed:
+            codes.append(HardwareError.exit_code)
+        else:
+            codes.append(int(strict and answer.result.warning))
     return min(codes, key=_CODES.index)
 
 
 def worst_code(found: Sequence[Sequence[Answer]], *, strict: bool) -> int:
-    """Of several models: that a question made no sense is worse than that something does not fit."""
+    """The exit code of several models: the worst. A request that makes no sense is worse than one that does not fit."""
     return max((exit_code(answers, strict=strict) for answers in found), key=_CODES.index)
-
-
-_CODES = (0, 1, 3, 2, 4, 5)  # the better ones first
-
-
-def _code(answer: Answer, *, strict: bool) -> int:
-    if isinstance(answer, Unanswered):
-        return answer.error.exit_code
-    if answer.result.failed:
-        return HardwareError.exit_code
-    return int(strict and answer.result.warning)

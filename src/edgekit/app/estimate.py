@@ -28,35 +28,46 @@ CELLS = 256  # llama.cpp rounds a context up to a multiple of this
 def estimate(
     reference: str | os.PathLike[str], request: Request, session: Session
 ) -> EstimateAnswer:
-    """Raises EdgekitError: the model cannot be read, or the engine refuses it."""
+    """Raises EdgekitError if the model cannot be read or the engine refuses it."""
     return estimate_named(open_named(reference, session, quant=request.quant), request, session)
 
 
 def estimate_named(named: ResolvedModel, request: Request, session: Session) -> EstimateAnswer:
-    """The same for an open model."""
+    """`estimate` for a model that is open already."""
     check_one_engine(request)
     engine = request.engine or named.first_engine
     opened, users = named.as_file(engine), request.users
-    values = _on_cards(request.values(engine, named.quant), engine, request)
+    values = request.values(engine, named.quant)
+    if request.devices or request.vram is not None:
+        cards = what_if_machine(devices=request.devices, vram=request.vram).devices
+        if cards:
+            values = {**engine_named(engine).values_on_cards(cards, request.devices), **values}
     if users is not None:
-        values.setdefault("context", 0)  # the whole native window, for each
+        values.setdefault("context", 0)  # the native context for each user
     values = values_for_users(values, engine, users, opened.model)
     load, setup = engine_named(engine).setup(values)
     if users is not None:
         load = replace(load, sequences=users)
     price = (session.pricing or price_loads)(opened, engine, values, session.reach)
-    bill = bill_of(opened, engine_named(engine), values, (load, setup), price(load, setup))
+    bill = bill_of(
+        opened,
+        engine_named(engine),
+        values,
+        load=load,
+        setup=setup,
+        estimate=price(load, setup),
+    )
     return replace(bill, notes=(*named.notes, *bill.notes))
 
 
 def check_one_engine(request: Request) -> None:
-    """Raises UsageError where several were chosen."""
+    """Raises UsageError if several engines were chosen."""
     if len(request.engines) > 1:
         engine_name(ALL)
 
 
 def assume(name: str, request: Request) -> EstimateAnswer:
-    """By rules of thumb, from a name alone. Raises UsageError where the name does not state the model's size."""
+    """An estimate by rules of thumb, from a name alone. Raises UsageError if the name does not state a size."""
     check_one_engine(request)
     engine = request.engine or default_engine().name
     values = request.values(engine)
@@ -87,32 +98,28 @@ def assume(name: str, request: Request) -> EstimateAnswer:
     )
 
 
-def _on_cards(values: Values, engine: str, request: Request) -> dict[str, Any]:
-    """The flags for the cards that --device or --vram name."""
-    devices, vram = request.devices, request.vram
-    if not devices and vram is None:
-        return dict(values)
-
-    cards = what_if_machine(devices=devices, vram=vram).devices
-    found = engine_named(engine).values_on_cards(cards, devices) if cards else {}
-    return {**found, **values}
-
-
 def bill_of(
     opened: OpenModel,
     engine: Engine,
     values: Values,
-    asked: tuple[Load, Any],
+    *,
+    load: Load,
+    setup: Any,
     estimate: MemoryEstimate,
 ) -> EstimateAnswer:
-    """The estimate with the load in words, and the command that starts the engine so."""
-    files = opened.files
+    """The estimate with a description of the load, notes, and the command that starts the engine."""
+    files, facts = opened.files, dict[str, Any](estimate.facts)
+    length = facts.get("n_ctx_seq") or load.context_tokens
+    has_projector = "projector" in companions_in(engine.flags, values)
     return EstimateAnswer(
         label=opened.label,
         reference=files.reference if files is not None else opened.label,
-        version=engine.version(asked[1]),
-        asked=engine.describe(asked[0], estimate),
-        notes=tuple(_notes(opened, engine, asked, values, estimate)),
+        version=engine.version(setup),
+        asked=engine.describe(load, estimate),
+        notes=(
+            *model_notes(files, opened.model.geometry, length, has_projector=has_projector),
+            *engine.estimate_notes(values, setup, estimate, opened),
+        ),
         command=shlex.join(engine.estimate_words(values, estimate, opened)),
         estimate=estimate,
         geometry=opened.model.geometry,
@@ -126,7 +133,7 @@ def model_notes(
     *,
     has_projector: bool = False,
 ) -> Iterator[str]:
-    """Notes on a model at a context length that check and plan share, whatever the engine."""
+    """Notes on a model at a context length, for any engine."""
     if files is not None:
         yield from files.notes
     if geometry.because:
@@ -136,17 +143,3 @@ def model_notes(
         yield f"the native context is {native:,} tokens: beyond it answers get worse or become nonsense"
     if files is not None and files.projectors and not has_projector:
         yield f"{files.projectors[0].name} is not counted; --mmproj auto (llama.cpp) adds it"
-
-
-def _notes(
-    opened: OpenModel,
-    engine: Engine,
-    asked: tuple[Load, Any],
-    values: Values,
-    estimate: MemoryEstimate,
-) -> Iterator[str]:
-    facts: dict[str, Any] = dict(estimate.facts)
-    length = facts.get("n_ctx_seq") or asked[0].context_tokens
-    has_projector = "projector" in companions_in(engine.flags, values)
-    yield from model_notes(opened.files, opened.model.geometry, length, has_projector=has_projector)
-    yield from engine.estimate_notes(values, asked[1], estimate, opened)

@@ -151,7 +151,14 @@ def _fit(named: ResolvedModel, load: _Load, values: Values, *, users: int | None
         **engine.placement(placement.setup),
         **engine.machine_flags(placement),
     }
-    bill = bill_of(load.opened, engine, flags, (held, placement.setup), engine.taken(result))
+    bill = bill_of(
+        load.opened,
+        engine,
+        flags,
+        load=held,
+        setup=placement.setup,
+        estimate=engine.taken(result),
+    )
     command = main_command(start_commands(load.opened, result, values, users=users)) or bill.command
     return Fit(
         label=_label(named),

@@ -1,6 +1,6 @@
-"""The built-in engine's generator (`open_text`, `open_stream`, `generate`); `calibrate` is in `app/calibrate.py`.
+"""The documented names of the built-in engine's generator: `open_text`, `open_stream`, `generate`.
 
-Imported on first use: it needs `pip install 'edgekit-models[embed]'`.
+Imported on first use: the engine needs `pip install 'edgekit-models[embed]'`.
 """
 
 from __future__ import annotations
