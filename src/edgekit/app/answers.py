@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateAnswer:
-    """The answer of `estimate`, and part of those of `check` and `plan`: a bill and what is shown with it."""
+    """The answer of `estimate`, which `check` and `plan` contain: a bill and what is shown with it."""
 
     label: str  # of the model
     reference: str  # as it was typed

@@ -16,8 +16,9 @@ from edgekit.sources.types import Container
 
 
 def compare(reference: str, request: Request, session: Session) -> EngineComparison:
-    """An engine that fails is an answer too, the built-in one only if it runs the model. Raises EdgekitError if none
-    answers.
+    """One answer per engine, which may be an error; the built-in engine is left out if it cannot run the model.
+
+    Raises EdgekitError if all engines fail.
     """
     named = open_named(reference, session, quant=request.quant)
     opened = named.as_file(named.first_engine)
@@ -25,13 +26,13 @@ def compare(reference: str, request: Request, session: Session) -> EngineCompari
     context = request.context or min(native, DEFAULT_TOKENS)
     answers: list[EngineAnswer] = []
     for one in every_engine():
-        # one sequence, and without a machine to place it on, weights and cache on the GPU
+        # by default one sequence, with weights and cache on the GPU
         alone = one.one_sequence if request.users is None else {}
         engine, default = one.name, read_flags(one.flags, {**one.on_gpu, **alone})
         flags = {**default, **request.flags.get(engine, {})}
-        asked = replace(request, context=context, devices=(), vram=None)
+        load = replace(request, context=context, devices=(), vram=None)
         try:
-            bill = estimate_named(named, asked.with_flags(engine, flags), session)
+            bill = estimate_named(named, load.with_flags(engine, flags), session)
             answers.append(EngineAnswer(engine=engine, bill=bill))
         except EdgekitError as error:
             if one.page.is_compared:

@@ -1,4 +1,4 @@
-"""Opens models by name, for the commands, the Python API and the page alike."""
+"""Opens models by name."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ class ResolvedModel(Resolved[OpenModel]):
     def files(self) -> ModelFiles | None:
         return self.found.files if self.found is not None else None
 
-    def engine(self, wanted: str, machine: Machine) -> str:
-        if wanted.lower() != AUTO:
-            return engine_name(wanted)
+    def engine(self, name: str, machine: Machine) -> str:
+        """The engine of that name; for `auto`, the engine for these files on this machine."""
+        if name.lower() != AUTO:
+            return engine_name(name)
         return self._quantising(
             default_engine().name if self.found is None else engine_on(self.found.model, machine)
         )
@@ -189,9 +190,8 @@ def file_at(name: str, files: ModelFiles | None, quant: str) -> str | None:
     """The reference of the file at this quantisation in the repository `name`; None if there is none."""
     if files is None or files.origin not in {Origin.HUB, Origin.HUB_CACHE}:
         return None
-    wanted = quant.upper()
-    wanted = SHORT_MIXES.get(wanted, wanted)
-    for tag in (wanted, f"UD-{wanted}"):
+    name_of_mix = SHORT_MIXES.get(quant.upper(), quant.upper())
+    for tag in (name_of_mix, f"UD-{name_of_mix}"):
         if tag in files.alternatives and ":" not in name.rpartition("/")[2]:
             return f"{name}:{tag}"
     return None
@@ -288,22 +288,22 @@ def _fitting(ask: Callable[[str], Answer], result_of: Callable[[Answer], Verdict
 
 
 def choose_file(
-    opened: OpenModel, question: Task, reach: Reach | None
+    opened: OpenModel, task: Task, reach: Reach | None
 ) -> tuple[OpenModel, Task, Choice]:
-    """The choice by SPEC A4. If that is another file of the repository, its header is read too.
+    """The best weights (SPEC A4). If they are another file of the repository, its header is read too.
 
     Such a file may be larger or smaller than its name suggests, so the choice is repeated with what was read, until
     the chosen file is one whose header was read.
     """
     files = {}
     while True:
-        choice = choose(question)
+        choice = choose(task)
         chosen = choice.candidate.variant
         if not chosen.reference or not chosen.changes:
             break
         files[chosen.name] = open_model(chosen.reference, reach=reach)
         read = replace(chosen, model=files[chosen.name].model, changes={})
-        variants = (read if one is chosen else one for one in question.variants)
-        question = replace(question, variants=tuple(variants))
+        variants = (read if one is chosen else one for one in task.variants)
+        task = replace(task, variants=tuple(variants))
     found = files.get(chosen.name, opened)
-    return found, replace(question, model=chosen.model), choice
+    return found, replace(task, model=chosen.model), choice

@@ -27,7 +27,7 @@ from edgekit.sources.types import Reach
 
 
 def plan(reference: str | os.PathLike[str], request: Request, session: Session) -> PlanAnswer:
-    """Raises EdgekitError; that nothing fits is an answer."""
+    """Raises EdgekitError. If nothing fits, the plan says so."""
     check_engine(request)
     return plan_named(open_named(reference, session, quant=request.quant), request, session)
 
@@ -44,7 +44,7 @@ def check_engine(request: Request) -> None:
 
 
 def plan_named(named: ResolvedModel, request: Request, session: Session) -> PlanAnswer:
-    """The same for an open model."""
+    """`plan` for a model that is open already."""
     check_engine(request)
     machine = request.find_machine()
     request = replace(request, machine=machine)
@@ -87,7 +87,7 @@ def plan_model(
 
 
 def task_to_plan(named: ResolvedModel, request: Request, session: Session) -> Task:
-    """What is not given is left to the plan. Raises HardwareError, RefusedError, UsageError."""
+    """The task with the given settings; the plan chooses the others. Raises HardwareError, RefusedError, UsageError."""
     name = request.engine or named.engine(AUTO, request.find_machine())
     engine, entry = engine_named(name), named.entry
     values = request.values(name, named.quant)

@@ -1,6 +1,6 @@
-"""A machine and the catalog -> the best few models, each with its plan, and why others are not among them.
+"""A machine and the catalog -> the best models, each with its plan, and why others were skipped.
 
-The names of the models found are stored on disk. The same question needs no second search then: each of them is
+The names of the models are stored on disk, so that the same request needs no second search: each of them is only
 planned again for the memory that is free now.
 """
 
@@ -59,17 +59,19 @@ from edgekit.units import MIB
 OFFLINE = Session(reach=Reach(network=False))
 SHOWN = 5
 MOST_SHOWN = 100
-OF_A_ROOT = 2  # models of one line, across its families
+OF_A_ROOT = 2  # models of one product line, across its families
 TOO_LARGE, SLOW = "too large", "too slow"
-READ_SHARE = 0.75  # of the active weights, at least: of the token embedding only one row is read
-STEP_BYTES = 256 * MIB  # a smaller change of the free memory is the same question
+READ_SHARE = (
+    0.75  # of the active weights are read per token at least: of the embedding only one row is read
+)
+STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new search
 MAX_STORED_BYTES = 64 * 1024  # a stored answer has about 5 KB
-LEFTOVER_S = 3600  # age at which an unfinished file belongs to no running process
+LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
 MOST_FILES = 64  # older ones are removed
 
 
 def recommend(request: Request, session: Session) -> Recommendation:
-    """Raises UsageError, and HardwareError where the engine has nothing to run on."""
+    """Raises UsageError, and HardwareError if the machine has no hardware for the engine."""
     catalog = read_catalog()
     found = recommended(catalog, request, session)
     notes = (note for one in found.suggestions for note in base_note(one.entry))
@@ -86,9 +88,9 @@ def complete(request: Request) -> Request:
 
 
 def recommended(catalog: Catalog, request: Request, session: Session = OFFLINE) -> Recommendation:
-    """`find_best`, or the models that it found for the same question before, each planned again.
+    """`find_best`, or the models that it found for the same request before, each planned again.
 
-    Questions are the same if the free memory is the same in whole steps. Plans are for the memory that is free now.
+    Requests are the same if the free memory, rounded to steps, is the same. Plans use the memory that is free now.
     """
     request = complete(request)
     ranked = ranked_for(request.purpose or ModelPurpose.CHAT, catalog.entries)
@@ -106,7 +108,7 @@ def recommended(catalog: Catalog, request: Request, session: Session = OFFLINE) 
 def _planned_again(
     answer: Mapping[str, Any] | None, request: Request, session: Session, ranked: Sequence[Entry]
 ) -> Recommendation | None:
-    """None where nothing is stored, it is damaged, or one of its models does not fit any more."""
+    """None if nothing is stored, it is damaged, or one of its models no longer fits."""
     picks, reasons = (answer or {}).get("picks"), (answer or {}).get("passed_over")
     if not isinstance(picks, list) or not picks or not isinstance(reasons, list):
         return None
@@ -129,9 +131,9 @@ def _planned_again(
 def find_best(
     entries: Iterable[Entry], request: Request, session: Session = OFFLINE
 ) -> Recommendation:
-    """The models that suit the task, in the order of their rank, until enough are found.
+    """The best models for the task by rank, slow ones last.
 
-    Slow ones come last. Raises HardwareError where the engine has nothing to run on.
+    Raises HardwareError if the machine has no hardware for the engine.
     """
     request = complete(request)
     (engine,) = request.engines
@@ -163,7 +165,7 @@ class _Search:
         self.passed_over: Counter[str] = Counter()
 
     def found(self, ranked: Sequence[Entry]) -> list[Suggestion]:
-        """The best, until none of the rest can rank before those that were found."""
+        """The best models. Stops when none of the rest can rank higher than those found."""
         found: list[Suggestion] = []
         shown: list[Suggestion] = []
         slow: list[Entry] = []
@@ -238,7 +240,7 @@ class _Search:
         )
 
     def nearest(self, ranked: Sequence[Entry]) -> Suggestion | None:
-        """The smallest that the engine takes, with what would make it fit."""
+        """The smallest model that the engine loads, with what would make it fit."""
         for entry in sorted(ranked, key=smallest_bytes):
             try:
                 plan = make_plan(task_for(entry, self._request, self._session))
@@ -268,9 +270,9 @@ class _Search:
 
     def _hopeless(self, entry: Entry) -> str:
         """Why the model is skipped without a bill: a context that is too short, or weights larger than all memory."""
-        wanted, minimum = self._request.wanted_tokens, self._request.min_context
-        is_open = not wanted and minimum is None
-        least = MINIMUM_TOKENS if is_open else max(wanted or 0, minimum or 0)
+        tokens, minimum = self._request.wanted_tokens, self._request.min_context
+        is_open = not tokens and minimum is None
+        least = MINIMUM_TOKENS if is_open else max(tokens or 0, minimum or 0)
         if not self._embeds and entry.native_context is None:
             return "with an unknown context length"
         if not self._embeds and (entry.native_context or 0) < least:
@@ -302,7 +304,7 @@ def _best_order(entry: Entry) -> tuple[bool, float]:
 
 
 def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task:
-    """What a complete request asks of this model. Raises EdgekitError where it has nothing that the engine loads."""
+    """The task of a complete request for this model. Raises EdgekitError if the engine loads none of its files."""
     (engine,) = request.engines
     embeds = ModelPurpose.EMBEDDING in entry.kinds
     task, _ = task_of(open_entry(entry, engine), engine, request, session, embeds=embeds)
@@ -314,7 +316,7 @@ def task_for(entry: Entry, request: Request, session: Session = OFFLINE) -> Task
 
 
 def with_rounded_memory(machine: Machine) -> Machine:
-    """The machine with free memory in whole steps. Only for comparing questions; a what-if machine stays as it is."""
+    """The machine with its free memory rounded down, to compare requests. A what-if machine stays as it is."""
     if machine.what_if:
         return machine
 
@@ -335,9 +337,9 @@ def with_rounded_memory(machine: Machine) -> Machine:
 
 
 def key_of(request: Request, machine: Machine, entries: Iterable[Entry]) -> str:
-    """The same for the same question about the same catalog, asked of the same versions.
+    """A hash of the request, the machine, the catalog and the versions.
 
-    Raises UsageError where EDGEKIT_LLAMA_VERSION is not a version.
+    Raises UsageError if EDGEKIT_LLAMA_VERSION is not a version.
     """
     engine, host = engine_named(request.engines[0]), machine.host
     ram = None
@@ -360,7 +362,7 @@ def _folder() -> Path | None:
 
 
 def store(key: str, answer: Mapping[str, Any]) -> None:
-    """Ignores a disk that cannot be written: stored answers only save time."""
+    """Store an answer. Ignores write errors: stored answers only save time."""
     folder = _folder()
     if folder is None:
         return
@@ -380,7 +382,7 @@ def store(key: str, answer: Mapping[str, Any]) -> None:
 
 
 def read_stored(key: str) -> dict[str, Any] | None:
-    """None where nothing is stored, or it is damaged."""
+    """The stored answer; None if there is none or it is damaged."""
     folder = _folder()
     if folder is None:
         return None

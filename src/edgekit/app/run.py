@@ -1,6 +1,6 @@
-"""`run` and `serve`: a request -> a verdict, the weights on this machine, and an engine that is up.
+"""`run` and `serve`: a request -> a verdict, the weights on this machine, and a running engine.
 
-What happens on the way is passed to `Session.notify`, as one of the values below.
+Events are passed to `Session.notify`: the NamedTuples below.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
 
 
-COUNTED_BYTES = 2048  # of a prompt: a longer one is tokenized, which takes a second
+COUNTED_BYTES = 2048  # a longer prompt is tokenized, which takes a second
 _EMBEDS = "{0} is an embedding model and cannot chat: use edgekit embed {0} TEXT"
 
 
@@ -70,11 +70,11 @@ class Forced(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The engine is up and has reported what it allocated."""
+    """The engine has started and reported what it allocated."""
 
     engine: str
     up: Up
-    problem: str  # why a difference could not be saved; "" where it was, or there is none
+    problem: str  # why a difference could not be saved; "" if it was saved or there is none
 
 
 class EngineMessage(NamedTuple):
@@ -83,7 +83,7 @@ class EngineMessage(NamedTuple):
 
 
 class DoesNotFitError(EdgekitError):
-    """The verdict is no. `check` has the numbers, and what would fit."""
+    """The model does not fit. `check` has the numbers, and what would fit."""
 
     exit_code = 3
 
@@ -97,7 +97,7 @@ class DoesNotFitError(EdgekitError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict, and the setup the engine is started with if it holds."""
+    """A verdict, and the setup to start the engine with."""
 
     request: Request
     opened: OpenModel = field(repr=False)
@@ -106,11 +106,11 @@ class Judged:
     session: Session = field(repr=False)
 
     def again(self, job: Job | None) -> Judged:
-        """For another job, at this moment."""
+        """Judge again for another job, with the memory that is free now."""
         return judge(self.request, self.opened, job, self.session)
 
     def still_fits(self) -> None:
-        """The same start, with the memory that is free at this moment. Raises DoesNotFitError."""
+        """Judge again with the memory that is free now. Raises DoesNotFitError."""
         request = self.request
         if request.force:
             return
@@ -122,7 +122,7 @@ class Judged:
 
 
 def judge(request: Request, opened: OpenModel, job: Job | None, session: Session) -> Judged:
-    """The verdict. Nothing is refused yet."""
+    """The verdict, whatever it is: the caller refuses."""
     (engine,) = request.engines
     check = check_opened(opened, engine, _now(request, job), session)
     setup = _program(request).limited(check.result)
@@ -130,7 +130,7 @@ def judge(request: Request, opened: OpenModel, job: Job | None, session: Session
 
 
 def _now(request: Request, job: Job | None) -> Request:
-    """The request for the machine as it is at this moment, to a process that may take no more than its budget."""
+    """The request for this machine as it is now, with --budget as a limit of its memory."""
     machine = detect()
     if request.budget_bytes is not None and machine.host is not None:
         limit = MemoryLimit(name="--budget", limit_bytes=request.budget_bytes, used_bytes=0)
@@ -144,7 +144,7 @@ def _program(request: Request, verb: str = "run") -> EngineProgram:
 
 
 def _refuse_or_warn(judged: Judged, session: Session) -> None:
-    """DoesNotFitError with the numbers; with --force only a warning about the risk."""
+    """Raises DoesNotFitError if the model does not fit; with --force only warns about the risk."""
     if judged.check.result.can_load:
         return
     if not judged.request.force:
@@ -158,9 +158,9 @@ def _refuse_or_warn(judged: Judged, session: Session) -> None:
 def fetch(
     reference: str, request: Request, session: Session, *, job: Job | None = None
 ) -> tuple[Judged, LocalWeights]:
-    """Judged for `job` by the header, downloaded where needed, and judged again by the file itself.
+    """Judge by the header, download if needed, and judge again by the file itself.
 
-    The request has one engine. Raises DoesNotFitError, and UsageError for what has no weights to run.
+    The request has one engine. Raises DoesNotFitError, and UsageError for a model without weights to run.
     """
     published, opened = _open(reference, request, session)
     judged = judge(request, opened, job, session)
@@ -173,8 +173,10 @@ def fetch(
 
 
 def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str, ...], OpenModel]:
-    """Only its header; of a catalog name whose weights are not on this machine, the repositories that have them and
-    what the catalog knows: nothing is fetched yet.
+    """The model with its header read, and the repositories to download it from.
+
+    There are repositories only for a catalog name whose weights are not on this machine; the header is then generated
+    from the catalog. Downloads nothing.
     """
     found = catalog_name(reference)
     if found is None:
@@ -191,7 +193,7 @@ def _open(reference: str, request: Request, session: Session) -> tuple[tuple[str
 
 
 def _stored(name: str, reach: Reach) -> OpenModel | None:
-    """A file of that name that another program has on this machine: Ollama, LM Studio, the hub's cache."""
+    """The model of that name in Ollama, LM Studio or the hub's cache on this machine; None if there is none."""
     try:
         return open_model(name, reach=replace(reach, network=False))
     except SourceError:
@@ -217,7 +219,7 @@ def _runnable(named: ResolvedModel) -> OpenModel:
 def _weights(
     reference: str, published: tuple[str, ...], judged: Judged, session: Session
 ) -> LocalWeights:
-    """Remote ones are downloaded, now that the verdict is known."""
+    """The files of the model, its draft model, adapters and projector. Downloads remote ones."""
     request, reach, confirm = judged.request, session.reach, session.confirm
     several = _program(request).loads_shards
 
@@ -264,9 +266,9 @@ def run(
     prompt: Prompt | None,
     new_tokens: int,
 ) -> Iterator[tuple[Up, Judged]]:
-    """An engine with a window for the prompt and the answer, until the end of the block. None: a conversation.
+    """An engine with a context for the prompt and the answer, until the end of the block. `prompt` None: a chat.
 
-    The window is sized before an engine that serves can count the prompt; where it was too small, it is started again.
+    A server counts the prompt only after it has started. If its context turns out too short, it is started again.
     """
 
     def job(prompt_tokens: int) -> Job | None:
@@ -275,7 +277,7 @@ def run(
     with ExitStack() as held:
         starter = _program(judged.request).open(weights.model, held, judged.request.budget_bytes)
         tokens = None if prompt is None else starter.tokens_in(prompt)
-        # No text has more tokens than bytes: a bound that will do for a short prompt.
+        # No text has more tokens than bytes, which is a good enough bound for a short prompt.
         bound = 0 if prompt is None else prompt.size_bytes
         judged = judged.again(job(bound if tokens is None else tokens))
         if tokens is None and prompt is not None and judged.request.context is None:
@@ -306,12 +308,12 @@ def serve(judged: Judged, weights: LocalWeights, session: Session, at: Address) 
 
 
 def job_of(prompt: Prompt | None, prompt_tokens: int, new_tokens: int) -> Job | None:
-    """None for a conversation, whose length is not known."""
+    """None for a chat, whose length is unknown."""
     return None if prompt is None else Job(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
 
 def _counted(judged: Judged, path: Path, prompt: Prompt) -> int | None:
-    """No prompt is refused for its bytes alone: a long one is counted by the file's own tokenizer, if that is here."""
+    """The tokens of a long prompt, so that it is not refused for its bytes alone; None if the tokenizer is missing."""
     if prompt.size_bytes <= COUNTED_BYTES and judged.check.result.can_load:
         return None
     with suppress(ImportError, EdgekitError):
@@ -324,7 +326,7 @@ def _counted(judged: Judged, path: Path, prompt: Prompt) -> int | None:
 
 
 def _too_long(judged: Judged, talker: Talker, prompt: Prompt, new_tokens: int) -> int | None:
-    """The tokens of a prompt that the window is too short for; None where it is long enough."""
+    """The tokens of the prompt if the context is too short for it, else None."""
     tokens = len(talker.tokens(prompt))
     native = judged.check.result.native_context
     is_whole = native is not None and talker.window_tokens >= native
@@ -335,7 +337,7 @@ def _too_long(judged: Judged, talker: Talker, prompt: Prompt, new_tokens: int) -
 def _started(
     judged: Judged, starter: Starter, weights: LocalWeights, at: Address, session: Session
 ) -> Iterator[Up]:
-    """Ready until the end of the block, and gone after it. What it reports is compared with the bill."""
+    """A running engine, until the end of the block. What it reports is compared with the bill."""
     request, result = judged.request, judged.check.result
     (engine,) = request.engines
     session.notify(Starting(judged.check))
@@ -359,7 +361,7 @@ def _started(
     with starter.start(given) as up:
         if up.rows:
             problem = ""
-            try:  # a bill that was wrong is recorded: `edgekit hardware` shows it
+            try:  # `edgekit hardware` shows bills that were wrong
                 remember_rows(judged.check.bill.label, up.rows, engine=engine, version=up.version)
             except SourceError as error:
                 problem = str(error)
@@ -368,7 +370,7 @@ def _started(
 
 
 def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
-    """The entry that a name means and the quantisation it states: qwen3-8b, qwen3-8b:Q8_0. None for everything else."""
+    """The catalog entry and the quantisation of a name such as qwen3-8b:Q8_0. None for any other reference."""
     if is_here(reference) or "/" in reference:
         return None
     entry, quant = entry_named(reference, read_catalog(), absolute=False)
@@ -380,9 +382,9 @@ def catalog_name(reference: str) -> tuple[Entry, str | None] | None:
 def open_published(
     entry: Entry, quant: str | None, request: Request
 ) -> tuple[tuple[str, ...], OpenModel]:
-    """The repositories that have the model, and the model as it would be downloaded. Nothing is fetched yet.
+    """The repositories that have the model, and the model as it would be downloaded. Downloads nothing.
 
-    Without a quantisation it is chosen for this machine. UsageError where no repository is known.
+    Without a quantisation, one is chosen for this machine. Raises UsageError if no repository is known.
     """
     named = open_named(f"catalog:{entry.id}")
     known = repositories_of(entry.id, Form.GGUF)
@@ -397,7 +399,7 @@ def open_published(
 
 
 def _chosen_mix(named: ResolvedModel, request: Request) -> str:
-    """As `check` chooses with the same flags; where nothing fits, the usual one, whose figures the verdict shows."""
+    """The quantisation that `check` chooses with the same flags; if nothing fits, the usual one."""
     (found,) = check_named(named, request, Session(reach=Reach(network=False)))
     if not isinstance(found, Check):
         raise found.error
@@ -433,7 +435,7 @@ def find_published(
     *,
     several: bool,
 ) -> Found:
-    """The file of the first repository that has it: on this machine if possible, else downloaded."""
+    """The file from the first repository that has it: on this machine if possible, else downloaded."""
     for reference in references:
         try:
             return find_weights(reference, reach=replace(reach, network=False), several=several)

@@ -47,7 +47,7 @@ def task_of(
         values = values_of(engine, request, embeds=embeds, quant=quant)
         values = values_for_users(values, engine, request.users, opened.model)
         load, setup = engine_named(engine).setup(values)
-        if values.get("context") == 0:  # for every engine the whole native context
+        if values.get("context") == 0:  # 0 is the native context for every engine
             load = replace(load, context_tokens=0)
         if request.users is not None:
             load = replace(load, sequences=request.users)

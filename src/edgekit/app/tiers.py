@@ -13,7 +13,7 @@ from edgekit.request import ALL, Request
 
 
 def plan_tier(reference: str, request: Request) -> TierPlan:
-    """`reference` is tier:NAME. Raises EdgekitError; that it does not fit is an answer."""
+    """`reference` is tier:NAME. Raises EdgekitError. If the tier does not fit, the plan says so."""
     (task,) = _tasks((find_tier(reference.partition(":")[2]),), request)
     return plan_tier_on(task)
 
@@ -24,7 +24,7 @@ def recommend_tier(request: Request) -> TierPlan:
 
 
 def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
-    """The same task for each tier. Raises UsageError for what does not apply to one."""
+    """One task per tier. Raises UsageError for options that do not apply to tiers."""
     if any(request.flags.values()):
         raise UsageError(
             "a tier is planned for a what-if engine, so flags of real engines do not apply"
@@ -57,5 +57,5 @@ def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
 
 
 def inapplicable(flag: str) -> UsageError:
-    """What to raise for an option that means nothing for a tier."""
+    """The error for an option that does not apply to tiers."""
     return UsageError(f"--{flag} does not apply to a tier, which is planned for a what-if engine")

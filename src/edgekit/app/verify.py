@@ -1,4 +1,4 @@
-"""A model and flags -> the prediction next to what the engine on this machine says itself."""
+"""A model and flags -> the prediction next to what the engine on this machine reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def verify(
     really: bool = False,
     timeout_s: float | None = None,
 ) -> Verified:
-    """`really` loads the model too, and saves what that showed for later estimates on this machine."""
+    """`really` also loads the model, and saves the measured overhead for later estimates on this machine."""
     (engine,) = request.engines
     program = engine_named(engine).program("verify")
     verifier = program.verifier(request.values(engine), really=really, timeout_s=timeout_s)
