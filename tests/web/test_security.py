@@ -81,17 +81,17 @@ class TestEveryAnswer:
         assert "server" not in headers
         assert not [name for name in headers if name.startswith("access-control")]
 
-    def test_of_a_call_is_not_kept(self, server: str) -> None:
+    def test_call_is_not_stored(self, server: str) -> None:
         assert ask(server, CALL).headers["cache-control"] == "no-store"
 
-    def test_of_the_page_is_asked_for_anew_and_cheaply(self, server: str) -> None:
+    def test_page_is_revalidated_with_its_etag(self, server: str) -> None:
         first = ask(server, "/static/main.js")
         assert (first.status, first.headers["cache-control"]) == (200, "no-cache")
         assert first.headers["content-type"] == "text/javascript; charset=utf-8"
         again = ask(server, "/static/main.js", headers={"If-None-Match": first.headers["etag"]})
         assert (again.status, again.body) == (304, b"")
 
-    def test_that_failed_inside_says_nothing_about_it(
+    def test_internal_error_hides_the_cause(
         self, server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         def break_down(*_: object, **__: object) -> None:
@@ -117,7 +117,7 @@ class TestPages:
         assert ask(server, path, method="HEAD").body == b""
 
     @pytest.mark.parametrize("path", ["/healthz", CALL, "/api/v1/estimate?model=qwen3-8b"])
-    def test_and_calls_answer_head_as_get_without_its_body(self, server: str, path: str) -> None:
+    def test_head_is_answered_as_get_without_body(self, server: str, path: str) -> None:
         answer, got = ask(server, path, method="HEAD"), ask(server, path)
         assert (answer.status, answer.body) == (200, b"")
         for name in ("content-type", "content-length"):
@@ -126,18 +126,18 @@ class TestPages:
     @pytest.mark.parametrize(
         ("path", "status"), [("/api/v1/cards/events", 405), ("/api/v1/jobs/nothing", 404)]
     )
-    def test_answer_head_where_there_is_an_end_to_get(
+    def test_head_of_a_stream_or_missing_job_is_refused(
         self, server: str, path: str, status: int
     ) -> None:
         assert ask(server, path, method="HEAD").status == status
 
-    def test_that_are_not_there_are_told_as_a_page(self, server: str) -> None:
+    def test_missing_page_is_answered_with_html(self, server: str) -> None:
         answer = ask(server, "/nowhere?ref=<script>")
         assert answer.status == 404
         assert b"Address not found." in answer.body
         assert b"<script" not in answer.body
 
-    def test_that_are_not_there_are_told_as_json_among_the_calls(self, server: str) -> None:
+    def test_missing_call_is_answered_with_json(self, server: str) -> None:
         answer = ask(server, "/api/v1/nowhere")
         assert (answer.status, answer.error["type"]) == (404, "NotFoundError")
         answer = ask(server, "/healthz", {})
@@ -158,7 +158,7 @@ class TestPages:
             "a" * 3000,
         ],
     )
-    def test_lead_to_no_other_file(self, server: str, name: str) -> None:
+    def test_names_cannot_leave_the_folder(self, server: str, name: str) -> None:
         assert ask(server, f"/static/{name}").status == 404
 
 
@@ -175,7 +175,7 @@ class TestNames:
             "",
         ],
     )
-    def test_of_others_are_not_answered(self, server: str, host: str) -> None:
+    def test_foreign_host_is_refused(self, server: str, host: str) -> None:
         port = server.rpartition(":")[2]
         for path in ("/", CALL, "/healthz", "/static/main.js"):
             answer = ask(server, path, headers={"Host": host.format(port=port)})
@@ -185,14 +185,14 @@ class TestNames:
     @pytest.mark.parametrize(
         "host", ["localhost", "LOCALHOST:{port}", "127.0.0.1:1", "[::1]:{port}"]
     )
-    def test_of_this_machine_are(self, server: str, host: str) -> None:
+    def test_own_host_is_answered(self, server: str, host: str) -> None:
         port = server.rpartition(":")[2]
         assert ask(server, "/healthz", headers={"Host": host.format(port=port)}).status == 200
 
     def test_are_needed(self, server: str) -> None:
         assert said(server, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421 ")
 
-    def test_do_not_matter_where_others_may_ask(self) -> None:
+    def test_any_host_is_answered_when_not_on_loopback(self) -> None:
         with start(WebSettings(host="0.0.0.0", port=0, network=False, token=TOKEN)) as address:
             answer = ask(address, "/healthz", headers={"Host": "workstation.example"})
             assert answer.status == 200
@@ -213,7 +213,7 @@ class TestOtherSites:
     def test_may_not_call_by_their_origin(self, server: str, origin: str) -> None:
         assert ask(server, CALL, headers={"Origin": origin}).status == 403
 
-    def test_own_pages_may(self, server: str) -> None:
+    def test_own_pages_may_call(self, server: str) -> None:
         own = {"Origin": server, "Sec-Fetch-Site": "same-origin"}
         assert ask(server, CALL, headers=own).status == 200
         assert ask(server, CALL, headers={"Sec-Fetch-Site": "none"}).status == 200
@@ -223,7 +223,7 @@ class TestOtherSites:
         assert ask(server, "/api/docs", headers={"Sec-Fetch-Site": "cross-site"}).status == 200
 
     @pytest.mark.parametrize("path", ["/", CALL, "/nowhere"])
-    def test_are_not_told_what_they_may(self, server: str, path: str) -> None:
+    def test_options_is_refused(self, server: str, path: str) -> None:
         asking = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
         answer = ask(server, path, method="OPTIONS", headers=asking)
         assert answer.status == 405
@@ -235,14 +235,14 @@ class TestToken:
         for path in (*PAGES, "/static/main.js", CALL, "/api/v1/openapi.json", "/nowhere"):
             assert ask(guarded, path).status == 401, path
 
-    def test_is_not_needed_for_a_sign_of_life(self, guarded: str) -> None:
+    def test_is_not_needed_for_the_health_check(self, guarded: str) -> None:
         assert ask(guarded, "/healthz").json()["status"] == "ok"
 
-    def test_of_a_program_stands_in_a_header(self, guarded: str) -> None:
+    def test_bearer_header_is_accepted(self, guarded: str) -> None:
         assert ask(guarded, CALL, headers={"Authorization": f"Bearer {TOKEN}"}).status == 200
         assert ask(guarded, CALL, headers={"authorization": f"bearer {TOKEN}"}).status == 200
 
-    def test_that_is_missing_is_told_as_json_or_as_a_page(self, guarded: str) -> None:
+    def test_missing_token_is_answered_with_json_or_html(self, guarded: str) -> None:
         call, page = ask(guarded, CALL), ask(guarded, "/model?ref=a%22b")
         assert call.error["type"] == "TokenError"
         assert "Bearer" in call.error["message"]
@@ -260,16 +260,16 @@ class TestToken:
         for path in ("/model?ref=a%2Fb", CALL, "/static/main.js"):
             assert ask(guarded, path, headers={"Cookie": beside}).status == 200
 
-    def test_leads_nowhere_else(self, guarded: str) -> None:
+    def test_redirect_stays_on_this_host(self, guarded: str) -> None:
         answer = ask(guarded, f"//evil.example/%0d%0aX:y?token={TOKEN}")
         assert answer.headers["location"].startswith("/evil.example/")
         assert "x" not in answer.headers
 
-    def test_in_the_address_of_a_call_counts_for_nothing(self, guarded: str) -> None:
+    def test_in_the_address_of_a_call_is_ignored(self, guarded: str) -> None:
         assert ask(guarded, f"{CALL}?token={TOKEN}").status == 401
 
     @pytest.mark.parametrize("wrong", ["", "x", TOKEN[:-1], f"{TOKEN}x", TOKEN.upper(), "\xe4" * 8])
-    def test_that_is_wrong_is_refused(self, wrong: str) -> None:
+    def test_wrong_token_is_refused(self, wrong: str) -> None:
         with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             port = address.rpartition(":")[2]
             cookie = {"Cookie": f"edgekit_{port}={wrong}"}
@@ -278,7 +278,7 @@ class TestToken:
             if wrong.isascii():
                 assert ask(address, f"/?token={wrong}").status == 401
 
-    def test_is_not_guessed(self, now_s: list[float]) -> None:
+    def test_guesses_are_limited(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             statuses = [
                 ask(address, CALL, headers={"Authorization": f"Bearer {n}"}).status
@@ -292,7 +292,7 @@ class TestToken:
             assert ask(address, CALL, headers=right).status == 200
 
     @pytest.mark.parametrize(("token", "passes"), [(TOKEN, True), (TOKEN[:12], False)])
-    def test_that_others_guess_does_not_lock_out_who_is_in(
+    def test_guesses_do_not_lock_out_the_cookie(
         self, token: str, monkeypatch: pytest.MonkeyPatch, *, passes: bool
     ) -> None:
         """A right one that is short is not looked at either: its guesser would see the difference."""
@@ -307,12 +307,12 @@ class TestToken:
             right = ask(address, CALL, headers={"Authorization": f"Bearer {token}"}).status
             assert right == (200 if passes else 429)
 
-    def test_of_a_page_goes_out_of_its_address_also_with_the_cookie(self, guarded: str) -> None:
+    def test_is_removed_from_the_address_even_with_the_cookie(self, guarded: str) -> None:
         cookie = ask(guarded, f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
         answer = ask(guarded, f"/model?ref=a&token={TOKEN}", headers={"Cookie": cookie})
         assert (answer.status, answer.headers["location"]) == (303, "/model?ref=a")
 
-    def test_of_another_server_on_this_machine_is_no_token(self, guarded: str) -> None:
+    def test_cookie_of_another_server_is_refused(self, guarded: str) -> None:
         port = guarded.rpartition(":")[2]
         with start(WebSettings(port=0, network=False, token=TOKEN)) as address:
             cookie = ask(address, f"/?token={TOKEN}").headers["set-cookie"]
@@ -333,11 +333,11 @@ class TestBodies:
             reply = client.getresponse()
             return Answered(reply.status, dict(reply.getheaders()), reply.read())
 
-    def test_of_ten_megabytes_are_refused_by_their_length(self, server: str) -> None:
+    def test_too_large_by_content_length(self, server: str) -> None:
         answer = self.post(server, b'{"model": "' + b"a" * self.SIZE)
         assert (answer.status, answer.error["type"]) == (413, "TooLargeError")
 
-    def test_of_ten_megabytes_are_refused_as_they_come(self, server: str) -> None:
+    def test_too_large_when_chunked(self, server: str) -> None:
         pieces = (b" " * 10_000 for _ in range(self.SIZE // 10_000))
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
@@ -347,14 +347,14 @@ class TestBodies:
             assert reply.status == 413
             assert json.loads(reply.read())["error"]["type"] == "TooLargeError"
 
-    def test_are_refused_before_they_come(
+    def test_refused_before_the_body_arrives(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(security, "DRAINED_S", 0.2)
         head = f"POST /api/v1/estimate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**15}\r\nExpect: 100-continue\r\n\r\n"
         assert said(server, head.encode()).startswith(b"HTTP/1.1 413 ")
 
-    def test_that_never_end_are_cut_off(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_endless_body_is_cut_off(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(security, "DRAINED_BYTES", 2_000_000)
         host, _, port = server.removeprefix("http://").partition(":")
         sent = 0
@@ -384,7 +384,7 @@ class TestBodies:
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"TooSlowError" in answer
 
-    def test_that_end_in_nonsense_once_they_are_refused_are_no_fault_of_ours(
+    def test_malformed_rest_of_a_refused_body_is_not_logged(
         self, server: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         host, _, port = server.removeprefix("http://").partition(":")
@@ -397,7 +397,7 @@ class TestBodies:
                 pass
         assert not caplog.records
 
-    def test_whose_sender_has_gone_leave_nothing_behind(self, server: str) -> None:
+    def test_disconnect_during_the_body_leaves_nothing_behind(self, server: str) -> None:
         host, _, port = server.removeprefix("http://").partition(":")
         with closing(socket.create_connection((host, int(port)), PATIENCE_S)) as connection:
             connection.sendall(
@@ -415,7 +415,7 @@ class TestHeads:
         ("path", "name", "count"),
         [(CALL, "X-Long", 1), ("/", "X-{}", 400), (f"/{'a' * 33_000}", "X", 0)],
     )
-    def test_that_are_long_are_refused_also_in_one_piece(
+    def test_long_head_in_one_piece_is_refused(
         self, server: str, path: str, name: str, count: int
     ) -> None:
         long = {name.format(n): "a" * (MAX_HEAD_BYTES // count) for n in range(count)}
@@ -439,9 +439,7 @@ class TestHeads:
         for head in (b"", b"GET / HTT"):
             assert said(server, head) == b""
 
-    def test_that_do_not_come_after_another_are_given_up(
-        self, server: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_second_head_times_out(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(serving, "HEAD_TIMEOUT_S", 0.3)
         place = server.removeprefix("http://")
         with closing(http.client.HTTPConnection(place, timeout=PATIENCE_S)) as client:
@@ -454,14 +452,14 @@ class TestHeads:
     @pytest.mark.parametrize(
         "head", [b"\x16\x03\x01\x00", b"GET\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\n"]
     )
-    def test_that_make_no_sense_are_refused(self, server: str, head: bytes) -> None:
+    def test_malformed_head_is_refused(self, server: str, head: bytes) -> None:
         answer = said(server, head + b"\r\n\r\n")
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
         stated, _, body = answer.rpartition(b"\r\n\r\n")
         assert json.loads(body)["error"]["type"] == "UsageError"
         assert CONTENT_POLICY.encode() in stated
 
-    def test_cannot_say_who_asks(self, now_s: list[float]) -> None:
+    def test_forwarded_headers_are_ignored(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, requests_per_s=2.0)) as address:
             forged = [{"X-Forwarded-For": f"10.0.0.{n}"} for n in range(3)]
             statuses = [ask(address, "/healthz", headers=one).status for one in forged]
@@ -469,7 +467,7 @@ class TestHeads:
 
 
 class TestRates:
-    def test_bound_one_client(self, now_s: list[float]) -> None:
+    def test_one_client_is_limited(self, now_s: list[float]) -> None:
         with start(WebSettings(port=0, network=False, requests_per_s=5.0)) as address:
             answers = [ask(address, CALL if n % 2 else "/") for n in range(8)]
             assert [one.status for one in answers] == [200] * 5 + [429] * 3
@@ -477,7 +475,7 @@ class TestRates:
             now_s[0] += 0.2
             assert ask(address, "/healthz").status == 200
 
-    def test_fill_again_with_time(self) -> None:
+    def test_buckets_refill(self) -> None:
         now_s = [100.0]
         table = Rates(2.0, clock=lambda: now_s[0])
         assert [table.take("a") for _ in range(3)] == [True, True, False]
@@ -487,7 +485,7 @@ class TestRates:
         now_s[0] += 3600
         assert [table.take("a") for _ in range(3)] == [True, True, False]
 
-    def test_are_kept_for_few_clients(self) -> None:
+    def test_number_of_clients_is_limited(self) -> None:
         table = Rates(1.0)
         for number in range(MAX_CLIENTS * 3):
             table.take(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
@@ -502,7 +500,7 @@ class TestRates:
         assert [table.take(f"2001:db8::{n:x}") for n in range(3)] == [True, False, False]
 
 
-def test_many_at_once_are_answered_or_told_so(server: str) -> None:
+def test_many_requests_at_once_are_answered(server: str) -> None:
     statuses: list[int] = []
 
     def one() -> None:
@@ -533,7 +531,9 @@ def admitted(address: str) -> socket.socket:
 
 
 class TestConnections:
-    def test_of_one_client_are_bounded(self, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_connections_per_client_are_limited(
+        self, server: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(serving, "CONNECTIONS_EACH", 3)
         held = [admitted(server) for _ in range(3)]
         with closing(connected(server)) as one_more, suppress(ConnectionError):
@@ -542,7 +542,7 @@ class TestConnections:
             one.close()
         admitted(server).close()
 
-    def test_beyond_all_that_there_may_be_are_told_so(
+    def test_connections_beyond_the_limit_get_503(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "MAX_CONNECTIONS", 1)
@@ -552,7 +552,7 @@ class TestConnections:
         assert (page.status, page.headers["connection"]) == (503, "close")
         assert page.headers["content-security-policy"] == CONTENT_POLICY
 
-    def test_whose_answers_nobody_reads_are_given_up(
+    def test_connection_that_does_not_read_is_closed(
         self, server: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(serving, "READ_TIMEOUT_S", 0.2)
