@@ -1,1 +1,1 @@
-"""What must be held: the bill and its lines."""
+"""The bill: the memory that a model and its load take, line by line, and the verdict on it."""

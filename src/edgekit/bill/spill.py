@@ -1,8 +1,8 @@
-"""A KV cache that is larger than its memory -> what stays, what is spilled, and whether a page is read back in time.
+"""KV-cache spilling: which pages stay in memory, which go to RAM or disk, and whether one can be read back in time.
 
 Cold pages of 256 tokens go to RAM or to an NVMe disk, for contexts over 65,536 tokens only. The gate is the worst case:
-one whole cold page read back. If it fails there is an error, never a slow success. The rates are those of elizaOS's
-memo on context scaling (ASSUMED), not measured on this machine.
+reading back one whole cold page. If that takes too long it is an error, never a slow success. The rates come from
+elizaOS's memo on context scaling (ASSUMED); they are not measured on this machine.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.units import LARGEST, format_bytes
 
 PAGE_TOKENS = 256
-SPILL_FROM_TOKENS = 65_536  # a cache of this length or shorter stays whole
-LEAST_PAGES = 2  # in memory: the page being written, and the one being read back
+SPILL_FROM_TOKENS = 65_536  # a cache up to this length is never spilled
+LEAST_PAGES = 2  # kept in memory: the page being written and the one being read back
 
 
 class Store(enum.Enum):
@@ -34,7 +34,7 @@ _RATES = {Store.HOST_RAM: 12_000_000_000, Store.NVME: 1_500_000_000}  # over PCI
 
 
 class Purpose(enum.Enum):
-    """What the user is doing, which decides how long a page may take."""
+    """What the user is doing, which determines how long reading back a page may take."""
 
     VOICE = "voice"
     TEXT = "text"
@@ -49,7 +49,7 @@ _LIMITS_MS = {Purpose.VOICE: 200, Purpose.TEXT: 1500}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spill:
-    """A cache in two parts. Nothing is spilled if all of it fits."""
+    """A cache split into a resident and a spilled part. Nothing is spilled if all of it fits."""
 
     context_tokens: int
     bytes_per_token: int
@@ -90,7 +90,7 @@ class Spill:
 
     @property
     def is_in_time(self) -> bool:
-        """In integers: exactly 200 ms is not more than 200 ms."""
+        """Whether a page is read back in time. In integers, so that exactly 200 ms passes a limit of 200 ms."""
         return self.page_bytes * 1000 <= self.store.bytes_per_s * self.purpose.limit_ms
 
     @property
@@ -112,10 +112,10 @@ def plan_spill(
     room_bytes: int | None = None,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> Spill:
-    """The two parts of a cache. Raises KvSpillUnsupportedError, with the numbers, where it must not be spilled.
+    """The split of a cache. Raises KvSpillUnsupportedError, with the numbers, if it must not be spilled.
 
-    `resident_budget_bytes` is what the cache may take where the model computes, `room_bytes` what the store has left
-    (None: unknown, and not checked).
+    `resident_budget_bytes` is the cache's budget where the model computes, `room_bytes` the free capacity of the store
+    (None: unknown, not checked).
     """
     for what, number, least in (
         ("the context", context_tokens, 1),
@@ -146,7 +146,7 @@ def plan_spill(
 
 
 def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> str:
-    """Why the cache must not be spilled; empty if it may."""
+    """Why the cache must not be spilled; empty if it may be."""
     if spill.context_tokens <= spill_from_tokens:
         return f"only contexts over {spill_from_tokens:,} tokens can spill: use a shorter context"
     if spill.resident_tokens < LEAST_PAGES * PAGE_TOKENS:

@@ -1,4 +1,4 @@
-"""Values: the lines of a bill, the load it is for, and the task with its placements, weights and caches."""
+"""The value types of a bill: its lines, the load, and the task with its placements, weights and caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgekit.units import GIB
 
 
 class Component(enum.Enum):
-    """What a line of the bill is for."""
+    """The kind of memory that a line of the bill counts."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv cache"
@@ -26,7 +26,7 @@ class Component(enum.Enum):
     OUTPUT = "output"  # logits and embeddings handed to the caller
     COMPUTE = "compute"  # intermediate results
     RUNTIME = "runtime"  # the engine and its driver: contexts, libraries, graphs
-    PROMPT_CACHE = "prompt cache"  # remembered prompts, outside the engine's own buffers
+    PROMPT_CACHE = "prompt cache"  # cached prompts, outside the engine's buffers
     CHECKPOINTS = "checkpoints"  # saved states of sliding and recurrent caches
 
 
@@ -41,18 +41,18 @@ class MemoryLine:
     component: Component
     size_bytes: int
     pool: Pool
-    layer: int | None = None  # None: not of a single layer
+    layer: int | None = None  # None: does not belong to a single layer
     basis: Basis = Basis.EXACT
     because: str = ""  # the arithmetic with this model's numbers
-    within: float | None = None  # MODELLED: how far off it may be, as a share of the line
-    reserved: bool = True  # False: not taken at the start, may grow up to this (a prompt cache)
-    part: str = ""  # loaded next to the model: "drafter", "projector", "adapter"
-    first_request: bool = False  # taken by the first request, not at the start
+    within: float | None = None  # MODELLED: the error bound, as a share of the line
+    reserved: bool = True  # False: not allocated at start, may grow up to this (a prompt cache)
+    part: str = ""  # loaded along with the model: "drafter", "projector", "adapter"
+    first_request: bool = False  # allocated by the first request, not at start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the engine has to hold at once. None: the engine's own default."""
+    """The context, batches and sequences that the engine has to hold at once. None: the engine's default."""
 
     context_tokens: int | None = None  # None: the native window
     sequences: int | None = None
@@ -63,7 +63,7 @@ class Load:
     cache_v: CacheType | None = None
     flash_attention: bool | None = None
     unified: bool | None = None  # all sequences share one cache
-    full_window: bool = False  # sliding layers keep the whole context
+    full_window: bool = False  # sliding-window layers cache the whole context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,13 @@ class MemoryEstimate:
             )
 
     def total(self, keep: Callable[[MemoryLine], bool] | None = None) -> int:
-        """Bytes of the reserved lines that `keep` lets through."""
+        """Bytes of the reserved lines for which `keep` is true."""
         return sum(
             line.size_bytes for line in self.lines if line.reserved and (keep is None or keep(line))
         )
 
     def in_pools(self, pools: Collection[Pool]) -> int:
-        """Bytes of the reserved lines of these pools. Looked up once per run of lines of the same pool."""
+        """Bytes of the reserved lines in these pools. A pool is looked up once per run of lines that share it."""
         found, last, inside = 0, None, False
         for line in self.lines:
             if line.pool is not last:
@@ -106,9 +106,9 @@ class MemoryEstimate:
         return found
 
     def bounds_in(self, pools: Collection[Pool]) -> tuple[int, bool]:
-        """Bytes that the bounds of these pools' reserved lines could add, and whether one of them has no bound.
+        """Bytes that the error bounds of these pools' reserved lines could add, and whether one of them is unbounded.
 
-        Runtime lines always have one.
+        Runtime lines are always bounded.
         """
         added, unbounded = 0.0, False
         for line in self.lines:
@@ -130,7 +130,7 @@ class MemoryEstimate:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """The pools that the bill takes something from: devices first, in their order."""
+        """The pools that the bill uses: devices first, in order."""
         found = {line.pool for line in self.lines if line.size_bytes}
         return tuple(sorted(found, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index)))
 
@@ -149,12 +149,12 @@ class MemoryEstimate:
 
     @property
     def overhead_bytes(self) -> int:
-        """Everything but weights and caches."""
+        """Everything except weights and caches."""
         return self.total_bytes - self.weights_bytes - self.kv_cache_bytes
 
     @property
     def basis(self) -> Basis:
-        """The weakest basis of a line in the total."""
+        """The weakest basis among the lines of the total."""
         return weakest(line.basis for line in self.lines if line.size_bytes and line.reserved)
 
     @property
@@ -183,14 +183,14 @@ def weakest(bases: Iterable[Basis]) -> Basis:
 
 
 def no_better_than(line: MemoryLine, basis: Basis, within: float | None = None) -> MemoryLine:
-    """The line with a basis that is no stronger than this one."""
+    """The line with its basis weakened to at most this one."""
     if weakest((basis, line.basis)) is line.basis:
         return line
     return known_as(line, basis, within if basis is Basis.MODELLED else None)
 
 
 def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine:
-    """The line with this basis. Not by replace(), which is slow: every line of every bill goes through here."""
+    """The line with this basis. Does not use replace(), which is slow: every line of every bill goes through here."""
     return MemoryLine(
         component=line.component,
         size_bytes=line.size_bytes,
@@ -219,18 +219,18 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """How an engine would be started, and the budgets that its bill is compared with."""
+    """How an engine would be started, and the budgets for its bill."""
 
     setup: Any = field(repr=False)
     budgets: tuple[Budget, ...]
-    because: str  # where the model is, for reports
+    because: str  # where the model is placed, for reports
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
     may_resplit: bool = False  # layers may be split differently among several cards
-    whole: bool = False  # everything that can be on a device is on one
-    all_layers: bool = False  # every layer is on a device, though experts may not be
-    by_number: bool = False  # the card is given by its number among all cards of the machine
+    whole: bool = False  # everything that can be on a device is on a device
+    all_layers: bool = False  # every layer is on a device, except perhaps experts
+    by_number: bool = False  # the card is selected by its index among all cards of the machine
     by_tensor: bool = False  # -ot divides the experts more finely than -ncmoe can
-    is_short_command: bool = False  # by tensor, with one pattern instead of one for each layer
+    is_short_command: bool = False  # by tensor, with a single pattern instead of one per layer
 
 
 Placements = tuple[Placement, ...]
@@ -243,24 +243,24 @@ class Variant:
     name: str  # "Q4_K_M", "4 bit", "as stored"
     model: Model = field(repr=False)
     accuracy: int  # in hundredths of a bit per weight
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the engine's setup
-    flags: Mapping[str, str] = field(default_factory=dict)  # the same, as a request has it
-    reference: str = ""  # what to open; "": it has to be made or found first
+    changes: Mapping[str, Any] = field(default_factory=dict)  # to the engine's setup
+    flags: Mapping[str, str] = field(default_factory=dict)  # the changes as flags of a request
+    reference: str = ""  # what to open; "": has to be made or found first
 
     @property
     def is_good(self) -> bool:
-        """About four bits or more: below that, answers get clearly worse."""
+        """Whether it has about four bits or more; below that, answers get clearly worse."""
         return self.accuracy >= GOOD_ACCURACY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheChoice:
-    """One type of cache. `place` 0 is the engine's default, 1 the next smaller one."""
+    """One cache type. `place` 0 is the engine's default, 1 the next smaller type."""
 
     name: str  # "f16", "q8_0", "q8_0 + q4_0", "fp8", "8 bit"
     place: int
-    flags: str  # that select it
-    is_given: bool = False  # by the caller
+    flags: str  # the flags that select it
+    is_given: bool = False  # requested by the caller
     is_eight_bit: bool = False
     load: Mapping[str, Any] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
@@ -268,7 +268,7 @@ class CacheChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The requested setup, and which of its fields the caller gave."""
+    """The requested setup, and which of its fields the caller set."""
 
     setup: Any = None
     settled: frozenset[str] = frozenset()
@@ -279,7 +279,7 @@ class Drafter:
     """A smaller model with the same vocabulary, or the model's own prediction layers."""
 
     name: str
-    model: Model | None = field(default=None, repr=False)  # None: its own prediction layers
+    model: Model | None = field(default=None, repr=False)  # None: the model's own prediction layers
     changes: Mapping[str, Any] = field(default_factory=dict)
     because: str = ""  # why its vocabulary is considered the same
 
@@ -299,17 +299,17 @@ class Task:
     job: Job | None = None
     min_context: int | None = None
     window_budget_bytes: int | None = None  # SPEC W2: size of the cache if no context is given
-    max_use: float | None = None  # SPEC A1: refuse above this share of the usable memory
-    reserve_bytes: int | None = None  # instead of the engine's own reserve
-    own_cache_only: bool = False  # never a smaller cache than the engine's own
+    max_use: float | None = None  # SPEC A1: reject above this share of the usable memory
+    reserve_bytes: int | None = None  # overrides the engine's reserve
+    own_cache_only: bool = False  # never choose a smaller cache than the engine's default
     nodes: int = 1  # machines like this one, joined by Ray (vLLM)
     alternatives: tuple[str, ...] = ()  # other quantisations that the repository has
     label: str = ""  # the model's name in reports
-    repository: str = ""  # on the hub, of the weights or what they are made from; "": unknown
+    repository: str = ""  # on the hub, of the weights or of their source; "": unknown
     is_remote: bool = False  # the weights are not on this machine
-    users: int | None = None  # as given; `load` is for all of them
-    drafters: tuple[Drafter, ...] = ()  # to propose, in the order in which they are tried
-    # Set when the caller has gone.
+    users: int | None = None  # as requested; `load` is for all of them
+    drafters: tuple[Drafter, ...] = ()  # candidates, in the order in which they are tried
+    # Set when the caller has disconnected.
     cancelled: threading.Event | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -319,7 +319,7 @@ class Task:
 
     @property
     def in_one_batch(self) -> bool:
-        """Whether a whole input is computed in one batch: for embeddings, unless only the last token counts
+        """Whether a whole input must fit one batch: for embeddings, unless only the last token is pooled
         (server-context.cpp @ b21e4de: can_split).
         """
         embeds = bool(getattr(self.start.setup, "embeddings", False))
@@ -332,7 +332,7 @@ class Task:
             return load
         each = load.sequences or 1  # an embedding is a mean over a whole sequence
         whole = -(-tokens // each) * each
-        batch, microbatch = load.batch_tokens, load.microbatch_tokens  # what was given stays
+        batch, microbatch = load.batch_tokens, load.microbatch_tokens  # values from the caller win
         return replace(
             load,
             batch_tokens=batch or microbatch or whole,
@@ -342,7 +342,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheType:
-    """A block of numbers and its size."""
+    """An element type of a cache: a block of numbers and its size."""
 
     name: str
     block_elements: int

@@ -1,4 +1,4 @@
-"""A bill compared with the memory of a machine: usage, verdict, decisions and the changes that would help."""
+"""A bill compared with a machine's memory: usage, verdict, decisions and the changes that would help."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, Placemen
 from edgekit.machine.types import HOST, Budget, Machine
 from edgekit.units import GIB
 
-# SPEC A1: a known bill fits up to the whole of the usable memory; above 85 % it is tight.
+# SPEC A1: a known bill may use all of the usable memory; above 85 % it is tight.
 COMFORTABLE_PERCENT = 85
-# SPEC P11: the bands of an estimate that rests on an assumption (a bare name, an unknown architecture).
+# SPEC P11: the thresholds for an estimate that is based on an assumption (a bare name, an unknown architecture).
 ASSUMED_SAFE_PERCENT, ASSUMED_FULL_PERCENT = 70, 85
 
 
@@ -26,18 +26,18 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a bill takes of one memory, and the verdict on it (SPEC A1)."""
+    """How much of one memory a bill uses, and the verdict on it (SPEC A1)."""
 
     budget: Budget
     required_bytes: int
-    bound_bytes: int = 0  # what the bounds of its modelled lines could add, and `covered_bytes`
-    covered_bytes: int = 0  # taken from the reserve by the first request; not in required_bytes
-    assumed: bool = False  # one of its lines is only assumed
+    bound_bytes: int = 0  # the error bounds of its modelled lines, plus `covered_bytes`
+    covered_bytes: int = 0  # the first request takes these from the reserve; not in required_bytes
+    assumed: bool = False  # at least one line is ASSUMED
     max_use: float | None = None  # the user's own limit, as a share of the usable memory
 
     @property
     def utilization(self) -> float:
-        """A share; infinite if something is needed and nothing is usable."""
+        """Required / available; infinite if something is required and nothing is available."""
         if not self.required_bytes:
             return 0.0
         available = self.budget.available_bytes
@@ -45,7 +45,7 @@ class Usage:
 
     @property
     def status(self) -> Status:
-        """In integers: exactly 85 % of the memory is not above 85 %."""
+        """The verdict on this memory. Compared in integers, so that exactly 85 % is not above 85 %."""
         required, usable = self.required_bytes, self.budget.available_bytes
         most = ASSUMED_FULL_PERCENT if self.assumed else 100
         if self.budget.blocked:
@@ -64,12 +64,12 @@ class Usage:
 
     @property
     def fullness(self) -> float:
-        """How close it is to the limit: above 1 it does not fit."""
+        """Usage relative to the limit: above 1 it does not fit."""
         return fullness((self,))
 
 
 def fullness(uses: Iterable[Usage]) -> float:
-    """How close several memories together are to their limit, which is 1."""
+    """Usage of several memories together relative to their limit; above 1 it does not fit."""
     every = tuple(uses)
     required = sum(use.required_bytes for use in every)
     if not required:
@@ -91,13 +91,13 @@ _WORST = (Status.PASSED, Status.WARNING, Status.FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLoad:
-    """A bill and what it takes of every budget."""
+    """A bill and its usage of every budget."""
 
     context_tokens: int
     estimate: MemoryEstimate = field(repr=False)
     uses: tuple[Usage, ...]
     placement: Placement = field(repr=False)
-    refused: str = ""  # why the engine would not start, whatever memory is free
+    refused: str = ""  # why the engine would not start, regardless of memory
 
     @property
     def tightest(self) -> Usage:
@@ -120,7 +120,7 @@ class PricedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tokens per second, each as a range from slow to fast. Never better known than modelled."""
+    """Tokens per second, each as a range from slow to fast. MODELLED at best, never EXACT."""
 
     decode: tuple[float, float]
     prefill: tuple[float, float] | None  # None: the device's compute rate is unknown
@@ -129,13 +129,13 @@ class Speed:
 
     @property
     def typical(self) -> float:
-        """The geometric middle of the decode range."""
+        """The geometric mean of the decode range."""
         return math.sqrt(math.prod(self.decode))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a model fits. `required` and `available` are of the tightest memory.
+    """Whether a model fits. `required_bytes` and `available_bytes` refer to the tightest memory.
 
     >>> from edgekit.models import model_preflight
     >>> result = model_preflight("sample:gemma-3-27b", "llama.cpp", ram="64G")
@@ -146,22 +146,22 @@ class Verdict:
     engine: str
     status: Status
     context_tokens: int  # what the verdict is for
-    asked: bool  # the caller gave it
+    asked: bool  # the caller requested this context
     max_context: int  # the longest that fits with these weights, this cache and placement
-    quantization: str = ""  # of the weights judged: "Q4_K_M", "4 bit", "as stored"
-    cache: str = ""  # its type: "f16", "q8_0", "fp8", "8 bit"
-    cache_asked: bool = False  # the caller gave it
-    step: int = 0  # the row of SPEC A4's list that was taken; 0: nothing fits
+    quantization: str = ""  # of the weights: "Q4_K_M", "4 bit", "as stored"
+    cache: str = ""  # cache type: "f16", "q8_0", "fp8", "8 bit"
+    cache_asked: bool = False  # the caller requested this cache
+    step: int = 0  # the step of SPEC A4's list that was taken; 0: nothing fits
     variant: Variant | None = field(default=None, repr=False)
     load: Load = field(default_factory=Load, repr=False)  # what the engine has to hold
     streams: int = 1  # sequences that the context is divided among, if they do not share a cache
     recommended_context: int
     native_context: int | None
     uses: tuple[Usage, ...]
-    speed: Speed | None = None  # None: not known
+    speed: Speed | None = None  # None: unknown
     estimate: MemoryEstimate = field(repr=False)
     reasons: tuple[str, ...]  # why it failed; empty if it did not
-    window: str  # why this context
+    window: str  # the reason for the context
     way: Placement
     machine: Machine = field(repr=False)
 
@@ -223,15 +223,15 @@ class ChangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing to do, and what it gives."""
+    """One suggestion to the user, and what it achieves."""
 
     kind: ChangeKind
     value: str  # "q8_0", "Q3_K_M", "RTX 4090", "16384"
-    told: str  # the sentence
+    told: str  # the suggestion as a sentence
     flags: Mapping[str, str] = field(
         default_factory=dict
     )  # by their REST names; empty: no flag does it
-    max_context: int | None = None  # with it
+    max_context: int | None = None  # after the change
     result: Verdict | None = field(default=None, repr=False)
 
 
@@ -241,8 +241,8 @@ PreflightResult = Verdict  # its public name
 def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool = True) -> Budget:
     """The budget for a bill that leaves layers, experts or the token embeddings on the CPU.
 
-    Vulkan and ROCm pin some of the CPU's memory, which counts against the GPU's limit: buffers of the graph, and
-    weights that are not mapped from the file. Metal pins none.
+    Vulkan and ROCm pin some host memory, which counts against the GPU's limit: graph buffers, and weights that are not
+    mapped from the file. Metal pins none.
     """
     if budget.limit_bytes is None:
         return budget
@@ -259,8 +259,8 @@ def for_bill(budget: Budget, estimate: MemoryEstimate, *, mapped_weights: bool =
 
 
 def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
-    """What the first request takes of the default reserve, as in llama.cpp's --fit: what is missing, if that is no
-    more than the first request takes. A reserve that the user set stays free.
+    """Bytes that may come out of the default reserve, as in llama.cpp's --fit: the shortfall, if it is at most what the
+    first request allocates. A reserve that the user set is never touched.
     """
     missing = max(0, estimate.in_pools(budget.pools) - budget.unreserved_bytes)
     if not missing or not budget.has_default_reserve or budget.limit_bytes is not None:
@@ -270,7 +270,7 @@ def covered_bytes(budget: Budget, estimate: MemoryEstimate) -> int:
 
 
 class Lever(enum.Enum):
-    """What a plan can choose, in the order in which memory is spent on it."""
+    """A setting that a plan chooses, in the order in which memory is spent on it."""
 
     WEIGHTS = "weights"  # a bigger model, or a more accurate file of one model
     PLACEMENT = "placement"
@@ -278,7 +278,7 @@ class Lever(enum.Enum):
     CACHE = "cache"
     DRAFTER = "drafter"
     SEQUENCES = "sequences"
-    LIMIT = "limit"  # the system's: what macOS lets the GPU wire
+    LIMIT = "limit"  # the system's limit on GPU memory, such as macOS's wired limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +286,7 @@ class Tried:
     """One setting of a lever that was tried."""
 
     value: str
-    outcome: str | Callable[[], str] = field(compare=False)  # a function if it takes another bill
+    outcome: str | Callable[[], str] = field(compare=False)  # a function if it needs another bill
     taken: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Known models, with the source of every fact: EdgeKit's own and those that the user added."""
+"""The catalog of known models, with the source of every fact: EdgeKit's own and those that the user added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def read_catalog() -> Catalog:
-    """All entries; the user's replaces EdgeKit's of the same id. What cannot be read is a sentence in `problems`."""
+    """All entries; a user's entry replaces EdgeKit's of the same id. Unreadable entries are listed in `problems`."""
     from edgekit.catalog.store import packaged, stored_entries
     from edgekit.catalog.types import Catalog, Entry
 
@@ -22,7 +22,7 @@ def read_catalog() -> Catalog:
 
 
 def listed(catalog: Catalog, *, kind: str | None = None, family: str | None = None) -> list[Entry]:
-    """The models for this purpose, of families whose name starts with this."""
+    """The models with this purpose whose family name starts with `family`."""
     start = (family or "").lower()
     return [
         entry

@@ -1,4 +1,4 @@
-"""Names of models: the entry that a name means, in any spelling, and the id, family and purposes of a model."""
+"""Model names: looking up entries in any spelling, and deriving the id, family and purposes of a model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def find_quantised(name: str, catalog: Catalog) -> tuple[Entry, str | None]:
 
 
 def entry_named(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry | None, str | None]:
-    """The entry and the quantisation; neither for a path, even a missing one, or an address outside the hub."""
+    """The entry and the quantisation; (None, None) for a path, even a missing one, and for a URL outside the hub."""
     try:
         is_file = name.lower().endswith(MODEL_SUFFIXES) or path_of(name, whole=absolute) is not None
         if is_file or ("://" in name and hub_model_of(name) is None):
@@ -91,7 +91,7 @@ def entry_named(name: str, catalog: Catalog, *, absolute: bool) -> tuple[Entry |
         return None, None
     exact = {entry.id.lower(), (entry.repository or "").lower()}
     if entry.is_users and may_be_elsewhere(name) and split_quant(name.lower())[0] not in exact:
-        return None, None  # a hub id is not the user's model of a similar name
+        return None, None  # a hub id never means a user's model with a similar name
     return entry, quant
 
 
@@ -101,10 +101,10 @@ def may_be_elsewhere(name: str) -> bool:
 
 
 def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
-    """Whether the entry is used without asking the network.
+    """Whether the entry is used without querying the network.
 
-    It is for its id, with or without a quantisation, and for other spellings that are not found on this machine. A hub
-    id, a name of Ollama's (gemma3:27b) and an entry of the user's mean an existing file, which is read if possible.
+    True for its id, with or without a quantisation, and for other spellings that are not found on this machine. A hub
+    id, an Ollama name (gemma3:27b) and a user's entry refer to an existing file, which is read if possible.
     """
     if entry.is_users:
         return False
@@ -123,7 +123,7 @@ def is_catalog_first(name: str, entry: Entry, *, absolute: bool) -> bool:
 def may_stand_in(name: str, error: NotFoundError | RemoteInspectError) -> bool:
     """Whether the catalog may answer for a name that could not be read.
 
-    Not for a hub id that the hub refuses, or of which this machine has something else, such as another quantisation.
+    Not for a hub id that the hub refuses, or of which this machine has only another part, such as another quantisation.
     """
     refused = NotFoundError | RemoteNotFoundError | RemoteAccessError
     return not ("/" in name and isinstance(error, refused))
@@ -174,7 +174,7 @@ _QUANT = re.compile(
 _LONGEST = 200  # the longest names on the hub have 96
 _NOT_IN_IDS = re.compile(r"[^a-z0-9._:+@-]+")
 
-# Words in the name, and the purpose they mean; all matches count.
+# Words in a name -> the purpose they indicate; all matches count.
 _KINDS: tuple[tuple[re.Pattern[str], ModelPurpose], ...] = (
     (
         re.compile(r"embed|(?:^|-)(?:e5|gte|bge|jina)(?:-|$)|minilm|nomic"),
@@ -198,7 +198,7 @@ _KINDS: tuple[tuple[re.Pattern[str], ModelPurpose], ...] = (
         ModelPurpose.REASONING,
     ),
 )
-# Trained to continue a text, not to answer.
+# Models trained to continue a text, not to answer.
 _WITHOUT_CHAT = re.compile(r"starcoder|mamba-2\.8b|-base(?:-|$)|nomic-embed-code")
 
 
@@ -219,7 +219,7 @@ def family_of(name: str) -> str:
 
 
 def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[ModelPurpose, ...]:
-    """In the order of the enum. A model that generates text is for chat, unless its name says otherwise."""
+    """Purposes in the order of the enum. A model that generates text is for chat, unless its name says otherwise."""
     found = {kind for words, kind in _KINDS if words.search(name.lower())}
     if sees:
         found.add(ModelPurpose.VISION)
@@ -232,7 +232,7 @@ def kinds_of(name: str, *, causal: bool, pooled: bool, sees: bool) -> tuple[Mode
     return tuple(kind for kind in ModelPurpose if kind in found)
 
 
-# Publishers whose plain names are base models, with the instruct version under a longer name.
+# Publishers whose plain names mean base models; their instruct versions have longer names.
 _BASE_OWNERS = frozenset({
     "01-ai", "bigcode", "bigscience", "databricks", "google", "internlm", "meta-llama", "mistralai", "tiiuae",
 })  # fmt: skip
@@ -253,9 +253,9 @@ def is_base(repository: str) -> bool:
     return owner in _BASE_OWNERS and _ANSWERS.search(name) is None
 
 
-# Words that do not change a model's memory: its tuning, its container, Ollama's default tag.
+# Words that do not affect memory: tuning, container, Ollama's default tag.
 _SAME_SHAPE = frozenset({"instruct", "it", "chat", "hf", "gguf", "latest"})
-# Publishers that people put before a name, with a space or a dash: "Meta-Llama-3.1-8B", "Google Gemma 3 27B".
+# Publisher names that people put in front: "Meta-Llama-3.1-8B", "Google Gemma 3 27B".
 _PUBLISHERS = frozenset({
     "alibaba", "google", "ibm", "meta", "microsoft", "mistralai", "nvidia", "openai",
 })  # fmt: skip
@@ -284,7 +284,7 @@ def spellings(name: str) -> tuple[str, str, str]:
 
 
 def _joined(words: list[str]) -> str:
-    """Letters that follow each other are one word: 'gpt-oss-20b' and 'gptoss 20B' are 'gptoss 20 b'."""
+    """Join adjacent words of letters: 'gpt-oss-20b' and 'gptoss 20B' both become 'gptoss 20 b'."""
     parts = [part for word in words for part in _PARTS.findall(word)]
     return re.sub(r"(?<=[a-z]) (?=[a-z])", "", " ".join(parts))
 
@@ -299,7 +299,7 @@ def split_quant(name: str) -> tuple[str, str | None]:
     return (name, None) if found is None else (found["name"], found["quant"])
 
 
-# TABLE of the sizes that Ollama's library has for a name without a tag.
+# The size that Ollama's library serves for a name without a tag.
 _OLLAMA_LATEST = {
     "gemma2": "9b", "gemma3": "4b", "gpt-oss": "20b", "llama2": "7b", "llama3": "8b", "llama3.1": "8b",
     "llama3.2": "3b", "llama3.3": "70b", "mixtral": "8x7b", "qwen2.5": "7b", "qwen3": "8b",

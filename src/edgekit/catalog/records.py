@@ -1,4 +1,4 @@
-"""Entries as lines of JSON. Every value is checked when it is read: anyone may have edited the line."""
+"""Catalog entries as lines of JSON. Every value is checked on reading, because the file may have been edited."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def record_of(entry: Entry) -> str:
 
 
 def read_record(line: object, *, where: str) -> Entry:
-    """HeaderError that says what is wrong with the line."""
+    """The entry of a line. Raises HeaderError with what is wrong with it."""
     try:
         return _entry(_object(_json_value(line)))
     except (ValueError, TypeError) as error:
@@ -219,7 +219,7 @@ def _keys(value: Any) -> Mapping[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """As formats/gguf.py returns it: a scalar, or a tuple of scalars."""
+    """A GGUF value as formats/gguf.py returns it: a scalar, or a tuple of scalars."""
     if isinstance(value, list):
         return tuple(_scalar(one) for one in _list(value))
     return _scalar(value)
@@ -234,7 +234,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _config(value: Any) -> Mapping[str, Any]:
-    """Not checked further: model/ checks every value itself."""
+    """A config.json; its values are checked by model/."""
     return MappingProxyType(_object(value))
 
 

@@ -35,19 +35,19 @@ class Repository:
     sources: tuple[str, ...]
 
     def tag(self, mix: str) -> str | None:
-        """The tag of its file at this mix; None if it has none."""
+        """The repository's tag for this mix; None if it does not have it."""
         wanted = _plain(mix)
         return next((tag for tag in self.quants if _plain(tag) == wanted), None)
 
 
 def _plain(tag: str) -> str:
-    """Unsloth's UD-Q4_K_M is a Q4_K_M, and MXFP4_MOE is called MXFP4 in repositories."""
+    """The mix of a tag: Unsloth's UD-Q4_K_M is a Q4_K_M, and repositories call MXFP4_MOE MXFP4."""
     return tag.upper().removeprefix("UD-").removesuffix("_MOE")
 
 
 @cache
 def known_repositories() -> Mapping[str, tuple[Repository, ...]]:
-    """By id of the catalog, in the order of preference."""
+    """Catalog id -> repositories, in order of preference."""
     found: dict[str, tuple[Repository, ...]] = {}
     for line in PATH.read_text(encoding="utf-8").splitlines():
         if line.startswith("#"):
@@ -66,7 +66,7 @@ def known_repositories() -> Mapping[str, tuple[Repository, ...]]:
 
 
 def repositories_of(model: str, form: Form | None = None) -> tuple[Repository, ...]:
-    """By id, by a label such as sample:gemma-3-27b, or by the name of any of its hub repositories."""
+    """Repositories of a model, given its id, a label such as sample:gemma-3-27b, or any of its hub repositories."""
     name = model.removeprefix("sample:").removeprefix("catalog:").lower()
     rows = known_repositories().get(name) or known_repositories().get(_by_name().get(name, ""), ())
     return tuple(one for one in rows if form in {None, one.form})
@@ -79,7 +79,7 @@ def _by_name() -> Mapping[str, str]:
 
 
 def repository_at(model: str, form: Form, mix: str) -> Repository | None:
-    """The first that has the mix. The publisher's own comes first, then those whose files are listed by a source."""
+    """The first repository with the mix: the publisher's own, then those whose files a source lists."""
     owner = original_repository(model).partition("/")[0]
 
     def is_less_certain(one: Repository) -> bool:

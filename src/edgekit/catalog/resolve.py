@@ -1,7 +1,7 @@
 """The resolver of model names. Every command, the Python API and the web API resolve names here.
 
-`resolve` decides what a name means: a file, a model of the catalog, or anything that `read` can open. To teach
-EdgeKit another spelling, change `resolve` or `catalog.names.spellings`; callers never interpret names themselves.
+`resolve` decides what a name means: a file, a catalog model, or anything that `read` can open. To support another
+spelling, change `resolve` or `catalog.names.spellings`; callers never interpret names themselves.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved(Generic[Read]):
-    """A model of the catalog, what was read under the name, or both."""
+    """A catalog model, the model read under that name, or both."""
 
     name: str
     catalog: Catalog | None = field(default=None, repr=False)  # None: a path
     entry: Entry | None = None
     found: Read | None = field(default=None, repr=False)
-    quant: str | None = None  # requested in the name or with --quant, and not yet that of a file
+    quant: str | None = None  # requested in the name or with --quant, not yet matched to a file
     notes: tuple[str, ...] = ()
 
 
 def resolve(
     reference: str | os.PathLike[str], read: Callable[[str], Read], *, absolute: bool = False
 ) -> Resolved[Read]:
-    """The model that `reference` means: a path first, then a name of the catalog, then whatever `read` finds.
+    """The model that `reference` means: a path, else a catalog name, else whatever `read` finds.
 
-    A catalog name may be spelt in any way and may state a quantisation: "Gemma 3 27B", qwen3-8b:Q8_0. A model that
-    another program has on this machine under such a spelling goes first. Models that the user added to the catalog are
-    read from their source. Names on the network that cannot be read are answered from the catalog, with a note.
+    A catalog name may have any spelling and may include a quantisation: "Gemma 3 27B", qwen3-8b:Q8_0. A model of that
+    name that another program stored on this machine takes precedence. Models that the user added to the catalog are
+    read from their source. If a name on the network cannot be read, the catalog answers, with a note.
     `absolute`: only absolute paths are paths. Raises EdgekitError.
     """
     name = os.fspath(reference)
     if is_here(name, whole=absolute):
         return Resolved(name=name, found=read(name))
-    from edgekit.catalog import names  # a path needs no catalog
+    from edgekit.catalog import names  # not needed for a path
 
     catalog = read_catalog()
     is_explicit = name.lower().startswith(CATALOG)

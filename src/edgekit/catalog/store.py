@@ -1,7 +1,7 @@
-"""What the user added: rows of a SQLite file in the user's data folder.
+"""Catalog entries that the user added, as rows of a SQLite file in the user's data folder.
 
-A writer locks the file first (BEGIN IMMEDIATE) and waits for other writers, so nothing is lost. Whatever the file
-turns out to be, reading it returns entries and sentences, never an error.
+A writer locks the file first (BEGIN IMMEDIATE) and waits for other writers, so no update is lost. Reading never
+raises: a damaged file or row becomes a sentence.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SCHEMA = 1  # PRAGMA user_version
 NAME = "catalog.db"
 MAX_ROWS = 10_000
 WAIT_S = 20.0  # for another writer
-READ_S = 5.0  # a file that takes longer to read is not ours
-_STEPS = 10_000  # of SQLite's virtual machine between two looks at the clock
+READ_S = 5.0  # reading a valid file takes far less
+_STEPS = 10_000  # instructions of SQLite's virtual machine between checks of the clock
 _TABLE = "CREATE TABLE IF NOT EXISTS entries (id TEXT PRIMARY KEY, entry TEXT NOT NULL)"
 
 
@@ -71,9 +71,9 @@ def _rows(path: Path) -> list[tuple[object, object]]:
 
 
 def save_entry(entry: Entry) -> bool:
-    """Whether it is new; an entry of the same id and reference is replaced.
+    """Save an entry, replacing one with the same id and reference. Returns whether it is new.
 
-    UsageError for an id of another reference; SourceError or HeaderError if it could not be written.
+    UsageError if the id belongs to another reference; SourceError or HeaderError if it could not be written.
     """
     record = record_of(entry)
     if len(record) > MAX_RECORD_CHARS:
@@ -87,7 +87,7 @@ def save_entry(entry: Entry) -> bool:
 
 
 def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
-    """Refuse to replace the entry of another reference; a damaged one may be replaced."""
+    """Raises UsageError rather than replace the entry of another reference; a damaged entry may be replaced."""
     try:
         known = None if old is None else _read(*old, Path(NAME))
     except EdgekitError:
@@ -100,7 +100,7 @@ def _check_same(old: tuple[object, object] | None, entry: Entry) -> None:
 
 
 def forget_entry(name: str) -> bool:
-    """Delete an entry; whether there was one."""
+    """Delete an entry. Returns whether it existed."""
     folder = data_folder()
     if folder is None or not os.path.lexists(folder / NAME):
         return False
@@ -121,7 +121,7 @@ def _writing() -> Iterator[sqlite3.Connection]:
 
 
 def _version(database: sqlite3.Connection, path: Path) -> int:
-    """The schema of the file; 0: empty."""
+    """The schema version of the file; 0: empty."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version > SCHEMA:
         raise HeaderError(
@@ -136,10 +136,10 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
-    """Always closed; an open transaction is rolled back. Errors of SQLite become SourceError or HeaderError."""
+    """A connection, closed at the end; an open transaction is rolled back. SQLite's errors become ours."""
     import sqlite3
 
-    if os.path.lexists(path) and not path.is_file():  # a pipe in its place would never end
+    if os.path.lexists(path) and not path.is_file():  # reading a pipe would never end
         raise SourceError(f"{path} is not a regular file: move it away")
     try:
         where = f"{path.absolute().as_uri()}?mode={mode}"

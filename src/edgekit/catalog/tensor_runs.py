@@ -1,4 +1,4 @@
-"""The tensors of a model as a few lines of text: most blocks of a model are alike.
+"""The tensor list of a model compressed to a few lines of text: most blocks of a model are alike.
 
 "blk.*.attn_q.weight 4096x4096 F16 0-35": a name with * for the number of the block, a shape (outermost first), a type
 of formats/dtype.py, and the blocks that have it.
@@ -23,7 +23,7 @@ Blocks = tuple[tuple[int, int], ...]  # first and last of each range
 
 
 def runs_of(tensors: Iterable[Tensor | GgufTensor]) -> tuple[str, ...]:
-    """Tensors outside the blocks first, then in order. HeaderError for a name that cannot be written like this."""
+    """Lines for the tensors: first those outside the blocks. HeaderError for a name that this format cannot express."""
     found: dict[tuple[str, tuple[int, ...], str], list[int]] = {}
     for tensor in tensors:
         block = _BLOCK.match(tensor.name)

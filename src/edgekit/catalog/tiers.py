@@ -1,7 +1,7 @@
-"""tier_data/tiers.json -> the five tiers of elizaOS's memo, their cache layouts, and which engine has which.
+"""The five tiers of elizaOS's memo, their cache layouts and the engines that support them (tier_data/tiers.json).
 
-A what-if catalog: the tiers have no header, every figure is the memo's (ASSUMED), and no engine that EdgeKit models has
-the two compressed layouts.
+A what-if catalog: there are no model files, every figure comes from the memo (ASSUMED), and no engine that EdgeKit
+models has the two compressed layouts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgekit.units import GIB
 
 WHAT_IF = "what-if"  # the memo's engine, which has all layouts
 BASIS = Basis.ASSUMED
-SHORT_TOKENS = 8192  # up to here values have three bits, above it four
+SHORT_TOKENS = 8192  # values have three bits up to this context, four above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Layout:
 
     @property
     def bits(self) -> float:
-        """Of a key and a value together: the more, the more accurate."""
+        """Bits of a key plus a value: more bits are more accurate."""
         return self.keys.bits + self.values.bits
 
     def holds(self, tokens: int) -> bool:
@@ -43,10 +43,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """One size of the line of models, with one context."""
+    """One size of the model series, with one context."""
 
     name: str  # "27B"
-    line: str  # "eliza-1-27b": the same for variants with other contexts
+    line: str  # "eliza-1-27b": shared by variants with other contexts
     base_model: str
     cache_layers: int  # layers with a cache; the other layers of a hybrid have a state
     kv_heads: int
@@ -54,13 +54,13 @@ class Tier:
     weights_bytes: int
     working_bytes: int  # compute, activations, scratch
     state_bytes: int  # of one sequence
-    native_window: int  # of the header: no context is longer
-    catalog_window: int  # as released
+    native_window: int  # from the header: the maximum context
+    catalog_window: int  # context as released
     min_ram_bytes: int | None  # of the whole machine; None: not stated
-    keeps_compressed: bool  # a more accurate cache only if it is requested
+    keeps_compressed: bool  # use a more accurate cache only on request
     vocabulary: str
     drafter: str | None  # the tier that can draft for it
-    sources: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # fact, where from
+    sources: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # (fact, source)
 
     @property
     def window(self) -> int:
@@ -68,7 +68,7 @@ class Tier:
 
     @property
     def size(self) -> tuple[int, int]:
-        """What tiers are sorted by: variants of one line differ in their window."""
+        """Sort key: variants of one series differ in their context."""
         return self.weights_bytes, self.window
 
     def bytes_per_token(self, layout: Layout) -> int:
@@ -80,7 +80,7 @@ class Tier:
 
 @cache
 def tiers() -> tuple[Tier, ...]:
-    """The smallest first."""
+    """All tiers, the smallest first."""
     data = _data()
     found = [
         Tier(
@@ -119,7 +119,7 @@ def find_tier(text: str) -> Tier:
 
 @cache
 def layouts() -> tuple[Layout, ...]:
-    """The most accurate first."""
+    """All layouts, the most accurate first."""
     found = [
         Layout(
             name=row["name"],
@@ -156,7 +156,7 @@ def layout_for(tokens: int) -> Layout:
 
 
 def check_engine(engine: str, layout: Layout) -> None:
-    """Raises RefusedError where the engine lacks the layout: it is never replaced by another one."""
+    """Raises RefusedError if the engine lacks the layout: a layout is never silently replaced."""
     held = _data()["engines"].get(engine)
     if held is None:
         raise UsageError(

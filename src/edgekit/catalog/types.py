@@ -1,4 +1,4 @@
-"""A known model, what is known about it, and how that is known."""
+"""The value types of the catalog: entries, sizes, measured speeds and sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.basis import Basis
 
-if TYPE_CHECKING:  # reading the catalog needs no formats
+if TYPE_CHECKING:  # the catalog does not depend on formats at run time
     from edgekit.formats.types import Value
 
 
@@ -27,7 +27,7 @@ class ModelPurpose(enum.Enum):
 class Size:
     """The weights at one quantisation, without the header and vocabulary of the file."""
 
-    mix: str  # "Q4_K_M"; "as stored": the weights of a repository in another format
+    mix: str  # "Q4_K_M"; "as stored": a repository in another format
     tensor_bytes: int
     basis: Basis
 
@@ -52,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A known model. None: unknown."""
+    """A known model; fields that are None are unknown."""
 
     id: str
     repository: str | None = None  # on the hub
@@ -68,12 +68,12 @@ class Entry:
     not_before: str | None = None  # the earliest possible release, from its files
     sizes: tuple[Size, ...] = ()  # the largest first
     speeds: tuple[MeasuredSpeed, ...] = ()
-    # What the model is rebuilt from: keys and tensors of a GGUF, keys of a config.json, or both.
+    # The data to rebuild the model from: keys and tensors of a GGUF, keys of a config.json, or both.
     keys: Mapping[str, Value] = field(default_factory=dict, repr=False, hash=False)
     tensors: tuple[str, ...] = field(default=(), repr=False)  # lines of tensor_runs.py
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     sources: Mapping[str, Source] = field(default_factory=dict, repr=False, hash=False)  # by field
-    reference: str = ""  # what the user added it from; empty: EdgeKit's own
+    reference: str = ""  # the source of a user's entry; empty: EdgeKit's own
 
     @property
     def is_users(self) -> bool:

@@ -1,1 +1,1 @@
-"""What to run, and why: one decision in each file."""
+"""The decisions about what to run: weights, context, cache, placement, changes that would help, ranking."""

@@ -1,8 +1,9 @@
-"""A name that states a size and a quantisation -> an estimate by rules of thumb, where nothing else is known.
+"""A memory estimate by rules of thumb for a model of which only the name is known ("a 30B at Q4_K_M").
 
-Weights are parameters x bits of the mix, 5 % more for experts, whose routers and attention have more bits. The overhead
-is fixed by size, and 15 % larger for MLX, which wires its graph. The cache is that of the known dense model of about
-that size with the largest one. The numbers are a policy, not measurements: every line is ASSUMED and says why.
+Weights are parameters x bits of the mix, plus 5 % for mixture-of-experts models, whose routers and attention have more
+bits. The overhead depends on the size, plus 15 % for MLX, which wires its graph. The KV cache comes from the catalog:
+from the dense model of about that size with the largest cache. The numbers are a policy, not measurements: every line
+is ASSUMED and says why.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from edgekit.model.types import Attention, Model, ModelGeometry, Span, Stream
 from edgekit.sources.filenames import base_of, quant_tag
 from edgekit.units import GIB, format_bytes, format_count
 
-# --- what a name says
+# --- size and quantisation from a name
 
 MAX_NAME_CHARS = 400  # hub names end at 96, file names at 255
 MAX_PARAMETERS = 10**14  # a hundred times the largest public model
 
 _UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
-# "7B", "1.5b", "270M", "1T", "8x7B", "7b1" for 7.1; an A in front counts the active ones, an E the effective ones.
+# "7B", "1.5b", "270M", "1T", "8x7B", "7b1" for 7.1; a leading A means active parameters, a leading E effective ones.
 _SIZE = re.compile(
     r"(?:^|(?<=[^A-Za-z0-9.]))(?P<mark>[AE]?)(?:(?P<experts>\d{1,3})x)?"
     r"(?P<whole>\d{1,4})(?:[.](?P<part>\d{1,3}))?(?P<unit>[MBT])(?P<tail>\d?)(?=$|[^A-Za-z0-9])",
     re.IGNORECASE | re.ASCII,
 )
-# "17B-16E": 17B active, and 16 experts of unknown size.
+# "17B-16E": 17B active parameters and 16 experts of unknown size.
 _EXPERT_COUNT = re.compile(r"\dB[-_ ]\d{1,4}E(?=$|[-_. ])", re.IGNORECASE | re.ASCII)
 _MOE = re.compile(r"moe|mixtral", re.IGNORECASE)
 _MLX_BITS = re.compile(r"(?:^|(?<=[-_. ]))([2-8])[-_ ]?bit(?=$|[-_. ])", re.IGNORECASE | re.ASCII)
-# Quantised weights and embeddings at full width: a name does not say how many of each.
+# Mixes of quantised weights and full-width embeddings: a name does not give the proportion.
 _OPAQUE = re.compile(
     r"(?:^|(?<=[-_. ]))(AWQ|GPTQ|FP8|INT[48]|W[48]A\d+|EXL[23]|BNB|HQQ|AQLM|QAT)(?=$|[-_. ])",
     re.IGNORECASE,
@@ -65,12 +66,12 @@ class NamedModel:
     parameters: int
     size: str  # as the name writes it: "30B"
     has_experts: bool
-    mix: str | None  # "Q4_K_M", "4bit"; None: the name does not say
+    mix: str | None  # "Q4_K_M", "4bit"; None: not in the name
     bits_per_weight: float | None
 
 
 def read_name(reference: str) -> NamedModel:
-    """Raises UsageError, saying what to do, when the name does not state a size."""
+    """Parse a name. Raises UsageError, with what to do instead, if the name does not contain a size."""
     name, _, tag = base_of(reference[:MAX_NAME_CHARS]).partition(":")
     sizes = [found for found in _SIZE.finditer(name) if _count(found) >= _SMALLEST]
     totals = [found for found in sizes if not found["mark"]]
@@ -95,7 +96,7 @@ def read_name(reference: str) -> NamedModel:
 
 
 def _count(found: re.Match[str]) -> int:
-    """Parameters. 8x7B counts as 56B: what the experts share is counted for each, so it is never too low."""
+    """Number of parameters. 8x7B counts as 56B: shared layers are counted once per expert, so it is never too low."""
     part = found["part"] or found["tail"]
     number: int = (
         int(found["whole"] + part) * _UNITS[found["unit"].upper()] // 10 ** len(part or "")
@@ -131,7 +132,7 @@ def bits_of(mix: str) -> float:
 
 # --- the rules of thumb
 
-# (parameters below this, overhead in GiB); for experts it does not depend on the size
+# (parameters below this, overhead in GiB); for mixture-of-experts models the overhead is constant
 _OVERHEADS = ((10 * 10**9, Fraction(12, 10)), (30 * 10**9, Fraction(25, 10)))
 _LARGEST_OVERHEAD = Fraction(4)
 _EXPERTS_OVERHEAD = Fraction(3)
@@ -147,18 +148,18 @@ _NO_CACHE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedModel:
-    """What the rules of thumb need to know."""
+    """The inputs of the rules of thumb."""
 
     name: str
     parameters: int
     has_experts: bool
     bits_per_weight: float
-    mix: str  # what the bits are called
+    mix: str  # name of the quantisation
     geometry: ModelGeometry | None = field(default=None, repr=False)
 
 
 def from_name(reference: str, *, mix: str | None = None) -> AssumedModel:
-    """`mix` overrides the one in the name; with neither, 16 bits. Raises UsageError for a name without a size."""
+    """Inputs from a name. `mix` overrides the one in the name; the default is 16 bits. UsageError without a size."""
     named = read_name(reference)
     bits = named.bits_per_weight if mix is None else bits_of(mix)
     return AssumedModel(
@@ -178,7 +179,7 @@ def assumed_estimate(
     backend: str = "",
     wired: bool = False,
 ) -> MemoryEstimate:
-    """Weights, cache where the geometry is known, overhead. `wired`: the engine wires its graph, as MLX does."""
+    """Weights, overhead, and the KV cache if the geometry is known. `wired`: the engine wires its graph (MLX)."""
     if not 0 < model.parameters <= MAX_PARAMETERS:
         raise UsageError(f"invalid parameter count: {model.parameters:,}")
     parameters = f"{format_count(model.parameters)} parameters"
@@ -226,7 +227,7 @@ def _cache_lines(geometry: ModelGeometry, load: Load) -> tuple[MemoryLine, ...]:
 
 
 def _stream_bytes(stream: Stream, tokens: int, type_: CacheType) -> int:
-    """Rows that the stream stores for the context; blocks are rounded up."""
+    """Bytes that the stream stores for the context, in whole blocks."""
     held = tokens if stream.span is Span.ALL else min(tokens, stream.span_tokens)
     rows = -(-held // stream.tokens_per_row)
     return rows * -(-stream.elements // type_.block_elements) * type_.block_bytes
@@ -242,7 +243,7 @@ def _line(component: Component, size_bytes: Fraction | int, because: str) -> Mem
     )
 
 
-# --- a known model that lends its layers
+# --- the known model whose KV cache is used
 
 ABOUT = 1.25  # sizes that differ by no more than this factor are about the same
 COMPARED_TOKENS = 32_768
@@ -250,7 +251,7 @@ COMPARED_TOKENS = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssumedChoice:
-    """A model that only a name describes, and the known one whose cache it is given."""
+    """A model known only by name, and the catalog model whose KV cache stands in for its own."""
 
     assumed: AssumedModel
     stand_in: Model = field(repr=False)  # its layers, with an unknown native context
@@ -274,7 +275,7 @@ class AssumedChoice:
         )
 
     def bill(self, engine: str) -> Price:
-        """What any load costs. Raises RefusedError for an engine without a rule of thumb."""
+        """The bill as a function of the load. Raises RefusedError for an engine without a rule of thumb."""
         rules = engine_named(engine)
         if not rules.has_rule_of_thumb:
             raise RefusedError(f"a name alone is not enough for {engine}: give a repository")
@@ -293,7 +294,7 @@ class AssumedChoice:
 
 
 def assumed_choice(assumed: AssumedModel, entries: Iterable[Entry]) -> AssumedChoice | None:
-    """None where the catalog has no dense model to compare with."""
+    """The stand-in for the model; None if the catalog has no dense model to compare with."""
     size = assumed.parameters
     dense = [
         (entry.parameters, entry)

@@ -1,4 +1,4 @@
-"""A verdict -> what would change it: a shorter context, another cache, smaller weights, more memory."""
+"""Suggestions that would improve a verdict: a shorter context, another cache, smaller weights, more memory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from edgekit.units import GIB, MIB, format_bytes
 
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still useful
 LEAST_ACCURACY = 300  # in hundredths of a bit per weight: worse weights are not offered for speed
-FASTER = 1.5  # times, for a shorter context to be offered
-WORTHWHILE = 1.25  # times: a context this much longer is worth a smaller cache
+FASTER = 1.5  # speed-up from which a shorter context is offered
+WORTHWHILE = 1.25  # gain in context from which a smaller cache is offered
 BEYOND_ANY_HOST_BYTES = 2**50
 
 
 def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
-    """Single changes, the cheapest first. What an engine refuses is left out."""
+    """Single changes, the cheapest first. Changes that the engine refuses are left out."""
     if is_too_short(result):
         return ()
     makers = _TO_FIT if result.failed else _TO_STRETCH
@@ -49,7 +49,7 @@ def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
 
 
 def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
-    """The default cache, where the requested one is what takes too much."""
+    """The engine's default cache, if the requested one is what makes it too large."""
     if not result.cache_asked:
         return
     engine = engine_named(task.engine)
@@ -70,7 +70,7 @@ def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _context(task: Task, result: Verdict) -> Iterator[Change]:
-    """The longest context that fits if the judged one does not; a short one if that takes other weights."""
+    """The longest context that fits, if the judged one does not; if none does, a short one with other weights."""
     streams = result.streams
     tried = (
         [result.max_context] if result.max_context else [one * streams for one in SHORTER_TOKENS]
@@ -92,7 +92,7 @@ def _context(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _changed(found: Verdict, result: Verdict, task: Task) -> str:
-    """What else differs from the first verdict."""
+    """Other differences from the first verdict, as text."""
     own, *others = cache_choices(task)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
@@ -102,7 +102,7 @@ def _changed(found: Verdict, result: Verdict, task: Task) -> str:
 
 
 def _cache(task: Task, result: Verdict) -> Iterator[Change]:
-    """A smaller cache that holds a clearly longer context."""
+    """A smaller cache type that allows a clearly longer context."""
     if result.max_context >= (result.native_context or 0) * result.streams:
         return
     keys = {flag.field or flag.key: flag.key for flag in engine_named(task.engine).flags}
@@ -126,13 +126,13 @@ def _cache(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _with_chosen_weights(task: Task, result: Verdict) -> Task:
-    """The task with the weights that were chosen, even if a change leaves memory for better ones."""
+    """The task limited to the chosen weights, even if a change frees memory for better ones."""
     return task if result.variant is None else replace(task, variants=(result.variant,))
 
 
 def _limit(task: Task, result: Verdict) -> Iterator[Change]:
-    """A higher limit on what the GPU may use of unified memory, if with it the model fits, runs on the GPU or holds a
-    longer context. A verdict never counts on it: the user has to set it first.
+    """A higher limit on the GPU's share of unified memory, if it makes the model fit, run on the GPU or hold a longer
+    context. Verdicts never assume it: the user has to raise the limit first.
     """
     raised = raised_limit(task.machine)
     if not result.failed and result.way.whole:
@@ -164,8 +164,8 @@ def _gpu_words(found: Verdict) -> str:
 
 
 def _to_the_gpu(task: Task, result: Verdict) -> Iterator[Change]:
-    """A context below the minimum with which the whole model is on the GPU. For a slow model, also one that makes it
-    clearly faster, and weights with fewer bits that are all on the GPU.
+    """A context below the minimum that puts the whole model on the GPU. For a slow model also a context that makes it
+    clearly faster, and smaller weights that fit entirely on the GPU.
     """
     if result.way.whole or not result.way.cards:
         return
@@ -220,7 +220,7 @@ def _weights(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str, Task]]:
-    """Each with the flag that asks for it, and the task."""
+    """Smaller quantisations, each with the flag that selects it and the changed task."""
     low = [one for one in task.variants if not one.is_good]
     for one in low:
         low_task = replace(with_weights(task, one), variants=(one,))
@@ -233,7 +233,7 @@ def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str
 
 
 def _placement(task: Task, _: Verdict) -> Iterator[Change]:
-    """If a card was given without the RAM of its machine: how much RAM would be enough."""
+    """How much RAM would be enough, if a card was given without the RAM of its machine."""
     machine = task.machine
     if machine.host is not None:
         return
@@ -254,7 +254,7 @@ def _placement(task: Task, _: Verdict) -> Iterator[Change]:
 
 
 def _free_for(use: Usage) -> str:
-    """How much has to be free, rounded up: what is required, and the reserve."""
+    """How much memory has to be free, rounded up: the required bytes plus the reserve."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
@@ -262,7 +262,7 @@ def _free_for(use: Usage) -> str:
 
 
 def _ram(needed: str) -> dict[str, str]:
-    """'13.4 GiB' -> as --ram takes it."""
+    """'13.4 GiB' -> the value of --ram."""
     return {"ram": needed.replace(" ", "").removesuffix("iB")}
 
 
@@ -274,7 +274,7 @@ def _free_bytes(use: Usage) -> int:
 
 
 def _memory(task: Task, result: Verdict) -> Iterator[Change]:
-    """If RAM is what is missing: how much would be enough, and which limit applies."""
+    """How much RAM would be enough, if RAM is the bottleneck, and which limit applies."""
     use, host = result.tightest, task.machine.host
     if host is None or HOST not in use.budget.pools or not engine_named(task.engine).loads_gguf:
         return
@@ -289,7 +289,7 @@ def _memory(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
-    """What an engine that streams weights takes if it holds fewer of them in memory, down to none."""
+    """Memory usage of a weight-streaming engine as it keeps fewer weights in memory, down to none."""
     if engine_named(task.engine).streams_weights:
         for placement in placements_of(task):
             fitting = Fitting(task, placement)
@@ -298,12 +298,12 @@ def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
 
 
 def _engine(task: Task, _: Verdict) -> Iterator[Change]:
-    """Another engine: one that quantises and divides a model between GPU and RAM, or else one that reads the weights
-    from the file for every token and needs far less memory than their size.
+    """Another engine: one that quantises the model and splits it between GPU and RAM, or one that streams the weights
+    from disk for every token and needs far less memory than their size.
     """
     engine = engine_named(task.engine)
     if (task.load.sequences or 1) > 1:
-        return  # its users would share what is counted here
+        return  # several users would share this memory
     if not engine.loads_gguf:
         other, load, how = default_engine().name, task.load, "fits as a Q4_K_M GGUF, {},"
     else:
@@ -325,7 +325,7 @@ def _engine(task: Task, _: Verdict) -> Iterator[Change]:
 
 
 def _device(task: Task, result: Verdict) -> Iterator[Change]:
-    """The smallest current GPU, and the smallest current Mac, that hold the whole model."""
+    """The smallest current GPU and the smallest current Mac that hold the whole model."""
     tokens = result.context_tokens
     engine = engine_named(task.engine)
     if task.start.settled & engine.placed or engine.streams_weights:
@@ -341,11 +341,11 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
 
 
 def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
-    """More cards of the same kind: engines split a model among 2, 4 or 8."""
+    """More cards of the same kind: 2, 4 or 8, as engines split models."""
     machine, engine = task.machine, engine_named(task.engine)
     cards = engine.devices(machine)
     if task.start.settled & engine.placed:
-        return  # what was given for these cards may mean nothing for others
+        return  # settings given for these cards may not apply to others
     if len({(card.name, card.free_bytes) for card in cards}) != 1 or cards[0].unified:
         return
     tokens = result.context_tokens
@@ -371,7 +371,7 @@ def _of_device(name: str, text: str) -> Change:
 
 
 def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Machine | None:
-    """The first that holds the model. `machines` are sorted by memory, so halving finds it."""
+    """The first machine that holds the model, by binary search: `machines` are sorted by memory."""
     low, high = -1, len(machines)
     while high - low > 1:
         middle = (low + high) // 2
@@ -383,7 +383,7 @@ def _smallest(machines: list[Machine], holds: Callable[[Machine], bool]) -> Mach
 
 
 def _holds(task: Task, machine: Machine, tokens: int) -> bool:
-    """Whether the machine holds the whole model without giving up bits."""
+    """Whether the machine holds the whole model without a smaller quantisation."""
     load = replace(task.load, context_tokens=tokens)
     try:
         found = choose(replace(task, machine=machine, load=load, job=None))
@@ -393,7 +393,7 @@ def _holds(task: Task, machine: Machine, tokens: int) -> bool:
 
 
 def _judged(task: Task) -> Verdict | None:
-    """None where it does not fit, or the engine refuses it."""
+    """The verdict; None if the model does not fit or the engine refuses it."""
     try:
         found = choose(task)
         return result_of(found) if found.fits else None

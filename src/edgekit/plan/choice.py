@@ -1,7 +1,7 @@
-"""A task -> the weights, context, cache and placement to run with: comfort before extremes (SPEC A4).
+"""The choice of weights, context, cache and placement for a task: comfort before extremes (SPEC A4).
 
-docs/plan.md has the same rules as a table, each with its reason. Every command, the Python API and the page choose
-here, so that they cannot disagree.
+docs/plan.md has these rules as a table, with the reason for each. Every command, the Python API and the page use this
+module, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from edgekit.plan.fit import UNKNOWN_NATIVE_TOKENS, Fitting, longest
 from edgekit.plan.placement import Ladder, can_divide, placements_of, whole_placements
 from edgekit.units import GIB, format_bytes
 
-READING_TOKENS_PER_S = 8.0  # slower than this, memory that is left is not spent
+READING_TOKENS_PER_S = 8.0  # below this speed, spare memory is left unspent
 EMBEDDING_ACCURACY = 850  # Q8_0
-MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured loss of more is in the noise
-# Never chosen unasked: below IQ4_XS by their tensors, or older than the K-quants.
+MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured gain from more bits is within the noise
+# Only used on request: below IQ4_XS by their tensors, or older than the K-quants.
 UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-ROUND_TOKENS = 4096  # a longer context is a round number
-NOTHING = 0  # the step of a task that has no answer
+ROUND_TOKENS = 4096  # longer contexts are rounded down to a multiple of this
+NOTHING = 0  # the step if nothing fits
 ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One row of SPEC A4's list."""
+    """One step of SPEC A4's list."""
 
     step: int
     variant: Variant
@@ -45,7 +45,7 @@ class Attempt:
     ladder: Ladder = field(repr=False)
 
     def outcome(self) -> str:
-        """'fits', or what is missing. Costly, so it is only computed to be shown."""
+        """'fits', or how much is missing. Expensive: computed only for display."""
         if self.fits:
             return "fits"
         try:
@@ -61,7 +61,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Weights, context, cache and the first placement that holds them."""
+    """Weights, context and cache, with the first placement that holds them."""
 
     step: int
     variant: Variant
@@ -69,7 +69,7 @@ class Candidate:
     ladder: Ladder = field(repr=False)
     held: Fitting = field(repr=False)
     tokens: int
-    because: str  # of the context
+    because: str  # the reason for the context
 
     @property
     def task(self) -> Task:
@@ -81,7 +81,7 @@ class Candidate:
 
     @property
     def status(self) -> Status:
-        """Never comfortable where much of the model is in RAM whose size is unknown."""
+        """The status of the bill; at best a warning if much of the model is in RAM whose size is unknown."""
         if not self.step:
             return Status.FAILED
         unchecked = self.task.machine.host is None and unchecked_bytes(self.priced.estimate)
@@ -89,14 +89,14 @@ class Candidate:
         return Status.WARNING if unchecked and status is Status.PASSED else status
 
     def on(self, ladder: Ladder) -> Candidate | None:
-        """The same with other placements; None where none of them fits."""
+        """The candidate with other placements; None if none of them fits."""
         held = holder(ladder, self.tokens)
         return None if held is None else replace(self, ladder=ladder, held=held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What SPEC A4 chooses. If nothing fits, `candidate` has step 0 and the figures of step 4."""
+    """The result of SPEC A4's search. If nothing fits, `candidate` has step 0 and the figures of step 4."""
 
     candidate: Candidate
     attempts: tuple[Attempt, ...]
@@ -107,18 +107,18 @@ class Choice:
 
 
 def unchecked_bytes(estimate: MemoryEstimate) -> int:
-    """What the bill puts into RAM; 0 if that is only the few tensors that are always there."""
+    """Bytes that the bill puts into RAM; 0 if that is only the few tensors that are always in RAM."""
     size = estimate.in_pool(PoolKind.HOST)
     return size if size > ALWAYS_IN_RAM_BYTES else 0
 
 
 def choose(task: Task) -> Choice:
-    """Raises HardwareError where the engine cannot run there, RefusedError where it would not run the model."""
+    """Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model."""
     return _Search(task).found()
 
 
 class _Search:
-    """SPEC A4's list for one task; placements are computed once for each pair of weights and cache."""
+    """SPEC A4's search for one task; placements are computed once for each pair of weights and cache."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -141,7 +141,7 @@ class _Search:
         return Choice(candidate=self._spend(found, better), attempts=tuple(self.attempts))
 
     def _weights(self) -> tuple[Variant, Sequence[Variant], Sequence[Variant]]:
-        """What to start with (about 4.8 bits, 8 for an embedding model, or what was named); fewer bits; more bits."""
+        """Weights to start with (about 4.8 bits, 8 for embedding models, or the named ones), fewer bits, more bits."""
         good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
         good = good or list(self.variants)
         most = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
@@ -179,7 +179,7 @@ class _Search:
     def _caches(
         self, variant: Variant
     ) -> tuple[CacheChoice, Sequence[CacheChoice], Sequence[CacheChoice]]:
-        """The default or the requested one, the 8-bit one if there is one, smaller ones."""
+        """The default or requested cache, the 8-bit one if there is one, and smaller ones."""
         own, *others = cache_choices(with_weights(self.task, variant))
         if self.task.own_cache_only:
             return own, (), ()
@@ -222,9 +222,9 @@ class _Search:
         )
 
     def _spend(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
-        """Memory that is left goes into better weights, then into a longer context, while the load is comfortable
-        and faster than reading speed. Weights that had to lose bits get none back. If a part of the model is in RAM,
-        nothing is left: memory would first take more of that part.
+        """Spend spare memory on better weights, then on a longer context, while the load is comfortable and faster than
+        reading speed. Weights that were reduced to fit are not raised again. If part of the model is in RAM, there is
+        nothing to spend: spare device memory would take that part first.
         """
         if found.step > 5 and found.held.placement.cards:
             return found
@@ -250,9 +250,9 @@ class _Search:
         return replace(found, tokens=most, because=_because(top, most))
 
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
-        """The figures of step 4 for what does not fit: the short context with an 8-bit cache."""
+        """The figures to report if nothing fits, those of step 4: the short context with an 8-bit cache."""
         own, eight, _ = self._caches(variant)
-        streams = self._streams_weights  # then weights need not be in memory
+        streams = self._streams_weights  # if it does, weights need not be in memory
         ladder = self._ladder(variant, own, on_host=streams)
         if streams and ladder.top.requested is None:
             tokens = ladder.top.minimum
@@ -271,7 +271,7 @@ class _Search:
         )
 
     def _shortest(self, variant: Variant, cache: CacheChoice) -> Candidate | None:
-        """An engine that reads weights from the file uses what memory there is for its context."""
+        """The candidate of an engine that streams weights from disk: its context takes the memory that is available."""
         ladder = self._ladder(variant, cache, on_host=True)
         last = ladder.rung(ladder.last)
         if last.requested is not None:
@@ -283,7 +283,7 @@ class _Search:
 
 
 def holder(ladder: Ladder, tokens: int) -> Fitting | None:
-    """The first placement that holds the context; None also where the engine refuses it."""
+    """The first placement that holds the context; None if there is none or the engine refuses."""
     try:
         return ladder.holder(tokens)
     except RefusedError:
@@ -291,7 +291,7 @@ def holder(ladder: Ladder, tokens: int) -> Fitting | None:
 
 
 def _is_easy(found: Candidate) -> bool:
-    """Comfortable, and not slower than reading speed; an unknown speed does not count as slow."""
+    """Whether it is comfortable and at least as fast as reading; an unknown speed does not count as slow."""
     if found.status is not Status.PASSED:
         return False
     speed = None if found.task.embeds else steady_throughput(found.task, found.priced)
@@ -315,7 +315,10 @@ def _because(top: Fitting, tokens: int) -> str:
 
 
 def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
-    """How full the memories are, and the bytes, because nothing may be usable. Infinite where the engine refuses."""
+    """Fullness and bytes, to compare candidates that do not fit; infinite if the engine refuses.
+
+    Bytes break the tie if nothing is usable, which makes every fullness infinite.
+    """
     try:
         ladder.top.price(tokens)
         nearest = ladder.nearest(tokens).price(tokens)
@@ -324,11 +327,11 @@ def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
     return nearest.fullness, nearest.tightest.required_bytes
 
 
-# --- a task with something changed
+# --- changed copies of a task
 
 
 def with_setup(task: Task, **changes: Any) -> Task:
-    """The task for an engine that is started with other values in these fields."""
+    """The task with these fields of the engine's setup changed."""
     start = task.start
     setup = start.setup if start.setup is not None else engine_named(task.engine).default_setup()
     return replace(task, start=replace(start, setup=replace(setup, **changes)))
@@ -349,12 +352,12 @@ def with_weights(task: Task, variant: Variant) -> Task:
 
 
 def cache_choices(task: Task) -> tuple[CacheChoice, ...]:
-    """All that the engine has, the most accurate first; only the one that was given, if one was."""
+    """The engine's cache types, the most accurate first; only the requested one, if one was requested."""
     return tuple(engine_named(task.engine).cache_choices(task))
 
 
 def check_users(users: int | None, engine: str) -> None:
-    """Raises UsageError for more than an engine serves at once."""
+    """Raises UsageError for more users than the engine serves at once."""
     most = engine_named(engine).most_users
     if users is None or 1 <= users <= most:
         return

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgekit.plan.plan import Plan
     from edgekit.sources.types import ModelFiles
 
-LIMIT = "limit"  # program of the command that raises the limit of unified memory; it does not run the model
+LIMIT = "limit"  # program name of the command that raises the GPU's limit on unified memory
 
 
 def commands_of(
@@ -29,7 +29,7 @@ def commands_of(
     users: int | None = None,
     nodes: int = 1,
 ) -> tuple[Command, ...]:
-    """What starts the engine as judged, in the order to run it. None for a model of which only the name is known."""
+    """Commands that start the engine as judged, in order. None for a model known only by name."""
     if verdict.variant is None:
         return ()
     startup = Startup(
@@ -49,7 +49,7 @@ def commands_of(
 def ready_commands(
     plan: Plan, *, files: ModelFiles | None = None, given: Mapping[str, Any] | None = None
 ) -> tuple[Command, ...]:
-    """In the order to run them. `files`: where the model was found; `given`: the engine's flags."""
+    """Commands of a plan in the order to run them. `files`: where the model was found; `given`: the engine's flags."""
     task = plan.task
     found = commands_of(
         plan.result,
@@ -64,7 +64,7 @@ def ready_commands(
 
 
 def _higher_limit(plan: Plan) -> tuple[Command, ...]:
-    """The command that raises the system's limit on what the GPU may use, if the plan says that it helps."""
+    """The command that raises the system's limit on GPU memory, if the plan says that it helps."""
     decision, machine = plan.decision(Lever.LIMIT), plan.result.machine
     raised = None if decision is None else raised_limit(machine)
     if decision is None or raised is None or not raised.is_command:
@@ -75,7 +75,7 @@ def _higher_limit(plan: Plan) -> tuple[Command, ...]:
 
 
 def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
-    """Commands of each program, in order; what runs the model comes first."""
+    """Program -> its commands, in order; the program that runs the model comes first."""
     found: dict[str, list[Command]] = {}
     for one in sorted(ready, key=lambda one: one.program == LIMIT):
         found.setdefault(one.program, []).append(one)
@@ -83,7 +83,7 @@ def by_program(ready: Sequence[Command]) -> dict[str, list[Command]]:
 
 
 def main_command(ready: Sequence[Command]) -> str:
-    """What starts the model, after the commands to run before it; "" if there is none."""
+    """The command that starts the model, preceded by those to run first; "" if there is none."""
     shown = next(iter(by_program(ready).values()), [])
     return shown[-1].text if shown else ""
 
@@ -101,7 +101,7 @@ def start_commands(
     *,
     users: int | None = None,
 ) -> tuple[Command, ...]:
-    """As `plan` prints them; none for llama.cpp as a library, whose bill has the command."""
+    """Commands as `plan` prints them; none for llama.cpp as a library, whose bill has the command."""
     if values.get("mode") == "library":
         return ()
     return commands_of(

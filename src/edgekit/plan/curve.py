@@ -1,4 +1,4 @@
-"""A plan -> memory against context for each type of cache, everything else as planned."""
+"""Memory as a function of context, one curve per cache type, with everything else as planned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.plan.choice import with_cache
 from edgekit.plan.fit import Fitting
 from edgekit.plan.plan import Plan
 
-POINTS = 32  # of a curve; between them a bill is nearly linear
+POINTS = 32  # per curve; a bill is nearly linear between them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +24,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What one cache type needs of one memory, the one that decides how long a context can be."""
+    """Memory needed with one cache type, in the memory that limits the context."""
 
     cache: str  # "f16", "q8_0", "fp8", "8 bit"
     points: tuple[Point, ...] = field(repr=False)
     memory: str  # "RTX 4090", "RAM"
     budget_bytes: int  # what the engine may use of it
-    longest: int  # context that fits every memory; 0: none does
-    native: int  # context of the model
+    longest: int  # the longest context that fits every memory; 0: none fits
+    native: int  # native context of the model
 
 
 def plan_curves(plan: Plan, *, bill: Price | None = None) -> tuple[Curve, ...]:
-    """One for each cache type that the engine has for the model. `bill` includes files loaded with the model."""
+    """A curve for each cache type that the engine has for the model. `bill` includes files loaded with the model."""
     bare = replace(plan.load, context_tokens=None, cache_k=None, cache_v=None)
     task = Task(
         model=plan.variant.model,
@@ -50,7 +50,7 @@ def plan_curves(plan: Plan, *, bill: Price | None = None) -> tuple[Curve, ...]:
 
 
 def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[Curve, ...]:
-    """Placement and budgets stay as they are. Caches that the engine refuses are left out."""
+    """Curves for a fixed placement and its budgets. Cache types that the engine refuses are left out."""
     if points < 2:
         raise UsageError(f"a curve of {points} points")
     fittings = list(_fittings(task, placement))
@@ -73,7 +73,7 @@ def curves(task: Task, placement: Placement, *, points: int = POINTS) -> tuple[C
 
 
 def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, Fitting]]:
-    """Each with a whole setup: what the plan set for its own cache is not carried over."""
+    """Cache types, each with a fresh setup: settings that the plan made for its own cache are not carried over."""
     engine = engine_named(task.engine)
     default = engine.default_setup()
     own = {name: getattr(default, name) for name in engine.cache_fields}
@@ -81,7 +81,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
     plain = replace(task, start=Start(), load=bare)
     choices = [(plain, choice) for choice in engine.cache_choices(plain, placement)]
     usual = {choice.name for _, choice in choices}
-    # and the one that was given, if it is not one of these
+    # the requested cache type, if it is not one of the engine's choices
     choices += [
         (task, choice)
         for choice in engine.cache_choices(task, placement)
@@ -99,7 +99,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
 
 
 def _deciding(fittings: Sequence[Fitting]) -> int:
-    """The index of the memory that limits the most accurate cache; if none does, of the fullest."""
+    """The index of the memory that limits the most accurate cache; the fullest memory if none does."""
     for fitting in fittings:
         if fitting.longest < fitting.most:
             beyond = min(fitting.longest + fitting.step, fitting.most)
@@ -114,7 +114,7 @@ def _fullest(uses: Sequence[Usage]) -> int:
 
 
 def _points(fitting: Fitting, place: int, count: int) -> Iterator[Point]:
-    """Evenly up to the native context, and the longest that fits. Contexts that the engine refuses are left out."""
+    """Points at even steps up to the native context, and at the longest that fits. Refused contexts are left out."""
     step, most = fitting.step, fitting.most
     parts = (most * part // (count - 1) // step * step for part in range(1, count - 1))
     even = {fitting.least, *(max(tokens, fitting.least) for tokens in parts), most}

@@ -1,4 +1,4 @@
-"""One task in one placement -> the bill of every context, whether it fits, and the longest that does."""
+"""One task in one placement: the bill for any context, whether it fits, and the longest context that fits."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from edgekit.machine.types import HOST, Budget, Pool, gpu_budgets
 from edgekit.units import format_bytes
 
 DEFAULT_TOKENS = 32_768  # SPEC A4: the context to start from if none is given
-EMBEDDING_TOKENS = 8_192  # ... of an embedding model
+EMBEDDING_TOKENS = 8_192  # the default context of an embedding model
 MINIMUM_TOKENS = 16_384  # SPEC P13: shorter contexts are never chosen
 STREAM_MINIMUM_TOKENS = 512  # the built-in engine is for memories far below the model's size
 UNKNOWN_NATIVE_TOKENS = 32_768  # of a model that does not state its context length
 JOB_MARGIN_TOKENS = 64
 RECOMMENDED_PERCENT = 80
 MAX_TOKENS = 2**31 - 1  # engines count tokens in 32 bits
-LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two
+LOOK_AHEAD = 8  # steps; the deepest dip seen is 18 MB, the cache of one or two steps
 
 
 def longest(fits: Callable[[int], bool], *, step: int, most: int) -> int:
-    """The largest multiple of `step` below `most` that fits, or `most`; 0 where none does.
+    """The largest multiple of `step` below `most` that fits, or `most` itself; 0 if nothing fits.
 
-    Longer costs more, so halving finds the edge. A bill may dip there: with layers in RAM, llama.cpp moves some
-    megabytes between the pools from one length to the next. So a few more steps are tried.
+    Longer contexts cost more, so binary search finds the edge. A bill may dip there: with layers in RAM, llama.cpp
+    moves some megabytes between the pools from one length to the next. So LOOK_AHEAD more steps are tried.
     """
     if most <= 0:
         return 0
@@ -67,12 +67,12 @@ def recommended_context(max_tokens: int) -> int:
 def budget_window(
     cache_bytes: Callable[[int], int], budget_bytes: int, *, step: int, most: int
 ) -> int:
-    """The longest context whose cache stays within the budget, up to the whole native context."""
+    """The longest context whose cache stays within the budget, up to the native context."""
     return longest(lambda count: cache_bytes(count) <= budget_bytes, step=step, most=most)
 
 
 def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
-    """What a known job needs, up to the native context, and why."""
+    """The context that a known job needs, up to the native context, and the reason."""
     if job.prompt_tokens < 0 or job.new_tokens < 0:
         raise UsageError(
             f"a job must not be negative (got {job.prompt_tokens}+{job.new_tokens} tokens)"
@@ -88,19 +88,19 @@ def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
 
 TIMES_DIVIDED = 3  # a new split changes the buffers, which changes the split
 MOST_MOVES = 4
-NEARLY = 1.08  # of what a memory holds: a split this close is worth moving single layers
+NEARLY = 1.08  # fullness up to which moving single layers may still make a split fit
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
 class Fitting:
-    """One task in one placement: the bill of every context, computed once."""
+    """One task in one placement; the bill of each context is computed once."""
 
     def __init__(self, task: Task, placement: Placement) -> None:
         _check_numbers(task)
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
         self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
-        # a task's own bill counts more than the model, which the floor does not know
+        # a task's own bill includes more than the model, and the floor does not
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, PricedLoad] = {}
         self._division: Placement | None = None
@@ -111,11 +111,11 @@ class Fitting:
         return self._prices[tokens]
 
     def _divided(self, found: PricedLoad) -> PricedLoad:
-        """Among several cards: split as the engine does by default, or by what is free on each card."""
+        """The load split among several cards: the engine's default split, or one by the free memory of each card."""
         is_easy = found.status is Status.PASSED
         if is_easy or not self.placement.may_resplit or self._devices(found) > 1:
-            return found  # no split helps where all cards together are too small
-        if self._division is not None:  # a split that fitted another length often fits this one
+            return found  # no split helps if all cards together are too small
+        if self._division is not None:  # a split that worked for another length often works here
             found = self._better(found, [self._division])
         for _ in range(TIMES_DIVIDED if self.placement.whole and not found.fits else 1):
             other = None
@@ -129,7 +129,7 @@ class Fitting:
         return found
 
     def _moved(self, found: PricedLoad) -> PricedLoad:
-        """If it nearly fits, move single layers: buffers do not grow linearly with the layers on a card."""
+        """Move single layers if the load nearly fits: buffers do not grow linearly with the layers on a card."""
         for _ in range(MOST_MOVES):
             if found.fits or found.fullness >= NEARLY:
                 break
@@ -141,7 +141,7 @@ class Fitting:
         return found
 
     def _better(self, found: PricedLoad, placements: Iterable[Placement]) -> PricedLoad:
-        """The first that fits, else the one whose fullest memory is least full."""
+        """The first placement that fits, else the one whose fullest memory is least full."""
         best = found
         for placement in placements:
             other = self._priced(found.context_tokens, placement)
@@ -156,7 +156,7 @@ class Fitting:
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
         estimate = self._bill(self.task.load_of(tokens), placement.setup)
-        refused = dict(estimate.facts).get("refused")  # vLLM, if the size of its pool was given
+        refused = dict(estimate.facts).get("refused")  # by vLLM, if its pool size was given
         return PricedLoad(
             context_tokens=tokens,
             estimate=estimate,
@@ -183,10 +183,10 @@ class Fitting:
         return self.fits(tokens) and self.price(tokens).status is Status.PASSED
 
     def fits(self, tokens: int) -> bool:
-        """False also where the engine refuses: the cards do not divide the heads, or it has a limit of its own."""
+        """Whether the context fits; False if the engine refuses it, e.g. because the cards cannot divide the heads."""
         try:
             if tokens not in self._prices and self._floor is not None:
-                # weights and caches alone may be too much, and they cost much less to compute than the bill
+                # weights and caches alone may be too large, and they are much cheaper to compute than the bill
                 held, most = self._held(self._floor, tokens), self.task.max_use or 1.0
                 for pools, available in self._limits:
                     if sum(held.get(pool, 0) for pool in pools) > available * most:
@@ -196,15 +196,15 @@ class Fitting:
             return False
 
     def held_bytes(self, tokens: int) -> int:
-        """Weights, caches and states, in all pools."""
+        """Bytes of weights, caches and states in all pools."""
         if self._floor is None:
             return self.price(tokens).estimate.of(Component.WEIGHTS, *CACHES)
         return sum(self._held(self._floor, tokens).values())
 
     def held_share(self, tokens: int) -> float:
-        """The share of all devices together that weights and caches take, or of the fullest where the split is given.
+        """Weights and caches as a share of all devices together, or of the fullest device if the split is fixed.
 
-        For an engine without a floor: the share of the whole bill.
+        For an engine without a floor, the whole bill as a share.
         """
         if self._floor is None:
             return self.devices_share(tokens)
@@ -228,7 +228,7 @@ class Fitting:
 
     @cached_property
     def _limits(self) -> tuple[tuple[frozenset[Pool], int], ...]:
-        """Pools, and what is available in them. Layers that may be split differently count against all cards."""
+        """Pools with their available bytes. Layers that may be split differently count against all cards together."""
         cards = [(one.pools, one.available_bytes) for one in gpu_budgets(self.placement.budgets)]
         if self.placement.may_resplit:
             pools = frozenset[Pool]().union(*(pools for pools, _ in cards))
@@ -237,7 +237,7 @@ class Fitting:
         return (*cards, *((one.pools, one.unreserved_bytes) for one in with_ram))
 
     def devices_share(self, tokens: int) -> float:
-        """How full all devices together are, or the fullest where the split is given; 1 is full."""
+        """How full all devices together are, or the fullest device if the split is fixed; 1 is full."""
         return self._devices(self.price(tokens))
 
     def _devices(self, priced: PricedLoad) -> float:
@@ -254,7 +254,7 @@ class Fitting:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the engine makes of the load; the same for every context."""
+        """Facts that the engine resolves from the load and that do not depend on the context."""
         try:
             return self._facts(self.native)
         except RefusedError:
@@ -268,7 +268,7 @@ class Fitting:
 
     @cached_property
     def streams(self) -> int:
-        """Caches that the context is divided among: sequences that do not share one."""
+        """The number of caches that the context is divided among: one per sequence unless they share one."""
         streams: int = self.facts.get("kv_streams", 1)
         return streams if self.facts.get("n_ctx_seq") != self.facts.get("n_ctx") else 1
 
@@ -310,7 +310,7 @@ class Fitting:
         tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
         if longer and self.engine.streams_weights:
-            return tuple(dict.fromkeys(longer))  # shorter contexts take what the memory leaves
+            return tuple(dict.fromkeys(longer))  # shorter contexts are found by what fits
         return tuple(dict.fromkeys((*longer, self.minimum)))
 
     @cached_property
@@ -319,12 +319,12 @@ class Fitting:
 
     @property
     def least(self) -> int:
-        """The shortest context there is."""
+        """The shortest possible context."""
         return min(self.step, self.most)
 
     @cached_property
     def requested(self) -> int | None:
-        """The requested context: by its length, by 0 for the native one, or by a job."""
+        """The requested context: a length, 0 for the native one, or derived from a job."""
         tokens, job = self.task.load.context_tokens, self.task.job
         if job is not None and tokens is not None:
             raise UsageError("give a context or a job, not both: the job sets the context")
@@ -345,7 +345,7 @@ class Fitting:
         return bool(geometry.native_context or geometry.trained_context)
 
     def _cache_bytes(self, tokens: int) -> int:
-        """A floor is a hundred times faster than the whole bill."""
+        """Bytes of the cache, from the floor if possible: that is a hundred times faster than the bill."""
         if self._floor is None:
             return self.price(tokens).estimate.kv_cache_bytes
         return self._floor.cache_bytes(
@@ -353,7 +353,7 @@ class Fitting:
         )
 
     def reasons(self, priced: PricedLoad, longest_tokens: int) -> Iterator[str]:
-        """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 for none."""
+        """Why this load fails; `longest_tokens` is the longest context that fits in any placement, 0 if none fits."""
         yield from (budget.blocked for budget in self.placement.budgets if budget.blocked)
         if priced.refused:
             yield priced.refused
@@ -381,7 +381,7 @@ def _check_numbers(task: Task) -> None:
 
 
 def _needed(use: Usage) -> str:
-    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', and the rule that it breaks if it is not that one."""
+    """'20.50 GiB; RTX 4070 has 11.50 GiB usable', or the other rule that the load breaks."""
     need = (
         f"{format_bytes(use.required_bytes)}; {use.budget.name} has "
         f"{format_bytes(use.budget.available_bytes)} usable"

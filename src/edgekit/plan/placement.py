@@ -1,4 +1,4 @@
-"""A task -> the placements that its engine offers, the first of them that holds a context, and the longest context."""
+"""The placements that an engine offers for a task, the first that holds a context, and the longest context."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edgekit.plan.fit import Fitting, longest
 
 
 def placements_of(task: Task) -> Placements:
-    """Whole ones first; of the rest, each takes no more of the devices than the one before it.
+    """Placements, whole ones first; each of the others uses no more device memory than the one before it.
 
-    Raises HardwareError where the engine cannot run there at all.
+    Raises HardwareError if the engine cannot run on the machine.
     """
     return tuple(_placements(task))
 
 
 def whole_placements(task: Task) -> Placements:
-    """Those with all of the model where the engine computes: on the devices, or on a CPU without any.
+    """Placements with the whole model where the engine computes: on the devices, or on the CPU if there are none.
 
-    If the user gave a placement that leaves something elsewhere, that one.
+    A placement given by the user counts even if it leaves a part of the model elsewhere.
     """
     found = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
     return found or placements_of(task)
@@ -37,7 +37,7 @@ def first_placement(task: Task) -> Placement:
 
 
 def can_divide(task: Task) -> bool:
-    """Whether a part of the model may leave the devices (of the built-in engine: the memory)."""
+    """Whether part of the model may be off the devices (for the built-in engine: off the memory)."""
     return any(not placement.whole for placement in islice(_placements(task), 1, None))
 
 
@@ -62,21 +62,21 @@ def _placements(task: Task) -> Iterator[Placement]:
 
 
 SHORT = 8  # up to this many placements are tried one by one
-# What fits on several cards together need not fit on each of them: whole layers move from one to the next.
+# A load that fits several cards together may not fit each of them: only whole layers move between cards.
 LOOK_FURTHER = 12
-WORTH_A_PATTERN = 0.003  # of the devices' memory: for less a simpler command is better
+WORTH_A_PATTERN = 0.003  # share of device memory; for less, the simpler command is better
 NEARLY_HELD = (
-    0.05  # beyond what seems to fit: buffers may be smaller, and a reserve covers the first request
+    0.05  # margin: buffers may be smaller than they seem, and a reserve covers the first request
 )
 
 
 class Ladder:
-    """The placements of a task. Every rung takes less of the devices, and usually more of the RAM, than the last."""
+    """The placements of a task. Each rung uses less device memory, and usually more RAM, than the one above it."""
 
     def __init__(self, task: Task, placements: Placements) -> None:
         self.task, self._placements = task, placements
         self._rungs: dict[int, Fitting] = {}
-        self._held: dict[int, int] = {}  # tokens -> the first rung whose devices hold them together
+        self._held: dict[int, int] = {}  # tokens -> first rung that fits its devices in sum
 
     def rung(self, place: int) -> Fitting:
         if place not in self._rungs:
@@ -89,13 +89,13 @@ class Ladder:
 
     @cached_property
     def _wholes(self) -> int:
-        """How many placements at the top are whole. Each of them is tried, at least the first."""
+        """The number of whole placements at the top, at least 1. Each of them is tried."""
         leading = sum(1 for _ in takewhile(lambda placement: placement.whole, self._placements))
         return min(max(leading, 1), len(self._placements))
 
     @cached_property
     def _seam(self) -> int:
-        """The last placement with every layer on the devices. The next, with the head in RAM, may need more there."""
+        """The last placement with all layers on the devices. The next has the head in RAM and may need more there."""
         return sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
 
     @property
@@ -103,12 +103,12 @@ class Ladder:
         return len(self._placements) - 1
 
     def holder(self, tokens: int) -> Fitting | None:
-        """The placement with most on the devices that holds a context of this length; None where none does."""
+        """The placement with the most on the devices that holds a context of this length; None if there is none."""
         rung = self._first_holder(tokens)
         return rung if rung is None or rung.placement.whole else self._finer(rung, tokens)
 
     def _finer(self, rung: Fitting, tokens: int) -> Fitting:
-        """The best of the placements between this one and the last; this one if they gain too little."""
+        """The best placement between this rung and the one above; this one if the gain is too small."""
         between = rung.engine.finer_placements(self.task.model, rung.placement)
         finer = [Fitting(self.task, placement) for placement in between]
         if not finer or self.last == 0:
@@ -130,7 +130,7 @@ class Ladder:
         if self.last < SHORT or self._wholes > self.last:
             rungs = (self.rung(place) for place in range(self._wholes, self.last + 1))
             return next((one for one in rungs if one.fits(tokens)), None)
-        # weights and caches alone may be more than all memories hold together; on the CPU nothing is held twice
+        # weights and caches alone may exceed all memories together; on the CPU nothing is held twice
         if self.rung(self.last).held_bytes(tokens) > together_bytes(self.top.placement.budgets):
             return None
         first = self._first_held(tokens)
@@ -142,7 +142,7 @@ class Ladder:
         return next((one for one in rungs if one.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
-        """The placement that exceeds its limits least, where none holds the context."""
+        """The placement that exceeds its limits least, if none holds the context."""
         tried = [one for one in self._rungs.values() if _is_run(one, tokens)]
         return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
 
@@ -165,7 +165,7 @@ class Ladder:
         return max(found, anywhere)
 
     def _first_held(self, tokens: int) -> int:
-        """Fewer tokens never need a lower rung, so known results narrow the search. The last needs no device."""
+        """The first rung that holds the context. Fewer tokens never need a lower one, so known results narrow it."""
         if tokens in self._held:
             return self._held[tokens]
         known_low = (rung - 1 for known, rung in self._held.items() if known < tokens)
@@ -181,7 +181,7 @@ class Ladder:
         return found
 
     def _searched(self, tokens: int, low: int, high: int) -> int:
-        """Weights and caches are cheap to compute, and compute buffers hardly change from one rung to the next."""
+        """Binary search by weights and caches, which are cheap to compute; buffers hardly change between rungs."""
         rest = 0.0  # the share of the devices that the buffers take
 
         def seems_held(place: int) -> bool:
@@ -200,7 +200,7 @@ class Ladder:
 
 
 def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
-    """Whether the engine would start in this placement: some numbers of cards do not divide the heads."""
+    """Whether the engine would start in this placement: some numbers of cards cannot divide the heads."""
     try:
         fitting.price(fitting.least if tokens is None else tokens)
     except RefusedError:

@@ -1,4 +1,4 @@
-"""A task -> the plan: what to run, with a reason for every lever, a draft model, and the number of users."""
+"""The plan for a task: what to run, with a reason for every lever, a draft model, and the number of users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_NODES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run. `result` compares its bill with the memory."""
+    """What to run. `result` is the verdict on its bill."""
 
     task: Task = field(repr=False)
     variant: Variant
@@ -39,8 +39,8 @@ class Plan:
     decisions: tuple[Decision, ...]  # in the order of the levers
     drafter: Drafter | None = None  # a draft model that would fit as well; not in the bill
     steady_tokens_per_s: float | None = None  # typical, with an empty cache: for comparing plans
-    to_fit: tuple[Change, ...] = ()  # what would help where it does not fit
-    changes: tuple[Change, ...] = ()  # what would change it where it does
+    to_fit: tuple[Change, ...] = ()  # what would make it fit, if it does not
+    changes: tuple[Change, ...] = ()  # what would improve it, if it fits
 
     @property
     def load(self) -> Load:
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def context_tokens(self) -> int:
-        """Of one user."""
+        """The context of one user."""
         return self.result.context_tokens // self.result.streams
 
     @property
@@ -74,11 +74,11 @@ def make_plan(
 ) -> Plan:
     """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, if it is known).
 
-    `thorough` also looks for a draft model, the longest context, the number of users, and what a limit of the system
-    holds back; a list of many models does without. That nothing fits is a result; `helpful` adds what would help.
+    `thorough` also looks for a draft model, the longest context, the number of users, and memory that a system limit
+    holds back; lists of many models skip that. "Nothing fits" is a result; `helpful` adds what would help.
 
-    Raises UsageError for flags that contradict each other, HardwareError where the machine has nothing that the engine
-    runs on, RefusedError where the engine does not take the model.
+    Raises UsageError for flags that contradict each other, HardwareError if the engine cannot run on the machine,
+    RefusedError if it does not support the model.
     """
     check_task(task)
     choice = choice or choose(task)
@@ -125,7 +125,7 @@ def make_plan(
 
 
 def find_plan(task: Task) -> Plan | None:
-    """The plan without its costly parts; None where nothing fits."""
+    """The plan without its expensive parts; None if nothing fits."""
     plan = make_plan(task, thorough=False, helpful=False)
     return plan if plan.fits else None
 
@@ -188,7 +188,7 @@ def _weights_because(choice: Choice, found: Candidate) -> str:
 
 
 def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
-    """The rows of SPEC A4's list that were tried, up to the one that was taken."""
+    """The steps of SPEC A4's list that were tried, up to the chosen one."""
     chosen = found.variant.name, found.choice.name
     for one in attempts:
         each = one.tokens // found.held.streams
@@ -220,7 +220,7 @@ MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERE
 
 
 def own_drafter(model: Model) -> tuple[Drafter, ...]:
-    """The prediction layers that some models include."""
+    """The model's own prediction layers (MTP), if it has any."""
     if not model.geometry.mtp_layers:
         return ()
     return (
@@ -231,10 +231,10 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
 
 
 def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
-    """The first draft model that fits as well and leaves the verdict as it is. It is proposed, not part of the plan."""
+    """The first draft model that also fits without changing the verdict. It is a proposal, not part of the plan."""
     task = found.task
     if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
-        return None, None  # several users fill the batch already
+        return None, None  # several users already fill the batch
     tried: list[Tried] = []
     for drafter in task.drafters if found.held.placement.whole else ():
         both = with_drafter(task, drafter)
@@ -254,13 +254,13 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
 
 
 def with_drafter(task: Task, drafter: Drafter) -> Task:
-    """The task for both together."""
+    """The task for the model together with its draft model."""
     mix = drafter.changes.get("mix")
     return engine_named(task.engine).with_drafter(task, drafter.model, mix)
 
 
 def _with_both(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
-    """The candidate with the drafter next to it, and what the drafter takes; or None, and why not."""
+    """The candidate with the draft model loaded and what that takes; or None and the reason."""
     try:
         other = found.on(ladder)
     except EdgekitError as error:
@@ -273,7 +273,7 @@ def _with_both(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]
 
 
 def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, ...]:
-    """Much smaller models of the same family and vocabulary, the largest first."""
+    """Much smaller catalog models of the same family and vocabulary, the largest first."""
     active = entry.active_parameters or entry.parameters or 0
     found = [
         other
@@ -290,7 +290,7 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
 
 
 def _drafter(entry: Entry) -> Iterator[Drafter]:
-    """None for an entry that cannot be opened: one that the user added may be damaged."""
+    """The entry as a draft model; nothing if it cannot be opened: an entry that the user added may be damaged."""
     try:
         model = open_entry(entry, default_engine().name).model
     except EdgekitError:
@@ -305,11 +305,11 @@ def _drafter(entry: Entry) -> Iterator[Drafter]:
 
 # --- users
 
-MOST_USERS = 256  # vLLM's own limit on common cards; a search for more is not worth it
+MOST_USERS = 256  # vLLM's own limit on common cards; searching further is not worth it
 
 
 def decide_sequences(found: Candidate) -> Decision:
-    """The given number of users; else the engine's default, and how many would fit."""
+    """The requested number of users; else the engine's default and how many would fit."""
     task, each = found.task, found.tokens // found.held.streams
     if task.users is not None:
         return Decision(

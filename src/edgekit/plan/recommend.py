@@ -1,4 +1,4 @@
-"""How known models rank against each other before anyone has run them: a rule of thumb."""
+"""A rule of thumb that ranks known models before any of them is run, and the order of suggestions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edgekit.machine.types import HOST
 from edgekit.plan.choice import READING_TOKENS_PER_S
 from edgekit.plan.plan import Plan
 
-# ASSUMED. A model with experts answers about as well as a dense one with the geometric mean of its total and its active
-# parameters. What a parameter achieves doubles every few months (Xiao et al., Densing Law of LLMs, 2025: 3.5 months);
-# a slower rate lets size count as well.
+# ASSUMED. A mixture of experts is about as good as a dense model with the geometric mean of its total and its active
+# parameters. Capability per parameter doubles every few months (Xiao et al., Densing Law of LLMs, 2025: 3.5 months);
+# a slower rate is used here so that size still counts.
 DOUBLING_MONTHS = 6
 FIRST = date(2023, 1, 1)  # older models count as of this date
-LAST = date(2050, 1, 1)  # and newer ones as of this, whatever a file says
+LAST = date(2050, 1, 1)  # later dates in a file count as this one
 MOST_PARAMETERS = 10**15
 UNKNOWN = date(2024, 1, 1)  # for a model without a date
 SMALL_PARAMETERS = 8e9
@@ -29,26 +29,26 @@ OUTDATED = date(2024, 7, 1)
 _DAYS_A_MONTH = 365.25 / 12
 _VERSION = re.compile(r"(?<=[a-z])-?([0-9]{1,9}(?:\.[0-9]{1,9})*)(?=-|$)")
 
-# What is left of a model's worth if a part of it is in RAM and its speed is unknown. Of experts, few are active.
+# Factors on a model's worth if part of it is in RAM and its speed is unknown; experts lose less because few are active.
 DIVIDED_SHARE, DIVIDED_DENSE_SHARE = 0.5, 0.1
-FULL_RAM_PERCENT = 92  # of the usable RAM; what takes more counts FULL_RAM_SHARE
+FULL_RAM_PERCENT = 92  # of the usable RAM; a model that takes more is weighted by FULL_RAM_SHARE
 FULL_RAM_SHARE = 0.25
-FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # faster than this adds nothing
+FAST_TOKENS_PER_S = 4 * READING_TOKENS_PER_S  # more speed than this adds no worth
 EMBEDDING_TOKENS_PER_S = 2000  # a book of 100,000 tokens in less than a minute
 
 
 def rank_of(entry: Entry) -> float:
-    """How well the model is expected to answer, whatever its memory and speed. Higher is better."""
+    """Expected quality of the answers, regardless of memory and speed. Higher is better."""
     parameters = min(entry.parameters or 0, MOST_PARAMETERS)
     active = min(entry.active_parameters or parameters, MOST_PARAMETERS)
-    is_later = bool(entry.not_before and not entry.released)  # than a model released on that day
+    is_later = bool(entry.not_before and not entry.released)  # ranks after one of that day
     days = (min(_dated(entry), LAST) - FIRST).days + is_later
     months = max(0.0, days / _DAYS_A_MONTH)
     return math.sqrt(parameters * active) / 1e9 * 2 ** (months / DOUBLING_MONTHS)
 
 
 def is_minor(entry: Entry) -> bool:
-    """Small or outdated: not preferred to a better model just because it is fast."""
+    """Whether it is small or outdated, and so not preferred to a better model just for its speed."""
     return (entry.parameters or 0) < SMALL_PARAMETERS or _dated(entry) < OUTDATED
 
 
@@ -69,12 +69,12 @@ def version_of(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def root_of(family: str) -> str:
-    """'qwen3-vl' -> 'qwen': the line of models."""
+    """'qwen3-vl' -> 'qwen': the model series."""
     return re.split(r"[^a-z]", family.lower(), maxsplit=1)[0] or family
 
 
 def ranked_for(task: ModelPurpose, entries: Iterable[Entry]) -> list[Entry]:
-    """The models for the task, the best first."""
+    """The models for the purpose, the best first."""
     embeds = task is ModelPurpose.EMBEDDING  # an embedding model for code does not write code
     suited = [
         entry
@@ -91,13 +91,13 @@ class Suggestion:
 
     entry: Entry
     plan: Plan
-    rank: float  # of the model
+    rank: float  # see rank_of
 
     @property
     def worth(self) -> float:
-        """The rank, less for a slow model and for full RAM; if the speed is unknown, less if a part is in RAM.
+        """The rank, reduced for a slow model and for full RAM; if the speed is unknown, reduced for a part in RAM.
 
-        More for a preferred model that is faster than reading speed.
+        Raised for a preferred model that is faster than reading speed.
         """
         worth = self.rank * self._ram_share
         speed = self.plan.speed
@@ -115,9 +115,9 @@ class Suggestion:
 
     @property
     def is_preferred(self) -> bool:
-        """At least reading speed, and neither small nor outdated: it ranks before all others.
+        """Whether it ranks before all others: at least reading speed, and neither small nor outdated.
 
-        If the speed is unknown: it is all on the GPU.
+        If the speed is unknown, it has to be entirely on the GPU.
         """
         if is_minor(self.entry) or ModelPurpose.EMBEDDING in self.entry.kinds:
             return False
@@ -125,12 +125,12 @@ class Suggestion:
 
     @property
     def order(self) -> tuple[bool, float]:
-        """The greatest is the best."""
+        """Sort key; the best suggestion has the greatest."""
         return self.is_preferred, self.worth
 
     @property
     def _ram_share(self) -> float:
-        """What is left of its worth if it leaves little RAM for other programs."""
+        """Factor on the worth if it leaves little RAM for other programs."""
         percent = max(
             (
                 100 * use.required_bytes / max(use.budget.unreserved_bytes, 1)
@@ -144,21 +144,21 @@ class Suggestion:
 
     @property
     def is_quick(self) -> bool:
-        """At least reading speed. An unknown speed is not slow."""
+        """Whether it is at least as fast as reading. An unknown speed does not count as slow."""
         return ModelPurpose.EMBEDDING in self.entry.kinds or not self.plan.is_slow
 
 
 def slowness(tokens_per_s: float, enough: float = READING_TOKENS_PER_S) -> float:
-    """What is left of a model's worth at this speed: all of it at `enough`, a quarter at half of that."""
+    """Factor on a model's worth at this speed: 1 at `enough`, a quarter at half of that."""
     return min(1.0, tokens_per_s / enough) ** 2
 
 
 def quickness(tokens_per_s: float) -> float:
-    """What a model's worth is multiplied by at this speed: 1 at reading speed, 2 at four times that and above."""
+    """Factor on a model's worth at this speed: 1 at reading speed, 2 at four times that and above."""
     return math.sqrt(min(tokens_per_s, FAST_TOKENS_PER_S) / READING_TOKENS_PER_S)
 
 
 def smallest_bytes(entry: Entry) -> int:
-    """The smallest quantisation with about four bits or more; 0 if there is none."""
+    """Size of the smallest quantisation with about four bits or more; 0 if there is none."""
     good = (size for size in entry.sizes if (accuracy_of(size.mix) or 0) >= GOOD_ACCURACY)
     return min((size.tensor_bytes for size in good), default=0)

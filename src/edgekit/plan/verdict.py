@@ -1,4 +1,4 @@
-"""A task -> the verdict: whether the model fits, with which weights, context, cache and placement."""
+"""The verdict on a task: whether the model fits, with which weights, context, cache and placement."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from edgekit.plan.choice import READING_TOKENS_PER_S, Candidate, Choice, choose
 from edgekit.plan.fit import Fitting, recommended_context
 from edgekit.plan.placement import Ladder, placements_of
 
-# Of a bill without the tensor directory no line is trusted further than this, whatever its own bound.
+# Without the tensor directory, no line of a bill is trusted beyond this, whatever its own bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
 
 
 def judge(task: Task) -> Verdict:
     """The verdict on what SPEC A4 chooses.
 
-    Raises HardwareError where the engine cannot run on the machine, RefusedError where it would not run the model.
+    Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model.
     """
     return result_of(choose(task))
 
 
 def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
-    """The verdict on a choice. Give `max_context` if it is known or does not matter."""
+    """The verdict on a choice. Pass `max_context` if it is known or does not matter."""
     found = pinned_candidate(choice.candidate) if choice.fits else choice.candidate
     return result_for(found, max_context=max_context)
 
@@ -45,7 +45,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         most = _longest_anywhere(found) if max_context is None else max_context
         reasons = tuple(_reasons(found, most))
     geometry = task.model.geometry
-    # A bare name says nothing about speed: its layers are those of another model.
+    # No speed for a bare name: its layers are those of another model.
     is_rough = task.bill is not None and priced.estimate.basis is Basis.ASSUMED
     return Verdict(
         engine=task.engine,
@@ -79,7 +79,7 @@ def is_too_short(result: Verdict) -> bool:
 
 
 def weights_name(setup: Any, name: str) -> str:
-    """The quantisation of the weights: the one that the setup asks for, else that of the file."""
+    """The quantisation of the weights: the one requested in the setup, else that of the file."""
     quantize: Any = getattr(setup, "quantize", None)
     if hasattr(quantize, "packing") and quantize.rest:
         mode = quantize.packing.mode.value
@@ -88,7 +88,7 @@ def weights_name(setup: Any, name: str) -> str:
 
 
 def pinned_candidate(found: Candidate) -> Candidate:
-    """With layers split among the cards as billed; the engine would split them by what is free when it starts."""
+    """The candidate with layers pinned to cards as billed; by default the engine splits by the memory free at start."""
     if not found.held.placement.may_resplit:
         return found
     divided = found.held.engine.pinned(found.task.model, found.priced.placement)
@@ -96,7 +96,7 @@ def pinned_candidate(found: Candidate) -> Candidate:
 
 
 def _longest_anywhere(found: Candidate) -> int:
-    """The longest context that these weights and this cache hold in any placement."""
+    """The longest context that fits with these weights and this cache in any placement."""
     try:
         return Ladder(found.task, placements_of(found.task)).longest
     except RefusedError:
@@ -114,10 +114,10 @@ def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
 
 
 def is_decided(task: Task, result: Verdict, *, loads_only: bool = False) -> bool:
-    """Whether the answer to a bill without the tensor directory is the answer.
+    """Whether a verdict made without the tensor directory is final.
 
-    It is, if it stays the same with every line at its lower and at its upper bound, and the whole model fits
-    comfortably or no context fits at all. Otherwise the directory decides. `loads_only`: only `can_load` matters.
+    It is if it stays the same with every line at its lower and at its upper bound, and the whole model fits
+    comfortably or no context fits at all. Otherwise the directory has to be read. `loads_only`: check only `can_load`.
     """
     if task.bill is not None or result.estimate.basis is Basis.ASSUMED:
         return False
@@ -145,14 +145,14 @@ def _answer(result: Verdict) -> tuple[object, ...]:
 
 
 def _is_near_reading_speed(task: Task, result: Verdict) -> bool:
-    """Whether a slightly different size of the weights could end or begin the spending of memory that is left."""
+    """Whether slightly larger or smaller weights could change whether spare memory is spent."""
     fitting = Fitting(replace(task, load=result.load), result.way)
     speed = steady_throughput(task, fitting.price(result.context_tokens))
     return speed is not None and abs(speed / READING_TOKENS_PER_S - 1) < LEAST_COMPUTE_BOUND
 
 
 def _at_bound(task: Task, sign: int) -> Price:
-    """The engine's bill with every line at its bound."""
+    """The engine's bill with every line at its upper (`sign` 1) or lower (-1) bound."""
     engine = engine_named(task.engine)
 
     def moved(line: MemoryLine) -> MemoryLine:
@@ -168,9 +168,9 @@ def _at_bound(task: Task, sign: int) -> Price:
 
 
 def download_bytes(result: Verdict) -> int | None:
-    """The size of the judged weights as a file or repository; None where that is not known.
+    """The download size of the judged weights; None if unknown.
 
-    For a repository that was read, its size; else what the quantised tensors of the model take.
+    The size of the repository if it was read, else the size of the model's quantised tensors.
     """
     if result.variant is None:
         return None

@@ -1,1 +1,1 @@
-"""An Inspection -> what a person or a program reads."""
+"""Answers as text for a terminal and as JSON."""

@@ -1,4 +1,4 @@
-"""Memories as bars with a mark where the usable memory ends, and their sizes and reserves in words."""
+"""Memory bars with a mark where the usable memory ends, and sizes and reserves in words."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MIN_BAR = 23  # columns; a shorter bar is on a line of its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """One memory of a machine and what a load takes of it. What the system lets the GPU use of a unified memory
-    (wired limit, GTT pages) is a part of that memory, not a second one.
+    """One memory of a machine and how much of it a load takes. The GPU's share of unified memory (wired limit, GTT
+    pages) is part of that memory, not a second one.
     """
 
     name: str  # "RTX 4090", "RTX 3090 #1", "RAM", "unified memory"
-    use: Usage  # that decides
-    whole_bytes: int  # free, with what is held in reserve
+    use: Usage  # the one that decides the verdict
+    whole_bytes: int  # free memory, reserve included
     parts: Mapping[str, int] = field(default_factory=dict)  # PARTS -> bytes
 
     @property
@@ -48,13 +48,13 @@ class Memory:
 
 
 def memories(result: Verdict) -> tuple[Memory, ...]:
-    """Every memory that is judged, in the order of the budgets."""
+    """Every memory with a budget, in the order of the budgets."""
     names = budget_names(result.uses)
     found: list[Memory] = []
     for name, use in zip(names, result.uses, strict=True):
         pools = use.budget.pools
         if any(pools < other.budget.pools for other in result.uses):
-            continue  # a limit inside of another memory
+            continue  # a limit within another memory
         limits = [other for other in result.uses if other.budget.pools < pools]
         decides = max((use, *limits), key=lambda one: one.fullness)
         label = name
@@ -83,8 +83,8 @@ def parts_in(pools: Collection[Pool], estimate: MemoryEstimate) -> dict[str, int
 def bar(memory: Memory, width: int, glyphs: Glyphs = BLOCKS, *, in_parts: bool = False) -> str:
     """`[██████····|··]`: brackets hold the free memory, the mark ends what is usable of it.
 
-    Cells are beyond the mark only if the load needs more than is usable, and beyond the bracket only if it needs more
-    than is free. `in_parts` draws what the load consists of.
+    The bar passes the mark only if the load needs more than is usable, and the bracket only if it needs more than is
+    free. `in_parts` draws the parts of the load.
     """
     cells = min(width - 3, MOST_CELLS)
     required, usable, whole = memory.required_bytes, memory.usable_bytes, memory.whole_bytes
@@ -98,7 +98,7 @@ def bar(memory: Memory, width: int, glyphs: Glyphs = BLOCKS, *, in_parts: bool =
 
 
 def _filled(parts: Mapping[str, int], cells: int, glyphs: Sequence[str]) -> str:
-    """The cells, divided as the parts are."""
+    """Cells of the bar, in proportion to the parts."""
     total = sum(parts.values())
     if not total:
         return ""
@@ -109,7 +109,7 @@ def _filled(parts: Mapping[str, int], cells: int, glyphs: Sequence[str]) -> str:
 
 
 def bar_lines(found: Sequence[Memory], screen: Screen, *, in_parts: bool = False) -> list[str]:
-    """Name, bar and sizes of each in columns; on a narrow screen the bar is below the words."""
+    """Name, bar and sizes of each memory in columns; on a narrow screen the bar is below the text."""
     names = [printable(one.name) for one in found]
     sizes = [sizes_words(one.required_bytes, one.usable_bytes) for one in found]
     name_width, size_width = max(map(len, names)), max(map(len, sizes))
@@ -127,7 +127,7 @@ def bar_lines(found: Sequence[Memory], screen: Screen, *, in_parts: bool = False
 
 
 def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
-    """The bars with their parts, a legend, and where the usable memory comes from."""
+    """The bars with their parts, a legend, and how the usable memory is computed."""
     glyphs, width, estimate = screen.glyphs, screen.width, result.estimate
     yield from bar_lines(memories(result), screen, in_parts=True)
     sums = parts_in({pool for use in result.uses for pool in use.budget.pools}, estimate)
@@ -145,7 +145,7 @@ def memory_lines(result: Verdict, screen: Screen) -> Iterator[str]:
 
 
 def _reserve_rows(result: Verdict) -> Iterator[str]:
-    """What is free and what is held back; cards with the same figures in one row."""
+    """Free memory and reserves; cards with the same figures share a row."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, use in zip(budget_names(result.uses), result.uses, strict=True):
         words = reserve_words(use.budget, limit_on(use.budget, result.machine))
@@ -160,7 +160,7 @@ def _reserve_rows(result: Verdict) -> Iterator[str]:
 
 
 def budget_names(uses: Sequence[Usage]) -> list[str]:
-    """Cards of one name are told apart by their number."""
+    """Names of the memories; cards of the same name get a number."""
     names = [use.budget.name for use in uses]
     found = []
     for name, use in zip(names, uses, strict=True):
@@ -170,7 +170,7 @@ def budget_names(uses: Sequence[Usage]) -> list[str]:
 
 
 def sizes_words(part_bytes: int, whole_bytes: int) -> str:
-    """'6.1 of 11.5 GiB'; what one decimal would show as nothing has its own unit: '52 MiB of 11.5 GiB'."""
+    """'6.1 of 11.5 GiB'; an amount that would round to 0.0 gets its own unit: '52 MiB of 11.5 GiB'."""
     step, unit = (GIB, "GiB") if max(part_bytes, whole_bytes) >= GIB else (MIB, "MiB")
     whole = f"{whole_bytes / step:,.1f} {unit}"
     if 0 < part_bytes * 10 < step:
@@ -179,7 +179,7 @@ def sizes_words(part_bytes: int, whole_bytes: int) -> str:
 
 
 def share_words(use: Usage) -> str:
-    """'53 %', never on the other side of a threshold than the verdict; '' where nothing is available."""
+    """'53 %', rounded so that it never contradicts the verdict; '' if nothing is available."""
     if use.utilization == float("inf"):
         return ""
     percent = use.utilization * 100
@@ -195,7 +195,7 @@ def share_words(use: Usage) -> str:
 
 
 def reserve_words(budget: Budget, limit: str = "") -> str:
-    """'23.50 GiB free minus 1 GiB reserve'. `limit` names what leaves so little."""
+    """'23.50 GiB free minus 1 GiB reserve'. `limit` names the limit that applies."""
     free, because = format_bytes(budget.free_bytes), budget.because
     if budget.blocked:
         return f"{free} of {format_bytes(budget.total_bytes)} free"
@@ -204,12 +204,12 @@ def reserve_words(budget: Budget, limit: str = "") -> str:
         return f"{free} free; {budget.limit_because or 'the system limits the GPU'}{on_cpu}"
     if not budget.reserve_bytes:
         return because or f"{free} free"
-    # some reasons open with the amount themselves: '20 % of 36.00 GiB for macOS'
+    # some reasons already start with the amount: '20 % of 36.00 GiB for macOS'
     amount = "" if because[:1].isdigit() else f"{format_bytes(budget.reserve_bytes)} "
     return f"{free} free{f' within {limit},' if limit else ''} minus {amount}{because}"
 
 
 def limit_on(budget: Budget, machine: Machine) -> str:
-    """The name of what holds a process below the machine's own memory; '' where nothing does."""
+    """The name of the limit that keeps a process below the machine's memory; '' if there is none."""
     limit = machine.host.tightest if machine.host is not None and HOST in budget.pools else None
     return "" if limit is None else limit.name

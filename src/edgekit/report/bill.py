@@ -127,12 +127,12 @@ def pool_names(estimate: MemoryEstimate) -> dict[Pool, str]:
 
 
 def later_lines(estimate: MemoryEstimate) -> tuple[MemoryLine, ...]:
-    """What is not taken at the start."""
+    """Lines that are not allocated at start."""
     return tuple(line for line in estimate.lines if not line.reserved and line.size_bytes)
 
 
 def how_known(lines: Iterable[MemoryLine]) -> tuple[Basis, float | None]:
-    """The weakest basis, and how far the sum may be off as a share of it."""
+    """The weakest basis, and the bound on the error of the sum as a share of it."""
     counted = [line for line in lines if line.size_bytes]
     basis = weakest(line.basis for line in counted)
     total = sum(line.size_bytes for line in counted)
@@ -155,7 +155,7 @@ def percent(part: float) -> str:
 
 
 def basis_rows(estimate: MemoryEstimate) -> list[str]:
-    """Parts that are known equally well, together."""
+    """A row for each basis with the parts that have it."""
     parts: dict[str, list[str]] = {}
     for component in Component:
         lines = [one for one in estimate.lines if one.component is component and one.size_bytes]
@@ -238,7 +238,7 @@ def _fact(value: object) -> str:
 
 
 def layers_table(bill: EstimateAnswer) -> str:
-    """One row per layer, and one for what belongs to no layer."""
+    """One row per layer, and one for everything outside the layers."""
     rows: dict[int, list[MemoryLine]] = {}
     for line in bill.estimate.lines:
         if line.reserved and line.size_bytes:
@@ -291,7 +291,7 @@ def window_of(kind: LayerKind) -> int:
 
 
 def compare_text(found: EngineComparison, screen: Screen = PLAIN) -> str:
-    """A row for each engine, then what each was asked, then those that refuse."""
+    """A row for each engine, then the request to each, then the engines that refuse."""
 
     def lines(screen: Screen) -> Iterator[str]:
         width = screen.width
@@ -377,7 +377,7 @@ def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
 
 
 def _pools_json(lines: Iterable[MemoryLine]) -> dict[str, Any]:
-    """Both kinds, also if they are empty; each device by itself if there are several."""
+    """Device and host sums, even if they are 0; each device separately if there are several."""
     kinds = {kind: {"model": 0, "context": 0, "compute": 0} for kind in PoolKind}
     devices: dict[int, dict[str, int]] = {}
     for line in lines:
@@ -410,7 +410,7 @@ def _line_json(line: MemoryLine) -> dict[str, Any]:
 
 
 def _layers_json(bill: EstimateAnswer) -> list[dict[str, Any]]:
-    """What each layer of the geometry takes."""
+    """Bytes of each layer of the geometry."""
     rows: dict[int, dict[str, Any]] = {
         layer.index: {
             "layer": layer.index, "kind": layer.mixer.label, "model": 0, "context": 0, "compute": 0,

@@ -1,4 +1,4 @@
-"""A recommendation as a table of the best few models and as JSON (docs/json.md); the cards of the page."""
+"""A recommendation as a table of the best models and as JSON (docs/json.md), and the cards of the page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _CARD_SPEED = ("typical", "decode", "prefill", "steady", "basis")
 def cards_text(
     found: Recommendation, screen: Screen = PLAIN, *, words: str = "", why: bool = False
 ) -> str:
-    """The screen. `words` are those of the command line that the next command needs as well: --device, --ram.
+    """The screen. `words` are the flags that the next command needs as well, such as --device and --ram.
 
     `why` adds each model's headline and bars.
     """
@@ -87,7 +87,7 @@ def _sections(found: Recommendation, words: str, *, why: bool) -> Sections:
     yield "", [f"skipped: {skipped}"] if skipped else []
     request, machine = found.request, found.request.find_machine()
     assumed = machine.notes if why else assumed_of(machine, shown[0].plan.result if shown else None)
-    # the projector of a GGUF model is a file of its own
+    # the projector of a GGUF model is a separate file
     sees = found.purpose is ModelPurpose.VISION and engine_named(request.engines[0]).loads_gguf
     projector = ["text only: image projectors are not counted here"] if sees and shown else []
     yield "Note", [*found.notes, *projector, *assumed]
@@ -101,7 +101,7 @@ def _painted_headline(plan: Plan, screen: Screen) -> list[str]:
 
 
 def cards_answer(found: Recommendation) -> str:
-    """The whole of it in one line."""
+    """The recommendation in one line."""
     request, task = found.request, _TASKS[found.purpose]
     tokens, users = request.wanted_tokens, request.users
     if tokens is not None:
@@ -121,11 +121,11 @@ def cards_answer(found: Recommendation) -> str:
 
 
 def machine_words(machine: Machine) -> str:
-    """'RTX 4090 + 64 GiB RAM' for a described machine; a detected one with what is free in it."""
+    """'RTX 4090 + 64 GiB RAM' for a described machine; for a detected one also its free memory."""
     if machine.what_if:
         return machine.name
     parts = []
-    for device in machine.devices:  # unified memory is counted once, as the host's
+    for device in machine.devices:  # unified memory is counted once, with the host
         free = "" if device.unified else f" with {device.free_bytes / GIB:.1f} GiB free"
         parts.append(f"{device.name}{free}")
     if machine.cores is not None:
@@ -137,8 +137,8 @@ def machine_words(machine: Machine) -> str:
 
 
 def _table_lines(shown: Sequence[Suggestion], width: int) -> list[str]:
-    """One row per model. A narrow screen loses, in this order: the parameters (names have them), what is usable, the
-    download, the memory, the middle of names. On the narrowest a model takes two lines.
+    """One row per model. A narrow screen drops, in this order: the parameters (names have them), the usable memory, the
+    download, the memory, the middle of names. On the narrowest screens a model takes two lines.
     """
     full = [_row(number, one) for number, one in enumerate(shown, start=1)]
     plain = [_with(row, _WEIGHTS, row[_WEIGHTS].split(" ")[-1]) for row in full]
@@ -179,7 +179,7 @@ def _row(number: int, one: Suggestion) -> tuple[str, ...]:
     download, speed = download_bytes(plan.result), plan.speed
     rates = None if speed is None else speed.decode
     if speed is not None and ModelPurpose.EMBEDDING in entry.kinds:
-        rates = speed.prefill  # it writes nothing
+        rates = speed.prefill  # an embedding model generates nothing
     cards, off = plan.result.way.cards, engine_named(plan.task.engine).offload(plan.result)
     where = "GPU" if len(cards) == 1 else f"{len(cards)} GPUs"
     where += " + CPU" if off.layers or off.experts else ""
@@ -201,7 +201,7 @@ def _detail_lines(one: Suggestion, screen: Screen) -> Iterator[str]:
     if entry.parameters is not None:
         facts.append(parameters_words(entry.parameters, entry.active_parameters))
     if entry.released:
-        facts.append(f"released {entry.released[:7]}")  # the day may be that of a paper
+        facts.append(f"released {entry.released[:7]}")  # the day may be that of the paper
     if entry.licence:
         facts.append(f"licence {entry.licence}")
     title = f"{entry.id} ({', '.join(facts)})" if facts else entry.id
@@ -218,7 +218,7 @@ def parameters_words(parameters: int, active: int | None = None) -> str:
 
 
 def cache_words(plan: Plan) -> str:
-    """The type of the cache; '' for a model that has none."""
+    """The type of the cache; '' for a model without one."""
     cache = plan.decision(Lever.CACHE)
     if cache is None or not plan.result.estimate.kv_cache_bytes:
         return ""
@@ -241,7 +241,7 @@ def _by_basis(bases: Sequence[Basis | None]) -> str:
 
 
 def _next_lines(first: Suggestion, found: Recommendation, words: str, screen: Screen) -> list[str]:
-    """What to type next: run it here, or look at the plan for a machine that was only described."""
+    """The next command: run the model here, or show the plan for a machine that was only described."""
     name, width = shlex.quote(first.entry.id), screen.width
     plan = f"edgekit plan {name} {words}".strip()
     if not first.plan.fits:
@@ -283,7 +283,7 @@ def _suggestion_json(one: Suggestion) -> dict[str, Any]:
 
 
 def card_entry_json(entry: Entry) -> dict[str, Any]:
-    """What a card shows of the model; the rest is in the catalog."""
+    """The fields of the model that a card shows; the rest is in the catalog."""
     return {
         **fields(entry, "repository family architecture parameters active_parameters"),
         "native_context": entry.native_context,
@@ -293,7 +293,7 @@ def card_entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def card_json(entry: Entry, plan: Plan) -> dict[str, Any]:
-    """A card of the page. A recommendation goes by `is_preferred`, then by `worth`."""
+    """A card of the page. Recommendations are sorted by `is_preferred`, then by `worth`."""
     result, speed = plan.result, plan_speed(plan)
     suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
     return {
@@ -314,7 +314,7 @@ def card_json(entry: Entry, plan: Plan) -> dict[str, Any]:
 
 
 def refused_card_json(entry: Entry, engine: str, message: str) -> dict[str, Any]:
-    """The card of a model that has no plan."""
+    """The card of a model without a plan."""
     return {
         **_card_head(entry, engine),
         "status": "refused",
@@ -348,7 +348,7 @@ def _card_sentence(text: str) -> str:
 
 
 def plan_flags(plan: Plan) -> dict[str, str | bool]:
-    """The flags, as they are typed, with which a check gives the plan's answer, without those that it would choose."""
+    """Flags with which `check` gives the plan's answer, without those that it would choose by itself."""
     engine = engine_named(plan.task.engine)
     values = engine.values(plan.load, plan.result.way.setup)
     groups = ("weights", "cache")

@@ -29,7 +29,7 @@ _UNKNOWN = "-"
 
 
 def catalog_text(entries: Sequence[Entry], catalog: Catalog, screen: Screen = PLAIN) -> str:
-    """The table, and what could not be read."""
+    """The table, and the entries that could not be read."""
 
     def lines(screen: Screen) -> list[str]:
         rows = [_cells(entry) for entry in entries]
@@ -75,7 +75,7 @@ def _active(entry: Entry) -> str:
 
 
 def entry_text(entry: Entry, screen: Screen = PLAIN) -> str:
-    """Everything that is known of one model, and from where."""
+    """Everything that is known about one model, with sources."""
     return render(View(headline=_headline(entry), sections=_sections(entry)), screen)
 
 
@@ -149,7 +149,7 @@ def _size_lines(entry: Entry, width: int) -> list[str]:
 
 
 def _repositories(entry: Entry) -> Iterator[str]:
-    """Where to download each form, with its quantisations and the source of that."""
+    """Where to download each form, with its quantisations and their source."""
     for one in () if entry.is_users else repositories_of(entry.id):
         usual = "" if one.listed else "usually "
         quants = f": {usual}{', '.join(one.quants)}" if one.quants else ""
@@ -180,7 +180,7 @@ def _change(old: object, new: object) -> str:
 
 
 def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
-    """Sentences, each folded; an indent of two spaces is kept."""
+    """Sentences, each folded; an indent of two spaces is preserved."""
     width, rows = clamp_width(screen.width), []
     for line in "\n".join(lines).split("\n"):
         indent = "  " if line.startswith("  ") else ""
@@ -194,7 +194,7 @@ def catalog_json(entries: Sequence[Entry], catalog: Catalog) -> dict[str, Any]:
 
 
 def entry_json(entry: Entry, *, whole: bool = False) -> dict[str, Any]:
-    """One model; `whole` adds its repositories and what it is rebuilt from."""
+    """One model; `whole` adds its repositories and the keys and tensors that it is rebuilt from."""
     found: dict[str, Any] = {
         **fields(entry, "id repository family architecture parameters active_parameters"),
         **fields(entry, "native_context vocabulary"),

@@ -29,7 +29,7 @@ ALL_FREE = "counts all of its memory as free; leave more for the system and othe
 LEAVE_MORE = {"--reserve 4G": (4 * GIB, None), "--max-use 80%": (None, 0.8)}
 MORE = "--why: the memory breakdown, the reasons, how each figure is known"
 _UNCHECKED = "tensors were not checked"  # preflight.py: only the first range of a file was read
-# Changes in the order of what they cost the user: the cheapest first.
+# Changes in the order of their cost to the user, the cheapest first.
 _CHEAPEST_FIRST = (
     ChangeKind.CONTEXT, ChangeKind.CACHE, ChangeKind.MEMORY, ChangeKind.WEIGHTS, ChangeKind.PLACEMENT,
     ChangeKind.DEVICE, ChangeKind.ENGINE,
@@ -54,7 +54,7 @@ def check_text(check: Check, screen: Screen = PLAIN, *, why: bool = False) -> st
 
 
 def quiet_text(check: Check) -> str:
-    """The answer alone."""
+    """Only the headline."""
     return f"{headline(check.result, from_name=check.is_assumed)}\n"
 
 
@@ -90,7 +90,7 @@ def _run_section(check: Check) -> Sections:
 
 
 def _context_rows(result: Verdict) -> Iterator[str]:
-    """Per user, like -c."""
+    """The context and its maximum, per user as in -c."""
     users = f" for each of {result.streams} users" if result.streams > 1 else ""
     each = result.context_tokens // result.streams
     yield f"checked at {each:,} tokens{users}: {result.window or 'as requested'}"
@@ -104,7 +104,7 @@ def _context_rows(result: Verdict) -> Iterator[str]:
 
 
 def download_words(result: Verdict, *, is_remote: bool) -> tuple[str, ...]:
-    """'18.6 GB download', of weights that are not on this machine."""
+    """'18.6 GB download', if the weights are not on this machine."""
     size = download_bytes(result) if is_remote else None
     return () if size is None else (f"{format_download(size)} download",)
 
@@ -122,7 +122,7 @@ def result_figures(result: Verdict) -> Iterator[str]:
 
 
 def assumed_of(machine: Machine, result: Verdict | None) -> Iterator[str]:
-    """What is assumed about the free memory of a machine that was only described."""
+    """Assumptions about the free memory of a machine that was only described."""
     if IDLE in machine.notes:
         flag = _leaves_more(result) if result is not None and _fills_ram(result) else None
         yield IDLE if flag is None else f"{ALL_FREE} {flag}"
@@ -140,7 +140,7 @@ def _leaves_more(result: Verdict) -> str | None:
 
 
 def _fills_ram(result: Verdict) -> bool:
-    """Whether a significant part of the model is in memory that the system and other programs use too."""
+    """Whether a significant part of the model is in memory shared with the system and other programs."""
     needed = sum(use.required_bytes for use in result.uses)
     in_ram = (use for use in result.uses if HOST in use.budget.pools)
     return not result.machine.is_phone and any(
@@ -155,7 +155,7 @@ def changes_section(
     """The first few things that would change the answer."""
 
     def order(change: Change) -> tuple[bool, bool, int]:
-        """Dropping a cache flag first, then what puts all of the model on the GPU, also with another engine."""
+        """Dropping a cache flag first, then changes that put the whole model on the GPU, even with another engine."""
         drops = result.failed and result.cache_asked and change.kind is ChangeKind.CACHE
         placement = None if change.result is None else change.result.way
         brings = (
@@ -218,7 +218,7 @@ def use_json(use: Usage) -> dict[str, Any]:
 
 
 def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[dict[str, Any]]:
-    """One stacked bar for each memory, for the page: its parts by component add up to what is required."""
+    """One stacked bar per memory, for the page; the parts by component add up to the required bytes."""
     names = (
         "total_bytes", "free_bytes", "reserve_bytes", "available_bytes", "required_bytes", "utilization",
         "status", "because", "blocked",
@@ -226,7 +226,7 @@ def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[dict[str,
     bars = []
     for use, memory in zip(uses, budget_names(uses), strict=True):
         found, budget = use_json(use), use.budget
-        if budget.is_limited:  # what the GPU may not use is drawn like a reserve
+        if budget.is_limited:  # memory that the GPU may not use is drawn like a reserve
             found["reserve_bytes"] = budget.free_bytes - budget.available_bytes
             found["because"] = budget.limit_because
         sums = dict.fromkeys(Component, 0)
@@ -266,7 +266,7 @@ def speed_json(speed: Speed) -> dict[str, Any]:
 
 
 def fit_json(found: Fit) -> dict[str, Any]:
-    """The answer to a change of the page's controls: this load, without a search."""
+    """The answer to a change of the page's controls: this exact load, without a search."""
     result, bill = found.result, found.bill
     if result is None:
         sentence = f"Cannot run: {found.refused}"

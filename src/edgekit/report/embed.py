@@ -32,7 +32,7 @@ _BAR = 20
 
 
 def plan_text(plan: EmbedPlan, screen: Screen = PLAIN) -> str:
-    """The memory that it takes, line by line, and why."""
+    """The memory breakdown, line by line, with reasons."""
     total, budget = format_bytes(plan.total_bytes), format_bytes(plan.budget_bytes)
     rows = [(one.what, format_bytes(one.size_bytes), one.basis.value) for one in plan.lines]
     sections: list[Section] = [
@@ -99,7 +99,7 @@ def _norm(vector: Floats) -> float:
 
 
 def done_text(found: Finished, screen: Screen = PLAIN) -> str:
-    """What was embedded, where it is, and what was left out."""
+    """The number of rows embedded, where they are, and what was left out."""
     done = found.done
     rows = done.mark.kept - done.begun.kept
     tokens = done.mark.tokens - done.begun.tokens
@@ -127,7 +127,7 @@ def progress_line(status: BulkStatus, *, width: int) -> str:
         share = min(max(status.share, 0.0), 1.0)
         full = int(share * _BAR)
         parts.insert(0, f"[{'#' * full}{'.' * (_BAR - full)}] {share:.0%}")
-        read = status.share - (status.share_begun or 0.0)  # by this run
+        read = status.share - (status.share_begun or 0.0)  # in this run
         if read > 0:
             parts.append(f"{_time(status.seconds * (1 - status.share) / read)} left")
     return "  ".join(parts)[: max(width - 1, 1)]

@@ -1,4 +1,4 @@
-"""A machine as one screen of text and as JSON (docs/json.md): its memory, and what each engine may use of it."""
+"""A machine as one screen of text and as JSON (docs/json.md): its memory, and how much each engine may use."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def hardware_text(machine: Machine, screen: Screen = PLAIN) -> str:
 
 
 def _headline(machine: Machine) -> str:
-    """Memory and devices, with what is free now."""
+    """Memory and devices, with the memory that is free now."""
     host = machine.host
     parts = [
         "RAM unknown" if host is None else f"{_of(host.usable_bytes, host.whole_bytes)} of RAM free"
@@ -93,7 +93,7 @@ def _sections(machine: Machine) -> Sections:
 
 
 def _alike(devices: tuple[Device, ...]) -> list[list[Device]]:
-    """Devices that differ only in their number, together."""
+    """Groups of devices that differ only in their index."""
     found: dict[Device, list[Device]] = {}
     for device in devices:
         found.setdefault(replace(device, index=0), []).append(device)
@@ -168,7 +168,7 @@ def usable_by_engines(machine: Machine) -> Iterator[tuple[Engine, Usable]]:
 
 
 def _usable_lines(machine: Machine, width: int) -> Iterator[str]:
-    """What each engine may use of each memory and what limits it, or why the engine does not run."""
+    """The usable memory for each engine and what limits it, or why the engine does not run."""
     column = _ENGINE if width >= _ENGINE_COLUMN_FROM else 0
     for engine, budgets in usable_by_engines(machine):
         rows = (
@@ -230,7 +230,7 @@ def measured_rate(tokens_per_s: float) -> str:
 
 
 def gigabytes(bytes_per_s: float) -> str:
-    """In GB/s (10**9), with two digits below ten."""
+    """In GB/s (10**9), with two decimals below ten."""
     figure = bytes_per_s / 10**9
     return f"{figure:,.0f} GB/s" if figure >= 10 else f"{figure:.2g} GB/s"
 

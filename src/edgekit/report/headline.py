@@ -1,4 +1,4 @@
-"""A verdict -> the headline: one sentence with the answer and the figures that decide it (SPEC A5).
+"""The headline of a verdict: one sentence with the answer and the figures that decide it (SPEC A5).
 
 Every command, the page and the Python examples show this sentence, so that they cannot disagree.
 """
@@ -28,11 +28,11 @@ _CACHE_BITS = {
     "q4_0": "a 4-bit",
     "4 bit": "a 4-bit",
 }
-_CUT = "cut to the model's context length"  # plan/fit.py: the job is longer than that
+_CUT = "cut to the model's context length"  # written by plan/fit.py
 
 
 def headline(result: Verdict, *, from_name: bool = False) -> str:
-    """The answer. `from_name`: no file was read, the size and quantisation are those of the name."""
+    """The answer. `from_name`: no file was read; size and quantisation come from the name."""
     if result.failed:
         text = _fails(result)
     elif takes_a_share(result):
@@ -93,7 +93,7 @@ def _fails(result: Verdict) -> str:
 
 
 def _needs(result: Verdict) -> str:
-    """'needs 9.0 GiB, 6.5 usable', or the rule that refuses it although that much is usable."""
+    """'needs 9.0 GiB, 6.5 usable', or the rule that rejects it although enough memory is usable."""
     found = memories(result)
     in_all = sum(one.required_bytes for one in found)
     usable_in_all = together_bytes(use.budget for use in result.uses)
@@ -111,7 +111,7 @@ def _needs(result: Verdict) -> str:
 
 
 def _size_pair(required: int, usable: int) -> str:
-    """'9.0 GiB, 6.5', in MiB below one GiB; with a second digit if the first is the same."""
+    """'9.0 GiB, 6.5', in MiB below one GiB; with a second decimal if both would look the same."""
     step, unit = (GIB, "GiB") if required >= GIB else (MIB, "MiB")
     digits = 1 if round(required / step, 1) != round(usable / step, 1) else 2
     return f"{required / step:,.{digits}f} {unit}, {usable / step:,.{digits}f}"
@@ -153,7 +153,7 @@ def _window(result: Verdict) -> str:
 
 
 def _cache_and_limits(result: Verdict) -> str:
-    """The cache if it is not the default, and what is unusual about the context."""
+    """The cache if it is not the default, and anything unusual about the context."""
     cache, native = cache_words(result), result.native_context
     words = f" with {cache}" if cache else ""
     if _CUT in result.window:
@@ -164,7 +164,7 @@ def _cache_and_limits(result: Verdict) -> str:
 
 
 def _speed(result: Verdict) -> str:
-    """', about 38 tokens/s'; with several users, what one of them gets while the others wait."""
+    """', about 38 tokens/s'; with several users, the speed of one while the others are idle."""
     if result.speed is None:
         return ""
     several = result.streams > 1 or (result.load.sequences or 1) > 1
@@ -172,7 +172,7 @@ def _speed(result: Verdict) -> str:
 
 
 def _used(result: Verdict) -> str:
-    """'18.4 of 22.5 GiB': of the fullest memory, or of both that the model is divided between."""
+    """'18.4 of 22.5 GiB' of the fullest memory, or of both memories that the model is split between."""
     found = memories(result)
     cards, ram = [one for one in found if not one.is_ram], [one for one in found if one.is_ram]
     fullest = max(found, key=lambda one: (one.use.fullness, one.required_bytes))
@@ -193,7 +193,7 @@ def _used(result: Verdict) -> str:
 
 
 def takes_a_share(result: Verdict) -> bool:
-    """Whether the engine takes a share of the card whatever the model needs: then it starts or does not (SPEC A1)."""
+    """Whether the engine always takes a fixed share of the card, so that it either starts or does not (SPEC A1)."""
     return any(use.budget.is_share for use in result.uses)
 
 
@@ -203,13 +203,13 @@ def embeds(result: Verdict) -> bool:
 
 
 def is_divided(result: Verdict) -> bool:
-    """Whether layers or experts are in RAM, the others on devices."""
+    """Whether some layers or experts are in RAM and the others on devices."""
     off = engine_named(result.engine).offload(result)
     return bool(result.way.cards) and bool(off.experts or off.layers)
 
 
 def unchecked_ram_bytes(result: Verdict) -> int:
-    """What the placement needs of RAM whose size is unknown."""
+    """RAM that the placement needs, if the size of the RAM is unknown."""
     return unchecked_bytes(result.estimate) if result.machine.host is None else 0
 
 
@@ -219,7 +219,7 @@ def is_blocked(result: Verdict) -> bool:
 
 
 def is_beyond(result: Verdict) -> bool:
-    """Whether the context is longer than the model's own: `max_context` never is."""
+    """Whether the context is longer than the model's native one, which `max_context` never is."""
     return result.can_load and result.context_tokens > result.max_context
 
 
@@ -244,7 +244,7 @@ def cache_words(result: Verdict) -> str:
 
 
 def quantization_words(result: Verdict) -> str:
-    """The weights where we chose them: 'Q4_K_M', '4-bit'; '' for a file that was named."""
+    """The quantisation if EdgeKit chose it: 'Q4_K_M', '4-bit'; '' for a file that the user named."""
     chosen = result.variant is not None and bool(result.variant.changes or result.step == 5)
     return result.quantization.replace(" bit", "-bit") if chosen else ""
 
@@ -258,7 +258,7 @@ def context_words(tokens: int) -> str:
 
 
 def rounded_context_words(tokens: int) -> str:
-    """The same, rounded down to whole K."""
+    """The context rounded down to whole K: '31K'."""
     return context_words(tokens - tokens % K_TOKENS if tokens > K_TOKENS else tokens)
 
 
@@ -298,14 +298,14 @@ def typical_figure(rates: tuple[float, float]) -> str:
 
 def _figure(rate: float) -> str:
     """Two significant digits, one below 1: '1,200', '35', '3.5', '0.4'."""
-    if rate < 0.95:  # what is rounded to 1.0 has two
+    if rate < 0.95:  # above this it rounds to 1.0, which has two digits
         return f"{rate:.1f}"
     rounded = round(rate, 1 - math.floor(math.log10(rate)))
     return f"{rounded:,.1f}" if rounded < 10 else f"{rounded:,.0f}"
 
 
 def speed_row(speed: Speed | None, *, embeds: bool = False, is_slow: bool = False) -> str:
-    """Decoding and prompt speed, and how they are known."""
+    """Decoding and prompt speed, and their basis."""
     if speed is None:
         return "not known"
     prompts = "" if speed.prefill is None else rate_words(speed.prefill)

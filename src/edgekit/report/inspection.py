@@ -1,4 +1,4 @@
-"""What was read of a model as one screen of text and as JSON (docs/json.md)."""
+"""The facts read from a model's files as one screen of text and as JSON (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GEOMETRY_KEYS = (
 
 
 def inspection_text(found: Inspection, *, bold: bool = False) -> str:
-    """One screen; rows are not folded. `bold` marks the first line for terminals."""
+    """One screen of text, rows not folded. `bold` highlights the first line for terminals."""
     title = printable(_title(found))
     lines = [painted(title, bold=True) if bold else title, printable(_headline(found))]
     for label, body in _sections(found):
@@ -288,7 +288,7 @@ def _left_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def inspection_json(
     found: Inspection, *, tensors: bool = False, layers: bool = False, keys: bool = False
 ) -> dict[str, Any]:
-    """The whole answer; the long lists only on request."""
+    """The whole answer; long lists only on request."""
     header, geometry, files = found.header, found.geometry, found.files
     quantization = header.quantization
     answer: dict[str, Any] = {
@@ -399,7 +399,7 @@ def _layer_json(layer: Layer) -> dict[str, Any]:
 
 
 def _mixer_json(kind: LayerKind) -> dict[str, Any]:
-    """The numbers of a kind of layer; null for those that it does not have."""
+    """The dimensions of a layer kind; null for those that it does not have."""
     found: dict[str, Any] = dict.fromkeys(("heads", "kv_heads", "key_dim", "value_dim", "window"))
     match kind:
         case Attention() | SharedCache() | HybridLayer() | NoCache():

@@ -30,7 +30,7 @@ def fields(value: object, names: str) -> dict[str, Any]:
 
 @cache
 def _parsed(names: str) -> tuple[tuple[str, bool], ...]:
-    """Once for every call in the source: answers have thousands of lines."""
+    """The names and whether each ends in `?`. Cached: answers have thousands of lines."""
     return tuple((word.removesuffix("?"), word.endswith("?")) for word in names.split())
 
 
@@ -39,12 +39,12 @@ def error_json(error: Exception) -> dict[str, Any]:
 
 
 def json_text(value: Any) -> str:
-    """ASCII only; what JSON has no number for becomes a string."""
+    """Indented, ASCII only; infinite numbers and NaN become strings."""
     return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def json_line(value: Any) -> str:
-    """The same document in one line."""
+    """A document as one line, otherwise like `json_text`."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError):  # an infinite number, or a mapping of another kind

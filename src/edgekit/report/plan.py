@@ -41,8 +41,8 @@ from edgekit.report.text import (
 )
 from edgekit.terminal import printable
 
-_LEVER_COLUMN_FROM = 45  # columns of a row; with less, the name of a lever comes before its words
-_LEVERS = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # shown as a change
+_LEVER_COLUMN_FROM = 45  # columns; on a narrower row the name of a lever precedes its text
+_LEVERS = tuple(lever for lever in Lever if lever is not Lever.LIMIT)  # LIMIT is shown as a change
 
 
 def plan_text(
@@ -53,7 +53,7 @@ def plan_text(
     notes: Sequence[str] = (),
     why: bool = False,
 ) -> str:
-    """The screen. `why` adds every decision, what was tried, and the notes.
+    """The screen. `why` adds every decision, the settings that were tried, and the notes.
 
     Commands of the first program in `ready` are shown in full, the other programs by name.
     """
@@ -104,7 +104,7 @@ def _why_sections(plan: Plan, notes: Sequence[str]) -> Sections:
 
 
 def _decision_lines(plan: Plan, width: int) -> Iterator[str]:
-    """A row for each lever, below it what else was tried; a star marks what was taken."""
+    """A row for each lever, followed by the settings that were tried; a star marks the chosen one."""
     decisions = [one for lever in _LEVERS if (one := plan.decision(lever)) is not None]
     names = [one.lever.value for one in decisions] + ["speed"]
     column = max(map(len, names)) + 2 if width >= _LEVER_COLUMN_FROM else 0
@@ -137,7 +137,7 @@ def _tried_lines(decision: Decision, width: int) -> Iterator[str]:
 
 
 def _run_sections(plan: Plan, ready: Sequence[Command]) -> Sections:
-    """What to paste, and which other programs have a text of their own."""
+    """The commands to paste, and the other programs that have commands."""
     programs = by_program(ready)
     if programs:
         main, *others = programs
@@ -149,7 +149,7 @@ def _run_sections(plan: Plan, ready: Sequence[Command]) -> Sections:
 
 
 def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:
-    """With its machine above each if there are several machines, else its name unless it begins with it."""
+    """Commands, each under its machine if there are several, else under its name unless it starts with that."""
     for one in shown:
         if one.where:
             yield from folded(f"# {one.where}", width)
@@ -161,7 +161,7 @@ def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iter
             elif one.kind == SETTINGS:
                 yield from hanging(line, width)
             else:
-                yield line  # in a file every space counts
+                yield line  # the content of a file is not folded
 
 
 def _run_notes(ready: Sequence[Command]) -> Iterator[str]:
@@ -202,7 +202,7 @@ def plan_json(
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
-    """What a plan and a suggestion share; of the estimate only the sums."""
+    """The fields that a plan and a suggestion share; only the sums of the estimate."""
     result, task, load = plan.result, plan.task, plan.load
     tightest = use_json(result.tightest)
     return {
@@ -248,7 +248,7 @@ def decision_json(decision: Decision) -> dict[str, Any]:
 
 
 def _drafter_json(plan: Plan) -> dict[str, Any] | None:
-    """A draft model that would fit too; it is not in the estimate."""
+    """A draft model that would also fit; it is not in the estimate."""
     drafter = plan.drafter
     if drafter is None:
         return None
@@ -262,7 +262,7 @@ def _drafter_json(plan: Plan) -> dict[str, Any] | None:
 
 
 def plan_speed(plan: Plan) -> dict[str, Any] | None:
-    """With `steady`, the number that plans are compared by."""
+    """The speed, with `steady`, the number by which plans are compared."""
     speed, steady = plan.speed, plan.steady_tokens_per_s
     if speed is None:
         return None

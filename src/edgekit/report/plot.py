@@ -33,13 +33,13 @@ STYLES: tuple[tuple[str, Any], ...] = (
     ("#56B4E9", (0, (10, 3))),
 )
 INK, PALE, HELD, BEYOND = "#222222", "#D9D9D9", "#F5F6F8", "#F7ECE9"
-APART = 0.045  # least distance of two names, as a share of the height
-HEAD_ROOM = 1.45  # the height in budgets: curves may leave the picture
+APART = 0.045  # minimum distance between two names, as a share of the height
+HEAD_ROOM = 1.45  # height of the picture in budgets; curves may leave it
 TICKS = 8
 _SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,  # a $ in a name is not a formula
-    "svg.hashsalt": "edgekit",  # the same curves, the same file
-    "svg.fonttype": "path",  # viewers need no font
+    "svg.hashsalt": "edgekit",  # reproducible files
+    "svg.fonttype": "path",  # independent of the viewer's fonts
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 10.0,
     "path.simplify": False,
@@ -47,7 +47,7 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def write_plot(curves: Sequence[Curve], path: str | Path, *, model: str, machine: str) -> None:
-    """Atomic. Raises UsageError for another suffix, no curves or a file that cannot be written."""
+    """Write the picture atomically. Raises UsageError for an unknown suffix, no curves or an unwritable file."""
     target = Path(path).expanduser()
     if target.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -67,7 +67,7 @@ def _settings() -> Iterator[None]:
     except ImportError as error:
         raise EdgekitError(f"a plot needs matplotlib: {INSTALL}") from error
     with mpl.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name in letters that the font lacks is drawn as boxes
+        warnings.simplefilter("ignore")  # letters that the font lacks are drawn as boxes
         yield
 
 
@@ -89,7 +89,7 @@ def _save(figure: Figure, target: Path) -> None:
 
 
 def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
-    """The figure, without a window."""
+    """The figure, without opening a window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -179,7 +179,7 @@ def _line(axes: Axes, curve: Curve, style: tuple[str, Any]) -> None:
 
 
 def _names(axes: Axes, curves: Sequence[Curve], top: float) -> None:
-    """Names at the right end of the lines, spaced out; if a line leaves the picture, where it does."""
+    """Names at the right end of the lines, spaced out, or at the point where a line leaves the picture."""
     ends = []
     for curve, (colour, _) in zip(curves, _styles(len(curves)), strict=True):
         end = curve.points[-1].required_bytes / GIB

@@ -1,4 +1,4 @@
-"""What an engine did, as text and JSON: run and serve (docs/run.md), verify (docs/verify.md), calibrate."""
+"""Results of running an engine as text and JSON: run and serve (docs/run.md), verify (docs/verify.md), calibrate."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 
 
 def verdict_text(check: Check) -> str:
-    """The prediction, and why this context."""
+    """The prediction, and the reason for the context."""
     result = check.result
     return f"{headline(result)}\ncontext {result.context_tokens:,} tokens: {result.window or 'as requested'}"
 
 
 def comparison_text(engine: str, up: Up) -> str:
-    """The prediction next to what the engine has allocated."""
+    """The prediction compared with the engine's actual allocation."""
     outside = [row.part for row in up.rows if not row.within]
     outcome = "as predicted"
     if outside:
@@ -51,7 +51,7 @@ def comparison_text(engine: str, up: Up) -> str:
 
 
 def written_text(written: Written, *, max_tokens: int | None) -> str:
-    """The numbers of tokens read and written, and how fast."""
+    """The numbers of tokens read and written, and the speeds."""
     parts = []
     for tokens, verb, per_s in (
         (written.prompt_tokens, "read", written.prefill_tokens_per_s),
@@ -103,7 +103,7 @@ def ready_json(
         "engine_version": version,
         "context_tokens": check.result.context_tokens,
         "required_bytes": check.result.required_bytes,
-        "idle_bytes": idle_bytes,  # of the process, before anything was loaded
+        "idle_bytes": idle_bytes,  # of the process before loading anything
         "available_bytes": check.result.available_bytes,
         "reported": [row_json(row) for row in rows],
         "within": all(row.within for row in rows),
@@ -124,7 +124,7 @@ def ended_json(
 
 
 def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str) -> str:
-    """The verdict, then what was predicted next to what was measured. `load` describes the load."""
+    """The verdict, then predicted and measured memory side by side. `load` describes the load."""
     verdict, answer = "Within bounds: the engine allocates what was predicted", found.answer
     if not found.within:
         outside = ", ".join(row.part for row in found.rows if not row.within)
@@ -155,7 +155,7 @@ def verification_text(found: Verification, screen: Screen = PLAIN, *, load: str)
 
 
 def compared_lines(rows: Iterable[ComparedRow]) -> list[str]:
-    """What was predicted next to what the engine has; parts that neither has are left out."""
+    """Predicted and measured memory by part; parts that are 0 in both are left out."""
     cells = []
     for row in rows:
         if not row.predicted_bytes and not row.measured.high_bytes:
@@ -225,7 +225,7 @@ def row_json(row: ComparedRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationFile:
-    """Everything that was measured, and the path of the file that it is saved in."""
+    """All saved measurements, and the path of their file."""
 
     path: str
     stored: Stored
@@ -235,7 +235,7 @@ class CalibrationFile:
         return self.stored.calibration == Calibration()
 
     def __str__(self) -> str:
-        """What the file holds."""
+        """The path, and what the file contains."""
         found = self.stored.calibration
         parts = (
             counted(len(found.hosts), "machine"),
@@ -327,7 +327,7 @@ def remembered_words(saved: Remembered) -> tuple[str, ...]:
 
 
 def list_text(saved: CalibrationFile, screen: Screen = PLAIN) -> str:
-    """What was measured, on every machine that shares the folder."""
+    """The measurements of every machine that shares the folder."""
     found = saved.stored.calibration
     sections: list[Section] = []
     sections += [

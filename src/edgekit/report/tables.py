@@ -38,7 +38,7 @@ from edgekit.report.text import (
 from edgekit.terminal import printable
 from edgekit.units import GIB, short_count
 
-# Outcome -> how one and several of it are counted, in the order of the summary.
+# Outcome -> singular and plural in the summary, in its order.
 _COUNTED = {
     "fits": ("fits", "fit"),
     "tight": ("is tight", "are tight"),
@@ -46,7 +46,7 @@ _COUNTED = {
     "cannot run": ("cannot run", "cannot run"),
     "not read": ("could not be read", "could not be read"),
 }
-FIRST_ROWS = 25  # a table of up to this many rows is written at once
+FIRST_ROWS = 25  # the rows that determine the layout; later ones are written as they come
 MAX_NAMES = 3  # of models that share a reason
 MIN_NAME = 12  # columns; with fewer for the name, a row takes several lines
 _OUTCOME, _NAME, _ENGINE, _WEIGHTS, _GIB = "", "model", "engine", "weights", "GiB"
@@ -60,7 +60,7 @@ _NARROW = (_GIB, _MAX, _SPEED)  # left out on a narrow screen, in this order
 @dataclass(frozen=True, slots=True)
 class _Row:
     cells: dict[str, str]  # by column
-    because: str = ""  # what the figures do not show
+    because: str = ""  # the reason, where the figures do not show it
 
 
 def check_table(rows: Sequence[Answer], screen: Screen = PLAIN, *, sizes: bool = False) -> str:
@@ -70,9 +70,9 @@ def check_table(rows: Sequence[Answer], screen: Screen = PLAIN, *, sizes: bool =
 def table_pieces(
     rows: Iterable[Answer], screen: Screen = PLAIN, *, sizes: bool = False
 ) -> Iterator[str]:
-    """The table, piece by piece: the first FIRST_ROWS rows lay it out, each later row is written as it becomes known.
+    """The table in pieces: the first FIRST_ROWS rows determine the layout, later rows follow as they become known.
 
-    What all rows share is above them; reasons for missing answers are below. `sizes` adds the parameters and the
+    Facts that all rows share come first, reasons for missing answers last. `sizes` adds the parameters and the
     size of the weights.
     """
     width = max(screen.width, MIN_WIDTH)
@@ -89,7 +89,7 @@ def table_pieces(
     one_engine, first = _one_engine(answers), tuple(answers)
     for answer in coming:
         row = _row(answer, {}, sizes=sizes)
-        if one_engine:  # there is no column: another engine is named next to the model
+        if one_engine:  # no engine column: a different engine is named next to the model
             engine = row.cells[_ENGINE]
             if engine and not _one_engine([*first, answer]):
                 row.cells[_NAME] += f" ({engine})"
@@ -128,7 +128,7 @@ def _one_model(rows: Sequence[Answer]) -> bool:
 
 
 def _one_engine(rows: Sequence[Answer]) -> bool:
-    """A file that was not read has none yet."""
+    """Whether all rows have the same engine; a file that was not read has none yet."""
     engines = {row.result.engine if isinstance(row, Check) else row.engine for row in rows}
     return len(engines - {None}) <= 1
 
@@ -175,7 +175,7 @@ def _row(found: Answer, labels: Mapping[str, str], *, sizes: bool) -> _Row:
     if longest:
         cells[_MAX] = rounded_context_words(longest).removesuffix(" tokens")
     cells[_USED] = used_words(result)
-    if not result.failed:  # an embedding model writes nothing: how fast it reads
+    if not result.failed:  # for an embedding model, the reading speed
         rates = None if speed is None else speed.prefill if embeds(result) else speed.decode
         cells[_SPEED] = "?" if rates is None else typical_figure(rates)
     is_plain = result.can_load or (
@@ -192,8 +192,8 @@ def window_words(result: Verdict, tokens: int, users: int) -> str:
 
 
 def used_words(result: Verdict) -> str:
-    """'10.2 of 10.5' GiB: of the device, unless only the RAM is as full as the verdict says. '+RAM' where a part of
-    the model is there.
+    """'10.2 of 10.5' GiB of the device, or of the RAM if only that is as full as the verdict says. '+RAM' marks a model
+    that is partly in RAM.
     """
     found = memories(result)
     devices = [one for one in found if not one.is_ram] if result.way.cards else []
@@ -221,7 +221,7 @@ def _reasons(rows: Sequence[_Row]) -> Iterator[str]:
 
 
 def _columns(rows: Sequence[_Row], width: int) -> dict[str, int]:
-    """Column -> its width; none if every row has to take several lines.
+    """Column -> its width; empty if every row has to take several lines.
 
     Names are shortened to fit the width. If that leaves too little of them, columns are left out one by one. Empty
     columns are left out too; if more rows may follow, only those in _IF_USED.
@@ -264,7 +264,7 @@ def _line(cells: Mapping[str, str], columns: Mapping[str, int]) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """Without its middle: the start tells models apart, the end quantisations."""
+    """The name without its middle: the start identifies the model, the end the quantisation."""
     if len(name) <= width:
         return name
     head = (width - 3) // 2
@@ -307,7 +307,7 @@ def checks_json(rows: Sequence[Answer]) -> dict[str, Any]:
 
 
 def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
-    """A single answer as it is, several as a list. Raises the error if the only answer is one."""
+    """A single answer by itself, several as a list. If the only answer is an error, raises it."""
     if len(answers) > 1:
         return checks_json(answers)
     if isinstance(answers[0], Unanswered):
@@ -316,12 +316,12 @@ def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def models_json(rows: Sequence[Answer]) -> dict[str, Any]:
-    """The object of `check --json` for each, with the figures of the table."""
+    """The object of `check --json` for each row, with the figures of the table."""
     return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
 
 
 def _parameters(geometry: ModelGeometry | None) -> tuple[int, int] | None:
-    from edgekit.model.inspect import count_parameters  # not for a table of checks
+    from edgekit.model.inspect import count_parameters  # only `models` needs it
 
     return None if geometry is None else count_parameters(geometry)
 

@@ -1,4 +1,4 @@
-"""The text renderer: a view of an answer -> lines for a terminal."""
+"""The text renderer: folding, tables, labelled sections, colours and shell commands for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgekit.bill.verdict import Status
 from edgekit.terminal import printable
 
 MIN_WIDTH = 20
-MAX_WIDTH = 100  # longer lines are hard to read, however wide the screen
+MAX_WIDTH = 100  # longer lines are hard to read even on a wide screen
 _LABEL_COLUMN_FROM = 50  # columns; on a narrower screen labels are above their rows
 _LABEL = 9
 _COLOURS = {Status.PASSED: 32, Status.WARNING: 33, Status.FAILED: 31}  # green, yellow, red
@@ -43,14 +43,14 @@ def glyphs_for(encoding: str | None) -> Glyphs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """What the output can show."""
+    """The capabilities of the output."""
 
     width: int = MAX_WIDTH
-    colour: bool = False  # only decorates
+    colour: bool = False  # decoration only
     glyphs: Glyphs = BLOCKS
 
 
-# Sentences to fold, or a function that draws lines no wider than the screen it is given.
+# Sentences to fold, or a function that returns lines no wider than the screen.
 Body = Iterable[str] | Callable[[Screen], Iterable[str]]
 Section = tuple[str | None, Body]
 Sections = Iterable[Section]
@@ -58,7 +58,7 @@ Sections = Iterable[Section]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is shown of an answer, from top to bottom.
+    """The parts of an answer on the screen, from top to bottom.
 
     A section has a label and a body and is left out if the body is empty. With the label "" the body takes the full
     width; with None no empty line precedes it.
@@ -91,7 +91,7 @@ def render(view: View, screen: Screen = PLAIN) -> str:
 
 
 def _section_rows(body: Iterable[str], width: int) -> list[str]:
-    """Folded; several rows have a hanging indent, so that one sees where the next begins."""
+    """Rows, folded; if there are several, with a hanging indent to show where each begins."""
     rows = list(body)
     return [line for row in rows for line in (hanging if len(rows) > 1 else folded)(row, width)]
 
@@ -117,7 +117,7 @@ def clamp_width(width: int) -> int:
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, without control characters. Addresses are not cut: they are clicked and copied."""
+    """Lines of at most `width`, without control characters. URLs are not split, so that they can be clicked."""
     words = printable(text)
     breaks = "https://" not in words
     return textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=breaks) or [""]
@@ -128,7 +128,7 @@ def folded_rows(rows: Iterable[str], width: int) -> list[str]:
 
 
 def hanging(row: str, width: int) -> list[str]:
-    """Folded, with its second and later lines indented."""
+    """A folded row with its second and later lines indented."""
     first, *more = folded(row, width - 2)
     return [first, *(f"  {line}" for line in more)]
 
@@ -172,7 +172,7 @@ def table(
 def fitted_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, left: Collection[int] = (0,)
 ) -> list[str]:
-    """A table without its last columns where the screen is too narrow for them."""
+    """A table without its last columns if the screen is too narrow for them."""
     for count in range(len(head), 0, -1):
         lines = table(head[:count], [row[:count] for row in rows], left)
         if max(map(len, lines)) <= width:
@@ -181,14 +181,14 @@ def fitted_table(
 
 
 def command_lines(command: str, width: int, continuation: str = "\\") -> list[str]:
-    """A command in lines that a shell reads as one; `continuation` ends all but the last.
+    """A command folded with line continuations; `continuation` ends all lines but the last.
 
-    A word is never cut, so a line may be wider; a flag and its value stay together.
+    Words are never split, so a line may be wider; a flag and its value stay together.
     """
     command = printable(command)
     words = _WORD.findall(command)
     if " ".join(words) != command:
-        return [command]  # an open quote, or spaces that mean something
+        return [command]  # an open quote, or significant spaces
     groups: list[str] = []
     for previous, word in zip(("", *words), words, strict=False):
         if previous.startswith("-") and not word.startswith("-"):

@@ -1,4 +1,4 @@
-"""The plan of a tier -> one screen of text, or JSON (docs/tiers.md): whole bytes, stable names, null for unknown."""
+"""The plan of a tier as one screen of text and as JSON (docs/tiers.md)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tier_answer(plan: TierPlan) -> str:
 
 
 def _memory_lines(plan: TierPlan, width: int) -> list[str]:
-    """A table where it fits the width; the arithmetic is left out where it does not."""
+    """A table, without the arithmetic if that does not fit the width."""
     memory = plan.budget
     rows = [
         (
@@ -100,7 +100,7 @@ def _memory_lines(plan: TierPlan, width: int) -> list[str]:
 
 
 def tier_json(plan: TierPlan) -> dict[str, Any]:
-    """The whole answer, with its bill and its reasons."""
+    """The whole answer, with the bill and the reasons."""
     found, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
     drafter, spill = plan.setup.drafter, plan.setup.spill
     names = "resident_tokens resident_bytes spilled_pages spilled_bytes page_bytes restore_ms"
