@@ -56,7 +56,7 @@ def cache_bytes(row: dict[str, Any]) -> int | str:
     return int(str(facts["cache_bytes"]))
 
 
-def test_every_cache_is_exact_and_every_refusal_is_one() -> None:
+def test_every_cache_and_every_refusal_is_exact() -> None:
     wrong = [
         (row["model"], row["options"], cache_bytes(row))
         for row in recorded("cache")
@@ -66,7 +66,7 @@ def test_every_cache_is_exact_and_every_refusal_is_one() -> None:
     assert len(recorded("cache")) == 434
 
 
-def test_caches_of_sessions_that_really_ran_are_exact() -> None:
+def test_caches_of_recorded_sessions_are_exact() -> None:
     for row in recorded("generate"):
         assert cache_bytes(row) == row["actual"]["cache_nbytes"], (row["model"], row["options"])
 
@@ -96,7 +96,7 @@ def test_weights_follow_from_the_config_that_the_converter_wrote() -> None:
     "index",
     [i for i, row in enumerate(recorded("generate")) if row["options"]["prompt_tokens"] > 99],
 )
-def test_the_prompts_peak_has_the_measured_size(index: int) -> None:
+def test_peak_of_the_prompt_has_the_measured_size(index: int) -> None:
     """On the CPU, where one layer at a time is held, no attention is fused and norms take several steps."""
     row = recorded("generate")[index]
     model = named_models()[row["model"]]
@@ -112,14 +112,14 @@ def test_the_prompts_peak_has_the_measured_size(index: int) -> None:
     assert measured < (1 + BOUND) * predicted < (1 + BOUND) * 1.75 * measured
 
 
-def test_a_further_estimate_takes_few_calls() -> None:
+def test_second_estimate_takes_few_calls() -> None:
     """Less than a millisecond on a quiet machine: what depends on the model alone is worked out once."""
     model = named_models()["llama-3.1-70b"]
     estimate(model, Load(context_tokens=1_000), MlxSetup())
     assert calls_of(lambda: estimate(model, Load(context_tokens=2_000), MlxSetup())) < 6_000
 
 
-def test_the_bill_has_a_line_for_every_layer() -> None:
+def test_estimate_has_a_line_for_every_layer() -> None:
     bill = estimate(named_models()["gemma-3-1b"], Load(context_tokens=4096), MlxSetup())
     layers = [
         line.layer

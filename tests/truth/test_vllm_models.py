@@ -460,7 +460,7 @@ def model(name: str) -> Model:
 @pytest.mark.parametrize(
     "answer", ANSWERS, ids=lambda answer: f"{answer[0]}-{answer[1]}-{answer[2]}"
 )
-def test_the_engine_says_the_same(answer: tuple[Any, ...]) -> None:
+def test_estimate_equals_the_engine(answer: tuple[Any, ...]) -> None:
     name, gpu, options, block_size, groups, bytes_per_block, blocks, weights = answer
     load, setup = read_row(
         {**options, "gpu": GPUS[gpu], "max_model_len": 2048, "available_kv_bytes": 2**40}

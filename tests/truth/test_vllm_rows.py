@@ -55,7 +55,7 @@ def lost_option(row: Row) -> dict[str, Any]:
     return {}
 
 
-def test_every_row_is_met() -> None:
+def test_every_row_is_exact() -> None:
     wrong = [
         (row["model"], row["options"], found)
         for row in spec_rows()
@@ -64,13 +64,13 @@ def test_every_row_is_met() -> None:
     assert wrong == []
 
 
-def test_seven_rows_do_not_say_all_their_options() -> None:
+def test_seven_rows_lack_an_option() -> None:
     lost = [row for row in spec_rows() if lost_option(row)]
     assert len(lost) == 7
     assert all(differences(row) for row in lost)
 
 
-def test_weights_are_met_to_the_byte() -> None:
+def test_weights_are_exact() -> None:
     wrong = [
         (row["model"], row["options"])
         for row in spec_rows()
@@ -79,7 +79,7 @@ def test_weights_are_met_to_the_byte() -> None:
     assert wrong == []
 
 
-def test_a_request_that_does_not_fit_is_an_answer() -> None:
+def test_request_that_does_not_fit_is_an_answer() -> None:
     refused = [row for row in spec_rows() if "refused" in row["actual"]]
     assert len(refused) == 9
     for row in refused:
@@ -88,7 +88,7 @@ def test_a_request_that_does_not_fit_is_an_answer() -> None:
         assert facts["num_blocks"] is None
 
 
-def test_the_pool_is_what_the_engine_allocated() -> None:
+def test_pool_is_what_the_engine_allocated() -> None:
     for row in rows("vllm.jsonl.gz"):
         for length, at in row["actual"].get("at_len", {}).items():
             if at.get("kv_tensor_bytes") is None:

@@ -118,7 +118,7 @@ def test_caches(config: dict[str, Any], tokens: int, setup: dict[str, Any], cach
     assert dict(bill.facts)["cache_bytes"] == cache == bill.kv_cache_bytes
 
 
-def test_sequences_multiply() -> None:
+def test_caches_of_several_sequences() -> None:
     model, setup = model_of(LLAMA), MlxSetup()
     one = estimate(model, Load(context_tokens=1000), setup)
     three = estimate(model, Load(context_tokens=1000, sequences=3), setup)
@@ -126,7 +126,7 @@ def test_sequences_multiply() -> None:
     assert three.weights_bytes == one.weights_bytes
 
 
-def test_without_a_context_the_session_fills_the_window() -> None:
+def test_session_without_a_context_fills_the_window() -> None:
     bill = estimate(model_of(LLAMA), Load(), MlxSetup(max_tokens=92))
     assert dict(bill.facts)["prompt_tokens"] == 8100
     assert bill.kv_cache_bytes == 8 * 8192 * ROW
@@ -177,7 +177,7 @@ def test_refusals(config: dict[str, Any], setup: dict[str, Any], reason: str) ->
         bill_of(config, **setup)
 
 
-def test_a_gguf_is_refused() -> None:
+def test_gguf_is_refused() -> None:
     keys = {
         "general.architecture": "llama",
         "llama.block_count": 2,
@@ -190,7 +190,7 @@ def test_a_gguf_is_refused() -> None:
         estimate(Model(header=header, geometry=read_geometry(header)), Load(), MlxSetup())
 
 
-def test_a_cache_quantised_by_the_last_token_is_never_read() -> None:
+def test_cache_quantised_by_the_last_token_is_accepted() -> None:
     """DeepSeek-V3 fails on the step after: one token before the end nothing has happened yet."""
     setup = {"kv_bits": 8, "kv_group_size": 32}
     bill = bill_of(MLA, 1000, quantized_kv_start=1000, **setup)
@@ -212,12 +212,12 @@ def test_a_cache_quantised_by_the_last_token_is_never_read() -> None:
         (Load(context_tokens=10, cache_k=F16), MlxSetup()),
     ],
 )
-def test_senseless_options(load: Load, setup: MlxSetup) -> None:
+def test_invalid_options_are_usage_errors(load: Load, setup: MlxSetup) -> None:
     with pytest.raises(UsageError):
         estimate(model_of(LLAMA), load, setup)
 
 
-def test_layers_that_nobody_described_are_not_guessed() -> None:
+def test_unknown_layers_are_refused() -> None:
     config = {**LLAMA, "model_type": "bailing_hybrid"}
     model = Model(header=config_header(config), geometry=read_geometry(config_header(config)))
     if model.geometry.basis is Basis.ASSUMED:
@@ -256,7 +256,7 @@ def test_weights_by_config(quantize: Quantize | AsStored | None, weights: int) -
     assert bill_of(LLAMA, quantize=quantize).weights_bytes == weights
 
 
-def test_an_unquantised_repository_is_marked_as_if() -> None:
+def test_unquantised_repository_has_a_note() -> None:
     bill = bill_of(LLAMA)
     lines = [line for line in bill.lines if line.component is Component.WEIGHTS]
     assert all("as if converted" in line.because for line in lines)
@@ -265,7 +265,7 @@ def test_an_unquantised_repository_is_marked_as_if() -> None:
     assert bill_of(LLAMA, quantize=AS_STORED).notes == ()
 
 
-def test_a_group_that_does_not_divide_a_row_leaves_it_alone() -> None:
+def test_rows_that_are_not_a_multiple_of_the_group_are_not_packed() -> None:
     odd = {**LLAMA, "intermediate_size": 1000}  # the rows of down_proj: 1000 % 64 = 40
     down = 8 * 512 * 1000
     rest = MATRICES - 8 * 3 * 512 * 1024 + 8 * 2 * 512 * 1000
@@ -289,7 +289,7 @@ def stored_bill(config: dict[str, Any], *tensors: Tensor) -> MemoryEstimate:
 LAYER = "model.layers.0.self_attn.q_proj"
 
 
-def test_a_directory_is_summed_without_what_is_left_out() -> None:
+def test_stored_weights_exclude_dropped_tensors() -> None:
     bill = stored_bill(
         {**LLAMA, "tie_word_embeddings": True},
         tensor("model.embed_tokens.weight", "BF16", 1000, 512),
@@ -306,7 +306,7 @@ def test_a_directory_is_summed_without_what_is_left_out() -> None:
     assert "does not load" in line.because
 
 
-def test_packed_tensors_are_counted_as_they_lie() -> None:
+def test_stored_packed_tensors_count_as_stored() -> None:
     packed = {**LLAMA, "quantization": {"group_size": 64, "bits": 4}}
     model = model_of(
         packed,
@@ -321,7 +321,7 @@ def test_packed_tensors_are_counted_as_they_lie() -> None:
     assert bill.notes == ()
 
 
-def test_fp8_becomes_bf16_where_the_model_file_can() -> None:
+def test_fp8_becomes_bf16_if_the_model_file_unpacks_it() -> None:
     config = {**MLA, "quantization_config": {"quant_method": "fp8"}}
     bill = stored_bill(
         config,
@@ -343,7 +343,7 @@ def test_awq_zero_points_become_biases() -> None:
 
 
 @pytest.mark.parametrize("setting", [{"bits": 9}, {"group_size": 48}, {"mode": "nf4", "bits": 4}])
-def test_settings_that_mlx_does_not_have(setting: dict[str, Any]) -> None:
+def test_unsupported_quantisation_settings_are_refused(setting: dict[str, Any]) -> None:
     config = {**LLAMA, "quantization": {"bits": 4, "group_size": 64, **setting}}
     with pytest.raises(HeaderError):
         bill_of(config)
@@ -378,7 +378,7 @@ def test_unknown_quantisations(name: str) -> None:
         read_quantize(name)
 
 
-def test_options_as_rows_name_them() -> None:
+def test_read_row_with_the_names_of_rows() -> None:
     load, setup = read_row({"prompt_tokens": 1000, "new_tokens": 24, "kv_bits": 4, "batch_size": 2})
     assert (load.context_tokens, load.sequences) == (1024, 2)
     assert (setup.max_tokens, setup.kv_bits, setup.quantized_kv_start) == (24, 4, 5000)
@@ -394,7 +394,7 @@ def test_every_section_of_the_records_can_be_read_and_every_field_is_used() -> N
     assert used - {"file", "file_by_class"} == {one.name for one in fields(MlxModel)} - {"name"}
 
 
-def test_remapped_names() -> None:
+def test_mlx_model_of_remapped_names() -> None:
     assert mlx_model({"model_type": "kimi_k2"}).name == "deepseek_v3"
     assert mlx_model({"model_type": "mistral"}).name == "llama"
     special = {"model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"]}
@@ -403,7 +403,7 @@ def test_remapped_names() -> None:
         mlx_model({})
 
 
-def test_long_prompts_of_wide_heads_pay_for_their_scores() -> None:
+def test_unfused_attention_scores_of_wide_heads() -> None:
     """256-wide heads are not fused: 2048 tokens meet 16,384 in 8 heads, twice in bf16."""
     narrow, wide = bill_of(LLAMA, 16_385), bill_of({**LLAMA, "head_dim": 256}, 16_385)
     scores = 2048 * 16_384 * (2 * 8 * 2 + 1)

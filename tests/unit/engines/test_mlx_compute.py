@@ -73,7 +73,7 @@ def _bill(config: dict[str, Any], bits: int | None, group: int | None) -> Memory
 
 
 @pytest.mark.parametrize(("config", "bits", "group", "peak_gb"), LOGS)
-def test_compute_alone_has_the_logged_size(
+def test_compute_has_the_logged_size(
     config: dict[str, Any], bits: int | None, group: int | None, peak_gb: float
 ) -> None:
     """The peak is in the prompt: caches have 2,048 rows then, and 2,304 at the end. Nothing of the runtime is in it."""
@@ -90,18 +90,18 @@ def test_runtime_lines_carry_a_bound() -> None:
     assert [(line.basis, line.within) for line in lines] == [(Basis.MODELLED, 1.0)] * 2
 
 
-def test_eleven_full_buffers_wait_while_the_twelfth_is_filled() -> None:
+def test_held_numbers_of_eleven_waiting_buffers_and_a_twelfth() -> None:
     tokens = BUFFER_NUMBERS
     assert held_numbers((Operation(1, 1),), 64, tokens, 0.0) == 12 * tokens
     assert held_numbers((Operation(1, 1),), 5, tokens, 0.0) == 5 * tokens
 
 
-def test_a_buffer_of_small_results_holds_51_operations() -> None:
+def test_held_numbers_of_small_results_close_at_51_operations() -> None:
     layer = (Operation(1, 1),) * BUFFER_OPERATIONS
     assert held_numbers(layer, 64, 1, 0.0) == 12 * BUFFER_OPERATIONS
 
 
-def test_weights_fill_a_buffer_as_well() -> None:
+def test_held_numbers_count_weights_towards_a_buffer() -> None:
     layer = (Operation(1, 1, BUFFER_NUMBERS),)
     assert held_numbers(layer, 64, 10, 1.0) == 12 * 10
     assert held_numbers(layer, 64, 10, 0.0) == 64 * 10

@@ -70,17 +70,17 @@ def rotated(run: MlxSession, window: int) -> tuple[int, int]:
 
 
 @given(sessions)
-def test_full_caches_grow_by_blocks(run: MlxSession) -> None:
+def test_full_length_equals_the_simulated_cache(run: MlxSession) -> None:
     assert full_length(run) == played(run)
 
 
 @given(sessions, st.integers(1, 2_000))
-def test_chunked_caches_are_cut_before_each_call(run: MlxSession, chunk: int) -> None:
+def test_chunked_length_equals_the_simulated_cache(run: MlxSession, chunk: int) -> None:
     assert chunked_length(run, chunk) == played(run, keep=chunk)
 
 
 @given(sessions, st.integers(5, 2_000))
-def test_rotating_caches_overwrite(run: MlxSession, window: int) -> None:
+def test_rotating_length_equals_the_simulated_cache(run: MlxSession, window: int) -> None:
     rows, most = rotated(run, window)
     assert rotating_length(run, window) == rows
     assert widest_rotating(run, window) == most
@@ -97,12 +97,12 @@ def test_rotating_caches_overwrite(run: MlxSession, window: int) -> None:
         (1_000_000, 0, 500, 1_000_012),  # 999,999 = 1,999 x 500 + 499: 999,500 + 512
     ],
 )
-def test_known_lengths(prompt: int, new: int, step: int, rows: int) -> None:
+def test_full_length_of_known_sessions(prompt: int, new: int, step: int, rows: int) -> None:
     assert full_length(session(prompt, new, step)) == rows
 
 
 @given(sessions, st.integers(1, 4), st.integers(1, 2_000))
-def test_more_tokens_never_hold_less_with_whole_blocks(
+def test_full_length_never_shrinks_with_whole_blocks(
     run: MlxSession, blocks: int, more: int
 ) -> None:
     step = blocks * BLOCK
@@ -112,5 +112,5 @@ def test_more_tokens_never_hold_less_with_whole_blocks(
     assert rotating_length(short, 1024) <= rotating_length(long, 1024)
 
 
-def test_a_hostile_step_takes_no_longer() -> None:
+def test_full_length_is_fast_for_any_step() -> None:
     assert full_length(session(10**12, 10**12, 3)) >= 2 * 10**12

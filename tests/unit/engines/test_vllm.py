@@ -316,13 +316,13 @@ def test_a_row_of_the_wrong_type_is_a_usage_error(options: dict[str, Any]) -> No
         ("NVIDIA L4", 24, (2048, 256)),
     ],
 )
-def test_steps_depend_on_the_card(name: str, gib: int, expected: tuple[int, int]) -> None:
+def test_batch_defaults_depend_on_the_gpu(name: str, gib: int, expected: tuple[int, int]) -> None:
     found = facts(gpu=Gpu(name=name, memory_bytes=gib * GIB), tokens=8192)
     assert (found["max_num_batched_tokens"], found["max_num_seqs"]) == expected
     assert found["max_in_flight_tokens"] == 2 * expected[0]
 
 
-def test_wide_heads_have_larger_blocks_on_blackwell() -> None:
+def test_block_size_of_wide_heads_on_blackwell() -> None:
     wide = {**CONFIG, "head_dim": 256}
     blackwell = Gpu(name="B200", capability=(10, 0))
     assert facts(wide, gpu=blackwell)["block_size"] == 128
@@ -331,12 +331,12 @@ def test_wide_heads_have_larger_blocks_on_blackwell() -> None:
     assert facts(wide)["block_size"] == 16
 
 
-def test_turing_runs_in_float16() -> None:
+def test_dtype_is_float16_on_turing() -> None:
     assert facts(gpu=Gpu(name="Tesla T4", capability=(7, 5)))["dtype"] == "float16"
     assert facts(WINDOWS, gpu=Gpu(name="Tesla T4", capability=(7, 5)))["dtype"] == "float32"
 
 
-def test_the_pool_is_what_the_rest_leaves_free() -> None:
+def test_pool_is_what_weights_and_overhead_leave_free() -> None:
     card = Gpu(name="card", memory_bytes=16 * GIB)
     bill = estimate(gpu=card, gpu_memory_utilization=0.5)
     held = bill.total_bytes - bill.kv_cache_bytes
@@ -347,7 +347,7 @@ def test_the_pool_is_what_the_rest_leaves_free() -> None:
     assert pool.basis is Basis.MODELLED
 
 
-def test_a_card_that_is_full_before_the_pool_refuses() -> None:
+def test_pool_without_memory_is_refused() -> None:
     found = facts(gpu=Gpu(name="card", memory_bytes=512 * MIB))
     assert found["refused"] == "no memory is left for the KV cache"
 
@@ -355,7 +355,7 @@ def test_a_card_that_is_full_before_the_pool_refuses() -> None:
 # --- ranks
 
 
-def test_kv_heads_are_shared_out_and_then_copied() -> None:
+def test_kv_heads_are_split_and_then_copied() -> None:
     assert facts(tensor_parallel_size=2)["bytes_per_block"] == BLOCK // 2
     assert facts(tensor_parallel_size=4)["bytes_per_block"] == BLOCK // 4
     assert facts(tensor_parallel_size=8)["bytes_per_block"] == BLOCK // 4
@@ -371,7 +371,7 @@ def test_kv_heads_are_shared_out_and_then_copied() -> None:
         (4, 1, (4,)),
     ],
 )
-def test_layers_that_do_not_come_out_even_avoid_the_last_stage(
+def test_stages_put_remaining_layers_before_the_last(
     layers: int, count: int, sizes: tuple[int, ...]
 ) -> None:
     cut = stages(layers, count)
@@ -379,7 +379,7 @@ def test_layers_that_do_not_come_out_even_avoid_the_last_stage(
     assert [i for stage in cut for i in stage] == list(range(layers))
 
 
-def test_a_stage_holds_its_layers_and_the_table_at_its_end() -> None:
+def test_stage_has_its_layers_and_the_table_at_its_end() -> None:
     bill = estimate(pipeline_parallel_size=2)
     assert (
         bill.weights_bytes == 2 * LAYER + VOCABULARY + 2 * 512
@@ -388,7 +388,7 @@ def test_a_stage_holds_its_layers_and_the_table_at_its_end() -> None:
     assert dict(bill.facts)["max_in_flight_tokens"] == 3 * 2048  # one a stage, one more
 
 
-def test_a_tied_table_is_on_the_first_and_the_last_stage() -> None:
+def test_tied_embedding_is_on_the_first_and_the_last_stage() -> None:
     tied = {**CONFIG, "tie_word_embeddings": True}
     assert estimate(tied).weights_bytes == WEIGHTS - VOCABULARY
     assert (
@@ -399,13 +399,13 @@ def test_a_tied_table_is_on_the_first_and_the_last_stage() -> None:
 # --- weights
 
 
-def test_weights_of_the_architecture() -> None:
+def test_weights_from_the_config() -> None:
     bill = estimate()
     assert bill.weights_bytes == WEIGHTS
     assert {x.layer for x in bill.lines if x.component is Component.WEIGHTS} == {None, 0, 1, 2, 3}
 
 
-def test_a_rank_has_its_share_and_all_norms() -> None:
+def test_weights_of_a_rank_are_a_share_and_all_norms() -> None:
     norms = 2 * (4 * 2 * 512 + 512)
     assert estimate(tensor_parallel_size=2).weights_bytes == norms + (WEIGHTS - norms) // 2
 
@@ -418,19 +418,19 @@ MATRICES = 4 * (2 * 512 * 512 + 2 * 256 * 512 + 3 * 512 * 1024)
 PLAIN = WEIGHTS - 2 * MATRICES
 
 
-def test_fp8_with_a_scale_for_each_block() -> None:
+def test_weights_in_fp8_have_a_scale_per_block() -> None:
     scales = 4 * 4 * (4 * 4 + 2 * 2 * 4 + 4 * 4 + 3 * 4 * 8)
     found = quantised(quant_method="fp8", weight_block_size=[128, 128])
     assert found == PLAIN + MATRICES + scales + 4 * 4 * 2  # four numbers beside each attention
 
 
-def test_gptq_has_scales_and_zeros_for_each_group() -> None:
+def test_weights_in_gptq_have_scales_and_zeros_per_group() -> None:
     groups = MATRICES // 128
     found = quantised(quant_method="gptq", bits=4, group_size=128)
     assert found == PLAIN + MATRICES // 2 + groups * 2 + groups // 2
 
 
-def test_modules_left_alone_stay_as_they_are() -> None:
+def test_weights_of_ignored_modules_are_not_quantised() -> None:
     everything = quantised(quant_method="fp8", activation_scheme="dynamic")
     spared = quantised(
         quant_method="fp8",
@@ -440,7 +440,7 @@ def test_modules_left_alone_stay_as_they_are() -> None:
     assert spared - everything == 3 * 512 * 1024 - 3 * 4
 
 
-def test_experts_in_mxfp4_are_padded_where_marlin_runs() -> None:
+def test_mxfp4_experts_are_padded_for_marlin() -> None:
     config = {
         **CONFIG,
         "architectures": ["GptOssForCausalLM"],
@@ -516,7 +516,7 @@ def directory(*more: Tensor) -> Model:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_the_directory_and_the_architecture_agree(ranks: int) -> None:
+def test_weights_from_the_files_equal_weights_from_the_config(ranks: int) -> None:
     setup = VllmSetup(tensor_parallel_size=ranks)
     stored = vllm.estimate(directory(), Load(context_tokens=1000), setup)
     assert stored.weights_bytes == estimate(tensor_parallel_size=ranks).weights_bytes
@@ -525,7 +525,7 @@ def test_the_directory_and_the_architecture_agree(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_fp8_while_loading_is_the_same_from_the_directory_and_from_the_config(ranks: int) -> None:
+def test_online_fp8_from_the_files_equals_online_fp8_from_the_config(ranks: int) -> None:
     flags: dict[str, Any] = {"tensor_parallel_size": ranks, "quantization": "fp8"}
     stored = vllm.estimate(directory(), Load(context_tokens=1000), VllmSetup(**flags))
     assert stored.weights_bytes == estimate(**flags).weights_bytes
@@ -535,7 +535,7 @@ def test_fp8_while_loading_is_the_same_from_the_directory_and_from_the_config(ra
     assert stored.basis is Basis.MODELLED
 
 
-def test_fp8_while_loading_leaves_tensors_that_are_not_linear_layers_alone() -> None:
+def test_online_fp8_only_quantises_linear_layers() -> None:
     tower = tensor("vision_tower.embed.weight", 1000, 100)
     setup = VllmSetup(quantization="fp8")
     load = Load(context_tokens=1000)
@@ -543,7 +543,7 @@ def test_fp8_while_loading_leaves_tensors_that_are_not_linear_layers_alone() -> 
     assert more - vllm.estimate(directory(), load, setup).weights_bytes == 1000 * 100 * 2
 
 
-def test_what_vllm_does_not_load_is_not_counted() -> None:
+def test_weights_exclude_what_vllm_does_not_load() -> None:
     more = (
         tensor("model.layers.4.eh_proj.weight", 512, 1024),  # a layer past the last predicts tokens
         tensor("model.layers.0.self_attn.rotary_emb.inv_freq", 32, dtype="F32"),
@@ -551,7 +551,7 @@ def test_what_vllm_does_not_load_is_not_counted() -> None:
     assert vllm.estimate(directory(*more), Load(), VllmSetup()).weights_bytes == WEIGHTS
 
 
-def test_weights_are_kept_in_the_models_dtype() -> None:
+def test_weights_are_in_the_models_dtype() -> None:
     wide = vllm.estimate(directory(), Load(), VllmSetup(dtype="float32"))
     assert wide.weights_bytes == 2 * WEIGHTS
 
@@ -566,7 +566,7 @@ def test_weights_are_kept_in_the_models_dtype() -> None:
     st.integers(1, 8191),
     st.integers(1, 9000),
 )
-def test_more_context_never_takes_less(
+def test_more_context_never_needs_less(
     config: dict[str, Any], one: int, other: int, step: int
 ) -> None:
     small, large = sorted((one, other))
@@ -576,7 +576,7 @@ def test_more_context_never_takes_less(
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([CONFIG, WINDOWS, HYBRID]), st.integers(1, 200 * GIB), st.integers(1, 8192))
-def test_the_total_is_the_sum_and_stays_on_the_card(
+def test_total_is_the_sum_and_within_the_gpu(
     config: dict[str, Any], memory: int, tokens: int
 ) -> None:
     bill = estimate(config, tokens, gpu=Gpu(name="card", memory_bytes=memory))
@@ -614,7 +614,7 @@ _KEYS = (
     st.dictionaries(st.sampled_from(_KEYS), _JUNK, max_size=4),
     _JUNK,
 )
-def test_strange_quantisation_ends_in_an_answer_or_an_error(
+def test_malformed_quantization_config_is_answered_or_refused(
     method: str, settings_: dict[str, Any], group: Any
 ) -> None:
     stated = {**settings_, "quant_method": method}
@@ -627,7 +627,7 @@ def test_strange_quantisation_ends_in_an_answer_or_an_error(
     assert bill.weights_bytes > 0
 
 
-def test_values_of_a_card_that_is_only_known_by_its_size_have_no_name() -> None:
+def test_values_of_a_gpu_known_by_size_have_no_name() -> None:
     """As a machine with --vram 24G has it."""
     card = Gpu(name="24 GiB GPU", memory_bytes=None, total_bytes=24 * 2**30)
     assert "gpu" not in values(Load(), VllmSetup(gpu=card))
