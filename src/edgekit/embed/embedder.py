@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekit.embed.passes import EmbedCall, Passes
 from edgekit.engines.native.encoder import scale_row
-from edgekit.engines.native.types import Encoder, Floats, Limits
+from edgekit.engines.native.types import Closeable, Encoder, Floats, Limits
 from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 
@@ -44,7 +44,7 @@ class EmbedderParts:
     held: ExitStack = field(repr=False)  # closes the file and releases the buffers
 
 
-class Embedder:
+class Embedder(Closeable):
     """Returned by `open_embedder`. Close it, or use it in a `with` statement."""
 
     def __init__(self, ready: EmbedderParts) -> None:
@@ -185,12 +185,6 @@ class Embedder:
     def _release(self) -> None:
         self._ready.encoder.close()
         self._ready.held.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all: forms, journal, lock, and what a kill leaves behind."""
+"""Output files of a bulk job: formats, journal, lock, and resuming after a kill; and the batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from edgekit.embed.bulk import job as batching
+from edgekit.embed.bulk import job as job_module
 from edgekit.embed.bulk import output
 from edgekit.embed.bulk.job import BatchRule, batches
 from edgekit.embed.bulk.output import FileOutput, Journal, form_of, output_format
@@ -112,19 +112,19 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_what_was_written_is_read_back_to_the_bit(tmp_path: Path, name: str) -> None:
+def test_output_formats_read_back_to_the_bit(tmp_path: Path, name: str) -> None:
     path = whole(tmp_path / f"out.{name}", batch_of(3), batch_of(2, first=4))
     assert read_back(path).tobytes() == vectors_of(rows_of(5)).tobytes()
     assert names(tmp_path) == {path.name}
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_no_rows_at_all(tmp_path: Path, name: str) -> None:
+def test_output_of_an_empty_input(tmp_path: Path, name: str) -> None:
     path = whole(tmp_path / f"out.{name}")
     assert len(read_back(path)) == 0
 
 
-def test_jsonl_has_the_fewest_digits() -> None:
+def test_jsonl_output_has_the_shortest_numbers() -> None:
     rows = rows_of(1)
     line = form("jsonl", ids=False).encode(
         rows, np.array([[0.1, 1, 1e-5, -2.5e30, 16777216]], dtype=np.float32)
@@ -132,14 +132,14 @@ def test_jsonl_has_the_fewest_digits() -> None:
     assert line == b'{"row":1,"vector":[0.1,1.0,1e-05,-2.5e+30,1.6777216e+07]}\n'
 
 
-def test_parquet_ids_are_numbers_where_the_input_says_so() -> None:
+def test_parquet_output_with_integer_ids() -> None:
     made = form_of("parquet", dimensions=1, ids=True, integer_ids=True)
     rows = (InputRow(number=1, text="x", end=1, id=2**62),)
     stream = made.head() + made.encode(rows, np.zeros((1, 1), dtype=np.float32))
     assert pa.ipc.open_stream(stream).read_all()["id"].to_pylist() == [2**62]
 
 
-def test_parquet_row_groups_have_one_size(tmp_path: Path) -> None:
+def test_parquet_output_row_groups_have_one_size(tmp_path: Path) -> None:
     path = whole(tmp_path / "out.parquet", *(batch_of(1000, first=1 + 1000 * i) for i in range(9)))
     found = pq.ParquetFile(path)
     sizes = [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)]
@@ -147,12 +147,12 @@ def test_parquet_row_groups_have_one_size(tmp_path: Path) -> None:
     assert found.read()["row"].to_pylist() == list(range(1, 9001))
 
 
-def test_ids_have_no_place_in_npy() -> None:
+def test_npy_output_refuses_ids() -> None:
     with pytest.raises(UsageError, match=r"cannot store ids: use \.jsonl or \.parquet"):
         form("npy", ids=True)
 
 
-def test_other_endings() -> None:
+def test_output_format_refuses_unknown_suffixes() -> None:
     with pytest.raises(
         UsageError, match=r"out\.csv: choose one of the output formats \.npy, \.jsonl"
     ):
@@ -160,7 +160,7 @@ def test_other_endings() -> None:
     assert output_format("-") == "jsonl"
 
 
-def test_skipped_rows_are_listed_beside_it(tmp_path: Path) -> None:
+def test_output_lists_skipped_rows_in_a_second_file(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     whole(path, batch_of(2, skipped=(3, 4)), batch_of(1, first=5))
     assert len(read_back(path)) == 3
@@ -173,7 +173,7 @@ def test_skipped_rows_are_listed_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_going_on_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
+def test_resumed_output_has_the_same_bytes(tmp_path: Path, name: str) -> None:
     parts = [batch_of(3, skipped=(4,)), batch_of(2, first=5), batch_of(4, first=7, skipped=(11,))]
     once = whole(tmp_path / f"once.{name}", *parts)
     path = tmp_path / f"out.{name}"
@@ -192,7 +192,7 @@ def test_going_on_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
     assert found.mark.tokens == 27
 
 
-def test_marks_are_a_second_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_marks_are_a_second_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = opened(tmp_path / "out.npy")
     found.add(batch_of(1), vectors_of(rows_of(1)))
     found.save(lambda _: "early")
@@ -210,7 +210,7 @@ def cuts(data: bytes) -> Iterator[bytes]:
     yield from (data[:-1], data[:-20], data + b'{"number":99', data + b"\x00\xff")
 
 
-def test_a_mark_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
+def test_journal_ignores_a_truncated_mark(tmp_path: Path) -> None:
     path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
     found = opened(path)
     add(found, batch_of(2))
@@ -229,7 +229,7 @@ def test_a_mark_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
         assert last_mark(path).kept == kept + 1
 
 
-def test_a_kill_before_the_first_mark(tmp_path: Path) -> None:
+def test_output_resumes_after_a_kill_before_the_first_mark(tmp_path: Path) -> None:
     path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
     opened(path).close()
     first, _, _ = journal.read_bytes().partition(b"\n")
@@ -242,7 +242,7 @@ def test_a_kill_before_the_first_mark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_kill_while_it_is_finished(
+def test_output_resumes_after_a_kill_in_finish(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once = whole(tmp_path / f"once.{name}", batch_of(3, skipped=(4,)))
@@ -280,7 +280,7 @@ def test_a_kill_while_it_is_finished(
     assert len(names(tmp_path)) == 8  # four outputs, four lists
 
 
-def test_an_output_is_never_replaced_unasked(tmp_path: Path) -> None:
+def test_output_replaces_a_file_only_with_overwrite(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     path.write_bytes(b"precious")
     with pytest.raises(UsageError, match=r"out\.npy already exists: --overwrite"):
@@ -296,7 +296,7 @@ def test_an_output_is_never_replaced_unasked(tmp_path: Path) -> None:
     assert len(read_back(path)) == 1
 
 
-def test_a_list_of_skipped_rows_is_part_of_the_output(tmp_path: Path) -> None:
+def test_output_refuses_an_existing_list_of_skipped_rows(tmp_path: Path) -> None:
     listed = tmp_path / "out.npy.skipped.jsonl"
     listed.write_bytes(b"precious")
     with pytest.raises(UsageError, match=r"skipped\.jsonl already exists"):
@@ -306,7 +306,7 @@ def test_a_list_of_skipped_rows_is_part_of_the_output(tmp_path: Path) -> None:
     assert not listed.exists()
 
 
-def test_an_output_that_appears_meanwhile(tmp_path: Path) -> None:
+def test_output_refuses_a_file_created_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     found = opened(path)
     add(found, batch_of(1))
@@ -321,7 +321,7 @@ def test_an_output_that_appears_meanwhile(tmp_path: Path) -> None:
     assert len(read_back(path)) == 1
 
 
-def test_only_to_go_on(tmp_path: Path) -> None:
+def test_output_resume_needs_an_unfinished_job(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no unfinished job"):
         opened(tmp_path / "out.npy", resume=True)
     assert names(tmp_path) == set()
@@ -340,7 +340,9 @@ def test_only_to_go_on(tmp_path: Path) -> None:
         ({**JOB, "more": 1}, "more changed"),
     ],
 )
-def test_another_job_is_refused(tmp_path: Path, job: dict[str, Any], named: str) -> None:
+def test_output_refuses_an_unfinished_job_with_other_settings(
+    tmp_path: Path, job: dict[str, Any], named: str
+) -> None:
     path = tmp_path / "out.npy"
     found = opened(path)
     add(found, batch_of(2))
@@ -352,7 +354,7 @@ def test_another_job_is_refused(tmp_path: Path, job: dict[str, Any], named: str)
     found.close()
 
 
-def test_a_journal_that_is_not_one_is_refused(tmp_path: Path) -> None:
+def test_journal_refuses_other_content(tmp_path: Path) -> None:
     path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
     opened(path).close()
     job, mark = journal.read_bytes().splitlines(keepends=True)
@@ -364,7 +366,7 @@ def test_a_journal_that_is_not_one_is_refused(tmp_path: Path) -> None:
     opened(path, overwrite=True).close()
 
 
-def test_every_flipped_bit_of_the_last_mark_leads_to_the_one_before(tmp_path: Path) -> None:
+def test_journal_with_a_flipped_bit_in_the_last_mark_uses_the_one_before(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     found = opened(path)
     add(found, batch_of(2))
@@ -380,7 +382,7 @@ def test_every_flipped_bit_of_the_last_mark_leads_to_the_one_before(tmp_path: Pa
             assert last_mark(path).kept == 2
 
 
-def test_every_flipped_bit_of_the_job_is_refused(tmp_path: Path) -> None:
+def test_journal_refuses_a_flipped_bit_in_the_job(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     found = opened(path)
     add(found, batch_of(2))
@@ -394,7 +396,7 @@ def test_every_flipped_bit_of_the_job_is_refused(tmp_path: Path) -> None:
             last_mark(path)
 
 
-def test_a_job_goes_on_from_the_mark_before_a_damaged_one(tmp_path: Path) -> None:
+def test_job_resumes_from_the_mark_before_a_damaged_one(tmp_path: Path) -> None:
     """Rows 3 and 4 are embedded again; what was written of them is cut off."""
     once = whole(tmp_path / "once.npy", batch_of(5))
     path, journal = tmp_path / "out.npy", tmp_path / "out.npy.journal"
@@ -411,13 +413,13 @@ def test_a_job_goes_on_from_the_mark_before_a_damaged_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_a_pipe_in_place_of_the_journal_is_refused(tmp_path: Path) -> None:
+def test_journal_refuses_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "out.npy.journal")
     with pytest.raises(OutputError, match="is not a regular file: move it away"):
         opened(tmp_path / "out.npy")
 
 
-def test_a_partial_output_that_was_cut(tmp_path: Path) -> None:
+def test_output_refuses_a_truncated_partial_file(tmp_path: Path) -> None:
     found = opened(tmp_path / "out.npy")
     add(found, batch_of(2))
     found.close()
@@ -436,7 +438,7 @@ sys.stdin.read()
 """
 
 
-def test_two_jobs_on_one_output(tmp_path: Path) -> None:
+def test_output_refuses_a_second_job(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, f"{path}.journal"],
@@ -451,7 +453,7 @@ def test_two_jobs_on_one_output(tmp_path: Path) -> None:
     opened(path).close()  # the lock has gone with its process
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_output_refuses_unusable_paths(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="does not exist: create it first"):
         opened(tmp_path / "nowhere" / "out.npy")
     (tmp_path / "folder.npy").mkdir()
@@ -461,7 +463,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
-def test_a_device_is_no_place() -> None:
+def test_output_refuses_a_device() -> None:
     with pytest.raises(UsageError, match="use --output - for standard output"):
         FileOutput(Path("/dev/null"), form("npy"), JOB)
 
@@ -469,14 +471,14 @@ def test_a_device_is_no_place() -> None:
 @pytest.mark.skipif(
     sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere"
 )
-def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
+def test_output_refuses_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="Permission denied"):
         opened(tmp_path / "out.npy")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_output_follows_a_link(tmp_path: Path) -> None:
     (tmp_path / "real.npy").write_bytes(b"old")
     (tmp_path / "link.npy").symlink_to("real.npy")
     found = opened(tmp_path / "link.npy", overwrite=True)
@@ -507,14 +509,14 @@ def cut(rows: list[InputRow], rule: BatchRule) -> list[list[int]]:
     ]
 
 
-def test_a_batch_is_what_one_pass_holds() -> None:
+def test_batches_hold_the_tokens_of_one_pass() -> None:
     rows = texts("3", "3", "4", "1", "10", "12", "1", "1")
     assert cut(rows, BatchRule(texts=100, tokens=10)) == [[1, 2, 3], [4], [5], [6], [7, 8]]
     assert cut(rows, BatchRule(texts=2, tokens=10)) == [[1, 2], [3, 4], [5], [6], [7, 8]]
     assert cut(rows, BatchRule(texts=3)) == [[1, 2, 3], [4, 5, 6], [7, 8]]
 
 
-def test_batches_do_not_hold_too_many_characters() -> None:
+def test_batches_limit_characters() -> None:
     rows = texts("1 abcd", "1 ab", "1", "1 " + "x" * 20, "1")
     assert cut(rows, BatchRule(texts=9, characters=10)) == [
         [1, 2],
@@ -535,15 +537,15 @@ def test_batches_begin_where_the_last_one_ended() -> None:
         assert list(batches(rest, count, rule, skip_bad=lambda _: None)) == every[done:]
 
 
-def test_many_bad_rows_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MOST_SKIPPED", 3)
+def test_batches_limit_skipped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "MOST_SKIPPED", 3)
     found = list(
         batches(texts(*["bad"] * 7, "1"), count, BatchRule(texts=9), skip_bad=lambda _: None)
     )
     assert [(len(batch.rows), len(batch.skipped)) for batch in found] == [(0, 3), (0, 3), (1, 1)]
 
 
-def test_rows_are_limited_by_the_budget() -> None:
+def test_row_limit_follows_the_budget() -> None:
     found = [row_bytes_for(budget) for budget in (None, 1, 128 * 2**20, 2**40)]
     assert found == [8_000_000, 256 * 1024, 2**20, 8_000_000]
     assert RowLimit.of(128 * 2**20).held_characters == 2**19
@@ -554,7 +556,7 @@ def test_rows_are_limited_by_the_budget() -> None:
 
 
 @pytest.mark.parametrize("ending", [".partial", ".skipped.partial"])
-def test_what_lies_there_without_a_journal_is_somebody_elses(tmp_path: Path, ending: str) -> None:
+def test_output_refuses_a_partial_file_without_a_journal(tmp_path: Path, ending: str) -> None:
     path, strange = tmp_path / "out.npy", tmp_path / f"out.npy{ending}"
     strange.write_bytes(b"precious")
     with pytest.raises(UsageError, match="exists without a journal"):

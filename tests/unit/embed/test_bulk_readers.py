@@ -1,4 +1,4 @@
-"""Every format, and everything that can be wrong with a row of it."""
+"""Input formats of a bulk job, and rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.recorded import DATA
 from tests.thoroughness import sampled
 
 from edgekit.embed.bulk import parquet
-from edgekit.embed.bulk import rows as lines
+from edgekit.embed.bulk import rows as rows_module
 from edgekit.embed.bulk.parquet import PageError, largest_page_bytes, read_directory
 from edgekit.embed.bulk.readers import format_of, open_source
 from edgekit.embed.bulk.rows import BadRow, Fields, InputRow, ReadPosition, RowLimit
@@ -39,12 +39,12 @@ def read(
     """(row number, text or (id, text)); for a bad one (number, its reason as a list of one)."""
     source = open_source(str(path), form=form, fields=fields or Fields(), limit=limit)
     try:
-        return [_told(row) for row in source.rows(start or ReadPosition())]
+        return [_content(row) for row in source.rows(start or ReadPosition())]
     finally:
         source.close()
 
 
-def _told(row: InputRow | BadRow) -> tuple[int, Any]:
+def _content(row: InputRow | BadRow) -> tuple[int, Any]:
     if isinstance(row, BadRow):
         return row.number, [row.reason]
     return row.number, row.text if row.id is None else (row.id, row.text)
@@ -56,7 +56,7 @@ def write(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def test_txt_is_a_text_a_line(tmp_path: Path) -> None:
+def test_txt_has_one_text_per_line(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo \n\n\xff\xfe\nlast")
     assert read(path) == [
         (1, "one"),
@@ -114,7 +114,7 @@ def test_jsonl_is_strict_about_types(tmp_path: Path) -> None:
     assert len(found) == 18
 
 
-def test_jsonl_that_would_unpack_to_too_much(tmp_path: Path) -> None:
+def test_jsonl_with_too_many_values(tmp_path: Path) -> None:
     lists = b'{"text": "a", "b": [' + b"[],"[:2] * 200_000 + b"]}"
     values = b'{"text": "a", "b": [' + b"1," * 1_000_001 + b"1]}"
     found = read(write(tmp_path, "a.jsonl", lists + b"\n" + values))
@@ -124,7 +124,7 @@ def test_jsonl_that_would_unpack_to_too_much(tmp_path: Path) -> None:
     ]
 
 
-def test_a_field_inside_of_others(tmp_path: Path) -> None:
+def test_jsonl_nested_fields(tmp_path: Path) -> None:
     rows = [
         '{"a": {"b.c": 1, "b": {"c": "deep"}}}',
         '{"a.b.c": "plain", "a": 1}',
@@ -181,7 +181,7 @@ def test_tsv(tmp_path: Path) -> None:
         (b",".join([b"text", *[b"x"] * 10_000]), "too many columns"),
     ],
 )
-def test_csv_headers_that_are_none(tmp_path: Path, head: bytes, why: str) -> None:
+def test_csv_refuses_invalid_headers(tmp_path: Path, head: bytes, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         read(write(tmp_path, "a.csv", head))
 
@@ -192,11 +192,11 @@ LONG = "longer than 100 bytes, the row limit for a budget of 6.25 KiB"
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(rows_module, "_PIECE_BYTES", 16)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_long_lines_are_bad_rows(tmp_path: Path) -> None:
+def test_lines_over_the_limit_are_bad_rows(tmp_path: Path) -> None:
     data = b"x" * 99 + b"\n" + b"y" * 100 + b"\n" + b"y" * 1000 + b"\nz\n" + b"w" * 500
     assert read(write(tmp_path, "a.txt", data), limit=SHORT) == [
         (1, "x" * 99),
@@ -222,11 +222,11 @@ def test_long_lines_are_bad_rows(tmp_path: Path) -> None:
         b'2,"\n' + b"a" * 200 + b'\n9,made up\n"\n',
     ],
 )
-def test_a_record_that_a_quote_holds_open_is_not_passed_over(tmp_path: Path, record: bytes) -> None:
+def test_csv_record_with_an_open_quote_cannot_be_skipped(tmp_path: Path, record: bytes) -> None:
     path = write(tmp_path, "a.csv", b"id,text\n1,first\n" + record + b"3,third\n")
     source = open_source(str(path), form=None, fields=WITH_ID, limit=SHORT)
     rows = source.rows(ReadPosition())
-    assert _told(next(rows)) == (1, ("1", "first"))
+    assert _content(next(rows)) == (1, ("1", "first"))
     with pytest.raises(TextError) as caught:
         next(rows)
     assert f"row 2 (from byte 16 on): a record {LONG}" in str(caught.value)
@@ -280,7 +280,7 @@ def test_parquet_kinds_of_text(tmp_path: Path) -> None:
         assert read(path) == [(1, "a"), (2, "b"), (3, "a")]
 
 
-def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_parquet_texts_that_are_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     offsets = pa.py_buffer(
         (0).to_bytes(4, "little") + (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
@@ -298,7 +298,7 @@ def test_parquet_with_bytes_that_are_no_text(tmp_path: Path) -> None:
         ({"text": ["a"], "id": [1.5]}, WITH_ID, "the column 'id' holds double"),
     ],
 )
-def test_parquet_columns_that_cannot_be(
+def test_parquet_refuses_unusable_columns(
     tmp_path: Path, columns: dict[str, Any], fields: Fields, why: str
 ) -> None:
     path = tmp_path / "a.parquet"
@@ -307,7 +307,7 @@ def test_parquet_columns_that_cannot_be(
         read(path, fields)
 
 
-def test_parquet_that_is_none(tmp_path: Path) -> None:
+def test_parquet_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="is not a Parquet file"):
         read(write(tmp_path, "a.parquet", b"PAR1 this is not"))
     good = tmp_path / "b.parquet"
@@ -323,7 +323,7 @@ def test_parquet_that_is_none(tmp_path: Path) -> None:
 # pyarrow aborts the process where it is asked for the metadata of a column of the first; the second has a column of
 # which the name is not UTF-8.
 @pytest.mark.parametrize(("name", "rows"), [("histogram.parquet", 200), ("column_name.parquet", 0)])
-def test_a_damaged_parquet_directory_is_read_or_refused(name: str, rows: int) -> None:
+def test_parquet_footer_with_damage_is_read_or_refused(name: str, rows: int) -> None:
     """In a process of its own: an abort cannot be caught."""
     told = subprocess.run(
         [sys.executable, "-c", READ_PARQUET, str(DATA / "parquet" / name)],
@@ -354,7 +354,7 @@ except EdgekitError as error:
 """
 
 
-def test_every_damaged_byte_of_a_parquet_directory_is_harmless_or_refused(tmp_path: Path) -> None:
+def test_parquet_footer_with_any_damaged_byte_is_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = [f"text {number}" for number in range(20)]
     pq.write_table(pa.table({"id": list(range(20)), "text": texts}), path, row_group_size=8)
@@ -367,7 +367,7 @@ def test_every_damaged_byte_of_a_parquet_directory_is_harmless_or_refused(tmp_pa
             read(write(tmp_path, "b.parquet", bytes(damaged)), WITH_ID)
 
 
-def test_the_directory_is_the_one_that_pyarrow_reads(tmp_path: Path) -> None:
+def test_parquet_footer_matches_pyarrow(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"id": list(range(20)), "text": ["a", "b"] * 10, "other": [{"text": 1}] * 20})
     pq.write_table(table, path, row_group_size=8, use_dictionary=["text"])
@@ -385,13 +385,13 @@ def test_the_directory_is_the_one_that_pyarrow_reads(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
 @pytest.mark.parametrize("name", ["a.parquet", "a.txt", "a.jsonl"])
-def test_a_pipe_as_input_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_input_refuses_a_named_pipe_without_waiting(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(UsageError, match="is a pipe: pipe it in with --input -"):
         read(tmp_path / name)
 
 
-def test_parquet_rows_that_are_too_long_never_become_texts(tmp_path: Path) -> None:
+def test_parquet_rows_over_the_limit_never_become_strings(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     texts = pa.array(["a" * 100, "b" * 101, "é" * 50, "é" * 51])
     for kept in (texts, texts.cast(pa.large_string()), texts.dictionary_encode()):
@@ -416,7 +416,7 @@ def test_parquet_pages_are_measured_before_they_are_unpacked(tmp_path: Path, ver
     assert [text for _, text in read(path, limit=SHORT)] == table["text"].to_pylist()
 
 
-def test_parquet_reads_few_rows_where_values_may_be_large(tmp_path: Path) -> None:
+def test_parquet_reads_few_rows_if_pages_are_large(tmp_path: Path) -> None:
     """A value of the dictionary may be named by every row, and takes next to nothing in the file."""
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a" * 90] * 500}), path)
@@ -442,7 +442,7 @@ def test_parquet_reads_few_rows_where_values_may_be_large(tmp_path: Path) -> Non
         b"\x1d",  # no such kind
     ],
 )
-def test_heads_of_pages_that_are_none(head: bytes) -> None:
+def test_parquet_page_headers_that_are_damaged(head: bytes) -> None:
     with pytest.raises(PageError):
         largest_page_bytes(io.BytesIO(head), 0, 1000)
 
@@ -461,11 +461,11 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("a.TXT", "txt"), ("a.ndjson", "jsonl"), ("a.csv.gz", "csv"), ("b.a.tsv", "tsv"), ("-", "txt"), ("x.pq", "parquet"),
     ],
 )  # fmt: skip
-def test_formats_by_name(name: str, form: str) -> None:
+def test_input_format_by_suffix(name: str, form: str) -> None:
     assert format_of(name) == form
 
 
-def test_inputs_that_cannot_be(tmp_path: Path) -> None:
+def test_input_refuses_unusable_files_and_fields(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="add --format"):
         read(tmp_path / "a.json")
     with pytest.raises(NotFoundError, match="No such file"):
@@ -483,7 +483,7 @@ def test_inputs_that_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such devices")
-def test_a_device_is_no_file() -> None:
+def test_input_refuses_a_device() -> None:
     with pytest.raises(UsageError, match="pipe it in with --input -"):
         open_source("/dev/null", form="txt", fields=Fields())
 
@@ -497,7 +497,7 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_reading_on_from_any_row_gives_the_rest(tmp_path: Path, name: str) -> None:
+def test_rows_from_any_position_are_the_rest(tmp_path: Path, name: str) -> None:
     source = open_source(str(write(tmp_path, name, FILES[name])), form=None, fields=Fields())
     every = list(source.rows(ReadPosition()))
     assert len(every) >= 3
@@ -523,7 +523,7 @@ def _last(rows: Iterable[InputRow | BadRow], number: int) -> InputRow | BadRow:
     ("form", "data"),
     [("txt", b"one\n\ntwo\nthree\nfour\n"), ("csv", b'text\n"a\nb"\n\nc\nd\n')],
 )
-def test_a_pipe_is_known_by_its_beginning(
+def test_pipe_digest_identifies_its_beginning(
     monkeypatch: pytest.MonkeyPatch, form: str, data: bytes
 ) -> None:
     first = piped(monkeypatch, data, form)
@@ -542,7 +542,7 @@ def test_a_pipe_is_known_by_its_beginning(
         next(piped(monkeypatch, data[: row.end - 2], form).rows(start))
 
 
-def test_a_file_that_changes_is_found_out(tmp_path: Path) -> None:
+def test_input_that_changes_while_read_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", b"one\n")
     source = open_source(str(path), form=None, fields=Fields())
     source.check_unchanged()
@@ -552,7 +552,7 @@ def test_a_file_that_changes_is_found_out(tmp_path: Path) -> None:
     source.close()
 
 
-def test_ids_of_json_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_jsonl_ids_are_unchanged(tmp_path: Path) -> None:
     rows = [{"id": value, "text": "a"} for value in (0, -5, "x", 2**63 - 1)]
     path = write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)).encode())
     assert [told[0] for _, told in read(path, WITH_ID)] == [0, -5, "x", 2**63 - 1]

@@ -85,15 +85,15 @@ def test_vectors_have_length_one(embedder: Embedder) -> None:
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-def test_a_lone_text_is_one_row(embedder: Embedder) -> None:
+def test_embed_of_a_single_text(embedder: Embedder) -> None:
     assert np.array_equal(embedder.embed(TEXTS[0])[0], embedder.embed(TEXTS[:1])[0])
 
 
-def test_no_texts_no_rows(embedder: Embedder) -> None:
+def test_embed_without_texts(embedder: Embedder) -> None:
     assert embedder.embed([]).shape == (0, 256)
 
 
-def test_a_vector_does_not_depend_on_its_neighbours(embedder: Embedder) -> None:
+def test_embed_is_independent_of_other_texts(embedder: Embedder) -> None:
     together = embedder.embed(TEXTS)
     alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
     assert np.allclose(
@@ -101,13 +101,13 @@ def test_a_vector_does_not_depend_on_its_neighbours(embedder: Embedder) -> None:
     )  # few tokens and many are added up in another order
 
 
-def test_tokens_may_be_cut_elsewhere(embedder: Embedder) -> None:
+def test_embed_tokens_equals_embed(embedder: Embedder) -> None:
     tokens = embedder.tokens(TEXTS[0])
     assert np.array_equal(embedder.embed_tokens([tokens]), embedder.embed(TEXTS[:1]))
     assert embedder.count_tokens(TEXTS[0]) == len(tokens)
 
 
-def test_a_prefix_is_part_of_the_text(embedder: Embedder) -> None:
+def test_embed_with_a_prefix(embedder: Embedder) -> None:
     assert np.array_equal(embedder.embed(["cat"], prefix="the "), embedder.embed(["the cat"]))
 
 
@@ -121,7 +121,7 @@ def test_fewer_dimensions_are_the_first_of_all_and_scaled_again(
     assert np.allclose(vectors, first, atol=1e-6)
 
 
-def test_unscaled(model: Path, embedder: Embedder) -> None:
+def test_embed_without_normalize(model: Path, embedder: Embedder) -> None:
     with open_embedder(model, normalize=False) as raw:
         vectors = raw.embed(TEXTS)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -159,7 +159,7 @@ def test_pooling_may_be_chosen(model: Path, embedder: Embedder) -> None:
     ],
     ids=["empty", "blank", "long", "huge", "surrogate", "number", "none"],
 )
-def test_a_bad_text_is_named(embedder: Embedder, text: str, why: str) -> None:
+def test_embed_names_the_bad_text(embedder: Embedder, text: str, why: str) -> None:
     with pytest.raises(TextError, match=why) as caught:
         embedder.embed(["fine", text, "fine too"])
     assert caught.value.index == 1
@@ -194,7 +194,9 @@ def test_truncate_cuts_and_keeps_the_end_token(model: Path) -> None:
         ({"mode": "tokens", "pooling": "mean"}, "does not take an engine or a pooling"),
     ],
 )
-def test_a_choice_that_makes_no_sense(model: Path, choices: dict[str, object], why: str) -> None:
+def test_open_embedder_refuses_invalid_options(
+    model: Path, choices: dict[str, object], why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         open_embedder(model, **choices)  # type: ignore[arg-type] # that is the point
 
@@ -207,13 +209,13 @@ def test_a_budget_below_the_floor_names_the_floor(model: Path) -> None:
         assert opened.embed_tokens([[1, 2, 3]]).shape == (1, 256)
 
 
-def test_more_answers_than_the_budget_holds(embedder: Embedder) -> None:
+def test_embed_refuses_more_vectors_than_the_budget(embedder: Embedder) -> None:
     with pytest.raises(MemoryPressureError, match="100,000 vectors"):
         embedder.embed(["a"] * 100_000)
     assert embedder.embed(["a"]).shape == (1, 256)
 
 
-def test_a_burst_waits_for_room(model: Path) -> None:
+def test_embed_calls_wait_for_memory(model: Path) -> None:
     """All answers together are more than the budget holds at once."""
     with open_embedder(model, memory_budget="41M") as opened:
         most = (opened.monitor.usable_bytes or 0) // (256 * 4)
@@ -227,23 +229,25 @@ def test_a_burst_waits_for_room(model: Path) -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf"), "1", True])
-def test_a_deadline_is_a_number(embedder: Embedder, deadline_s: float) -> None:
+def test_embed_refuses_a_deadline_that_is_not_a_number(
+    embedder: Embedder, deadline_s: float
+) -> None:
     with pytest.raises(UsageError, match="must be a number of seconds"):
         embedder.embed(["a"], deadline_s=deadline_s)
 
 
-def test_tokens_may_be_an_array(embedder: Embedder) -> None:
+def test_embed_tokens_accepts_arrays(embedder: Embedder) -> None:
     tokens = np.array(embedder.tokens(TEXTS[0]))
     found = embedder.embed_tokens([tokens])  # type: ignore[list-item] # works all the same
     assert np.allclose(found, embedder.embed(TEXTS[:1]), atol=2e-6)
 
 
-def test_prefixes_of_an_unknown_model_are_not_guessed(embedder: Embedder) -> None:
+def test_prefixes_of_an_unknown_model(embedder: Embedder) -> None:
     with pytest.raises(UsageError, match="--prefix"):
         embedder.prefix("query")
 
 
-def test_a_known_model_has_prefixes(tmp_path: Path) -> None:
+def test_prefixes_of_a_known_model(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "n.gguf",
         "nomic-bert",
@@ -274,7 +278,7 @@ def test_a_known_model_has_prefixes(tmp_path: Path) -> None:
         (("All MiniLM L6 v2", "all-MiniLM"), "", ""),
     ],
 )
-def test_prefixes_by_the_names_that_converters_write(
+def test_prefixes_by_names_from_converters(
     names: tuple[str, str], query: str, document: str
 ) -> None:
     keys = dict(zip(("general.name", "general.basename"), names, strict=True))
@@ -294,7 +298,7 @@ with open_embedder(sys.argv[1], memory_budget=floor, own_process=True) as embedd
 """
 
 
-def test_the_told_floor_of_a_whole_process_opens(model: Path) -> None:
+def test_open_embedder_with_the_least_budget_of_the_message(model: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OPENED_AT_ITS_FLOOR, str(model)],
         capture_output=True,
@@ -326,7 +330,7 @@ def test_callers_share_passes_and_get_their_own(embedder: Embedder) -> None:
     assert np.allclose(np.stack(found), expected, atol=2e-6)
 
 
-def test_one_bad_call_leaves_the_others_alone(embedder: Embedder) -> None:
+def test_embed_error_does_not_affect_other_calls(embedder: Embedder) -> None:
     expected = embedder.embed(["good"])
 
     def call(number: int) -> bool:
@@ -395,7 +399,7 @@ def test_a_deadline_counts_while_waiting_in_line(slow: Embedder) -> None:
     first.join()
 
 
-def test_closing_ends_what_runs(slow_model: Path) -> None:
+def test_close_ends_running_calls(slow_model: Path) -> None:
     opened = open_embedder(slow_model, memory_budget="96M", batch_tokens=256)
     begun = threading.Event()
     failed: list[BaseException] = []
@@ -420,7 +424,7 @@ def test_closing_ends_what_runs(slow_model: Path) -> None:
 # --- event loops
 
 
-def test_async_gives_the_same(embedder: Embedder) -> None:
+def test_aembed_equals_embed(embedder: Embedder) -> None:
     async def both() -> list[np.ndarray]:
         return await asyncio.gather(*(embedder.aembed([text]) for text in TEXTS))
 
@@ -428,7 +432,7 @@ def test_async_gives_the_same(embedder: Embedder) -> None:
     assert np.allclose(np.concatenate(found), embedder.embed(TEXTS), atol=2e-6)
 
 
-def test_a_cancelled_task_stops_the_work(slow: Embedder) -> None:
+def test_aembed_cancelled_stops_the_work(slow: Embedder) -> None:
     async def run() -> None:
         begun = asyncio.Event()
         task = asyncio.create_task(slow.aembed(LONG, progress=lambda _: begun.set()))
@@ -441,7 +445,7 @@ def test_a_cancelled_task_stops_the_work(slow: Embedder) -> None:
     asyncio.run(run())
 
 
-def test_async_errors_and_deadlines(embedder: Embedder, slow: Embedder) -> None:
+def test_aembed_errors_and_deadlines(embedder: Embedder, slow: Embedder) -> None:
     async def run() -> None:
         with pytest.raises(TextError):
             await embedder.aembed(["", "a"])
@@ -453,7 +457,7 @@ def test_async_errors_and_deadlines(embedder: Embedder, slow: Embedder) -> None:
     asyncio.run(run())
 
 
-def test_the_loop_is_not_held(slow: Embedder) -> None:
+def test_aembed_does_not_block_the_loop(slow: Embedder) -> None:
     """It goes round while texts are embedded; p99 below 50 ms is a figure of benchmarks/."""
 
     async def run() -> int:
@@ -471,7 +475,7 @@ def test_the_loop_is_not_held(slow: Embedder) -> None:
 # --- callers that make it hard
 
 
-def test_one_callers_bad_input_is_nobody_elses(slow: Embedder) -> None:
+def test_aembed_bad_input_does_not_affect_other_callers(slow: Embedder) -> None:
     """All wait for the same pass: the first call holds it up until the others are in line."""
     cancel, begun = threading.Event(), threading.Event()
 
@@ -511,11 +515,11 @@ def test_a_small_call_does_not_wait_for_a_large_one(slow: Embedder) -> None:
     thread.join()
 
 
-def test_any_iterable_of_texts_will_do(embedder: Embedder) -> None:
+def test_embed_accepts_any_iterable(embedder: Embedder) -> None:
     assert np.allclose(embedder.embed(text for text in TEXTS), embedder.embed(TEXTS), atol=2e-6)
 
 
-def test_progress_cannot_ask_for_more_and_may_close(model: Path) -> None:
+def test_progress_may_close_but_not_embed(model: Path) -> None:
     opened = open_embedder(model, memory_budget="64M")
     with pytest.raises(UsageError, match="cannot embed anything itself"):
         opened.embed(TEXTS, progress=lambda _: opened.embed("x"))  # type: ignore[arg-type] # rude
@@ -525,7 +529,7 @@ def test_progress_cannot_ask_for_more_and_may_close(model: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_is_told(model: Path) -> None:
+def test_embed_in_a_forked_child_is_refused(model: Path) -> None:
     code = """
 import os, sys
 from edgekit.embed import open_embedder
@@ -551,7 +555,7 @@ with open_embedder(sys.argv[1], memory_budget="64M") as embedder:
     assert done.stdout == "1 (1, 256)\n", done.stderr
 
 
-def test_a_thread_that_cannot_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embed_when_no_thread_can_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -565,7 +569,7 @@ def test_a_thread_that_cannot_start(model: Path, monkeypatch: pytest.MonkeyPatch
         assert opened.embed(["a"]).shape == (1, 256)
 
 
-def test_many_small_calls_do_not_hold_the_loop(
+def test_aembed_many_small_calls_do_not_block_the_loop(
     embedder: Embedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory of the machine, which takes long to ask for, is not measured for each of them."""

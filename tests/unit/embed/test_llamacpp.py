@@ -84,13 +84,13 @@ def test_texts_of_one_batch_do_not_mix(tmp_path: Path, architecture: str) -> Non
 
 @costly
 @pytest.mark.parametrize("pooling", Pooling)
-def test_pooling_is_what_was_asked_for(qwen: Path, pooling: Pooling) -> None:
+def test_llamacpp_uses_the_requested_pooling(qwen: Path, pooling: Pooling) -> None:
     with opened(qwen, pooling=pooling) as encoder:
         found = encode(encoder, TEXTS)
     assert cosines(found, llamacpp_vectors(qwen, TEXTS, pooling.label)).min() > 0.9999
 
 
-def test_more_texts_than_a_batch_holds_tell_how_far_they_are(qwen: Path) -> None:
+def test_llamacpp_reports_progress_over_several_batches(qwen: Path) -> None:
     shares: list[float] = []
     texts = [[number, 5, 6] for number in range(100)]
     with opened(qwen, pass_tokens=64) as encoder:
@@ -101,7 +101,7 @@ def test_more_texts_than_a_batch_holds_tell_how_far_they_are(qwen: Path) -> None
     assert len(set(shares)) >= 5  # 300 tokens, 64 at a time
 
 
-def test_what_a_checkpoint_raises_ends_the_pass_and_the_next_one_works(qwen: Path) -> None:
+def test_llamacpp_works_after_a_cancelled_pass(qwen: Path) -> None:
     calls = 0
 
     def stop(_: float) -> None:
@@ -117,13 +117,15 @@ def test_what_a_checkpoint_raises_ends_the_pass_and_the_next_one_works(qwen: Pat
         assert np.array_equal(encode(encoder, TEXTS), before)
 
 
-def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
+def test_llamacpp_with_a_missing_tensor(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "qwen2", leave_out=("blk.1.ffn_up.weight",))
     with pytest.raises(EngineError, match=r"blk\.1\.ffn_up\.weight"), opened(path):
         pass
 
 
-def test_a_file_that_was_cut_off_since_its_header_was_read(qwen: Path, tmp_path: Path) -> None:
+def test_llamacpp_with_a_file_truncated_after_its_header_was_read(
+    qwen: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(qwen.read_bytes())
     header = walked(path)
@@ -133,7 +135,7 @@ def test_a_file_that_was_cut_off_since_its_header_was_read(qwen: Path, tmp_path:
         LlamaCppEncoder(path, header, settings, monitor=Monitor())
 
 
-def test_a_text_longer_than_a_pass(qwen: Path) -> None:
+def test_llamacpp_with_a_text_longer_than_a_pass(qwen: Path) -> None:
     with opened(qwen, pooling=Pooling.MEAN, pass_tokens=64) as encoder:
         with pytest.raises(EngineError, match="too large"):
             encode(encoder, [list(range(65))])
@@ -141,27 +143,27 @@ def test_a_text_longer_than_a_pass(qwen: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [0, -1, "many"])
-def test_a_file_that_does_not_say_how_wide_it_is(tmp_path: Path, told: object) -> None:
+def test_llamacpp_without_embedding_length(tmp_path: Path, told: object) -> None:
     keys = {"qwen2.embedding_length": told}
     path = write_model(tmp_path / "model.gguf", "qwen2", keys=keys)
     with pytest.raises(HeaderError, match="embedding_length"), opened(path):
         pass
 
 
-def test_keys_that_would_need_all_the_memory_there_is(tmp_path: Path) -> None:
+def test_llamacpp_with_keys_that_need_too_much_memory(tmp_path: Path) -> None:
     keys = {"qwen2.feed_forward_length": 2**32 - 1}
     path = write_model(tmp_path / "model.gguf", "qwen2", keys=keys)
     with pytest.raises(MemoryPressureError), opened(path):
         pass
 
 
-def test_a_token_that_is_none(qwen: Path) -> None:
+def test_llamacpp_with_an_invalid_token(qwen: Path) -> None:
     with opened(qwen) as encoder, pytest.raises(EngineError):
         encode(encoder, [[10**6]])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_an_engine_that_dies(qwen: Path) -> None:
+def test_llamacpp_that_dies(qwen: Path) -> None:
     with opened(qwen) as encoder:
         assert encoder._child is not None
         os.kill(encoder._child._process.pid, signal.SIGSEGV)
@@ -170,7 +172,7 @@ def test_an_engine_that_dies(qwen: Path) -> None:
         assert encode(encoder, TEXTS).any()
 
 
-def test_memory_is_asked_for_before_anything_is_started(qwen: Path) -> None:
+def test_llamacpp_reserves_memory_before_it_starts(qwen: Path) -> None:
     monitor = Monitor(budget_bytes=50_000_000)
     with (
         pytest.raises(MemoryPressureError, match=r"model\.gguf in llama\.cpp"),
@@ -180,7 +182,7 @@ def test_memory_is_asked_for_before_anything_is_started(qwen: Path) -> None:
     assert monitor.reserved_bytes == 0
 
 
-def test_memory_is_given_back(qwen: Path, tmp_path: Path) -> None:
+def test_llamacpp_releases_its_memory(qwen: Path, tmp_path: Path) -> None:
     monitor = Monitor()
     with opened(qwen, monitor=monitor) as encoder:
         assert monitor.reserved_bytes > qwen.stat().st_size
@@ -199,7 +201,7 @@ def test_memory_is_given_back(qwen: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "pass_tokens"), [("qwen2", 64), ("bert", 512)] if LONG else [("qwen2", 64)]
 )
-def test_it_takes_no_more_than_was_counted(
+def test_llamacpp_stays_within_needed_bytes(
     tmp_path: Path, architecture: str, pass_tokens: int
 ) -> None:
     path = write_model(

@@ -66,7 +66,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @wide  # a cluster takes 20 CPU seconds to start
-def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
+def test_ray_vectors_equal_local_vectors(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     source = tmp_path / "rows.jsonl"
     rows = [{"id": i, "text": f"row {i} " + "more words " * (i % 7)} for i in range(600)]
@@ -93,7 +93,7 @@ def test_on_ray_it_is_what_it_is_here(model: Path, tmp_path: Path) -> None:
     assert {len(vector) for _, vector in answer["stage"]} == {64}
 
 
-def test_a_worker_without_the_model(model: Path) -> None:
+def test_ray_worker_without_the_model(model: Path) -> None:
     with pytest.raises(
         NotFoundError, match=r"none\.gguf is not on .*must be at the same path on each"
     ):
@@ -111,12 +111,12 @@ def test_a_worker_without_the_model(model: Path) -> None:
         NotFoundError("gone", candidates=("a", "b")),
     ],
 )
-def test_errors_come_back_as_what_they_were(error: Any) -> None:
+def test_ray_errors_have_their_own_types(error: Any) -> None:
     again = _Failed.of(error).again()
     assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
 
 
-def test_an_error_of_nobody_knows_what_kind() -> None:
+def test_ray_error_of_an_unknown_type() -> None:
     assert type(_Failed(kind="StrangeError", message="x").again()) is EngineError
 
 
@@ -143,7 +143,7 @@ def test_an_error_of_nobody_knows_what_kind() -> None:
     ],
     ids=["the worker itself", "what it read", "its memory"],
 )
-def test_what_ray_says_is_told_in_one_line(
+def test_ray_messages_are_one_line(
     made: Callable[[Any], Exception], kind: type[Exception], told: str
 ) -> None:
     ray = pytest.importorskip("ray")

@@ -228,19 +228,19 @@ WRONG: list[tuple[object, object, str]] = [
 
 
 @pytest.mark.parametrize(("line", "identity", "why"), WRONG, ids=lambda one: str(one)[:30])
-def test_lines_that_are_no_requests(line: object, identity: object, why: str) -> None:
+def test_stdio_refuses_invalid_lines(line: object, identity: object, why: str) -> None:
     data = line if isinstance(line, bytes) else json.dumps(line).encode()
     with pytest.raises(RequestError, match=why) as caught:
         read_line(data, most_texts=4096)
     assert caught.value.id == identity
 
 
-def test_lines_that_are_requests() -> None:
+def test_stdio_reads_valid_lines() -> None:
     assert read_line(b'  {"id": 5, "cancel": true} \r', most_texts=1) == Cancel(id=5)
     assert read_line(b" \r", most_texts=1) is None
 
 
-def test_errors_are_the_end_of_one_request_alone(served: Served) -> None:
+def test_stdio_error_ends_only_its_request(served: Served) -> None:
     served.send(*(line for line, _, _ in WRONG), b"")
     served.send({"id": "ok", "texts": ["fine"]}, {"id": "bad", "texts": ["fine", " ", "x"]})
     served.send({"id": "long", "texts": [LONG_TEXT * 10]})
@@ -256,7 +256,7 @@ def test_errors_are_the_end_of_one_request_alone(served: Served) -> None:
     assert error_of(by_id["long"]) == "TextError"
 
 
-def test_a_line_without_end_costs_no_memory(served: Served) -> None:
+def test_stdio_endless_line_uses_no_memory(served: Served) -> None:
     before = served.resident_bytes()
     for _ in range(40):  # 40 MB in one line
         served._stdin.write(b"x" * 1_000_000)
@@ -270,7 +270,7 @@ def test_a_line_without_end_costs_no_memory(served: Served) -> None:
     assert served.resident_bytes() - before < 24_000_000
 
 
-def test_requests_in_flight_are_all_answered_at_the_end(model: Path, serve: Any) -> None:
+def test_stdio_answers_all_requests_at_the_end_of_the_input(model: Path, serve: Any) -> None:
     """More than may be in flight at once, none waited for; the end of the input comes in the last one's line."""
     served = serve(model)
     count = 3 * stdio.IN_FLIGHT
@@ -283,7 +283,7 @@ def test_requests_in_flight_are_all_answered_at_the_end(model: Path, serve: Any)
     assert spread < 1e-5  # texts beside it touch the last bits at most
 
 
-def test_an_id_is_taken_until_it_is_answered(slow: Served) -> None:
+def test_stdio_refuses_the_id_of_a_running_request(slow: Served) -> None:
     slow.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
     (taken,) = slow.wait_for(1)
     assert taken["error"]["message"] == "a request with this id is still running"
@@ -293,7 +293,7 @@ def test_an_id_is_taken_until_it_is_answered(slow: Served) -> None:
     assert len(slow.wait_for(3)[2]["vectors"]) == 1
 
 
-def test_calling_off_and_deadlines_do_not_wait_for_a_pass(slow: Served) -> None:
+def test_stdio_cancel_and_deadline_do_not_wait_for_a_pass(slow: Served) -> None:
     """How soon is a figure of benchmarks/: 200 ms on a quiet machine."""
     slow.send(
         {"id": "called off", "texts": SLOW_TEXTS},
@@ -308,7 +308,7 @@ def test_calling_off_and_deadlines_do_not_wait_for_a_pass(slow: Served) -> None:
     assert slow.wait_for(4)[3]["id"] == "next"
 
 
-def test_called_off_before_it_has_begun(served: Served) -> None:
+def test_stdio_cancel_before_the_request_starts(served: Served) -> None:
     served.send(
         {"id": 1, "texts": ["x"] * 500}, {"id": 1, "cancel": True}, {"id": 2, "texts": ["y"]}
     )
@@ -318,7 +318,9 @@ def test_called_off_before_it_has_begun(served: Served) -> None:
 
 @costly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_end_it_cleanly(slow_model: Path, serve: Any, number: int, code: int) -> None:
+def test_stdio_ends_cleanly_on_signals(
+    slow_model: Path, serve: Any, number: int, code: int
+) -> None:
     served = serve(slow_model)
     served.send({"id": 1, "texts": SLOW_TEXTS}, {"id": 1, "texts": ["x"]})
     (taken,) = served.wait_for(1)
@@ -329,7 +331,7 @@ def test_signals_end_it_cleanly(slow_model: Path, serve: Any, number: int, code:
     assert served.process.stderr.read() == b""
 
 
-def test_who_does_not_read_is_not_read_from(model: Path, serve: Any) -> None:
+def test_stdio_stops_reading_if_answers_are_not_read(model: Path, serve: Any) -> None:
     """Answers of 100 MB that nobody takes: the process stops reading, stays small, and can still be ended."""
     served = serve(model, reads=False)
     request = json.dumps({"id": 0, "texts": ["x"] * 4000}).encode()
@@ -385,13 +387,13 @@ def test_closed_streams_are_refused_before_a_file_takes_their_place(streams: str
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_first_line_that_cannot_be_written(model: Path) -> None:
+def test_stdio_first_line_that_cannot_be_written(model: Path) -> None:
     code, told = serve_in_shell(model, "</dev/zero >/dev/full")
     assert code == 1
     assert b"cannot write to standard output: No space left on device" in told
 
 
-def test_a_first_line_that_nobody_reads(model: Path) -> None:
+def test_stdio_first_line_that_is_not_read(model: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "edgekit", "embed", str(model), "--stdio", "--budget", BUDGET]
@@ -414,7 +416,7 @@ def catches_sigterm(process: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says when the process is so far")
-def test_a_first_line_that_waits_for_its_reader_can_be_ended(model: Path) -> None:
+def test_stdio_first_line_that_waits_can_be_interrupted(model: Path) -> None:
     """The pipe is full before the process begins: its first write does not return."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -436,7 +438,7 @@ def test_a_first_line_that_waits_for_its_reader_can_be_ended(model: Path) -> Non
             os.close(writer)
 
 
-def test_an_idle_process_sees_that_nobody_reads_any_more(model: Path, serve: Any) -> None:
+def test_stdio_idle_process_ends_when_its_reader_closes(model: Path, serve: Any) -> None:
     served = serve(model, reads=False)
     assert served.ready["ready"] is True
     served._stdout.close()
@@ -452,14 +454,14 @@ def test_an_idle_process_sees_that_nobody_reads_any_more(model: Path, serve: Any
         (100_000 * MIB, 8_000_000, 2604),
     ],
 )
-def test_limits_follow_the_budget(budget_bytes: int, line_bytes: int, texts: int) -> None:
+def test_stdio_limits_follow_the_budget(budget_bytes: int, line_bytes: int, texts: int) -> None:
     limits = limits_within(budget_bytes, 384)
     assert (limits.line_bytes, limits.texts) == (line_bytes, texts)
     assert (limits.held_bytes, limits.held_texts) == (2 * line_bytes, 2 * texts)
     assert limits_within(budget_bytes, 10**6).texts >= 1
 
 
-def test_limits_are_told_in_the_first_line(served: Served) -> None:
+def test_stdio_first_line_has_the_limits(served: Served) -> None:
     budget_bytes = served.ready["plan"]["budget_bytes"]
     limits = limits_within(budget_bytes, 32)
     assert served.ready["limits"] == {
@@ -481,7 +483,7 @@ def test_texts_on_the_command_line_are_counted_from_one(
     assert "text 2: it is empty" in capsys.readouterr().err
 
 
-def test_nobody_reads_any_more(model: Path, serve: Any) -> None:
+def test_stdio_ends_when_its_reader_closes(model: Path, serve: Any) -> None:
     served = serve(model, reads=False)
     served._stdout.close()
     served.send({"id": 1, "texts": ["x"]})
@@ -489,7 +491,7 @@ def test_nobody_reads_any_more(model: Path, serve: Any) -> None:
     assert served.process.stderr.read() == b""
 
 
-def test_standard_output_is_the_protocols_alone(model: Path) -> None:
+def test_stdio_output_has_only_the_protocol(model: Path) -> None:
     """What a library prints meanwhile, in Python or in C, goes to standard error."""
     code = (
         "import os, sys, threading\n"
@@ -513,7 +515,7 @@ def test_standard_output_is_the_protocols_alone(model: Path) -> None:
     assert told.stderr == b"chatter\nchatter"
 
 
-def test_a_model_that_is_not_there(tmp_path: Path, serve: Any) -> None:
+def test_stdio_with_a_missing_model(tmp_path: Path, serve: Any) -> None:
     served = serve(tmp_path / "none.gguf", reads=False)
     assert served.ready is None
     assert served.process.wait(PATIENCE_S) == 4

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.native.types import Limits
+from edgekit.engines.native.types import Closeable, Limits
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
@@ -36,7 +36,7 @@ _ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
 _WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
 
 
-class WeightFile:
+class WeightFile(Closeable):
     """A ByteSource that stays open, and notices if the file changes. Several threads may read at once."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
@@ -125,12 +125,6 @@ class WeightFile:
         if not self._closed:
             self._closed = True
             os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 def _read_by_offset(file: WeightFile, offset: int, buffer: Any) -> int:

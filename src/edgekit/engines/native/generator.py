@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from edgekit.engines.native.kernels.choice import choose
 from edgekit.engines.native.layers import make_network
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
-from edgekit.engines.native.types import Checkpoint, Floats, Limits
+from edgekit.engines.native.types import Checkpoint, Closeable, Floats, Limits
 from edgekit.engines.native.weights import Weights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
@@ -79,7 +79,7 @@ def open_stream(
         )
 
 
-class StreamEngine:
+class StreamEngine(Closeable):
     """Made by `open_stream`: one session, its cache, and the logits of the next token. Close it, or use a `with`."""
 
     def __init__(
@@ -202,12 +202,6 @@ class StreamEngine:
                 self._closed = True
                 self._held.close()
                 del self._network, self._buffers, self._caches, self._crew
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def _feed(self, tokens: Sequence[int], checkpoint: Checkpoint, interrupts: Interrupts) -> None:
         def look(share: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from edgekit.units import MB
 
@@ -38,6 +38,19 @@ class Limits:
     held_tensor_bytes: int = 100 * MB  # a tensor that is held whole; streamed ones may be larger
     tokens: int = 2048  # of one text, with its special tokens
     text_bytes: int = 4 * MB  # of one text before it is tokenized: 2,048 tokens are about 10 KB
+
+
+class Closeable:
+    """Closed at the end of a `with` statement."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
 
 Checkpoint = Callable[[float], None]
