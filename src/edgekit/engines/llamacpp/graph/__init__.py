@@ -12,6 +12,6 @@ __all__ = ["CPU_ONLY", "NoGraphError", "Target", "compute_bytes"]
 
 
 def compute_bytes(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[int, ...]:
-    """One number for each buffer of the target. Raises NoGraphError, and RefusedError where llama.cpp gives up."""
+    """Compute buffer sizes, one per buffer of the target. Raises NoGraphError; RefusedError where llama.cpp aborts."""
     plan, values = plan_for(model, context, target)
     return tuple(high_water(program, values) for program in plan.programs)

@@ -15,7 +15,7 @@ ENDLESS = 2**63 - 1  # the last free block: SIZE_MAX / 2
 
 _Snapshot = tuple[
     tuple[int, ...], tuple[int, ...], tuple[int, ...]
-]  # what is free, and what a round took
+]  # the free blocks, and the blocks that a round allocated
 
 
 def high_water(program: Program, values: Mapping[str, int]) -> int:
@@ -34,7 +34,7 @@ def high_water(program: Program, values: Mapping[str, int]) -> int:
 
 
 def _repeat(heap: _Heap, section: Section, places: list[int]) -> None:
-    """Runs a section in rounds. What a round leads to is known where one with its sizes began in the same state."""
+    """Runs a section once per round. Rounds with the same sizes and the same start state share their result."""
     slots, base = section.slots, section.base
     before = places[max(0, base - slots) : base]
     window = [0] * (slots - len(before)) + before + [0] * slots
@@ -63,7 +63,7 @@ def _repeat(heap: _Heap, section: Section, places: list[int]) -> None:
 
 
 def _state(heap: _Heap, section: Section, window: Sequence[int]) -> tuple[int, ...]:
-    """All that the next round depends on: what is free, and where the blocks are that it will free."""
+    """Everything that the next round depends on: the free list, and the offsets of the blocks it will free."""
     return (*heap.starts, *heap.lengths, *(window[i] for i in section.carried))
 
 
@@ -87,7 +87,7 @@ class _Heap:
                         continue
                 _free(starts, lengths, place, size)
                 continue
-            # Of blocks that fit equally well the last one is taken.
+            # If several blocks fit equally well, ggml takes the last.
             best, fit = 0, ENDLESS + 1
             for i, length in enumerate(lengths):
                 if size <= length <= fit:
@@ -109,7 +109,7 @@ class _Heap:
 
 
 def _free(starts: list[int], lengths: list[int], place: int, size: int) -> None:
-    """Joins the first neighbour in the list, and that one the next; a block without any is put in its place."""
+    """Merges the block with its neighbours in the free list, or inserts it in offset order."""
     end = place + size
     for i, start in enumerate(starts):
         stop = start + lengths[i]

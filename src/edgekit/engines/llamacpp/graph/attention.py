@@ -19,7 +19,7 @@ from edgekit.formats.dtype import TensorType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheInput:
-    """What one cache needs: where to write, what may be seen, and how numbers are rotated before they are quantised."""
+    """Inputs for one cache: write indices, mask, and the rotation matrices for quantised K and V."""
 
     n_kv: Size
     mask: GraphTensor
@@ -31,7 +31,7 @@ class CacheInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttnInput:
-    """`swa` is None where no layer slides."""
+    """Attention inputs. `swa` is None if no layer has a sliding window."""
 
     base: CacheInput
     swa: CacheInput | None = None
@@ -45,7 +45,7 @@ def mask_type(build: Build) -> TensorType:
 
 
 def attention_mask(build: Build, *dims: Size, name: str) -> GraphTensor:
-    """As flash attention or the soft max reads it. Before b9410 the f16 one was a copy of an f32 one."""
+    """The mask in the type that the kernel reads. Before b9410 the f16 mask was a copy of an f32 mask."""
     if build.options.flash_attn and build.options.rules < Rules.F16_MASK:
         return ggml.cast(ggml.graph_input(F32, *dims, name=name), F16)
     return ggml.graph_input(mask_type(build), *dims, name=name)
@@ -67,7 +67,7 @@ def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
 
 
 def _rotated(build: Build, given: CacheInput, *, swa: bool | None) -> CacheInput:
-    """Quantised caches hold rotated numbers: Hadamard matrices, where the heads of the cache are alike."""
+    """Adds Hadamard matrices for quantised caches, which store rotated K and V if all heads have one width."""
     k_rot = _rotation(build, "k", swa=swa)
     v_rot = _rotation(build, "v", swa=swa) if given.v_idxs is not None else None
     return CacheInput(
@@ -88,7 +88,7 @@ SMALLEST_ROTATION = 64  # llama-kv-cache.cpp:1447
 
 
 def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
-    """How wide the matrix is, None without one. `swa`: only heads of layers that slide, or do not, are looked at."""
+    """Width of the rotation matrix; None if there is none. `swa` restricts it to layers with or without a window."""
     kind = build.options.type_k if side == "k" else build.options.type_v
     dims = build.hparams.cached_heads(side, swa=swa)
     first = build.hparams.head_dim(side, 0)
@@ -103,7 +103,7 @@ def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
 
 
 def widest_rotation(width: int) -> int:
-    """The largest power of two that divides the width of a head, and no less than 64."""
+    """The largest power of two that divides the head width; at least 64."""
     if width < 1:
         raise NoGraphError("heads without a width")
     return max(width & -width, SMALLEST_ROTATION)
@@ -116,7 +116,7 @@ def input_kv(build: Build, *, rotate: bool = True) -> AttnInput:
 
 
 def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
-    """build_attn_inp_kv_iswa: one cache for the layers that slide, one for the others."""
+    """build_attn_inp_kv_iswa: one cache for sliding-window layers, one for the others."""
     base = _cache_input(build, build.sizes.n_kv, values=True)
     swa = _cache_input(build, build.sizes.n_kv_swa, values=True)
     if rotate and build.options.rules < Rules.ROTATION_PER_CACHE:
@@ -128,12 +128,12 @@ def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
 
 
 def input_auto(build: Build) -> AttnInput:
-    """As graph<iswa> does: two caches where the model has a window."""
+    """As graph<iswa>: two caches if the model has a sliding window."""
     return input_kv_iswa(build) if build.hparams.has_swa else input_kv(build)
 
 
 def input_k(build: Build) -> AttnInput:
-    """build_attn_inp_k: keys alone, values are part of them."""
+    """build_attn_inp_k: a K cache only; V is part of K."""
     return AttnInput(base=_cache_input(build, build.sizes.n_kv, values=False))
 
 
@@ -151,13 +151,13 @@ def _mask_only(build: Build, n_kv: Size, name: str) -> CacheInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What only some attentions have."""
+    """Optional parts of an attention layer."""
 
     kq_b: GraphTensor | None = None
     sinks: GraphTensor | None = None
     v_mla: GraphTensor | None = None
     softcap: int = (
-        0  # scale, tanh, scale: how often it is done to the scores without flash attention
+        0  # number of softcap passes (scale, tanh, scale) over the scores without flash attention
     )
 
 
@@ -176,9 +176,9 @@ def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     owner: int | None = None,
     output: str | None = "attn_output",
 ) -> GraphTensor:
-    """build_attn with a key and a value cache. `owner`: the layer whose cache is read, where it is not this one.
+    """build_attn with a K and a V cache. `owner`: the layer whose cache is read, if not this one.
 
-    `output` names the projection afterwards, None leaves it out.
+    `output` names the output projection; None: no projection.
     """
     used = given.of(layer)
     if used.k_rot is not None:
@@ -214,7 +214,7 @@ def attend_k(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     extras: Extras = PLAIN,
     output: str | None = "attn_output",
 ) -> GraphTensor:
-    """build_attn with a key cache alone: values are the first numbers of each key (MLA)."""
+    """build_attn with a K cache only (MLA): V is the first part of each K row."""
     used = given.of(layer)
     for tensor in (q, v, k):
         build.expand(tensor)
@@ -236,7 +236,7 @@ def attend_now(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     extras: Extras = PLAIN,
     output: str | None = "attn_output",
 ) -> GraphTensor:
-    """build_attn without a cache, or across to an encoder."""
+    """build_attn without a cache, and cross-attention to an encoder."""
     for tensor in (q, k, v):
         build.expand(tensor)
     cur = product(build, q, k, v, given.of(layer).mask, extras, transposed=False)
@@ -261,7 +261,7 @@ def product(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     *,
     transposed: bool,
 ) -> GraphTensor:
-    """build_attn_mha. `transposed`: values are stored token by token in each row."""
+    """build_attn_mha. `transposed`: each V row holds one channel of all tokens."""
     n_stream = k.ne[3]
     per_stream = q.ne[2] // n_stream
     strides = (q.nb[1], q.nb[2], q.nb[2] * per_stream)

@@ -1,4 +1,4 @@
-"""One graph being built: the model's weights, the load's sizes, and what the blocks share."""
+"""A graph under construction: the model's weights, the load's sizes, and what all blocks share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_NODES = 65_536  # DeepSeek-V3's has 7,000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSizes:
-    """What llama_context reserves a graph for; numbers, or polynomials in their place."""
+    """The sizes that llama_context reserves a graph for, as numbers or polynomials."""
 
     n_tokens: Size
     n_seqs: Size
@@ -42,9 +42,9 @@ class GraphSizes:
         return self.n_tokens // self.n_seqs
 
 
-# Their pictures come as embeddings that are right already.
+# Their image embeddings are already scaled.
 GIVEN_UNSCALED = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
-# The first builds in which blocks that predict further tokens read the last state of every token (t_h_nextn; grep
+# The first builds in which multi-token prediction blocks read the last state of every token (t_h_nextn; grep
 # embeddings_nextn_masked in src/models).
 PREDICTS_SINCE = {
     "qwen35": 9200,
@@ -78,16 +78,16 @@ class GraphOptions:
     """What changes the graph's nodes, not only their sizes."""
 
     flash_attn: bool
-    v_trans: bool  # values are stored token by token in each row of the cache
+    v_trans: bool  # each row of the V cache holds one channel of all tokens
     type_k: TensorType
     type_v: TensorType
     embeddings: bool
-    streams: bool  # sequences have caches of their own
+    streams: bool  # each sequence has its own cache
     rules: int  # a build of llama.cpp (versions.py)
 
 
 class GraphLayer:
-    """One block and its weights. `index` names it; nothing else may depend on it: facts say what differs."""
+    """One block and its weights. `index` is only for names: what differs between layers is in `facts`."""
 
     def __init__(self, build: Build, index: int, facts: LayerFacts) -> None:
         self.build, self.index, self.facts = build, index, facts
@@ -95,11 +95,11 @@ class GraphLayer:
         self._made: dict[str, GraphTensor] = {}
 
     def __contains__(self, name: str) -> bool:
-        """Whether the file has blk.N.NAME.weight."""
+        """True if the file has blk.N.NAME.weight."""
         return f"{name}.weight" in self._shapes
 
     def tensor(self, name: str) -> GraphTensor | None:
-        """blk.N.NAME, None when the file does not have it."""
+        """The tensor blk.N.NAME; None if the file does not have it."""
         made = self._made.get(name)
         if made is None and name in self._shapes:
             made = self._made[name] = self.build.block_weight(self.index, name)
@@ -115,16 +115,16 @@ class GraphLayer:
         return self.tensor(f"{name}.scale")
 
     def without_scales(self) -> GraphLayer:
-        """The same layer for graphs that do not apply the scales of its weights."""
+        """A copy of the layer without weight scales, for graphs that do not apply them."""
         shapes = tuple(one for one in self.facts.shapes if not one[0].endswith(".scale"))
         return GraphLayer(self.build, self.index, replace(self.facts, shapes=shapes))
 
     def __getitem__(self, name: str) -> GraphTensor:
-        """A weight that must be there: llama.cpp would not load the file without it."""
+        """A required weight: llama.cpp does not load a file without it."""
         return self.need(f"{name}.weight")
 
     def need(self, name: str) -> GraphTensor:
-        """The same for blk.N.NAME."""
+        """The required tensor blk.N.NAME."""
         found = self.tensor(name)
         if found is None:
             raise MissingTensorError(f"no tensor blk.{self.index}.{name}")
@@ -146,9 +146,9 @@ class Build:
         self.graph = Graph()
         self.caches: dict[str, GraphTensor] = {}
         self._made: dict[str, GraphTensor] = {}
-        self.embd: GraphTensor | None = None  # res->t_embd: what embeddings are made from
+        self.embd: GraphTensor | None = None  # res->t_embd: pooled to embeddings
         self.inp_embd: GraphTensor | None = (
-            None  # res->t_inp_embd: with pictures behind it (deepstack)
+            None  # res->t_inp_embd, followed by deepstack image embeddings
         )
 
     @property
@@ -156,14 +156,14 @@ class Build:
         return self.sizes.n_tokens
 
     def tensor(self, name: str) -> GraphTensor | None:
-        """A weight outside the layers, None when the file does not have it."""
+        """A weight outside the layers; None if the file does not have it."""
         made = self._made.get(name)
         if made is None and (found := self.hparams.globals.get(name)) is not None:
             made = self._made[name] = weight(name, found.type, found.shape[::-1])
         return made
 
     def block_weight(self, il: int, name: str) -> GraphTensor:
-        """One and the same for all layers that run through a block."""
+        """A weight of a block, shared by all layers that run the block."""
         full = f"blk.{il % self.hparams.n_block}.{name}"
         made = self._made.get(full)
         if made is None:
@@ -181,7 +181,7 @@ class Build:
         return found
 
     def cache(self, name: str, kind: TensorType, *dims: Size) -> GraphTensor:
-        """A cache tensor: one and the same for all who ask by its name."""
+        """The cache tensor of this name, created at first use."""
         found = self.caches.get(name)
         if found is None:
             found = self.caches[name] = GraphTensor(
@@ -190,7 +190,7 @@ class Build:
         return found
 
     def layers(self) -> Iterator[GraphLayer]:
-        """Those that are to be built, one after another."""
+        """The layers to build, in order."""
         for index, facts in self.facts.items():
             if len(self.graph.nodes) > MAX_NODES:
                 raise NoGraphError(f"the graph has more than {MAX_NODES:,} nodes")
@@ -198,7 +198,7 @@ class Build:
             yield GraphLayer(self, index, facts)
 
     def only_numbers(self, *sizes: Size) -> bool:
-        """Whether they are known. Where not, this graph is not to be finished: it is built anew for every load."""
+        """True if the sizes are plain numbers. If not, builds a placeholder: the graph is rebuilt for every load."""
         unknown = [size for size in sizes if isinstance(size, Dim)]
         self.graph.unequal.update((size, size) for size in unknown)
         if unknown:
@@ -213,30 +213,29 @@ class Build:
 
     @property
     def crops_early(self) -> bool:
-        """Whether the last layer of a model with prediction blocks is narrowed to the output rows.
-
-        It was until those blocks read its state, and is again in 0.6 (crop_before_nextn).
+        """True if the last layer of a model with prediction blocks is reduced to the output rows: in builds before
+        those blocks read its state, and again since 0.6 (crop_before_nextn).
         """
         return self.options.rules >= Rules.V0_6 or not self.predicts
 
     @property
     def predicts(self) -> bool:
-        """Whether this build of the architecture gives the last state to blocks that predict further tokens."""
+        """True if this build passes the last state to multi-token prediction blocks."""
         return self.options.rules >= PREDICTS_SINCE.get(self.hparams.arch, 0)
 
     def output(self, tensor: GraphTensor) -> None:
-        """One of the graph's results: it is never freed."""
+        """Marks a graph output: it is never freed."""
         tensor.is_output = True
 
-    # Inputs: leafs that are placed first, in the order in which the graph comes across them.
+    # Inputs: leafs, allocated first, in the order in which the graph uses them.
 
     def input_embd(
         self, *, scaled: bool = False, width: int | None = None, table: GraphTensor | None = None
     ) -> GraphTensor:
-        """build_inp_embd: tokens looked up, or embeddings given; both ways are in the graph.
+        """build_inp_embd: the graph has both token lookup and given embeddings.
 
-        `width` is n_embd_inp where it is more than n_embd (deepstack); `scaled` where f_embedding_scale is set;
-        `table` where it is not token_embd.
+        `width`: n_embd_inp if it exceeds n_embd (deepstack). `scaled`: f_embedding_scale is set. `table`: if not
+        token_embd.
         """
         table = table or self["token_embd"]
         n_embd = self.hparams.n_embd
@@ -265,7 +264,7 @@ class Build:
         return found
 
     def _input_mixed(self, table: GraphTensor, width: int) -> Mixed | None:
-        """From 0.6 on: tokens that are looked up and written into their rows of the embeddings that are given."""
+        """Since 0.6: looked-up tokens are written into their rows of the given embeddings."""
         if self.options.rules < Rules.V0_6 or self.hparams.arch in UNMIXED:
             return None
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
@@ -276,7 +275,7 @@ class Build:
         )
 
     def scaled_embd(self, cur: GraphTensor) -> GraphTensor:
-        """Embeddings times a number. Where given ones are not scaled, 0.6 does it row by row in build_inp_embd."""
+        """Embeddings times a constant. If only token rows are scaled, 0.6 does it inside build_inp_embd."""
         if self.options.rules < Rules.V0_6 or self.hparams.arch not in GIVEN_UNSCALED:
             return ggml.scale(cur)
         cur = self._scaled_by_row(cur)
@@ -307,18 +306,18 @@ def weight(name: str, kind: TensorType, ne: tuple[int, ...]) -> GraphTensor:
 
 
 class GraphFamily(Protocol):
-    """How the graph of an architecture is built."""
+    """Builds the graphs of one family of architectures."""
 
     def more(self, hparams: Hparams, il: int) -> Hashable:
-        """What layer `il` depends on besides the facts of every layer."""
+        """Family-specific facts of layer `il`."""
 
     def build(self, build: Build) -> None:
-        """Makes the whole graph."""
+        """Builds the whole graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphFacts:
-    """What is read from the header once. `alike`: small numbers, the same for layers that are built alike."""
+    """Facts read from the header once. `alike`: a number per layer, equal for layers that are built alike."""
 
     family: GraphFamily
     hparams: Hparams

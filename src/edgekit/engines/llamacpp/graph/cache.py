@@ -1,4 +1,4 @@
-"""Caches and states in a graph: rows are written at indices and read back as views.
+"""KV caches and recurrent states in a graph: rows are written by index and read back as views.
 
 Follows llama-kv-cache.cpp, and build_rs of llama-graph.cpp for the states of recurrent layers.
 """
@@ -23,7 +23,7 @@ def _keys(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTens
 
 
 def _values(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTensor:
-    """Without flash attention they are stored transposed, every layer as wide as the widest."""
+    """The V cache. Without flash attention it is transposed, and as wide as the widest layer."""
     width = layer.facts.n_embd_head_v * layer.facts.n_head_kv
     if build.options.v_trans:
         width = build.hparams.n_embd_v_gqa_max
@@ -83,18 +83,18 @@ def store_v(  # noqa: PLR0917 - in the order of the original
         v_cur = ggml.cont(v_cur, width, v_cur.ne[2])
     if not build.graph.same(width, v.ne[0]):
         v_cur = ggml.pad(v_cur, v.ne[0] - width)
-    # Every number is a row.
+    # Each element is a row.
     cells_view = ggml.reshape(v, 1, v.elements)
     return ggml.set_rows(cells_view, ggml.reshape(v_cur, 1, v_cur.elements), v_idxs)
 
 
 def _rows(cur: GraphTensor) -> GraphTensor:
-    """All heads of a token in one row."""
+    """Reshapes all heads of a token into one row."""
     return ggml.view(cur, cur.ne[0] * cur.ne[1], cur.ne[2], strides=(cur.nb[2],))
 
 
 def _one_stream(build: Build, cache: GraphTensor, cur: GraphTensor) -> GraphTensor:
-    """Indices count through all streams."""
+    """The cache with all streams in one: write indices are global."""
     if not build.options.streams:
         return cache
     return ggml.reshape(cache, cur.ne[0] * cur.ne[1], cache.ne[1] * cache.ne[2])
@@ -105,7 +105,7 @@ GetRows = Callable[[GraphTensor, GraphTensor], GraphTensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInput:
-    """Rows of the sequences in the batch, and of those that are only moved: none when all are in it."""
+    """State rows of the sequences in the batch, and of the others, which are only copied."""
 
     copy: GraphTensor
     main: GraphTensor
@@ -121,7 +121,7 @@ def input_rs(build: Build) -> StateInput:
 
 
 def state(build: Build, layer: GraphLayer, side: str, width: Size) -> GraphTensor:
-    """The cache of a layer's states: "r" of the convolution, "s" of the recurrence."""
+    """The state cache of a layer: "r" for the convolution, "s" for the recurrence."""
     return build.cache(f"cache_{side}_l{layer.index}", F32, width, build.sizes.n_seqs)
 
 
@@ -133,7 +133,7 @@ def read_states(
     *,
     get_rows: GetRows | None = None,
 ) -> GraphTensor:
-    """build_rs: one row is cleared, those of the batch are read, the others are written back."""
+    """build_rs: clears one row, reads the rows of the batch, writes the others back."""
     rows = ggml.reshape(cache, width, cache.ne[1])
     build.expand(ggml.scale_inplace(ggml.view(rows, width)))
     find = _find_apart if build.options.rules < Rules.V0_6 else _find
@@ -145,7 +145,7 @@ def read_states(
 def _find_apart(
     build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
 ) -> tuple[GraphTensor, GraphTensor]:
-    """0.5: the others are looked up by themselves, and there are none."""
+    """0.5: a separate lookup for the other rows, of which there are none."""
     found = (get_rows or ggml.get_rows)(rows, given.main)
     build.expand(found)
     return found, ggml.get_rows(rows, given.extra)
@@ -154,9 +154,8 @@ def _find_apart(
 def _find(
     build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
 ) -> tuple[GraphTensor, GraphTensor]:
-    """0.6: all rows are looked up, or all but one where the operation finds its own; the others are seen in them.
-
-    So the graph is the same for any number of sequences in a batch.
+    """0.6: one lookup of all rows, with views of the batch's rows and the others. So the graph is the same for any
+    number of sequences in a batch.
     """
     count = build.sizes.n_seqs
     if get_rows is None:
@@ -181,7 +180,7 @@ class SideCache:
         return build.cache(name, build.options.type_k, self.width, self.cells, streams)
 
     def store(self, build: Build, layer: GraphLayer, k: GraphTensor, idxs: GraphTensor) -> None:
-        """`k` is [width, 1, rows]. Indices count through all streams."""
+        """`k` is [width, 1, rows]. Write indices are global over all streams."""
         into = self._tensor(build, layer)
         if build.options.streams:
             into = ggml.reshape(into, self.width, self.cells * build.sizes.n_stream)
@@ -189,7 +188,7 @@ class SideCache:
         build.expand(ggml.set_rows(into, rows, idxs))
 
     def read(self, build: Build, layer: GraphLayer) -> GraphTensor:
-        """All of it, as [width, 1, cells, streams]."""
+        """The whole cache as [width, 1, cells, streams]."""
         cache = self._tensor(build, layer)
         row = row_bytes(cache.type, self.width)
         strides = (row, row, row * self.cells)

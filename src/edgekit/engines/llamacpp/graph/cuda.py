@@ -1,6 +1,6 @@
 """CUDA as the scheduler and the allocator see it: ggml-cuda.cu, fattn.cu @ 0c1e570, for tensor-core GPUs.
 
-Nodes that CUDA runs as one keep their sources alive until the last of them (ggml_backend_cuda_graph_optimize).
+Fused nodes keep their sources alive until the last node of the fusion (ggml_backend_cuda_graph_optimize).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def buffer(name: str = "CUDA0") -> Buffer:
 
 
 def extra_bytes(tensor: GraphTensor) -> Size:
-    """What ggml_backend_cuda_buffer_type_get_alloc_size adds to a tensor's own bytes."""
+    """Bytes that ggml_backend_cuda_buffer_type_get_alloc_size adds to a tensor's size."""
     if tensor.op == "FLASH_ATTN_EXT":
         return _flash_bytes(tensor) - tensor.bytes
     kind, row = tensor.type, tensor.ne[0]
@@ -44,7 +44,7 @@ def extra_bytes(tensor: GraphTensor) -> Size:
 
 
 def _flash_bytes(node: GraphTensor) -> Size:
-    """The result, and f16 copies of K and V where they are of another type."""
+    """Flash attention: the result, plus f16 copies of K and V of other types."""
     _, k, v = node.src[:3]
     size = node.bytes
     if k.type.name != "F16":
@@ -56,14 +56,14 @@ def _flash_bytes(node: GraphTensor) -> Size:
 
 
 def _padded(size: Size) -> Size:
-    """To 128 bytes; a polynomial whose rest is not known is taken one unit up."""
+    """Padded to 128 bytes. A polynomial with an unknown remainder is rounded up by one unit."""
     if isinstance(size, int):
         return -(-size // ALIGNMENT) * ALIGNMENT
     return size if all(not factor % ALIGNMENT for factor in size.terms.values()) else size + 127
 
 
 def supports(node: GraphTensor) -> bool:
-    """ggml_backend_cuda_device_supports_op, as far as graphs of language models reach its limits."""
+    """ggml_backend_cuda_device_supports_op, limited to the cases that language models reach."""
     rule = _RULES.get(node.op)
     return rule is None or rule(node)
 
@@ -97,7 +97,7 @@ _RULES: dict[str, Callable[[GraphTensor], bool]] = {
 
 
 def wants(values: Mapping[str, int]) -> Callable[[GraphTensor], bool]:
-    """Whether a node with weights on the host is worth copying them: batches of 32 and more."""
+    """True if CUDA copies host weights to run this node: for batches of at least 32."""
     return lambda node: value(_batch(node), values) >= OFFLOAD_BATCH
 
 
@@ -120,7 +120,7 @@ Kept = dict[GraphTensor, list[GraphTensor]]
 
 
 class Uses:
-    """How often each node is read, in the whole graph. Counted when first needed: few graphs have experts."""
+    """How often each node is read in the whole graph. Counted at first use: few graphs need it."""
 
     def __init__(self, nodes: Sequence[GraphTensor]) -> None:
         self.reads = [node.src for node in nodes]  # before copies take the place of sources
@@ -131,7 +131,7 @@ class Uses:
 
 
 def optimized(nodes: list[GraphTensor], uses: Uses, rules: int) -> tuple[list[GraphTensor], Kept]:
-    """The nodes of a split in the order in which they run, and for some of them what is freed only after them."""
+    """The nodes of a split in execution order, and the tensors that must stay alive until after some of them."""
     kept: Kept = {}
     if rules >= Rules.V0_6:
         nodes = _shared_experts_moved(nodes, uses, kept)
@@ -169,7 +169,7 @@ def _shared_experts_moved(nodes: list[GraphTensor], uses: Uses, kept: Kept) -> l
 
 
 def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | None:
-    """Where the nodes of the shared expert begin that can run with the routed ones at `i`."""
+    """Index of the shared expert's nodes that can run with the routed ones at `i`."""
     if nodes[i].op != "MUL_MAT_ID":
         return None
     for j in range(i + 3, len(nodes) - 2):
@@ -182,7 +182,7 @@ def _shared_expert(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int | No
 
 
 def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], uses: Uses) -> bool:
-    """ggml_cuda_match_shared_expert: up and gate of both are alike, quantised, and see the same state."""
+    """ggml_cuda_match_shared_expert: both have quantised up and gate weights of one type and the same input."""
     if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
         return False
     weight, seen = routed[0].src[:2]
@@ -199,7 +199,7 @@ def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], use
 
 
 def _is_gated(run: Sequence[GraphTensor], product: str) -> bool:
-    """Two products of like weights with the same inputs, and a gated activation of them."""
+    """Matches two products of equal weight types and inputs, followed by a gated activation."""
     one, other, activated = run
     if (one.op, other.op, activated.op) != (product, product, "GLU"):
         return False
@@ -221,7 +221,9 @@ def _add(kept: Kept, until: GraphTensor, tensors: Sequence[GraphTensor]) -> None
 def _weighted_sum(
     nodes: Sequence[GraphTensor], i: int, uses: Uses
 ) -> tuple[int, list[GraphTensor]] | None:
-    """Experts x weights, a view for each expert, their sum: how many nodes, and what must stay."""
+    """Matches experts x weights, a view per expert, and their sum. Returns the node count and the tensors to keep
+    alive.
+    """
     first = nodes[i]
     parts = _parts(first)
     if parts is None:
@@ -243,7 +245,7 @@ def _weighted_sum(
 
 
 def _parts(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
-    """A product of something as wide as the result and of one number per expert and token."""
+    """Matches the product of the expert outputs and one weight per expert and token."""
     if node.op != "MUL" or len(node.src) != 2:
         return None
     for full, weights in (node.src, node.src[::-1]):
@@ -270,7 +272,7 @@ def _is_sum(run: Sequence[GraphTensor], weighted: GraphTensor, experts: int) -> 
 
 
 def _routing(nodes: Sequence[GraphTensor], i: int, uses: Uses) -> int:
-    """Probabilities, their order, the weights of the best: how many nodes, 0 where they are not fused."""
+    """Matches router probabilities, their ranking and the selected weights. Returns the node count; 0 if not fused."""
     found = list(_routing_nodes(nodes, i))
     if not found:
         return 0
@@ -305,7 +307,7 @@ def _routing_nodes(nodes: Sequence[GraphTensor], i: int) -> Iterator[GraphTensor
 
 
 def _take_norm(walk: _Walk) -> None:
-    """RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE: all of them or none."""
+    """Skips RESHAPE, SUM_ROWS, CLAMP, DIV, RESHAPE if all of them follow."""
     start = walk.at
     for op in ("RESHAPE", "SUM_ROWS", "CLAMP"):
         if not walk.take_if(op, walk.last):
@@ -339,7 +341,7 @@ class _Walk:
 
 
 def _only_within(run: Sequence[GraphTensor], outputs: Sequence[GraphTensor], uses: Uses) -> bool:
-    """ggml_can_fuse_subgraph: nothing outside reads what is in between."""
+    """ggml_can_fuse_subgraph: no node outside reads an intermediate result."""
     inside: dict[GraphTensor, int] = {}
     for node in run:
         for source in node.src:

@@ -1,7 +1,7 @@
-"""Dimensions that are known only when a load is: polynomials over the few numbers that a load brings.
+"""Symbolic dimensions: polynomials over the few numbers that a load sets.
 
-One graph is built with them and serves every load of the same shape. `U` tokens are `T * S`: T tokens of each of S
-sequences, so whatever llama.cpp divides divides without a rest here too.
+One graph built with them serves every load of the same shape. `U` tokens are `T * S`: T tokens of each of S
+sequences, so every division in llama.cpp is exact here too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _kept = lru_cache(maxsize=4096)  # graphs ask for the same few again and again
 
 
 class Dim:
-    """A polynomial that is not a plain number. Those that are the same compare equal."""
+    """A polynomial that is not constant. Equal polynomials compare equal."""
 
     __slots__ = ("_hash", "terms")
 
@@ -67,7 +67,7 @@ class Dim:
 
     @_kept
     def __floordiv__(self, other: Size) -> Size:
-        """Without a rest, or not at all."""
+        """Exact division; raises if there is a remainder."""
         ((by, divisor),) = _terms(other).items()
         terms: dict[Monomial, int] = {}
         for monomial, factor in self.terms.items():
@@ -101,7 +101,7 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def value(size: Size, values: Mapping[str, int]) -> int:
-    """The number it is for a load."""
+    """The value for a load."""
     if isinstance(size, int):
         return size
     total = 0

@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.versions import Rules
 
 
 class Act(enum.Enum):
-    """What comes between the two products; for the allocator only its nodes count."""
+    """The activation between the two products; only its number of nodes matters to the allocator."""
 
     UNARY = "silu, gelu or relu, times up where there is a gate"
     SQUARED = "relu, then its square"
@@ -32,9 +32,9 @@ def feed_forward(
     scales: GraphTensor | None = None,
     gated: bool = True,
 ) -> GraphTensor:
-    """build_ffn with the tensors ffn_{up,gate,down}SUFFIX, their biases and scales, as far as the file has them.
+    """build_ffn with the tensors ffn_{up,gate,down}SUFFIX, with the biases and scales that the file has.
 
-    `parallel` (LLM_FFN_PAR): the gate sees what up sees; otherwise it sees what up gave. `scales`: act_scales.
+    `parallel` (LLM_FFN_PAR): the gate reads the input of up; otherwise its output. `scales`: act_scales.
     """
     up, gate, down = (f"ffn_{name}{suffix}" for name in ("up", "gate", "down"))
     tmp = _product(layer, up, cur) if up in layer else cur
@@ -56,7 +56,7 @@ def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
 
 
 def _activated(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor:
-    """`up` is None where nothing is multiplied with the activation."""
+    """`up` is None if the activation has no multiplicative gate."""
     if act is Act.FUSED:
         return ggml.glu(cur)
     if act is Act.SQUARED:
@@ -73,11 +73,11 @@ def _activated(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTenso
     return ggml.glu(cur, up)
 
 
-PRECISE = "precise"  # a product CUDA has no kernel for (ggml_prec_set_src)
+PRECISE = "precise"  # a product that CUDA does not support (ggml_prec_set_src)
 
 
 class Gating(enum.Enum):
-    """llama_expert_gating_func_type, with the numbers of the key expert_gating_func."""
+    """llama_expert_gating_func_type; values are those of the key expert_gating_func."""
 
     SOFTMAX = 1
     SIGMOID = 2
@@ -87,17 +87,17 @@ class Gating(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How experts are chosen and weighed."""
+    """How experts are selected and weighted."""
 
     gating: Gating = Gating.SOFTMAX
     norm_w: bool = True
-    scaled: bool = False  # weights are scaled by a number that is neither 0 nor 1
+    scaled: bool = False  # weights have a scale other than 0 and 1
     act: Act = Act.UNARY
-    weight_before: bool = False  # llama4: tokens are weighed, not results
-    select_logits: bool = False  # llama4: experts are chosen by what the router gave
-    groups: int = 0  # of experts, of which `groups_used` are chosen first
+    weight_before: bool = False  # llama4: weights multiply the input, not the output
+    select_logits: bool = False  # llama4: experts are selected by logits
+    groups: int = 0  # of experts, `groups_used` of which are selected first
     groups_used: int = 0
-    precise: bool = False  # mistral4: what the last product multiplies may exceed 16 bits
+    precise: bool = False  # mistral4: the input of the down projection may overflow f16
 
 
 def experts(
@@ -110,7 +110,7 @@ def experts(
     selected: GraphTensor | None = None,
     suffix: str = "_exps",
 ) -> GraphTensor:
-    """build_moe_ffn. `probs_in`: logits that were made elsewhere; `selected`: experts that were."""
+    """build_moe_ffn. `probs_in` and `selected`: logits and selected experts computed elsewhere."""
     used = layer.facts.n_expert_used
     tokens = cur.ne[1]
     probs, selection = _scores(layer, cur, routing, probs_in)
@@ -132,13 +132,13 @@ def experts(
 def _scores(
     layer: GraphLayer, cur: GraphTensor, routing: Routing, probs_in: GraphTensor | None
 ) -> tuple[GraphTensor, GraphTensor]:
-    """Probabilities, and what experts are chosen by."""
+    """Router probabilities, and the scores that experts are selected by."""
     logits = ggml.mul_mat(layer["ffn_gate_inp"], cur) if probs_in is None else probs_in
     if (bias := layer.bias("ffn_gate_inp")) is not None:
         logits = ggml.add(logits, bias)
     probs = _gated(logits, routing.gating)
     selection = probs
-    # Some loaders leave the suffix away (hy-v3.cpp).
+    # Some loaders omit the suffix (hy-v3.cpp).
     if (bias := layer.bias("exp_probs_b") or layer.tensor("exp_probs_b")) is not None:
         selection = ggml.add(probs, bias)
     return probs, logits if routing.select_logits else selection
@@ -157,7 +157,7 @@ def _gated(logits: GraphTensor, gating: Gating) -> GraphTensor:
 
 
 def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
-    """Only experts of the best groups may be chosen: those of the others are masked out."""
+    """Masks out the experts outside the best groups."""
     count, tokens = selection.ne[:2]
     groups = ggml.reshape(selection, count // routing.groups, routing.groups, tokens)
     best = ggml.argsort_top_k(groups, 2)
@@ -217,7 +217,7 @@ def _expert(
 
 
 def _added_up(build: Build, result: GraphTensor, used: int) -> GraphTensor:
-    """Views first, then the sums: that is their order in the graph."""
+    """Sums the expert outputs. All views precede the sums in the graph."""
     width, tokens = result.ne[0], result.ne[2]
     views = [ggml.view(result, width, tokens, strides=(result.nb[2],)) for _ in range(used)]
     for view in views:

@@ -1,7 +1,7 @@
 """ggml's operations on tensors without data: the shapes, types, sources and views of ggml.c @ 0c1e570.
 
-Only what the graph allocator sees is kept: no parameters of operations, and shapes are checked only where a file with
-wrong ones would give a wrong number.
+Only what the graph allocator sees is modelled: no operation parameters, and shapes are checked only where a damaged
+file would otherwise give a wrong result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _view(
     )
 
 
-# One source, the result like it.
+# One source; the result has its type and shape.
 
 
 def scale(a: GraphTensor) -> GraphTensor:
@@ -94,12 +94,12 @@ def dup(a: GraphTensor) -> GraphTensor:
 
 
 def cont(a: GraphTensor, *dims: Size) -> GraphTensor:
-    """ggml_cont, or ggml_cont_Nd where dimensions are given."""
+    """ggml_cont, or ggml_cont_Nd if dimensions are given."""
     return new("CONT", a.type, shape(*dims) if dims else a.ne, a)
 
 
 def cast(a: GraphTensor, kind: TensorType) -> GraphTensor:
-    """A copy that has itself as its second source, as ggml_cast makes it."""
+    """ggml_cast: a copy whose second source is itself."""
     result = new("CPY", kind, a.ne, a)
     result.src = (a, result)
     return result
@@ -154,7 +154,7 @@ def get_rows(a: GraphTensor, rows: GraphTensor) -> GraphTensor:
 
 
 def set_rows(a: GraphTensor, values: GraphTensor, rows: GraphTensor) -> GraphTensor:
-    """A view of `a`; the order of its sources is ggml's."""
+    """A view of `a`, with the sources in ggml's order."""
     return _view("SET_ROWS", a, a.ne, a.strides, values, rows, a)
 
 
@@ -163,7 +163,7 @@ def cpy(a: GraphTensor, into: GraphTensor) -> GraphTensor:
 
 
 def glu(gate: GraphTensor, up: GraphTensor | None = None) -> GraphTensor:
-    """swiglu, geglu, reglu, ...: split where `up` is given, else the halves of one row."""
+    """swiglu, geglu, reglu, ...: two inputs if `up` is given, else the two halves of each row."""
     ne = gate.ne if up is not None else (gate.ne[0] // 2, *gate.ne[1:])
     return new("GLU", gate.type, ne, gate, up)
 
@@ -198,7 +198,7 @@ def argsort(a: GraphTensor) -> GraphTensor:
 
 
 def argsort_top_k(a: GraphTensor, count: int) -> GraphTensor:
-    """All are sorted; the result is a view of the first ones."""
+    """Sorts everything; the result is a view of the first `count`."""
     order = argsort(a)
     return view(order, count, *order.ne[1:], strides=order.nb[1:])
 
@@ -212,7 +212,7 @@ def repeat(a: GraphTensor, *dims: Size) -> GraphTensor:
 
 
 def pad(a: GraphTensor, *more: Size) -> GraphTensor:
-    """So many more elements in each dimension, before and after together."""
+    """`more`: elements added to each dimension, at both ends together."""
     ne = [
         have + extra
         for have, extra in zip(a.ne, shape(*more, *(0,) * (4 - len(more))), strict=True)
@@ -221,7 +221,7 @@ def pad(a: GraphTensor, *more: Size) -> GraphTensor:
 
 
 def pool_rows(a: GraphTensor, width: int) -> GraphTensor:
-    """ggml_pool_2d along the first dimension: one number for each `width` of them."""
+    """ggml_pool_2d along the first dimension: one value per `width` elements."""
     return new("POOL_2D", F32, (a.ne[0] // width, *a.ne[1:]), a)
 
 
@@ -236,7 +236,7 @@ def reshape(a: GraphTensor, *dims: Size) -> GraphTensor:
 
 
 def view(a: GraphTensor, *dims: Size, strides: tuple[Size, ...] = ()) -> GraphTensor:
-    """ggml_view_Nd: `strides` are those from nb1 on; where they end, the outer ones follow from the shape."""
+    """ggml_view_Nd: `strides` start at nb1; missing outer ones follow from the shape."""
     ne = shape(*dims)
     if not strides:
         return _view("VIEW", a, ne, None, a)
@@ -290,7 +290,7 @@ def ssm_scan(  # noqa: PLR0917 - in the order of ggml_ssm_scan
     ids: GraphTensor,
     kept: int = 1,
 ) -> GraphTensor:
-    """Outputs and the last states in one row."""
+    """Outputs and final states in one row."""
     after = kept * product(states.ne[:3]) * ids.ne[0]
     return new("SSM_SCAN", F32, shape(x.elements + after), states, x, dt, a, b, c, ids)
 
@@ -310,7 +310,7 @@ def gated_delta_net(  # noqa: PLR0917 - in the order of ggml_gated_delta_net
 
 
 def linear_attention(op: str, k: GraphTensor, state: GraphTensor, *src: GraphTensor) -> GraphTensor:
-    """RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN: tokens and new states in one; `src` in ggml's order."""
+    """RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN: outputs and new states in one tensor; `src` in ggml's order."""
     width, heads, tokens, _ = k.ne
     return new(op, F32, shape(width * heads, tokens + width * state.ne[1]), *src)
 

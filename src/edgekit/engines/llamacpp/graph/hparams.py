@@ -43,7 +43,7 @@ class Hparams:
         self.arch = model.geometry.architecture
         self.keys = GgufKeys(self.header.keys, self.arch, self.header.name)
         self.n_layer = len(model.geometry.layers)
-        self.n_block = self.n_layer // model.geometry.loops  # those with weights
+        self.n_block = self.n_layer // model.geometry.loops  # blocks with weights
         self.n_embd = self.whole("embedding_length")
         self.n_head_arr = self.per_layer("attention.head_count", 0)
         self.n_head_kv_arr = self.per_layer("attention.head_count_kv", self.n_head_arr)
@@ -58,7 +58,7 @@ class Hparams:
         attentions = (attention_of(layer.mixer) for layer in model.geometry.layers)
         self.swa = tuple(one is not None and one.span is not Span.ALL for one in attentions)
         self.globals, self.by_layer = _directory(self.header.tensors or ())
-        # Blocks of multi-token prediction are not loaded.
+        # Multi-token prediction blocks are not loaded.
         inside = (len(names) for il, names in self.by_layer.items() if il < self.n_layer)
         self.n_tensors = len(self.globals) + sum(inside)
         self.n_embd_v_gqa_max = max(
@@ -69,7 +69,7 @@ class Hparams:
         return self.keys.get(name)
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Of a per-layer list, the number of layer 0. Raises NoGraphError."""
+        """An integer key; the value of layer 0 if it is a per-layer list. Raises NoGraphError."""
         try:
             return self.keys.whole(name, default=default, layer=0)
         except HeaderError as error:
@@ -84,7 +84,7 @@ class Hparams:
         return default if value is None else bool(value)
 
     def per_layer(self, name: str, default: int | tuple[int, ...]) -> tuple[int, ...]:
-        """A number for every layer, repeated for every loop over the blocks. Raises NoGraphError."""
+        """One value per layer, repeated for every loop over the blocks. Raises NoGraphError."""
         try:
             numbers = self.keys.per_layer(name, self.n_block, default=default)
         except HeaderError as error:
@@ -97,17 +97,17 @@ class Hparams:
 
     @property
     def has_swa(self) -> bool:
-        """Whether swa_type is set: sliding layers then have a separate cache."""
+        """True if swa_type is set: sliding-window layers then have a separate cache."""
         return any(self.swa)
 
     def head_dim(self, side: str, il: int) -> int:
-        """The width of a key ("k") or a value ("v") of that layer; sliding layers may differ."""
+        """Head width of K ("k") or V ("v") in that layer; sliding-window layers may differ."""
         full = self.n_embd_head_k_full if side == "k" else self.n_embd_head_v_full
         name = "key" if side == "k" else "value"
         return self.whole(f"attention.{name}_length_swa", full) if self.swa[il] else full
 
     def cached_heads(self, side: str, *, swa: bool | None) -> set[int]:
-        """The widths of heads in a cache: of all layers, of sliding ones, or of the others."""
+        """Head widths in a cache: of all layers, of sliding-window layers, or of the others."""
         return {
             self.head_dim(side, il)
             for il in range(self.n_layer)
@@ -144,7 +144,7 @@ class Hparams:
 def _directory(
     tensors: tuple[Tensor, ...],
 ) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """Tensors outside the layers by name, tensors of the layers by number and name."""
+    """Tensors outside the layers by name; tensors of the layers by layer number and name."""
     outside: dict[str, Tensor] = {}
     layers: dict[int, dict[str, Tensor]] = {}
     for tensor in tensors:

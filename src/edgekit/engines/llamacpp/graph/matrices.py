@@ -1,4 +1,4 @@
-"""Products with weights, norms, rotations, and queries, keys and values out of one hidden state.
+"""Weight products, norms, rotations, and the Q, K and V projections.
 
 Follows build_lora_mm, build_norm, build_qkv and llama_mul_mat_hadamard.
 """
@@ -31,7 +31,7 @@ def project(
 def project_experts(
     experts: GraphTensor, cur: GraphTensor, ids: GraphTensor, *, scale: GraphTensor | None = None
 ) -> GraphTensor:
-    """build_lora_mm_id: a scale has one number for each expert."""
+    """build_lora_mm_id: a scale has one value per expert."""
     result = ggml.mul_mat_id(experts, cur, ids)
     if scale is None:
         return result
@@ -73,7 +73,7 @@ def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTens
 
 
 class Heads(NamedTuple):
-    """Width and number of heads of queries, keys and values."""
+    """Head widths and counts of Q, K and V."""
 
     q: tuple[int, int]
     k: tuple[int, int]
@@ -97,7 +97,7 @@ def qkv(
     heads: Heads | None = None,
     flat: bool = False,
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    """Each as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
+    """Q, K and V as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
     heads = heads or Heads.of(layer)
     clamped = not flat and build.hparams.real("attention.clamp_kqv") > 0
     if "attn_qkv" in layer:
@@ -148,7 +148,7 @@ def _fused(
 
 
 def _fused_bias(layer: GraphLayer) -> GraphTensor | None:
-    """One for all three, or three that are put together."""
+    """The fused QKV bias, or the three biases concatenated."""
     whole = layer.bias("attn_qkv")
     q, k, v = (layer.bias(f"attn_{side}") for side in ("q", "k", "v"))
     if whole is None and q is not None and k is not None and v is not None:

@@ -1,4 +1,4 @@
-"""How graphs end: from the last states to logits, or to embeddings (build_pooling, build_dense_out)."""
+"""The end of a graph: logits, or pooled embeddings (build_pooling, build_dense_out)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 
 def logits(build: Build, cur: GraphTensor) -> GraphTensor:
-    """Files without an output matrix use the embeddings for it."""
+    """Logits. Without an output matrix, the token embedding is used."""
     matrix = build.weight("output") or build["token_embd"]
     return project(matrix, cur, scale=build.tensor("output.scale"))
 
@@ -22,7 +22,7 @@ def softcapped(cur: GraphTensor) -> GraphTensor:
 
 
 def results(build: Build, embd: GraphTensor, *, scale: bool = False, softcap: bool = False) -> None:
-    """t_embd and t_logits."""
+    """Sets t_embd and t_logits."""
     build.embd = embd
     build.output(embd)
     cur = logits(build, embd)
@@ -35,7 +35,7 @@ def results(build: Build, embd: GraphTensor, *, scale: bool = False, softcap: bo
 def output_rows(
     build: Build, tensors: Sequence[GraphTensor], out_ids: GraphTensor
 ) -> list[GraphTensor]:
-    """The output rows of what leaves attention in the last layer, where rows are chosen there already."""
+    """Selects the output rows after attention in the last layer."""
     if not build.crops_early:
         return list(tensors)
     return [ggml.get_rows(one, out_ids) for one in tensors]
@@ -44,7 +44,7 @@ def output_rows(
 def rows_after_norm(
     build: Build, cur: GraphTensor, out_ids: GraphTensor, *, kind: Norm = Norm.RMS
 ) -> GraphTensor:
-    """The last norm, a result for blocks that predict further tokens (t_h_nextn), and the output rows of it."""
+    """The final norm, which is also an output for prediction blocks (t_h_nextn), then its output rows."""
     cur = normalize(cur, build["output_norm"], kind=kind)
     if build.predicts:
         build.output(cur)
@@ -52,7 +52,7 @@ def rows_after_norm(
 
 
 class GraphPooling(enum.Enum):
-    """llama_pooling_type, with the numbers of the key pooling_type."""
+    """llama_pooling_type; values are those of the key pooling_type."""
 
     NONE = 0
     MEAN = 1
@@ -91,7 +91,7 @@ def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
 
 
 def _ranked(build: Build, cur: GraphTensor) -> GraphTensor:
-    """The classification head, as far as the file has one."""
+    """The classification head; its optional parts are used if the file has them."""
     default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
     mean = build.hparams.whole("classifier.pooling_type", default) == GraphPooling.MEAN.value
     cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())
@@ -111,7 +111,7 @@ def _product(build: Build, name: str, cur: GraphTensor) -> GraphTensor:
 
 
 def _dense_out(build: Build, cur: GraphTensor) -> GraphTensor:
-    """Projections after pooling that came with the embedding model."""
+    """The embedding model's projections after pooling."""
     before = cur
     if build.weight("dense_2") is not None:
         cur = ggml.mul_mat(build["dense_2"], cur)

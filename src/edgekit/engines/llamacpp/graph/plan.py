@@ -1,4 +1,4 @@
-"""A model and a context -> programs, one for each buffer, kept with the model for all loads they are good for."""
+"""A model and a context -> allocation programs, one per buffer, cached with the model and reused for similar loads."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ from edgekit.model.types import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where the nodes of a graph run. `layer_key`: what makes layers differ there that are built alike.
+    """Where the nodes of a graph run. `layer_key` tells apart equal layers that are placed differently.
 
-    `outside`: what is placed differently outside the layers. Targets that agree in this and in the keys of the layers
-    share a structure.
+    `outside` does so for everything outside the layers. Targets with equal `outside` and layer keys share a structure.
     """
 
     key: Hashable
@@ -50,7 +49,7 @@ CPU_ONLY = Target(key="cpu", place=lambda build: PlacedGraph.in_one(build.graph,
 
 
 def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple[GraphPlan, Values]:
-    """With the numbers to run it with. Raises NoGraphError, and RefusedError where llama.cpp would give up."""
+    """The plan, and the load's values to run it with. Raises NoGraphError; RefusedError where llama.cpp aborts."""
     values = load_values(context)
     # Loads with equal keys have the same graph up to the numbers: a dimension of 1 may have any stride.
     ones = tuple(number == 1 for number in values.values())
@@ -67,7 +66,7 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
 
 
 def load_values(context: Context) -> dict[str, int]:
-    """The numbers of a load that the variables are for."""
+    """The values of the variables for a load."""
     return {
         "T": context.n_tokens // context.n_seq_max,
         "S": context.n_seq_max,
@@ -133,7 +132,7 @@ def _known(model: Model) -> GraphFacts:
 
 
 def _expert_types(hparams: Hparams, il: int) -> Hashable:
-    """A shared expert runs with the routed ones where their first products have weights of one type."""
+    """Weight types of up and gate: CUDA runs a shared expert with the routed ones if they are equal."""
     own = hparams.weights(il)
     if "ffn_up_shexp.weight" not in own:
         return None
@@ -144,7 +143,7 @@ def _expert_types(hparams: Hparams, il: int) -> Hashable:
 def _planned(
     model: Model, context: Context, target: Target, key: Hashable, values: Mapping[str, Size]
 ) -> GraphPlan:
-    """From as few layers as show how the others go on."""
+    """Builds as few layers as show the repeating pattern, and plans all of them from these."""
     have = known(model)
     keys = tuple((alike, target.layer_key(have.hparams, il)) for il, alike in enumerate(have.alike))
     prepared = prepare(model)
@@ -169,7 +168,7 @@ def _compiled(
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Thousands of tensors are made and forgotten at once, none of them in a circle: looking for some takes a sixth."""
+    """Disables the garbage collector: thousands of tensors without reference cycles cost it a sixth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -191,7 +190,7 @@ def built(have: GraphFacts, kept: KeptLayers, options: GraphOptions, sizes: Grap
 
 
 def structured(build: Build, kept: KeptLayers, target: Target) -> Structure | None:
-    """None: the layers that were built do not show how the others go on."""
+    """None if the layers that were built do not show the repeating pattern."""
     placed, graph = target.place(build), build.graph
     for stretch in kept.stretches:
         begin, end = placed.marks[stretch.start], placed.marks[stretch.start + stretch.period]
@@ -212,7 +211,7 @@ def structured(build: Build, kept: KeptLayers, target: Target) -> Structure | No
     )
 
 
-# -- how many tensors a graph may have before llama.cpp gives up
+# -- how many tensors a graph may have before llama.cpp aborts
 #
 # The scheduler keeps nodes and leafs in a table of fixed size: a prime just above a power of two. Phi-3-medium with a
 # quantised cache and a stream for each sequence has 2,058 of them for 2,053 places. llama-context.cpp (graph_max_nodes)
@@ -226,7 +225,7 @@ _PRIMES = (
 _SMALLEST = 1024
 _PER_TENSOR = 8
 _MANY = (40, 32)
-# Nodes for each token of the micro-batch and for each tensor of the model, where they are not those above.
+# Nodes per token of the micro-batch and per tensor of the model, for architectures with a larger budget.
 _BUDGETS: Mapping[str, tuple[int, int]] = {
     "kimi-k3": (160, 64),
     "glm5-next": (160, 64),
@@ -242,7 +241,7 @@ _BUDGETS: Mapping[str, tuple[int, int]] = {
 
 
 def graph_capacity(hparams: Hparams, n_tokens: int) -> int:
-    """Nodes and leafs together."""
+    """The most nodes and leafs that the scheduler's table holds."""
     tensors = hparams.n_tensors
     if hparams.arch in _BUDGETS:
         per_token, per_tensor = _BUDGETS[hparams.arch]

@@ -1,6 +1,5 @@
-"""Events of the layers that were built -> a program for all layers: sections, of which some repeat.
-
-Of layers that repeat only a few are built: `keep_some` says which.
+"""Events of the layers that were built -> a program for all layers, with repeated sections. Only a few layers of a
+repeating stretch are built: `keep_some` selects them.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ Values = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Events in a row. In one that is repeated slots are counted anew: `slots` of the run before it, then its own."""
+    """Consecutive events. A repeated section renumbers its slots: first `slots` of the previous run, then its own."""
 
     events: tuple[Event, ...]
     base: int = 0
     slots: int = 0
-    carried: tuple[int, ...] = ()  # slots of its own that the next run frees
-    own: tuple[int, ...] = ()  # indices of the sizes that are not the same in every round
+    carried: tuple[int, ...] = ()  # own slots that the next run frees
+    own: tuple[int, ...] = ()  # indices of the sizes that differ between rounds
     rounds: tuple[tuple[int, ...], ...] = ()  # those sizes, for each round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What one buffer goes through. `sizes` become bytes with a load's numbers, `fixed` ones are bytes by index."""
+    """The allocations of one buffer. `sizes` become bytes with a load's values; `fixed` are bytes by index."""
 
     alignment: int
     sections: tuple[Section, ...]
@@ -45,7 +44,7 @@ class Program:
 
 
 class Body(NamedTuple):
-    """A section that is run once for each period of a stretch; `weights` are the sizes that are each round's own."""
+    """A section that runs once per period of a stretch; `weights` are the sizes that differ between rounds."""
 
     section: Section
     stretch: int
@@ -54,17 +53,17 @@ class Body(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """A program for layers of which neither the number is known nor the types of their weights."""
+    """A program for any number of layers, with any weight types."""
 
     buffer: Buffer
     sections: tuple[Section | Body, ...]
     sizes: ProgramSizes
-    own: int  # sizes that bodies have of their own, behind those
-    weights: tuple[tuple[int, Weight], ...]  # those outside of bodies, by the index of their size
+    own: int  # number of per-round sizes, indexed after `sizes`
+    weights: tuple[tuple[int, Weight], ...]  # weights outside bodies, by the index of their size
     slots: int
 
     def bind(self, kept: KeptLayers, types: Mapping[str, TensorType]) -> Program:
-        """With the layers of a model: `types` of its weights by name."""
+        """The program for a model's layers. `types`: its weights' types by name."""
         known: dict[tuple[TensorType, Shape], int] = {}
         alignment = self.buffer.alignment
 
@@ -98,7 +97,7 @@ def _bound(body: Body, kept: KeptLayers, taken: Callable[[Weight, int], int]) ->
 
 
 class ProgramSizes:
-    """Polynomials that are evaluated together: each product of variables is made once."""
+    """Polynomials evaluated together: each product of variables is computed once."""
 
     def __init__(self, sizes: Iterable[Size]) -> None:
         self.products: dict[Monomial, int] = {}
@@ -127,7 +126,7 @@ class ProgramSizes:
 
 
 def fold(log: Log, kept: KeptLayers) -> Outline | None:
-    """None: a stretch does not repeat as its layers do; more of them must be built."""
+    """None if the events of a stretch do not repeat with its layers: more layers must be built."""
     sizes = _by_place(log.sizes, kept)
     sections: list[Section | Body] = []
     done, count = 0, len(sizes)
@@ -154,7 +153,7 @@ def fold(log: Log, kept: KeptLayers) -> Outline | None:
 
 
 def _by_place(sizes: Iterable[Size | Weight], kept: KeptLayers) -> list[Size | Weight]:
-    """The layer of a weight as its place among those that are built."""
+    """Replaces a weight's layer number by its index among the built layers."""
     place = {layer: i for i, layer in enumerate(kept.layers)}
     return [
         size._replace(layer=place[size.layer]) if isinstance(size, Weight) else size
@@ -188,12 +187,12 @@ def _repeated(log: Log, period: int, first: int, sizes: Sequence[Size | Weight])
 
 
 def _taken(parts: Iterable[Sequence[Event]]) -> int:
-    """How many slots."""
+    """The number of slots that the events allocate."""
     return sum(1 for kind, *_ in chain.from_iterable(parts) if kind == ALLOCATE)
 
 
 def _a_period_later(sizes: Sequence[Size | Weight], period: int) -> dict[int, int]:
-    """Index of a size -> of the one in its place in the next period: of a weight, the next layer's."""
+    """Maps each size index to its counterpart in the next period: for a weight, that of the next layer."""
     index = {size: i for i, size in enumerate(sizes)}
     moved = (
         size._replace(layer=size.layer + period) if isinstance(size, Weight) else size
@@ -203,13 +202,13 @@ def _a_period_later(sizes: Sequence[Size | Weight], period: int) -> dict[int, in
 
 
 def _weights(events: Iterable[Event], sizes: Sequence[Size | Weight]) -> dict[int, Weight]:
-    """Those that events have the size of, by its index."""
+    """The weights whose sizes the events use, by size index."""
     used = {i for _, _, size, tail in events for i in (size, tail) if i != WHOLE}
     return {i: one for i in sorted(used) if isinstance(one := sizes[i], Weight)}
 
 
 def _body(section: Section, stretch: int, sizes: Sequence[Size | Weight], count: int) -> Body:
-    """Its sizes of weights get indices of their own, from `count` on."""
+    """Gives its weight sizes new indices, starting at `count`."""
     weights = _weights(section.events, sizes)
     own = {i: count + k for k, i in enumerate(weights)}
     events = tuple(
@@ -222,7 +221,7 @@ def _body(section: Section, stretch: int, sizes: Sequence[Size | Weight], count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
-    """`unequal`: sizes that were taken to differ. At a load where two of them meet, the plan does not hold."""
+    """`unequal`: pairs of sizes assumed to differ. The plan is invalid for a load in which a pair is equal."""
 
     programs: tuple[Program, ...]
     tensors: int  # nodes and leafs of the whole graph
@@ -234,7 +233,7 @@ class GraphPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """A plan for any number of layers that follow each other in the same way."""
+    """A plan for any number of layers with the same pattern."""
 
     outlines: tuple[Outline, ...]
     tensors: int  # of the layers that were built
@@ -251,14 +250,14 @@ class Structure:
 
 
 LONGEST_PERIOD = 12  # real patterns: 6 (Gemma 3), 8 (Jamba)
-# Of layers that repeat a period is built before the one that is run again and again: in it what they share is copied or
-# freed for the first time. One layer more, the first that frees what a layer like it took. Then come one period that
-# shows that they are alike, and one that may differ again: masks are freed there.
+# Built before the repeated period: one period in which shared tensors are copied or freed for the first time, and one
+# layer, the first to free what its predecessor allocated. Built after it: one period that shows that they are alike,
+# and one that may differ because masks are freed there.
 SHOWN = 3
 
 
 class LayerStretch(NamedTuple):
-    """`periods` times `period` layers alike, of which SHOWN are built, beginning with built layer `start`."""
+    """`periods` repetitions of `period` layers; SHOWN of them are built, starting at built layer `start`."""
 
     start: int
     period: int
@@ -266,12 +265,12 @@ class LayerStretch(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """How often the first period is run: instead of itself, of the next, and of those that are not built."""
+        """How often the first period runs: for itself, for the next one, and for those that are not built."""
         return self.missing + 2
 
     @property
     def missing(self) -> int:
-        """Periods that are not built."""
+        """Number of periods that are not built."""
         return self.periods - SHOWN
 
 
@@ -280,14 +279,14 @@ class KeptLayers(NamedTuple):
     stretches: tuple[LayerStretch, ...]
 
     def shape(self, keys: Sequence[Hashable]) -> Hashable:
-        """What is built, of layers with those keys. How long the stretches are does not matter for it."""
+        """A key for what is built from layers with these keys, regardless of how long the stretches are."""
         return tuple(keys[i] for i in self.layers), tuple(
             (one.start, one.period) for one in self.stretches
         )
 
     @property
     def standing(self) -> list[int]:
-        """The real numbers again, but of layers after a period that is repeated: those that come after all of them."""
+        """Real layer numbers, except that layers after a repeated period are numbered as after its last repetition."""
         layers = list(self.layers)
         for start, period, periods in self.stretches:
             for i in range(start + period, start + SHOWN * period):
@@ -300,7 +299,7 @@ def keep_all(count: int) -> KeptLayers:
 
 
 def keep_some(keys: Sequence[Hashable]) -> KeptLayers:
-    """One key for each layer; those with equal keys are built alike."""
+    """The layers to build. `keys`: one per layer; layers with equal keys are built alike."""
     layers: list[int] = []
     stretches: list[LayerStretch] = []
     i = 0
@@ -322,7 +321,7 @@ def _lead(period: int) -> int:
 
 
 def _repeats(keys: Sequence[Hashable], start: int) -> tuple[int, int]:
-    """The period from here on that saves most, and how often it comes after the lead."""
+    """The period from here on that saves the most layers, and how often it repeats after the lead."""
     best, saved = (1, 1), 0
     for period in range(1, LONGEST_PERIOD + 1):
         end = start + period

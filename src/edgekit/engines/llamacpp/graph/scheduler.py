@@ -1,4 +1,4 @@
-"""A graph and several backends -> which node runs where, what is copied, and what stays alive.
+"""A graph and several backends -> where each node runs, what is copied, and what stays alive.
 
 ggml_backend_sched_split_graph @ 0c1e570. The host is always the last backend.
 """
@@ -20,9 +20,9 @@ COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, where several devices wor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledBackend:
-    """`supports`: whether it can run a node; `wants`: whether it runs one whose weights are on the host.
+    """A backend. `supports`: it can run a node; `wants`: it runs a node whose weights are on the host.
 
-    `optimize`: the order in which it runs the nodes of a split, and for some of them what is freed only after them.
+    `optimize`: the execution order of a split's nodes, and tensors that must stay alive until after some of them.
     """
 
     pool: Pool
@@ -36,7 +36,7 @@ class ScheduledBackend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledMachine:
-    """`homes`: the backend in whose memory each weight or cache is; `copies` of every input that is copied."""
+    """The backends. `homes`: which one holds each weight or cache; `copies`: buffers per copied input."""
 
     backends: tuple[ScheduledBackend, ...]
     homes: Mapping[GraphTensor, int]
@@ -47,11 +47,11 @@ class ScheduledMachine:
         return len(self.backends) - 1
 
     def home_of(self, tensor: GraphTensor) -> int | None:
-        """Where the data of a weight, a cache or a view of one is; None for what the allocator places."""
+        """The backend that holds a weight, a cache or a view of one; None for tensors that the allocator places."""
         return self.homes.get(tensor.view_src or tensor)
 
     def can_run(self, backend: int, node: GraphTensor) -> bool:
-        """A device runs nothing on data that is on another device."""
+        """True if the backend can run the node: never if a source is on another device."""
         host = len(self.backends) - 1
         if backend < host and host > 1:
             for source in node.src:
@@ -65,7 +65,7 @@ def is_weight(tensor: GraphTensor) -> bool:
 
 
 def strided_bytes(tensor: GraphTensor) -> Size:
-    """What a copy of a view takes more than its elements, because it keeps the view's strides (ggml_nbytes)."""
+    """Extra bytes of a copy of a view, which keeps the view's strides (ggml_nbytes)."""
     if tensor.strides is None:
         return 0
     kind, ne, nb = tensor.type, tensor.ne, tensor.nb
@@ -78,7 +78,7 @@ def strided_bytes(tensor: GraphTensor) -> Size:
 
 Assignment = dict[GraphTensor, int]
 
-# Their weights are too small to decide where they run.
+# Ops that do not follow their weights: those are too small to matter.
 INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 
@@ -97,7 +97,7 @@ def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
 
 
 def _by_location(tensors: Iterable[GraphTensor], machine: ScheduledMachine) -> Assignment:
-    """Where tensors must be because of what they are made from (backend_id_from_cur)."""
+    """Backends that follow from a tensor's data or weights (backend_id_from_cur)."""
     found: Assignment = {}
     homes, host = machine.homes, machine.host
     for tensor in tensors:
@@ -118,7 +118,7 @@ def _by_weight(node: GraphTensor, machine: ScheduledMachine) -> int | None:
 
 
 def _near_weight(node: GraphTensor, home: int, machine: ScheduledMachine) -> int | None:
-    """Where its weight is, or on a device that finds a large batch worth the copy of the weight."""
+    """The backend of its weight, or a device for which a large batch is worth copying the weight."""
     if home == machine.host:
         for backend in range(machine.host):
             if machine.can_run(backend, node) and machine.backends[backend].wants(node):
@@ -133,7 +133,7 @@ def _expand(
     *,
     devices_only: bool,
 ) -> None:
-    """Nodes without a backend take that of their neighbour."""
+    """Gives nodes without a backend that of their neighbour."""
     current: int | None = None
     host = machine.host
     for node in nodes:
@@ -145,7 +145,7 @@ def _expand(
 
 
 def _best(node: GraphTensor, found: Assignment, machine: ScheduledMachine) -> int:
-    """The backend that can read most of its sources where they are."""
+    """The backend that can read most of the node's sources in place."""
     best, most = machine.host, -1
     for backend in range(len(machine.backends)):
         if machine.can_run(backend, node):
@@ -161,7 +161,7 @@ def _known(source: GraphTensor, found: Assignment) -> int | None:
 
 
 def _settle(nodes: Iterable[GraphTensor], found: Assignment, machine: ScheduledMachine) -> None:
-    """Views go with what they are views of, sources with their reader."""
+    """Assigns views to the backend of their source tensor, and unassigned sources to that of their reader."""
     for node in nodes:
         if node not in found and node.view_src is not None and node.view_src in found:
             found[node] = found[node.view_src]
@@ -183,7 +183,7 @@ class _Split:
 
 
 class _Splitter:
-    """Walks the nodes in order; sources on another backend are replaced by copies."""
+    """Walks the nodes in order and replaces sources on other backends by copies."""
 
     def __init__(self, graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> None:
         self.graph = graph
@@ -238,7 +238,7 @@ class _Splitter:
 
 
 def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
-    """The graph as the allocator gets it. The sources of `graph`'s nodes are changed."""
+    """The graph as the allocator sees it. Changes the sources of `graph`'s nodes."""
     walker = _Splitter(graph, assignment, machine)
     walker.walk()
     nodes: list[GraphTensor] = []
@@ -280,7 +280,7 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
 
 
 def _holding(*tensors: GraphTensor) -> GraphTensor:
-    """A node that does nothing but to read them."""
+    """A no-op node that only reads the tensors."""
     first = tensors[0]
     return GraphTensor(
         op="NONE",
@@ -293,7 +293,7 @@ def _holding(*tensors: GraphTensor) -> GraphTensor:
 
 
 def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[GraphTensor], list[int]]:
-    """With several copies of the inputs all of them are placed first and never freed."""
+    """Leafs and their buffers. With several copies of the inputs, all copies are allocated first and never freed."""
     leafs: list[GraphTensor] = []
     buffers: list[int] = []
     assignment, machine = walker.assignment, walker.machine

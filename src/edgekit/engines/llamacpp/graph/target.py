@@ -1,4 +1,4 @@
-"""A placement -> the buffers a graph is spread over: which backend holds what, and which runs what."""
+"""A placement -> the target of a graph: which backend holds what, and which runs what."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ _NUMBER = re.compile(r"(?<=blk\.)\d+")
 Optimize = Callable[
     [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
 ]
-SEPARATED = frozenset({"MUL_MAT", "ROPE"})  # ops that read from several places
+SEPARATED = frozenset(
+    {"MUL_MAT", "ROPE"}
+)  # ops that read a weight which exists several times in memory
 
 
 def pools(devices: int) -> tuple[Pool, ...]:
-    """One for each buffer of the target, the host last."""
+    """The pools of the target's buffers, the host last."""
     return (*(Pool(PoolKind.DEVICE, i) for i in range(devices)), HOST)
 
 
 def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSlot, ...]) -> Target:
-    """The target for a placement on these devices and the host. Devices that share every tensor are one.
+    """The target for a placement on these devices and the host. Devices that share every tensor count as one.
 
-    As llama.cpp's own dry run (llama-fit-params) has it. A real load keeps the norm of a layer that begins another
-    device with that layer, which saves a copy of the hidden state there.
+    Follows llama.cpp's own dry run (llama-fit-params). A real load runs the first norm of a device's first layer on
+    that device, which saves a copy of the hidden state.
     """
     values = load_values(context)
     batches = tuple(
@@ -79,7 +81,7 @@ def spread(context: Context, placement: TensorPlacement, devices: tuple[DeviceSl
 
 
 def _layer_key(hparams: Hparams, il: int, placement: TensorPlacement) -> Hashable:
-    """Layers differ by where they are. A block that is run through again keeps its copies: it is like no other."""
+    """What a layer's placement depends on. A looped block keeps its copies, so each of its layers differs."""
     block = il % hparams.n_block
     looped = il if hparams.n_block < hparams.n_layer else None
     pool = placement.blocks[block]
@@ -88,17 +90,17 @@ def _layer_key(hparams: Hparams, il: int, placement: TensorPlacement) -> Hashabl
 
 
 def _moved(placement: TensorPlacement, block: int | None) -> Hashable:
-    """Of one block, or of none, what -ot places, by names without the block's number."""
+    """The tensors that -ot places in one block (None: outside the blocks), by names without the block number."""
     found = ((name, pool) for name, pool in placement.moved.items() if block_number(name) == block)
     return frozenset((_NUMBER.sub("", name), pool) for name, pool in found)
 
 
 class _Kind(enum.Enum):
-    """What the scheduler sees of a device."""
+    """How the scheduler treats a device."""
 
     GPU = enum.auto()
-    RPC = enum.auto()  # runs every op, and none whose weights are on the host
-    SLICED = enum.auto()  # several GPUs as one: as a GPU, but for weights on the host
+    RPC = enum.auto()  # runs every op, but none whose weights are on the host
+    SLICED = enum.auto()  # several GPUs as one; unlike GPU, not for weights on the host
 
 
 def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
@@ -154,9 +156,9 @@ def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> 
 
 
 def _separate(build: Build, placement: TensorPlacement) -> None:
-    """What is one tensor in the file and several in memory becomes several: a tied head, factors of every block."""
+    """Splits tensors that are once in the file but several times in memory: a tied head, rope factors per block."""
     copies: dict[str, GraphTensor] = {}
-    # without a head of their own, and where -ot places the embedding, it is read where it is
+    # not split: models without a head, and an embedding that -ot places
     tied = (
         not known_architecture(build.hparams.arch).without_head and EMBEDDING not in placement.moved
     )

@@ -16,7 +16,7 @@ Shape = tuple[Size, Size, Size, Size]
 
 
 class Home(enum.Enum):
-    """Where the data of a tensor is that the graph allocator does not place."""
+    """What holds the data of tensors that the graph allocator does not place."""
 
     WEIGHTS = "weights"
     CACHE = "cache"
@@ -24,7 +24,7 @@ class Home(enum.Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GraphTensor:
-    """`strides` are None while the tensor is contiguous; in bytes otherwise, as ggml's nb."""
+    """A tensor. `strides` are None for a contiguous tensor, else bytes as in ggml's nb."""
 
     op: str
     type: TensorType
@@ -36,7 +36,7 @@ class GraphTensor:
     is_input: bool = False
     is_output: bool = False
     name: str = ""
-    layer: int | None = None  # the one a callback names it with
+    layer: int | None = None  # the layer that llama.cpp's graph callback names it with
     copied: GraphTensor | None = None  # the weight, or view of one, that this is a copy of
 
     @property
@@ -72,7 +72,7 @@ def row_bytes(kind: TensorType, elements: Size) -> Size:
 
 
 def shape(*dims: Size) -> Shape:
-    """Up to four dimensions; the missing ones are 1."""
+    """A shape of four dimensions; missing ones are 1."""
     first, second, third, fourth, *_ = (*dims, 1, 1, 1)
     return (first, second, third, fourth)
 
@@ -82,11 +82,11 @@ class NoGraphError(EdgekitError):
 
 
 class ShapeError(NoGraphError):
-    """Two tensors do not fit together: a file with such weights would not load."""
+    """Two tensors have incompatible shapes: llama.cpp would not load such a file."""
 
 
 class MissingTensorError(NoGraphError):
-    """The file does not have a weight that its architecture cannot do without."""
+    """The file lacks a weight that its architecture requires."""
 
 
 class Mark(NamedTuple):
@@ -95,10 +95,9 @@ class Mark(NamedTuple):
 
 
 class Graph:
-    """`marks` are the counts of nodes and leafs when a layer began; `unequal`: sizes that were taken to differ.
+    """A graph. `marks`: node and leaf counts at the start of each layer; `unequal`: pairs of sizes assumed to differ.
 
-    Sizes that are polynomials are compared as such. Two that differ may still meet at some load: the graph is built
-    anew with that load's numbers then.
+    Different polynomials may have equal values for some load: then the graph is rebuilt with that load's numbers.
     """
 
     def __init__(self) -> None:
@@ -109,7 +108,7 @@ class Graph:
         self._seen: set[GraphTensor] = set()
 
     def expand(self, tensor: GraphTensor) -> None:
-        """ggml_build_forward_expand: what it is made from, left to right, then itself."""
+        """ggml_build_forward_expand: adds the sources from left to right, then the tensor itself."""
         seen, nodes, leafs = self._seen, self.nodes, self.leafs
         if tensor in seen:
             return

@@ -1,7 +1,7 @@
 """A graph -> what is allocated and freed in each buffer, in order: ggml_gallocr_alloc_graph_impl @ 0c1e570.
 
-Which tensor takes which block does not depend on numbers, only on who reads whom; where the block is does, and is
-found by running the events (allocator.py).
+Which block a tensor takes depends only on which nodes read it, not on sizes. The offsets do depend on sizes: running
+the events finds them (allocator.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 from edgekit.engines.llamacpp.graph.dims import Size
 from edgekit.engines.llamacpp.graph.tensor import Graph, GraphTensor, NoGraphError, Shape
 
-# ggml_op_can_inplace: these may write over a source that nothing else reads.
+# ggml_op_can_inplace: these may overwrite a source that no other node reads.
 IN_PLACE = frozenset(
     {
         "ADD",
@@ -37,16 +37,16 @@ _IN_LAYER = re.compile(r"((?:.*\.)?blk\.)(\d+)(\..*)")
 ALLOCATE, FREE = 0, 1
 
 
-# A block is taken or given back: which of the two, the number of the block as they are taken, the index of its size in
-# the sizes of its buffer, and -1; or the index of a second size where only the part beyond that is given back. Plain
-# tuples of numbers: there are hundreds of thousands, and they are nothing to the garbage collector.
+# An event: allocate or free, the block number in order of allocation, the index of its size, and -1, or the index of a
+# second size if only the part beyond that is freed. Plain tuples of ints: there are hundreds of thousands, and the
+# garbage collector does not track them.
 Event: TypeAlias = tuple[int, int, int, int]
 WHOLE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """A place to allocate in, with its rules. `extra`: bytes that a tensor takes there beyond its own."""
+    """A buffer with its allocation rules. `extra`: bytes that a tensor takes there in addition to its size."""
 
     name: str
     alignment: int
@@ -61,7 +61,7 @@ CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
 
 
 class Weight(NamedTuple):
-    """Stands for the size of a copy of a weight: layers that are alike otherwise have weights of different types."""
+    """The size of a copied weight: otherwise equal layers may have weights of different types."""
 
     before: str  # its name is `before`, the number of the layer, `after`
     layer: int
@@ -71,7 +71,7 @@ class Weight(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Log:
-    """What happens in one buffer, cut where the layers begin."""
+    """The events of one buffer, divided at the start of each layer."""
 
     buffer: Buffer
     sizes: list[Size | Weight] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Log:
     _known: dict[Hashable, int] = field(default_factory=dict)
 
     def size_of(self, tensor: GraphTensor) -> int:
-        """Equal sizes have one index, whatever they are the sizes of."""
+        """The index of a size; equal sizes share one."""
         extra = self.buffer.extra
         more = 0 if extra is None else extra(tensor)
         key = tensor.copied or (tensor.type.name, tensor.ne, tensor.strides, more)
@@ -95,7 +95,7 @@ class Log:
 
 
 def _weight(tensor: GraphTensor) -> Weight | None:
-    """What a copy of a layer's weight, or of a view of one, is a copy of."""
+    """The layer weight that a tensor is a copy of, if it is one."""
     if tensor.copied is None:
         return None
     matched = _IN_LAYER.fullmatch((tensor.copied.view_src or tensor.copied).name)
@@ -117,7 +117,7 @@ class PlacedGraph:
     leaf_buffers: Sequence[int]
     buffers: tuple[Buffer, ...]
     marks: Sequence[int] = ()  # indices of the nodes where the layers begin
-    leafs_of: Sequence[int] = ()  # indices of nodes that leafs were added for
+    leafs_of: Sequence[int] = ()  # indices of nodes for which leafs were added
 
     @classmethod
     def in_one(cls, graph: Graph, buffer: Buffer) -> PlacedGraph:
@@ -138,7 +138,7 @@ class Block(NamedTuple):
 
 
 def trace(placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
-    """`same` decides whether two sizes are equal."""
+    """One log per buffer. `same` decides whether two sizes are equal."""
     run = _Run(placed, same)
     run.leafs()
     run.count()
@@ -160,7 +160,7 @@ class _Run:
             self.allocate(leaf, buffer)
 
     def count(self) -> None:
-        """Who reads whom; inputs that are not leafs are placed before anything else."""
+        """Counts readers and views; allocates inputs that are nodes before anything else."""
         children, views = self.children, self.views
         for node, buffer in zip(self.placed.nodes, self.placed.node_buffers, strict=True):
             if node.view_src is not None and node.op != "NONE":
@@ -192,7 +192,7 @@ class _Run:
         self.begin(marks[len(self.placed.nodes)])
 
     def begin(self, layers: int) -> None:
-        """More than one where all nodes of a layer come with those of the next."""
+        """Starts a new part for each layer that begins at this node; several if a layer has no nodes left."""
         for log in self.logs:
             log.parts += ([] for _ in range(layers))
 
@@ -208,7 +208,7 @@ class _Run:
         log.slots += 1
 
     def reuse(self, tensor: GraphTensor) -> bool:
-        """The block of a source that this op alone reads becomes its own."""
+        """Reuses the block of a source that only this op reads."""
         for source in tensor.src:
             block = self.owned.get(source)
             if block is None or source.is_output or not self.alike(tensor, source):
@@ -236,7 +236,7 @@ class _Run:
         return block._replace(size=size)
 
     def release(self, source: GraphTensor) -> None:
-        """The last reader frees it, or what it is a view of."""
+        """Frees a source, or the tensor it is a view of, after its last reader."""
         whole = source.view_src
         if whole is None:
             self.free(source)

@@ -1,4 +1,4 @@
-"""A GGUF's architecture -> how its graph is built. Families that few models have are imported at first use."""
+"""A GGUF architecture -> the family that builds its graph. Rare families are imported at first use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from edgekit.engines.llamacpp.graph.families.transformer import USUAL
 
 
 def family_of(architecture: str) -> GraphFamily | None:
-    """None where no graph is known."""
+    """The family of an architecture; None if no graph is known."""
     if architecture not in architecture_names():
-        return None  # config.json's name for it: the tables have GGUF names only
+        return None  # a name from config.json: the tables have GGUF names only
     name = known_architecture(architecture).graph or architecture
     if name in USUAL:
         return USUAL[name]

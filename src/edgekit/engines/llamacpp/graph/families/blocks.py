@@ -1,6 +1,6 @@
-"""MiniMax M3: attention to blocks of cells that a small indexer picks (MSA).
+"""MiniMax M3: attention to blocks of cells selected by an indexer (MSA).
 
-The graph is reserved while the cache is empty: it ranks the blocks of the first 256 positions only.
+The graph is reserved with an empty cache, so it ranks only the blocks of the first 256 positions.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ RANKED_POSITIONS = 256  # llama-kv-cache-msa.cpp @ 0c1e570: get_n_pos of an empt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Sizes and inputs that all sparse layers share."""
+    """Sizes and inputs shared by all sparse layers."""
 
     width: int
     heads: int
-    size: int  # cells of a block
-    count: int  # blocks that are ranked
+    size: int  # cells per block
+    count: int  # ranked blocks
     top_k: int
     k_idxs: GraphTensor
     bias: GraphTensor
     pos_mask: GraphTensor
     pos_slot: GraphTensor
     cell_block: GraphTensor
-    mask: GraphTensor  # in full precision
+    mask: GraphTensor  # f32
 
     @classmethod
     def of(cls, build: Build, attn: AttnInput) -> Blocks:
@@ -58,7 +58,7 @@ class Blocks:
         )
 
     def mask_of(self, q: GraphTensor, keys: GraphTensor, rows: Size) -> GraphTensor:
-        """For one stream: which cells each group of heads may see, [cells, rows, 1, heads]."""
+        """The mask of one stream: the cells that each head group attends to, [cells, rows, 1, heads]."""
         cells, ranked = keys.ne[2], self.count * self.size
         q = ggml.view(q, self.width, self.heads, rows, strides=q.nb[1:3])
         keys = ggml.view(keys, self.width, cells, strides=(keys.nb[2],))
@@ -79,7 +79,7 @@ class Blocks:
         return ggml.cast(ggml.reshape(mask, cells, rows, 1, self.heads), F16)
 
     def opened(self, picked: GraphTensor, bias: GraphTensor, rows: Size) -> GraphTensor:
-        """A number for each block: zero where it was picked. [rows x heads, blocks]."""
+        """One value per block, zero if it was selected: [rows x heads, blocks]."""
         both = self.heads * rows
         closed = ggml.cast(ggml.scale(bias), F16)
         closed = ggml.repeat(closed, self.count, self.heads, rows, 1)
@@ -97,7 +97,7 @@ class Blocks:
 def flash(
     build: Build, q: GraphTensor, k: GraphTensor, v: GraphTensor, mask: GraphTensor
 ) -> GraphTensor:
-    """build_attn_msa_fa: groups of heads with a mask each."""
+    """build_attn_msa_fa: one mask per head group."""
     width, heads, tokens, _ = q.ne
     groups = k.ne[3]
     q = ggml.reshape(q, width, heads // groups, groups, tokens)
@@ -109,7 +109,7 @@ def flash(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMaxM3(Transformer):
-    """`layer.facts.more`: the layer has an indexer. It is used with flash attention and separate caches only."""
+    """`layer.facts.more`: the layer has an indexer, which is used only with flash attention and separate caches."""
 
     def more(self, hparams: Hparams, il: int) -> bool:
         return il >= hparams.whole("leading_dense_block_count", 0)
@@ -179,7 +179,7 @@ class MiniMaxM3(Transformer):
     def indexed(
         self, build: Build, layer: GraphLayer, shared: Shared, blocks: Blocks, cur: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
-        """The indexer's own queries and keys."""
+        """The indexer's queries and keys."""
         q, k = (
             ggml.reshape(
                 project(
@@ -202,7 +202,7 @@ def _by_stream(
     given: tuple[GraphTensor, GraphTensor, GraphTensor],
     index: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
-    """One after the other, then put together."""
+    """Computes each stream separately and concatenates the results."""
     q, keys, values = given
     streams = build.sizes.n_stream
     rows = build.n_tokens // streams

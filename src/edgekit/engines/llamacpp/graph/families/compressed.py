@@ -48,10 +48,10 @@ MAX_STREAMS = 64  # DeepSeek 4 has 4
 
 
 class LayerVariety(NamedTuple):
-    """What makes layers differ."""
+    """How a layer differs from others."""
 
     ratio: int
-    hashed: bool  # experts are looked up by token, not chosen
+    hashed: bool  # experts are looked up by token, not routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Compression:
 
     @property
     def halves(self) -> int:
-        """Blocks of the close kind overlap: each sees the one before it."""
+        """Blocks of the smaller ratio overlap: each includes the one before it."""
         return 2 if self.ratio == CLOSE else 1
 
     @classmethod
@@ -107,7 +107,7 @@ class Compression:
         )
 
     def update(self, build: Build, layer: GraphLayer, cur: GraphTensor, prefix: str) -> None:
-        """New tokens go to the state; blocks that are full go to the cache."""
+        """Adds new tokens to the state, and full blocks to the cache."""
         kv = ggml.mul_mat(layer[f"{prefix}_kv"], cur)
         score = ggml.mul_mat(layer[f"{prefix}_gate"], cur)
         score = ggml.add(score, ggml.get_rows(layer[f"{prefix}_ape"], self.state_pos))
@@ -142,7 +142,7 @@ class Compression:
     def _compressed(
         self, layer: GraphLayer, seen: list[GraphTensor], norm: GraphTensor
     ) -> GraphTensor:
-        """The mean of a block's values, weighed by their scores."""
+        """The mean of a block's values, weighted by their scores."""
         values, scores = (self._blocks(one) for one in seen)
         values, scores = (ggml.cont(ggml.permute(one, 1, 0, 2, 3)) for one in (values, scores))
         comp = ggml.sum_rows(ggml.mul(values, ggml.soft_max(scores)))
@@ -167,7 +167,7 @@ class Compression:
 
 
 def _number(size: Size) -> int:
-    """build() makes sure that all of them are."""
+    """A size as an int: build() makes sure that all sizes are numbers."""
     if isinstance(size, Dim):
         raise NoGraphError(f"{size} is not known yet")
     return size
@@ -183,7 +183,7 @@ def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressions:
-    """What all layers share: the raw window and the three compressed caches."""
+    """Shared by all layers: the raw window and the three compressed caches."""
 
     raw: SideCache
     k_idxs: GraphTensor
@@ -304,7 +304,7 @@ def _picked(
     index: Compression,
     given: tuple[GraphTensor, GraphTensor],
 ) -> GraphTensor:
-    """build_lid_top_k: the best compressed keys for each token."""
+    """build_lid_top_k: the highest-scoring compressed keys for each token."""
     qr, cur = given
     heads = build.hparams.whole("attention.indexer.head_count")
     tokens, streams = build.n_tokens, build.sizes.n_stream
@@ -336,7 +336,7 @@ def _attended(
     qkv: tuple[GraphTensor, GraphTensor],
     picked: GraphTensor | None,
 ) -> GraphTensor:
-    """Keys are used as values too: those of the window, and compressed ones behind them."""
+    """Attention over the window's keys followed by the compressed keys; keys also serve as values."""
     q, kv = qkv
     if given.k_rot is not None:
         q, kv = hadamard(build, q, given.k_rot), hadamard(build, kv, given.k_rot)
@@ -357,7 +357,7 @@ def _attended(
 
 
 def _output(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
-    """Groups of heads are projected each for themselves first."""
+    """The output projection: per head group first, then all together."""
     width, heads, tokens, _ = out.ne
     groups = build.hparams.whole("attention.output_group_count")
     rank = build.hparams.whole("attention.output_lora_rank")
@@ -371,7 +371,7 @@ def _output(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
 
 
 class StreamMix(NamedTuple):
-    """One stream out of several, and how its result goes back to them."""
+    """Mixes several residual streams into one, and distributes the result back to them."""
 
     cur: GraphTensor
     post: GraphTensor
@@ -423,7 +423,7 @@ def after(cur: GraphTensor, streams: GraphTensor, mixed: StreamMix) -> GraphTens
 
 
 def gathered(build: Build, streams: GraphTensor) -> GraphTensor:
-    """build_hc_head: one stream again, step by step."""
+    """build_hc_head: merges the streams into one."""
     width, _, tokens, _ = streams.ne
     mixes = _flat_mixes(streams, build["output_hc_fn"])
     pre = _affine(mixes, build["output_hc_scale"], build["output_hc_base"])

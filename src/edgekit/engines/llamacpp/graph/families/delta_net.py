@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
 def l2_normalized(cur: GraphTensor) -> GraphTensor:
-    """build_gdn_l2_norm: an RMS norm that is scaled back."""
+    """build_gdn_l2_norm: a rescaled RMS norm."""
     return ggml.scale(ggml.rms_norm(cur))
 
 
@@ -75,7 +75,7 @@ def linear_attention(
 def _mixed(
     build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor]:
-    """build_qkvz: what is convolved, and the gate of the output."""
+    """build_qkvz: the input of the convolution, and the output gate."""
     if "attn_qkv" not in layer:
         return _interleaved(build, layer, ssm, cur)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -87,7 +87,7 @@ def _mixed(
 def _interleaved(
     build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor]:
-    """Old files: query, key, value and gate are interleaved, head by head."""
+    """Old files interleave query, key, value and gate head by head."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     key, value = ssm.d_state, ssm.d_inner // ssm.n_group
     cur = ggml.mul_mat(layer["ssm_in"], cur)
@@ -103,7 +103,7 @@ def _interleaved(
 def _gates(
     build: Build, layer: GraphLayer, ssm: Ssm, cur: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor]:
-    """Decay and beta, one number for each head and token."""
+    """Decay and beta: one value per head and token."""
     tokens, seqs, heads = build.sizes.n_seq_tokens, build.sizes.n_seqs, ssm.dt_rank
     if "ssm_ba" in layer:
         both = ggml.mul_mat(layer["ssm_ba"], cur)
@@ -125,7 +125,7 @@ def _gates(
 def _cut(
     build: Build, layer: GraphLayer, ssm: Ssm, seen: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    """Queries, keys and values out of what was convolved."""
+    """Splits the convolution's output into queries, keys and values."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     value = ssm.d_inner // ssm.dt_rank
     shapes = ((ssm.d_state, ssm.n_group), (ssm.d_state, ssm.n_group), (value, ssm.dt_rank))
@@ -142,7 +142,8 @@ def _cut(
         for width, heads in shapes
     )
     q, k = l2_normalized(q), l2_normalized(k)
-    if "ssm_ba" in layer and ssm.n_group != ssm.dt_rank:  # qwen3next repeats keys for their values
+    # qwen3next repeats keys to match the value heads.
+    if "ssm_ba" in layer and ssm.n_group != ssm.dt_rank:
         q, k = (_repeated(build, ssm, one) for one in (q, k))
     return q, k, v
 
@@ -157,7 +158,7 @@ def _repeated(build: Build, ssm: Ssm, cur: GraphTensor) -> GraphTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet(Hybrid):
-    late_gate: bool = False  # the gate of attention is cut out after attention, not before
+    late_gate: bool = False  # the gate is sliced out after attention, not before
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor

@@ -1,4 +1,4 @@
-"""Dense decoders: TABLE of switches, and the arrangements that only a few of them have."""
+"""Dense decoders: TABLE of switches, and the rarer layouts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project, qk
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
 from edgekit.errors import RefusedError
 
-PICTURE_TOKENS = 8192  # chameleon.cpp: their logits are put out of reach
+PICTURE_TOKENS = 8192  # chameleon.cpp: image tokens, whose logits are suppressed
 
 
 def always(_hparams: Hparams) -> bool:
@@ -39,7 +39,7 @@ def always(_hparams: Hparams) -> bool:
 
 
 def baichuan_rope(hparams: Hparams, _il: int) -> bool:
-    """The 13B model has no positions but biases by distance; its number of layers tells it apart (baichuan.cpp)."""
+    """The 13B model, recognised by its layer count, uses ALiBi instead of rope (baichuan.cpp)."""
     return hparams.n_layer == 32
 
 
@@ -49,7 +49,7 @@ def where_it_slides(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bloom(Transformer):
-    """Embeddings are normalised before the first layer."""
+    """Bloom: embeddings are normalised before the first layer."""
 
     def build(self, build: Build) -> None:
         cur = build.input_embd()
@@ -63,7 +63,7 @@ class Bloom(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeShell(Transformer):
-    """Old files have one matrix for embeddings and logits, and call it output."""
+    """Old CodeShell files have one matrix for embeddings and logits, named output."""
 
     def build(self, build: Build) -> None:
         cur = build.input_embd(table=build.weight("token_embd") or build["output"])
@@ -75,7 +75,7 @@ class CodeShell(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Falcon(Transformer):
-    """Attention may have a separate norm from the feed-forward."""
+    """Falcon: attention and feed-forward may have separate norms."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -93,7 +93,7 @@ class Falcon(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptNeoX(Transformer):
-    """The feed-forward sees what attention saw, but normalised on its own, where the file says so."""
+    """GPT-NeoX: optionally, feed-forward and attention run in parallel, each with its own norm."""
 
     def after_attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
@@ -107,7 +107,7 @@ class GptNeoX(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BitNet(Transformer):
-    """Norms before the last matrices of attention and feed-forward."""
+    """BitNet: norms before the output projections of attention and feed-forward."""
 
     def attended(
         self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
@@ -134,7 +134,7 @@ class BitNet(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deci(Transformer):
-    """Layers may lack attention, or have a matrix in its place, or lack the feed-forward."""
+    """Deci: layers may replace attention by a linear layer, or lack attention or the feed-forward."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -146,7 +146,7 @@ class Deci(Transformer):
         if layer.facts.is_last:
             cur, stream = (ggml.get_rows(one, shared.out_ids) for one in (cur, stream))
         if "ffn_norm" not in layer:
-            return before  # deci.cpp goes on to the next layer: what attention gave is lost
+            return before  # deci.cpp skips to the next layer and drops the attention output
         stream = ggml.add(cur, stream) if heads else cur
         cur = self.normalized(layer, stream, "ffn_norm")
         return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
@@ -161,7 +161,9 @@ class Deci(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chameleon(Transformer):
-    """Queries and keys have another norm than layers; the 34B model has the layers' norm after them."""
+    """Chameleon: Q and K have their own kind of norm; the 34B model applies layer norms after attention and
+    feed-forward.
+    """
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -196,7 +198,7 @@ class Chameleon(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CogVlm(Transformer):
-    """Every token has its logits: no rows are chosen."""
+    """CogVLM: logits for every token; no output rows are selected."""
 
     def crops(self, _build: Build) -> bool:
         return False
@@ -211,7 +213,7 @@ class CogVlm(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diffusion(Transformer):
-    """No cache: all tokens of a batch see each other."""
+    """Diffusion models: no cache; all tokens of a batch attend to each other."""
 
     def attended(
         self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
@@ -220,7 +222,7 @@ class Diffusion(Transformer):
 
 
 def if_trained(hparams: Hparams, _il: int) -> bool:
-    """False in models that were trained without positions (rope.scaling.finetuned)."""
+    """False for models trained without positions (rope.scaling.finetuned)."""
     return hparams.flag("rope.scaling.finetuned", default=True)
 
 
@@ -230,7 +232,7 @@ def as_stated(hparams: Hparams, il: int) -> bool:
 
 
 def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
-    """Which of the pictures' embeddings each layer adds; none where it is negative."""
+    """The index of the image embeddings that each layer adds; negative: none."""
     stated = hparams.key("deepstack_mapping")
     numbers = stated if isinstance(stated, tuple) else ()
     return tuple(one for one in numbers[: hparams.n_layer] if isinstance(one, int))
@@ -238,11 +240,11 @@ def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granite(Transformer):
-    fused_shared: bool = False  # gate and up of the shared expert are halves of one matrix
+    fused_shared: bool = False  # gate and up of the shared expert are one matrix
     pictures: bool = True  # the loader reads deepstack_mapping
 
     def more(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
-        """Whether it rotates, and whether it adds embeddings of a picture."""
+        """Whether the layer uses rope, and whether it adds image embeddings."""
         mapping = deepstack_mapping(hparams) if self.pictures else ()
         return self.rope(hparams, il), 0 < il < len(mapping) and mapping[il] >= 0
 
@@ -276,7 +278,7 @@ class Granite(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Olmo(Transformer):
-    """Its norms have no weights."""
+    """OLMo: norms without weights."""
 
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         if name in {"attn_norm", "ffn_norm"}:
@@ -286,7 +288,7 @@ class Olmo(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StableLm(Transformer):
-    """A feed-forward without a norm shares attention's."""
+    """StableLM: a feed-forward without its own norm shares attention's."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -305,7 +307,7 @@ class StableLm(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mpt(Transformer):
-    """Queries and keys are normalised across heads, what is activated may be divided by scales."""
+    """MPT: Q and K are normalised across heads; activations may be divided by scales."""
 
     def attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -331,10 +333,10 @@ class Mpt(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nanbeige(Transformer):
-    """Its blocks may run several times, with the last norm between two rounds."""
+    """Nanbeige: blocks may be looped over, with the final norm between two loops."""
 
     def more(self, hparams: Hparams, il: int) -> tuple[bool, int]:
-        """Whether a round ends with it. Weights that are used again set all layers apart."""
+        """Whether the layer ends a loop. With looped weights, no two layers are alike."""
         ends = (il + 1) % hparams.n_block == 0 and il + 1 < hparams.n_layer
         normed = ends and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0
@@ -352,7 +354,7 @@ class Nanbeige(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenElm(Transformer):
-    """One product is cut into heads, and those into queries, keys and values."""
+    """OpenELM: one projection, split into heads and then into Q, K and V."""
 
     def attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -376,7 +378,7 @@ class OpenElm(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plamo3(Transformer):
-    """The names of its post norms end without .weight."""
+    """PLaMo 3: the names of post norms have no .weight suffix."""
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         return normalize(cur, layer.need(name), layer=layer.index)
@@ -384,7 +386,7 @@ class Plamo3(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plm(Latent):
-    """Hands over its values in two dimensions: llama.cpp takes all tokens for one."""
+    """PLM passes V with two dimensions, so llama.cpp treats all tokens as one."""
 
     def build(self, build: Build) -> None:
         if build.options.flash_attn and build.n_tokens != 1:
@@ -394,7 +396,7 @@ class Plm(Latent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaEmbedder(Diffusion):
-    """Llama without logits: the last states are the result."""
+    """Llama without logits: the last hidden states are the output."""
 
     def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build["output_norm"])
@@ -417,7 +419,7 @@ def deepstack_layers(hparams: Hparams) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepStack(Transformer):
-    """What the picture's encoder saw at several depths is added behind the first layers."""
+    """DeepStack: image features of several encoder depths are added after the first layers."""
 
     def more(self, hparams: Hparams, il: int) -> bool:
         return il < deepstack_layers(hparams)

@@ -1,4 +1,4 @@
-"""Encoders: no cache, all tokens of a batch see each other, and the last states are the result."""
+"""Encoders: no cache; all tokens of a batch attend to each other; the last hidden states are the output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def no_layer(_hparams: Hparams, _il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreNormEncoder(Transformer):
-    """Norms come before attention and feed-forward."""
+    """Encoders with norms before attention and feed-forward."""
 
     attn_input: Callable[[Build], AttnInput] = input_encoder
     embd_norm: bool = False
@@ -75,14 +75,14 @@ def plain_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor
 
 
 def bare_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """Gated; biases are loaded but not added."""
+    """A gated feed-forward; biases are loaded but not added."""
     up = ggml.mul_mat(layer["ffn_up"], cur)
     cur = ggml.glu(ggml.mul_mat(layer["ffn_gate"], cur), up)
     return ggml.mul_mat(layer["ffn_down"], cur)
 
 
 def jina_ffn(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """Up and gate are two matrices, or halves of one, or there is no gate."""
+    """Up and gate are two matrices or one; there may be no gate."""
     width = build.hparams.whole("feed_forward_length")
     fused = "ffn_gate" not in layer and layer["ffn_up"].ne[1] != width
     return feed_forward(layer, cur, act=Act.FUSED if fused else Act.UNARY)
@@ -90,12 +90,12 @@ def jina_ffn(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bert(PreNormEncoder):
-    """Norms come after attention and feed-forward."""
+    """BERT: norms after attention and feed-forward."""
 
     norm: Norm = Norm.LAYER
     embd_norm: bool = True
     dense: Callable[[Build, GraphLayer, GraphTensor], GraphTensor] = plain_ffn
-    positions: bool = False  # learned ones are added to the embeddings
+    positions: bool = False  # learned position embeddings are added
 
     def embedded(self, build: Build, shared: Shared, cur: GraphTensor) -> GraphTensor:
         if (types := build.weight("token_types")) is not None:

@@ -1,4 +1,4 @@
-"""TABLE of all architectures: a GGUF name -> how its graph is built."""
+"""TABLE of all architectures: a GGUF name -> its graph family."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SPARSE_LAYERS = 10
 
 
 def slice_2d(cur: GraphTensor) -> GraphTensor:
-    """One of the matrices that are stored one after another."""
+    """One matrix of a stacked tensor."""
     return ggml.view(cur, *cur.ne[:2], strides=(cur.nb[1],))
 
 
@@ -37,7 +37,7 @@ def looked_up(build: Build) -> GraphTensor:
 def per_layer_inputs(
     build: Build, embd: GraphTensor, width: int, before: GraphTensor | None = None
 ) -> GraphTensor:
-    """project_per_layer_inputs: [width, tokens, layers]. `before`: what was looked up before all else."""
+    """project_per_layer_inputs: [width, tokens, layers]. `before`: per-layer embeddings that were already looked up."""
     layers, tokens = build.hparams.n_layer, build.n_tokens
     if before is None:
         own = ggml.scale(ggml.reshape(looked_up(build), width, layers, tokens))
@@ -51,7 +51,7 @@ def per_layer_inputs(
 
 
 def owner(hparams: Hparams, il: int) -> int | None:
-    """The layer whose cache is read, where it is not this one."""
+    """The layer whose cache is read, if not this one."""
     mixer = hparams.geometry.layers[il].mixer
     return mixer.source_layer if isinstance(mixer, SharedCache) else None
 
@@ -63,7 +63,7 @@ def attended(
     parts: Sequence[GraphTensor],
     factors: GraphTensor | None,
 ) -> GraphTensor:
-    """Queries alone where the layer has no cache. Values are normalised too."""
+    """Attention; only queries are computed if the layer has no cache. V is normalised too."""
     index = layer.index
     q = normalize(parts[0], layer["attn_q_norm"], layer=index)
     q = ggml.rope(q, shared.pos, factors)
@@ -75,7 +75,7 @@ def attended(
 
 
 def projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> list[GraphTensor]:
-    """Queries, keys and values in heads. Without a matrix for values they are the keys."""
+    """Q, K and V in heads. Without a V matrix, V is K."""
     width = layer.facts.n_embd_head_k
     counts = (layer.facts.n_head, layer.facts.n_head_kv, layer.facts.n_head_kv)
     if "attn_qkv" in layer:
@@ -135,7 +135,7 @@ class Gemma4(Transformer):
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        """A dense one, and experts next to it where the layer has them."""
+        """A dense feed-forward, and experts in parallel if the layer has them."""
         dense = feed_forward(layer, self.normalized(layer, cur, "ffn_norm"))
         if "ffn_gate_inp" not in layer:
             return dense
@@ -171,7 +171,7 @@ def sparse(_hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3n(Transformer):
-    """`layer.facts.more`: the gate keeps only its largest numbers."""
+    """`layer.facts.more`: the gate keeps only its largest values."""
 
     def more(self, hparams: Hparams, il: int) -> bool:
         return sparse(hparams, il)
@@ -208,7 +208,7 @@ class Gemma3n(Transformer):
     def worked(
         self, build: Build, layer: GraphLayer, shared: Shared, active: GraphTensor
     ) -> GraphTensor:
-        """What an ordinary layer does, with a low-rank path next to attention (LAuReL)."""
+        """An ordinary layer with a low-rank path parallel to attention (LAuReL)."""
         normed = self.normalized(layer, active, "attn_norm")
         laurel = ggml.mul_mat(layer["laurel_r"], ggml.mul_mat(layer["laurel_l"], normed))
         laurel = ggml.add(self.normalized(layer, laurel, "laurel_post_norm"), normed)
@@ -238,7 +238,7 @@ def _as_large(cur: GraphTensor, magnitude: GraphTensor) -> GraphTensor:
 
 
 def _spread(build: Build, cur: GraphTensor) -> GraphTensor:
-    """One stream -> all of them, equally large."""
+    """Expands one stream to all of them, rescaled to equal magnitude."""
     magnitude = _magnitude(cur)
     others = ggml.repeat(cur, *cur.ne[:2], STREAMS - 1, 1)
     others = ggml.mul_mat(build["altup_proj"], others)
@@ -256,7 +256,7 @@ def _gathered(build: Build, streams: GraphTensor) -> GraphTensor:
 
 
 def _rest(streams: GraphTensor) -> GraphTensor:
-    """All but the first."""
+    """All streams except the first."""
     return ggml.view(streams, *streams.ne[:2], STREAMS - 1, strides=streams.nb[1:3])
 
 
@@ -286,7 +286,7 @@ def _corrected(
 
 
 def _largest(cur: GraphTensor) -> GraphTensor:
-    """gaussian_topk: numbers below a quantile of their row become zero."""
+    """gaussian_topk: values below a quantile of their row become zero."""
     mean = ggml.mean(cur)
     spread = ggml.scale(ggml.sum_rows(ggml.sqr(ggml.sub(cur, mean))))
     cutoff = ggml.add(mean, ggml.scale(ggml.sqrt(spread)))

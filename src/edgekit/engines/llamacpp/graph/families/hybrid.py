@@ -1,4 +1,4 @@
-"""Models in which some layers attend and others carry a state, like LFM 2: what both kinds of layer share."""
+"""Hybrid models such as LFM 2: some layers use attention, others are recurrent."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def logit_scale(hparams: Hparams) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid(Transformer):
-    """`mixer` is what a recurrent layer does in place of attention."""
+    """`mixer` builds the recurrent layers."""
 
     mixer: Mixer
     residual_scale: Callable[[Hparams], bool] = never
-    stream_first: bool = False  # results are added to the stream, not the stream to them
+    stream_first: bool = False  # stream + result, not result + stream
 
     def shared(self, build: Build) -> Shared:
         return replace(Transformer.shared(self, build), rs=input_rs(build))
@@ -68,7 +68,7 @@ class Hybrid(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide(Hybrid):
-    """Falcon H1: every layer attends and carries a state, and both results are added up."""
+    """Falcon H1: every layer has attention and a recurrent part, whose outputs are added."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -86,9 +86,8 @@ class SideBySide(Hybrid):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneEach(Hybrid):
-    """Nemotron H: a layer attends, carries a state or is a feed-forward, one of the three.
-
-    `layer.facts.more`: it is a feed-forward.
+    """Nemotron H: each layer is either attention, recurrent or a feed-forward. `layer.facts.more`: it is a
+    feed-forward.
     """
 
     def more(self, hparams: Hparams, il: int) -> bool:
@@ -121,7 +120,7 @@ class OneEach(Hybrid):
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        """Experts may work at a width of their own, of which the router knows nothing."""
+        """Experts may have their own input width; the router uses the hidden width."""
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=self.act, gated=False)
         narrow, wide = layer.weight("ffn_latent_down"), layer.weight("ffn_latent_up")
@@ -134,7 +133,7 @@ class OneEach(Hybrid):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plamo2(Hybrid):
-    """Norms after attention and feed-forward, whose names do not end in .weight."""
+    """PLaMo 2: post norms, whose names have no .weight suffix."""
 
     def attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -158,11 +157,13 @@ class Plamo2(Hybrid):
 
 
 def input_lfm2(build: Build) -> AttnInput:
-    """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which rotates nothing."""
+    """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which has no rotations."""
     if build.hparams.has_swa:
         return input_kv_iswa(build, rotate=False)
     if build.hparams.arch == "lfm2" and build.hparams.whole("attention.sliding_window", 0):
-        raise NoGraphError("LFM 2 with a window")  # the geometry does not tell its layers
+        raise NoGraphError(
+            "LFM 2 with a window"
+        )  # the geometry does not state which layers have it
     return input_kv(build)
 
 

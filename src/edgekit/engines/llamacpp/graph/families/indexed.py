@@ -1,4 +1,4 @@
-"""Latent attention to the cells that a small indexer picks: DeepSeek 3.2 and GLM 5."""
+"""Latent attention to cells selected by an indexer: DeepSeek 3.2 and GLM 5."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, No
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.formats.dtype import TensorType
 
-MOST_PICKED = 65_536  # cells; DeepSeek 3.2 picks 2,048
+MOST_PICKED = 65_536  # cells; DeepSeek 3.2 selects 2,048
 
 
 def at_most(build: Build, size: Size, limit: int) -> Size:
-    """The smaller one. Cells come in steps of 256: a graph that assumes there are enough does not hold for fewer."""
+    """The smaller of two sizes. A graph built for enough cells is not reused for fewer."""
     if isinstance(size, int):
         return min(size, limit)
     if limit > MOST_PICKED:
@@ -41,7 +41,7 @@ def at_most(build: Build, size: Size, limit: int) -> Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Sizes and inputs that the indexers of all layers share. Their keys are always rotated."""
+    """Sizes and inputs shared by the indexers of all layers. Their keys are always rotated."""
 
     width: int
     heads: int
@@ -67,7 +67,7 @@ class Indexer:
     def picked(
         self, build: Build, layer: GraphLayer, pos: GraphTensor, cur: GraphTensor, qr: GraphTensor
     ) -> GraphTensor:
-        """The best cells for each token, by a score of the indexer's own queries and keys."""
+        """The highest-scoring cells for each token, by the indexer's queries and keys."""
         tokens, streams = build.n_tokens, build.sizes.n_stream
         q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
         q = ggml.rope(ggml.reshape(q, self.width, self.heads, tokens), pos)
@@ -90,7 +90,7 @@ class Indexer:
 
 
 def only(mask: GraphTensor, picked: GraphTensor, kind: TensorType = F32) -> GraphTensor:
-    """The mask, with all cells masked out that were not picked. `kind`: of the zeros that open them."""
+    """The mask restricted to the selected cells. `kind`: the type of the zeros that unmask them."""
     nb = mask.nb
     closed = ggml.fill(mask)
     ne = (1, mask.ne[0], mask.ne[1], mask.ne[3])
@@ -129,10 +129,10 @@ def every_indexer(_hparams: Hparams, _il: int) -> bool:
 
 
 LONG_CONTEXT = (
-    1_048_576  # tokens; glm-dsa.cpp: files of GLM 5.2 do not say which layers have an indexer
+    1_048_576  # tokens; glm-dsa.cpp: GLM 5.2 files do not state which layers have an indexer
 )
 INDEXED_LAYERS = 78
-FIRST_BUILD = 10566  # that was looked at: before it no layer had an indexer, or none of this kind
+FIRST_BUILD = 10566  # the first build checked: earlier ones have no such indexer
 
 
 def glm_indexer(hparams: Hparams, il: int) -> bool:
@@ -146,7 +146,7 @@ def glm_indexer(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed(Transformer):
-    """`layer.facts.more`: the layer has an indexer; the others attend to what the last one picked."""
+    """`layer.facts.more`: the layer has an indexer; other layers use the previous selection."""
 
     indexed: Callable[[Hparams, int], bool] = every_indexer
 

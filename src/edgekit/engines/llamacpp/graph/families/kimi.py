@@ -1,4 +1,4 @@
-"""Kimi delta attention next to latent attention: Kimi Linear and Ling 3."""
+"""Kimi delta attention and latent attention: Kimi Linear and Ling 3."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 
 class Kda(NamedTuple):
-    """Sizes of a layer of delta attention; queries, keys and values are convolved each for themselves."""
+    """Sizes of a delta-attention layer; Q, K and V have separate convolutions."""
 
     width: int
     heads: int
-    kept: int  # inputs a convolution remembers
+    kept: int  # inputs that a convolution keeps
 
     @classmethod
     def of(cls, hparams: Hparams) -> Kda:
@@ -133,7 +133,7 @@ def kimi_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
 
 
 def ling_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
-    """Gates of full rank, and a decay that is bounded from below."""
+    """Full-rank gates, and a decay with a lower bound."""
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     given = convolved(build, layer, rs, cur)
@@ -153,7 +153,7 @@ def absorbed(
     cur: GraphTensor,
     rotated: Callable[[GraphTensor], GraphTensor],
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    """Queries in the space of the latent, one key for all heads, and the latent that serves as the values."""
+    """Q in latent space, one K for all heads, and the latent as V."""
     hparams, tokens, heads = build.hparams, build.n_tokens, layer.facts.n_head
     rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
     width = hparams.whole("attention.key_length_mla")
@@ -174,7 +174,7 @@ def absorbed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kimi(Hybrid):
-    """Latent attention without positions."""
+    """Kimi Linear: latent attention without rope."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -217,14 +217,14 @@ class Kimi(Hybrid):
 
 
 class Clamps(NamedTuple):
-    """Which activations of a layer are limited."""
+    """Which activations of a layer are clamped."""
 
     experts: bool
     dense: bool
 
 
 def is_clamped(hparams: Hparams, name: str, il: int) -> bool:
-    """A number for every layer, or one for all."""
+    """True if the layer's limit is set. The key has one value, or one per layer."""
     stated = hparams.key(name)
     limit = stated[il] if isinstance(stated, tuple) and il < len(stated) else stated
     return isinstance(limit, (int, float)) and limit > 1e-6  # llama-graph.cpp: eps
@@ -232,7 +232,7 @@ def is_clamped(hparams: Hparams, name: str, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ling3(Kimi):
-    """Positions, a gate after attention, and activations that may be limited."""
+    """Ling 3: rope, a gate after attention, and optional clamps."""
 
     def more(self, hparams: Hparams, il: int) -> Clamps:
         return Clamps(

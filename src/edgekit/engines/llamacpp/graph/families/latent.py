@@ -1,4 +1,4 @@
-"""Multi-head latent attention: DeepSeek 2 and those built like it, and MiniCPM 3."""
+"""Multi-head latent attention (MLA): DeepSeek 2 and similar models, and MiniCPM 3."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from edgekit.engines.llamacpp.versions import Rules
 
 
 def is_mla(hparams: Hparams) -> bool:
-    """The file allows keys to be absorbed: the cache holds the latent alone."""
+    """True if the file has absorbed matrices, so that the cache holds only the latent."""
     return bool(hparams.whole("attention.key_length_mla", 0))
 
 
@@ -38,7 +38,7 @@ def input_latent(build: Build) -> AttnInput:
 
 
 def query(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """Compressed and expanded again, or at once."""
+    """Q through a low-rank projection, or through one matrix."""
     if "attn_q_a" not in layer:
         return ggml.mul_mat(layer["attn_q"], cur)
     cur = ggml.mul_mat(layer["attn_q_a"], cur)
@@ -47,7 +47,7 @@ def query(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 
 def deepseek2_routing(hparams: Hparams) -> Routing:
-    """Files of GLM 4.7 Lite do not say that they use sigmoids (deepseek2.cpp)."""
+    """GLM 4.7 Lite files do not state their sigmoid gating (deepseek2.cpp)."""
     lite = hparams.n_layer in {47, 48} and hparams.geometry.vocabulary == 154_880
     return stated_routing(hparams, Gating.SIGMOID if lite else Gating.SOFTMAX)
 
@@ -79,7 +79,7 @@ class Latent(Transformer):
         latent: GraphTensor,
         k_pe: GraphTensor,
     ) -> GraphTensor:
-        """Queries are brought into the latent's space; one key serves all heads."""
+        """Q is projected into latent space; one K serves all heads."""
         tokens, heads = build.n_tokens, layer.facts.n_head
         rope = k_pe.ne[0]
         nope = ggml.view(q, q.ne[0] - rope, heads, tokens, strides=q.nb[1:3])
@@ -103,7 +103,7 @@ class Latent(Transformer):
         latent: GraphTensor,
         k_pe: GraphTensor,
     ) -> GraphTensor:
-        """Every head has its key and value again."""
+        """The latent is expanded to K and V of every head."""
         tokens, facts = build.n_tokens, layer.facts
         rope, value = k_pe.ne[0], facts.n_embd_head_v
         kv = ggml.mul_mat(layer["attn_kv_b"], latent)

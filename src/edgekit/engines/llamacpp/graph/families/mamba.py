@@ -16,7 +16,7 @@ from edgekit.engines.llamacpp.versions import Rules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ssm:
-    """The keys ssm.*, by llama.cpp's names."""
+    """The ssm.* keys, with llama.cpp's names."""
 
     d_conv: int
     d_inner: int
@@ -36,7 +36,7 @@ class Ssm:
 
     @property
     def channels(self) -> int:
-        """What the convolution sees."""
+        """Channels of the convolution."""
         return self.d_inner + 2 * self.n_group * self.d_state
 
     @property
@@ -49,18 +49,18 @@ class Ssm:
 
 
 def linear(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
-    """build_lora_mm with the scale that belongs to the weight."""
+    """build_lora_mm with the weight's scale."""
     return project(layer[name], cur, scale=layer.scale(name))
 
 
 def parts(cur: GraphTensor, *dims: Size) -> GraphTensor:
-    """Some of each row's numbers, as [width, heads, tokens, sequences]."""
+    """A slice of each row, as [width, heads, tokens, sequences]."""
     head = cur.type.block_bytes * dims[0]
     return ggml.view(cur, *dims, strides=(head, *cur.nb[1:3]))
 
 
 def some(cur: GraphTensor, width: Size) -> GraphTensor:
-    """The same, as [width, tokens, sequences]."""
+    """A slice of each row, as [width, tokens, sequences]."""
     return ggml.view(cur, width, *cur.ne[1:3], strides=cur.nb[1:3])
 
 
@@ -98,7 +98,7 @@ def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
 def _scanned(
     build: Build, layer: GraphLayer, rs: StateInput, ssm: Ssm, cur: GraphTensor
 ) -> GraphTensor:
-    """Mamba 1: step, B and C are made from x; every channel is a head."""
+    """Mamba 1: dt, B and C are projected from x; every channel is a head."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     both = ggml.mul_mat(layer["ssm_x"], cur)
     dt = some(both, ssm.dt_rank)
@@ -163,7 +163,7 @@ def _scanned2(
     ssm: Ssm,
     given: tuple[GraphTensor, GraphTensor, GraphTensor],
 ) -> GraphTensor:
-    """Mamba 2: heads of many channels with one decay each, B and C for a group of them."""
+    """Mamba 2: heads of many channels with one decay each; B and C per group."""
     x, xbc, dt = given
     width, heads, tokens, seqs = x.ne
     b, c = (parts(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
@@ -186,7 +186,7 @@ def _scanned2(
 
 
 def plamo2_mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> GraphTensor:
-    """build_plamo2_mamba_layer: heads as in Mamba 2; step, B and C made from x as in Mamba 1."""
+    """build_plamo2_mamba_layer: heads as in Mamba 2; dt, B and C projected from x as in Mamba 1."""
     ssm = Ssm.of(build.hparams, grouped=True)
     heads, width = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
@@ -262,7 +262,7 @@ def short_convolution(
 
 
 def _both_sides(before: GraphTensor, cur: GraphTensor) -> GraphTensor:
-    """Without causality a token sees as many on its right as on its left."""
+    """A non-causal convolution sees as many tokens to the right as to the left."""
     side = before.ne[0] // 2
     left = ggml.cont(ggml.view(before, side, *before.ne[1:3], strides=before.nb[1:3]))
     return ggml.pad(ggml.concat(left, cur, 0), side)

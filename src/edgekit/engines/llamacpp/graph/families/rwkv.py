@@ -1,4 +1,4 @@
-"""RWKV 6 and 7: time mix, and their own channel mix or a feed-forward of Qwen 2 (rwkv6-base.cpp, rwkv7-base.cpp)."""
+"""RWKV 6 and 7: time mix, then channel mix or a Qwen 2 feed-forward (rwkv6-base.cpp, rwkv7-base.cpp)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgekit.engines.llamacpp.graph.outputs import results
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count
-# Of a normed state, the one before it and the values of the first layer -> the result and those values.
+# The normed state, the shifted state and the first layer's values -> the output and those values.
 TimeMix = Callable[
     [Build, GraphLayer, StateInput, GraphTensor, GraphTensor, GraphTensor | None],
     tuple[GraphTensor, GraphTensor | None],
@@ -26,7 +26,7 @@ MIXES = 5  # w, k, v, r, g
 
 
 class LayerPlace(NamedTuple):
-    """What makes layers differ: whether it is the first one, and whether its result is halved."""
+    """How layers differ: whether it is the first, and whether its output is halved."""
 
     first: bool
     halved: bool
@@ -34,7 +34,7 @@ class LayerPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What goes from layer to layer; `first` are the values of the first one."""
+    """Passed from layer to layer; `first`: the values of the first layer."""
 
     stream: GraphTensor
     first: GraphTensor | None = None
@@ -42,7 +42,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rwkv:
-    """Time mix, and a feed-forward of Qwen."""
+    """Time mix and a Qwen feed-forward."""
 
     norm: Norm
     time_mix: TimeMix
@@ -126,12 +126,12 @@ def _shaped(build: Build, cur: GraphTensor) -> GraphTensor:
 
 
 def _one_token(cur: GraphTensor) -> GraphTensor:
-    """Of each sequence."""
+    """One token of each sequence."""
     return ggml.view(cur, cur.ne[0], 1, cur.ne[2], strides=cur.nb[1:3])
 
 
 def _before(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
-    """For every token the one before it; the first one's is remembered."""
+    """The previous token's state for every token; for the first token it comes from the cache."""
     others = ggml.view(cur, cur.ne[0], cur.ne[1] - 1, cur.ne[2], strides=cur.nb[1:3])
     return ggml.concat(shift, others, 1)
 
@@ -180,7 +180,7 @@ def time_mix_6(
     before: GraphTensor,
     _first: GraphTensor | None,
 ) -> tuple[GraphTensor, None]:
-    """build_rwkv6_time_mix. Without time_mix_first it is that of QRWKV: gated linear attention."""
+    """build_rwkv6_time_mix. Without time_mix_first it is QRWKV's gated linear attention."""
     is_qrwkv = "time_mix_first" not in layer
     w, k, v, r, g = _mixed_6(build, layer, cur, before)
     r, k, v = (
@@ -205,7 +205,7 @@ def time_mix_6(
 def _mixed_6(
     build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
 ) -> list[GraphTensor]:
-    """Five mixtures of each token with the one before it."""
+    """Five mixtures of each token with the previous one."""
     width, tokens = build.hparams.n_embd, build.n_tokens
     change, cur = _flat(build, ggml.sub(before, cur)), _flat(build, cur)
     mix = ggml.add(ggml.mul(change, layer["time_mix_lerp_x"]), cur)
@@ -232,7 +232,7 @@ def _biased(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
 
 
 def _heads(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-    """Fewer heads of keys and values are repeated."""
+    """Splits into heads; repeats KV heads if there are fewer."""
     size, kv_heads = _head_size(build), layer.facts.n_head_kv
     heads = build.hparams.n_embd // size
     if kv_heads not in {0, heads}:
@@ -284,7 +284,7 @@ def time_mix_7(  # noqa: PLR0917 - a TimeMix
 def _mixed_7(
     build: Build, layer: GraphLayer, cur: GraphTensor, before: GraphTensor
 ) -> list[GraphTensor]:
-    """Five mixtures, and a sixth where there is a gate."""
+    """Five mixtures, and a sixth if there is a gate."""
     gated = "time_mix_g1" in layer and "time_mix_g2" in layer
     count = MIXES + gated
     change = ggml.repeat(ggml.sub(before, cur), *cur.ne[:3], count)
@@ -303,7 +303,7 @@ def _low_rank(
 def _values_7(
     layer: GraphLayer, cur: GraphTensor, first: GraphTensor | None
 ) -> tuple[GraphTensor, GraphTensor]:
-    """Drawn towards those of the first layer."""
+    """Values, interpolated with those of the first layer."""
     values = ggml.mul_mat(layer["time_mix_value"], cur)
     if first is None:
         return values, values
@@ -335,7 +335,7 @@ def _memory(build: Build, layer: GraphLayer, rs: StateInput) -> GraphTensor:
 
 
 def _remembered(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
-    """New states go to the cache; what is left are the tokens."""
+    """Writes new states to the cache and returns the token outputs."""
     width, seqs = build.hparams.n_embd * _head_size(build), build.sizes.n_seqs
     cache = state(build, layer, "s", width)
     tokens = ggml.view(out, build.hparams.n_embd * build.n_tokens)

@@ -1,4 +1,4 @@
-"""Decoders with experts: TABLE of switches, and those of them that are built differently."""
+"""Mixture-of-experts decoders: TABLE of switches, and the architectures that need code."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from edgekit.engines.llamacpp.versions import Rules
 
 NO_ROPE_STEP = 4  # llama-hparams.h @ 0c1e570: n_no_rope_layer_step
 CLAMP_EPSILON = 1e-6  # llama-graph.cpp @ 0c1e570: build_ffn, build_moe_ffn
-MAVERICK_EXPERTS = 128  # llama4.cpp: the one without norms of queries and keys
+MAVERICK_EXPERTS = 128  # llama4.cpp: the model without Q and K norms
 
 
 def soft_max_routing(hparams: Hparams) -> Routing:
-    """Normalised and scaled as the file says."""
+    """Soft-max gating, normalised and scaled as the file states."""
     return replace(stated_routing(hparams), gating=Gating.SOFTMAX)
 
 
@@ -49,7 +49,7 @@ def deepseek_routing(hparams: Hparams) -> Routing:
 
 
 def sigmoid_routing(hparams: Hparams) -> Routing:
-    """Sigmoids, unless the file says otherwise."""
+    """Sigmoid gating, unless the file states another."""
     return stated_routing(hparams, Gating.SIGMOID)
 
 
@@ -59,7 +59,7 @@ def slides_or_leads(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Afmoe(Transformer):
-    """What the heads saw is gated; the norm behind attention comes before rows are chosen."""
+    """AFMoE: gated attention; the post-attention norm comes before the output rows are selected."""
 
     def attended(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
@@ -75,7 +75,7 @@ class Afmoe(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arctic(Transformer):
-    """Experts run parallel to the whole layer: they see attention's input."""
+    """Arctic: experts run parallel to the whole layer, on attention's input."""
 
     def after_attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
@@ -89,7 +89,7 @@ class Arctic(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grok(Transformer):
-    """Norms after attention and feed-forward, and a dense feed-forward next to the experts."""
+    """Grok: post norms, and a dense feed-forward parallel to the experts."""
 
     def build(self, build: Build) -> None:
         cur = build.input_embd(scaled=bool(build.hparams.real("embedding_scale", 1.0)))
@@ -113,7 +113,7 @@ class Grok(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroveMoe(Transformer):
-    """Experts in groups, and a smaller one for each group that sees what they gave."""
+    """GroveMoE: groups of experts, and a smaller expert per group that reads their output."""
 
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -136,13 +136,13 @@ class GroveMoe(Transformer):
 
 
 def _selected(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
-    """Weighed by a soft-max, but chosen by sigmoids."""
+    """Weighted by soft-max, but selected by sigmoid."""
     return ggml.argsort_top_k(ggml.unary(logits), layer.facts.n_expert_used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicting(Transformer):
-    """The last norm is a result for blocks that predict further tokens; 0.5 keeps all rows up to there."""
+    """The final norm is an output for multi-token prediction blocks; 0.5 keeps all rows up to there."""
 
     predicts: bool = True
 
@@ -157,7 +157,7 @@ class Predicting(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cohere2Moe(Predicting):
-    """Experts and the shared one are averaged."""
+    """Cohere 2 MoE: routed and shared experts are averaged."""
 
     def build(self, build: Build) -> None:
         rms = bool(build.hparams.real("attention.layer_norm_rms_epsilon"))
@@ -177,7 +177,7 @@ def unnormalized(hparams: Hparams) -> Routing:
 
 
 def as_gated(hparams: Hparams) -> Routing:
-    """With the gating function of the file; there is no other (build_moe_ffn aborts)."""
+    """Routing by the file's gating function, which is required (build_moe_ffn aborts without it)."""
     return replace(plain_routing(hparams), gating=Gating(hparams.whole("expert_gating_func", 0)))
 
 
@@ -187,7 +187,7 @@ def by_sigmoid(hparams: Hparams) -> Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2Moe(Transformer):
-    """The shared expert has a gate."""
+    """Qwen 2 MoE: the shared expert has a gate."""
 
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -204,7 +204,7 @@ def smallthinker_rope(hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallThinker(Transformer):
-    """Experts are chosen before attention."""
+    """SmallThinker: experts are selected before attention."""
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -224,7 +224,7 @@ class SmallThinker(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mimo2(Transformer):
-    """Values may be scaled, which is done to the result of attention. From 0.6 on its last state is a result."""
+    """MiMo 2: attention outputs may be scaled. Since 0.6 the last state is an output."""
 
     def head(self, build: Build, cur: GraphTensor) -> None:
         if build.options.rules >= Rules.V0_6:  # t_h_nextn, whether it is read or not
@@ -241,7 +241,7 @@ class Mimo2(Transformer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laguna(Transformer):
-    """What the heads saw is gated: one number for each head, or for each element."""
+    """Laguna: attention is gated per head or per element."""
 
     def attended(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
@@ -263,7 +263,7 @@ def _gated(build: Build, layer: GraphLayer, cur: GraphTensor, gate: GraphTensor)
 
 
 def clamps(hparams: Hparams, name: str, il: int) -> bool:
-    """Whether the activations of a layer are limited: one number for each layer, or for all."""
+    """True if a layer's activations are clamped. The key has one value, or one per layer."""
     stated = hparams.key(name)
     limit = stated[il] if isinstance(stated, tuple) else stated
     return isinstance(limit, (int, float)) and limit > CLAMP_EPSILON
@@ -271,10 +271,10 @@ def clamps(hparams: Hparams, name: str, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step35(Laguna):
-    """Only layers that see everything use rope factors; some limit what they activate."""
+    """Step 3.5: only full-attention layers use rope factors; some clamp activations."""
 
     def more(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
-        """Whether experts, and whether other feed-forwards clamp."""
+        """Whether routed experts clamp, and whether other feed-forwards do."""
         return clamps(hparams, "swiglu_clamp_exp", il), clamps(hparams, "swiglu_clamp_shexp", il)
 
     def attention(

@@ -1,4 +1,4 @@
-"""TABLE of architectures whose layers carry a state, alone or with attention; MiniMax Text 01."""
+"""TABLE of recurrent and hybrid architectures; MiniMax Text 01."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def nemotron_routing(hparams: Hparams) -> Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decays:
-    """Inputs that all linear layers share; each scales them for itself. `rs`: where their states are."""
+    """Inputs shared by all linear-attention layers; each scales them. `rs`: the state input."""
 
     rs: StateInput
     slopes: GraphTensor
@@ -104,7 +104,7 @@ def lightning(build: Build, layer: GraphLayer, decays: Decays, cur: GraphTensor)
 def _attended(
     decays: Decays, q: GraphTensor, k: GraphTensor, v: GraphTensor, before: GraphTensor
 ) -> GraphTensor:
-    """What the memory says, and what the tokens of the batch say to each other."""
+    """Attention to the state, plus attention within the batch."""
     faded = ggml.mul(q, ggml.unary(ggml.scale(decays.q)))
     remembered = ggml.mul_mat(before, ggml.permute(faded, 0, 2, 1, 3))
     scores = ggml.mul_mat(ggml.permute(k, 0, 2, 1, 3), ggml.permute(q, 0, 2, 1, 3))
@@ -122,10 +122,9 @@ def _remembered(decays: Decays, k: GraphTensor, v: GraphTensor, before: GraphTen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMax01(Transformer):
-    """Lightning attention (linear, with a fixed decay for each head) next to attention.
-
-    The residual stream is what was normalised, scaled. llama.cpp allocates once more for all tokens in one sequence;
-    its dry run, which is followed here, does not count that.
+    """Lightning attention (linear, with a fixed decay per head) and full attention. The residual is the scaled,
+    normalised state. llama.cpp also reserves a graph with all tokens in one sequence; its dry run, followed here, does
+    not count it.
     """
 
     def build(self, build: Build) -> None:

@@ -1,6 +1,6 @@
-"""T5: positions are a bias on the scores, and the decoder also attends to what the encoder gave.
+"""T5: positions are a bias on the scores, and the decoder cross-attends to the encoder's output.
 
-llama_context reserves for the decoder; its cross-attention is as wide as the context the model was trained with.
+llama_context reserves for the decoder; its cross-attention spans the model's trained context.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Half:
 
 
 def positions(build: Build, side: str, layer: GraphLayer, buckets: GraphTensor) -> GraphTensor:
-    """build_pos_bias: one number for each head, token and cell. Layers without a table use the first one's."""
+    """build_pos_bias: one value per head, token and cell. Layers without a table use the first layer's."""
     first = Half(build, side, 0)
     table = Half(build, side, layer.index).get("attn_rel_b") or first["attn_rel_b"]
     cells, tokens = buckets.ne[:2]
@@ -55,7 +55,7 @@ def positions(build: Build, side: str, layer: GraphLayer, buckets: GraphTensor) 
 def projected(
     layer: GraphLayer, half: Half, name: str, cur: GraphTensor, other: GraphTensor
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
-    """Queries of one sequence, keys and values of another."""
+    """Q from one input, K and V from another."""
     width, heads, kv_heads = layer.facts.n_embd_head_v, layer.facts.n_head, layer.facts.n_head_kv
     q, k, v = (
         ggml.reshape(ggml.mul_mat(half[f"{name}_{side}"], given), width, count, given.ne[1])
@@ -80,7 +80,7 @@ class T5Encoder:
     side: str = "enc"
 
     def more(self, hparams: Hparams, il: int) -> Hashable:
-        """Its weights: their names do not begin with blk."""
+        """The layer's weights, whose names do not begin with blk."""
         prefix = f"{self.side}.blk.{il}."
         return tuple(
             (name.removeprefix(prefix), one.shape)
@@ -122,7 +122,7 @@ class T5Encoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """What all layers of a decoder use."""
+    """Shared by all decoder layers."""
 
     attn: AttnInput
     buckets: GraphTensor
@@ -156,7 +156,7 @@ class T5(T5Encoder):
                 "llama.cpp aborts: T5's position bias does not work with separate caches "
                 "for each sequence; use one cache for all (--kv-unified)"
             )
-        # Values are turned over as they are: whole blocks of cells, where they are quantised.
+        # V is transposed as stored: in whole blocks if quantised.
         quantised = build.options.type_v.block_elements > 1
         if quantised and not build.only_numbers(build.sizes.n_kv):
             return

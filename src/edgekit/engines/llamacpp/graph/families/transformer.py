@@ -1,4 +1,4 @@
-"""The graph that most architectures share: attention and a feed-forward around a residual stream, with switches."""
+"""The graph of most architectures: attention and feed-forward on a residual stream, configured by switches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgekit.engines.llamacpp.graph.cache import StateInput
 
 QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
-MROPE_SECTIONS = 4  # positions of a token in a picture: GGML_MROPE_SECTIONS
+MROPE_SECTIONS = 4  # positions per image token: GGML_MROPE_SECTIONS
 
 
 def every_layer(_hparams: Hparams, _il: int) -> bool:
@@ -57,14 +57,14 @@ def one_position(_hparams: Hparams) -> int:
 
 
 def sections_if_stated(hparams: Hparams) -> int:
-    """Several positions for each token where the file divides the rotation among them (use_mrope)."""
+    """Several positions per token if the file has rope sections (use_mrope)."""
     stated = hparams.key("rope.dimension_sections")
     used = isinstance(stated, tuple) and len(stated) > 1 and all(map(bool, stated[:2]))
     return MROPE_SECTIONS if used else 1
 
 
 def plain_routing(hparams: Hparams) -> Routing:
-    """Soft-max over all experts, the weights of the chosen ones made to add up to one."""
+    """Soft-max over all experts, with the selected weights normalised to sum to one."""
     return Routing(
         groups=hparams.whole("expert_group_count", 0),
         groups_used=hparams.whole("expert_group_used_count", 0),
@@ -72,7 +72,7 @@ def plain_routing(hparams: Hparams) -> Routing:
 
 
 def stated_routing(hparams: Hparams, default: Gating = Gating.SOFTMAX) -> Routing:
-    """As the file says: gating function, normalised weights, scale."""
+    """Gating function, weight normalisation and scale as the file states."""
     stated = hparams.whole("expert_gating_func", 0)
     return replace(
         plain_routing(hparams),
@@ -89,7 +89,7 @@ def never(_hparams: Hparams) -> bool:
 def stream_then_attention(
     result: GraphTensor, stream: GraphTensor, attended: GraphTensor
 ) -> GraphTensor:
-    """What parallel layers add to the result of the feed-forward, in this order."""
+    """Parallel layers: adds the stream, then attention, to the feed-forward's output."""
     return ggml.add(ggml.add(result, stream), attended)
 
 
@@ -101,40 +101,40 @@ def attention_then_stream(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """One architecture's arrangement. What a file does not have (a bias, a norm of the queries) is left out anyway."""
+    """The switches of one architecture. Weights that a file lacks (a bias, a Q norm) are skipped without a switch."""
 
     attn_input: Callable[[Build], AttnInput] = input_auto
     norm: Norm = Norm.RMS
-    scaled_embd: bool = False  # the embeddings are multiplied by a number
-    embedding_scale: bool = False  # the same, where the file has the key (f_embedding_scale)
-    positions_added: bool = False  # learned ones, to the embeddings, where the file has them
+    scaled_embd: bool = False  # the embeddings are multiplied by a constant
+    embedding_scale: bool = False  # likewise, if the file has the key (f_embedding_scale)
+    positions_added: bool = False  # learned position embeddings, if the file has them
     n_pos: Callable[[Hparams], int] = one_position
-    rope: Callable[[Hparams, int], bool] = every_layer  # which layers rotate
-    flat_qk_norm: bool = False  # queries and keys are normalised before they are cut into heads
-    late_qk_norm: bool = False  # they are normalised after they are rotated
+    rope: Callable[[Hparams, int], bool] = every_layer  # which layers use rope
+    flat_qk_norm: bool = False  # Q and K are normalised before the split into heads
+    late_qk_norm: bool = False  # Q and K are normalised after rope
     scaled_q: bool = False
     softcap: int = 0
     predicts: bool = (
-        False  # the state after the last layer is a result (t_h_nextn, before the norm)
+        False  # the state after the last layer is an output (t_h_nextn, before the norm)
     )
-    parallel: bool = False  # attention and feed-forward see the same norm
+    parallel: bool = False  # attention and feed-forward share one norm
     parallel_sum: Callable[[GraphTensor, GraphTensor, GraphTensor], GraphTensor] = (
         stream_then_attention
     )
-    post_norms: bool = False  # the results of attention and feed-forward are normalised
+    post_norms: bool = False  # attention and feed-forward outputs are normalised
     ffn_norm: str | None = "ffn_norm"
     act: Act = Act.UNARY
     gated: bool = True
-    residual_first: bool = False  # the feed-forward is added to the stream, not the stream to it
+    residual_first: bool = False  # stream + feed-forward, not feed-forward + stream
     scaled_residual: bool = False
-    residual_scale: Callable[[Hparams], bool] = never  # the same, but not before the logits
+    residual_scale: Callable[[Hparams], bool] = never  # likewise, except before the logits
     routing: Callable[[Hparams], Routing] = plain_routing
-    temperature: Callable[[Hparams], bool] = never  # queries are scaled by position
+    temperature: Callable[[Hparams], bool] = never  # Q is scaled by position
     logit_scale: Callable[[Hparams], bool] = never
     logit_softcap: Callable[[Hparams], bool] = never
 
     def more(self, hparams: Hparams, il: int) -> Hashable:
-        """What a layer depends on besides the facts of every layer."""
+        """Family-specific facts of a layer."""
         return self.rope(hparams, il)
 
     def build(self, build: Build) -> None:
@@ -177,7 +177,7 @@ class Transformer:
         return self.after_attention(build, layer, shared, rows[0], rows[1])
 
     def crops(self, build: Build) -> bool:
-        """Whether output rows are chosen in the last layer, after attention."""
+        """True if the last layer selects the output rows after attention."""
         return build.crops_early or not self.predicts
 
     def after_attention(
@@ -198,7 +198,7 @@ class Transformer:
         return ggml.scale(cur) if scaled else cur
 
     def normalized(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        """As it is, where the file has no such norm."""
+        """Normalised, or unchanged if the file has no such norm."""
         if name not in layer:
             return cur
         return normalize(
@@ -225,7 +225,7 @@ class Transformer:
     def attended(
         self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
-        """What the heads see, and the projection afterwards. `_cur`: what the heads were made from."""
+        """Attention and its output projection. `_cur`: the input of the Q, K and V projections."""
         extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
         return attend(build, layer, shared.attn, *heads, extras=extras)
 
@@ -273,18 +273,18 @@ class Transformer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all layers of one graph use."""
+    """Shared by all layers of a graph."""
 
     pos: GraphTensor
     attn: AttnInput
     out_ids: GraphTensor
     routing: Routing
     attn_scale: GraphTensor | None = None
-    rs: StateInput | None = None  # where some layers are recurrent
+    rs: StateInput | None = None  # if some layers are recurrent
 
 
 def rope_factors(build: Build) -> GraphTensor | None:
-    """get_rope_factors: all have one shape, so it does not matter which one the context picks."""
+    """get_rope_factors: all tables have one shape, so it does not matter which one is used."""
     names = ("rope_freqs", "rope_factors_long", "rope_factors_short")
     return next((found for name in names if (found := build.weight(name)) is not None), None)
 
