@@ -96,7 +96,7 @@ def test_after_a_reset_old_pages_are_not_read(models: dict[str, Path], spill_fol
         np.testing.assert_allclose(engine.feed(tokens), first, atol=1e-5)
 
 
-def test_past_64k_where_nobody_says_otherwise(models: dict[str, Path], spill_folder: Path) -> None:
+def test_cache_pages_past_64k_by_default(models: dict[str, Path], spill_folder: Path) -> None:
     """Of 70,000 tokens 1,024 are in memory: 3 layers x 1,280 cells with the page that is read back."""
     with session(
         models["llama"],
@@ -167,7 +167,7 @@ def test_a_disk_without_room(
         spilling(models["llama"], spill_folder)
 
 
-def test_a_folder_that_is_not_there(models: dict[str, Path], tmp_path: Path) -> None:
+def test_cache_folder_that_does_not_exist(models: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(
         KvSpillUnsupportedError, match=r"cannot spill the KV cache to .*No such file"
     ):
@@ -191,7 +191,7 @@ def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit for the size of a file")
-def test_a_file_that_may_not_grow_loses_nothing(
+def test_cache_file_that_cannot_grow_loses_nothing(
     models: dict[str, Path], spill_folder: Path
 ) -> None:
     """What was read stays in memory; when there is room again, the session goes on."""
@@ -214,7 +214,7 @@ def test_a_file_that_may_not_grow_loses_nothing(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_cache_file_on_a_full_disk(tmp_path: Path) -> None:
     file = PageFile(tmp_path)
     file.close()
     with (
@@ -233,7 +233,7 @@ def test_a_page_that_does_not_come_back_whole(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_folder_that_goes_while_it_is_used(models: dict[str, Path], spill_folder: Path) -> None:
+def test_cache_folder_removed_while_in_use(models: dict[str, Path], spill_folder: Path) -> None:
     """The file has no name, so it needs no folder."""
     tokens = some_tokens(900)
     with spilling(models["llama"], spill_folder) as engine:

@@ -64,7 +64,7 @@ def _places(spans: list[CellSpan], query: int) -> list[int]:
 
 
 @given(rings(), st.lists(st.integers(1, 9), min_size=1, max_size=20))
-def test_every_query_finds_what_it_must_see_in_its_cells(ring: Ring, chunks: list[int]) -> None:
+def test_ring_holds_every_cell_that_a_query_sees(ring: Ring, chunks: list[int]) -> None:
     cells = Cells(ring)
     for wish in chunks:
         tokens = min(wish, ring.cells - ring.sinks)
@@ -83,7 +83,7 @@ def test_the_cells_of_a_window_with_sinks() -> None:
     assert list(ring.places(12, 4)) == [(0, 6, 2), (2, 2, 2)]
 
 
-def test_one_token_takes_only_the_cell_of_what_it_does_not_see() -> None:
+def test_ring_replaces_only_a_cell_out_of_sight() -> None:
     ring = Ring(cells=8, sinks=2, reach=6)
     assert [ring.is_written_over(0, 6), ring.is_written_over(2, 6)] == [False, False]
     assert [ring.is_written_over(7, 2), ring.is_written_over(8, 2)] == [True, True]

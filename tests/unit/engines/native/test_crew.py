@@ -43,11 +43,11 @@ def places(crew: Crew, count: int) -> list[int]:
     return done
 
 
-def test_no_tasks_are_no_round(crew: Crew) -> None:
+def test_crew_without_tasks(crew: Crew) -> None:
     crew.run([], lambda _left: None)
 
 
-def test_no_buffers_are_shared() -> None:
+def test_crew_threads_share_no_buffers() -> None:
     crew = Crew([worker() for _ in range(3)])
     in_use: set[int] = set()  # by identity: two workers with equal buffers are still two
 
@@ -116,7 +116,7 @@ def test_the_caller_looks_up_while_others_still_work() -> None:
     crew.close()
 
 
-def test_threads_go_when_it_is_closed() -> None:
+def test_crew_close_ends_its_threads() -> None:
     before = running()
     crew = Crew([worker() for _ in range(4)])
     assert started_since(before) == 3

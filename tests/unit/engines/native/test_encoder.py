@@ -190,7 +190,7 @@ def test_more_texts_than_a_pass_holds(tmp_path: Path) -> None:
     assert np.abs(wide - narrow).max() < 1e-5
 
 
-def test_no_texts_are_no_work(tmp_path: Path) -> None:
+def test_encode_without_texts(tmp_path: Path) -> None:
     assert encoded(written(tmp_path, "bert"), []).shape == (0, 64)
 
 
@@ -227,7 +227,7 @@ def test_progress_rises_to_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_call_that_is_called_off_leaves_a_usable_encoder(threads: int, tmp_path: Path) -> None:
+def test_encoder_is_usable_after_a_cancelled_call(threads: int, tmp_path: Path) -> None:
     path = written(tmp_path, "qwen2")
     calls = 0
 
@@ -281,7 +281,7 @@ def test_a_text_over_the_limit_names_the_limit(tmp_path: Path) -> None:
     "name", ["blk.1.ffn_up.weight", "blk.0.attn_norm.weight", "token_embd.weight"]
 )
 @pytest.mark.parametrize("budget", [None, 9_000_000])
-def test_weights_that_are_no_numbers_are_named(
+def test_encode_names_weights_that_are_not_finite(
     name: str, budget: int | None, tmp_path: Path
 ) -> None:
     path = written(tmp_path, "qwen2")
@@ -294,7 +294,7 @@ def test_weights_that_are_no_numbers_are_named(
         encoded(path, [[7]], budget_bytes=budget, threads=2)
 
 
-def test_a_file_that_is_written_to_is_noticed(tmp_path: Path) -> None:
+def test_encode_notices_a_file_that_is_written_to(tmp_path: Path) -> None:
     path = written(tmp_path, "qwen2")
     with opened(path, budget_bytes=floor_bytes(path), threads=2) as (encoder, plan, _):
         assert plan.streams
@@ -304,7 +304,7 @@ def test_a_file_that_is_written_to_is_noticed(tmp_path: Path) -> None:
             encoder.encode(TEXTS, np.empty((4, 64), np.float32), lambda _share: None)
 
 
-def test_a_file_that_is_truncated_in_a_pass_is_noticed(tmp_path: Path) -> None:
+def test_encode_notices_a_file_truncated_during_a_pass(tmp_path: Path) -> None:
     path = written(tmp_path, "qwen2", layers=6)
 
     def cut(_share: float) -> None:
@@ -318,7 +318,7 @@ def test_a_file_that_is_truncated_in_a_pass_is_noticed(tmp_path: Path) -> None:
         encoder.encode(TEXTS, np.empty((4, 64), np.float32), cut)
 
 
-def test_a_reservation_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_open_encoder_releases_everything_if_memory_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "bert")
     before = running()
     with WeightFile(path, Limits()) as file:

@@ -121,7 +121,7 @@ def test_the_bill_of_a_7b_model() -> None:
     assert plan.streams
 
 
-def test_a_short_limit_of_tokens_lets_7b_into_little_memory() -> None:
+def test_plan_of_7b_with_a_short_token_limit_needs_little_memory() -> None:
     plan = planned(seven_billion(), budget_bytes=40 * MIB, pooling=None, limits=Limits(tokens=512))
     assert plan.pass_tokens == 512
     assert plan.total_bytes <= 34 * MIB
@@ -151,7 +151,7 @@ def test_weights_are_unpacked_only_when_all_are_kept() -> None:
     assert plan.unpacked
 
 
-def test_without_a_budget_it_is_a_quarter_and_no_more_than_is_of_use(tmp_path: Path) -> None:
+def test_plan_without_a_budget_uses_at_most_a_quarter(tmp_path: Path) -> None:
     small = walked_of(write_model(tmp_path / "small.gguf", "bert"))
     rich = planned(small, available_bytes=64 * 1024 * MIB)
     assert rich.budget_bytes < 200 * MIB
@@ -166,7 +166,7 @@ def test_without_a_budget_it_is_a_quarter_and_no_more_than_is_of_use(tmp_path: P
     assert large.kept == frozenset(), "the system's cache holds a file that is read again and again"
 
 
-def test_what_others_hold_counts(tmp_path: Path) -> None:
+def test_plan_counts_other_lines(tmp_path: Path) -> None:
     walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
     line = PlanLine(what="tokenizer", size_bytes=10 * MIB, basis=Basis.MODELLED, because="x")
     budget = 20 * MIB
@@ -203,7 +203,7 @@ def test_a_budget_below_the_floor_says_the_floor(architecture: str, tmp_path: Pa
     assert both < min(one_thread, short_texts) <= max(one_thread, short_texts) < floor
 
 
-def test_the_floor_of_7b_is_told_in_numbers_that_do() -> None:
+def test_plan_of_7b_works_with_the_least_budget_of_the_message() -> None:
     with pytest.raises(MemoryPressureError, match="at least") as caught:
         planned(seven_billion(), budget_bytes=50 * MIB)
     _, floor, *_ = told_bytes(str(caught.value))
@@ -216,7 +216,7 @@ def test_a_vector_too_large_to_hold_is_refused(tmp_path: Path) -> None:
         planned(walked, limits=Limits(held_tensor_bytes=256 * 4))
 
 
-def test_a_sliding_window_is_no_matter_or_refused(tmp_path: Path) -> None:
+def test_plan_ignores_or_refuses_a_sliding_window(tmp_path: Path) -> None:
     for window, tokens in ((64, 64), (4096, 2048), (0, 2048)):
         path = write_model(
             tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": window}
@@ -232,13 +232,13 @@ def test_a_sliding_window_is_no_matter_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wish", [{"threads": 0}, {"limits": Limits(tokens=0)}, {"pooling": None}], ids=str
 )
-def test_wishes_that_make_no_sense(wish: dict[str, Any], tmp_path: Path) -> None:
+def test_plan_refuses_invalid_settings(wish: dict[str, Any], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "qwen2")
     with pytest.raises(UsageError):
         planned(walked_of(path), **wish)
 
 
-def test_a_type_that_cannot_be_unpacked_is_told_with_its_tensor(tmp_path: Path) -> None:
+def test_plan_names_the_tensor_of_an_unknown_type(tmp_path: Path) -> None:
     walked = walked_of(write_model(tmp_path / "model.gguf", "qwen2"))
     tensors = dict(walked.tensors)
     name = "blk.1.ffn_up.weight"

@@ -52,7 +52,7 @@ def test_a_buffer_is_filled(file: WeightFile, offset: int, length: int) -> None:
     assert view == CONTENT[offset : offset + length]
 
 
-def test_it_is_a_source_of_bytes(file: WeightFile, path: Path) -> None:
+def test_weight_file_is_a_byte_source(file: WeightFile, path: Path) -> None:
     assert (file.name, file.size_bytes) == (str(path), len(CONTENT))
     assert file.read(1, 2) == b"\1\2"
     assert file.read(len(CONTENT) - 1, 50, ahead=9) == b"\xff"
@@ -143,7 +143,7 @@ def test_a_change_while_open_is_an_error(path: Path, how: str) -> None:
             file.check_unchanged()
 
 
-def test_reading_it_is_no_change(file: WeightFile) -> None:
+def test_weight_file_is_unchanged_by_reading(file: WeightFile) -> None:
     file.read_into(0, np.empty(100, np.uint8), what="a tensor")
     file.check_unchanged()
 
@@ -155,7 +155,7 @@ def test_a_hint_is_never_an_error(file: WeightFile) -> None:
     file.read_ahead(0, 1)
 
 
-def test_what_is_closed_is_not_read(path: Path) -> None:
+def test_weight_file_refuses_reads_after_close(path: Path) -> None:
     with WeightFile(path, Limits()) as file:
         pass
     file.close()
@@ -196,7 +196,7 @@ def test_a_file_over_the_limit_is_refused_and_a_limit_can_be_raised(tmp_path: Pa
         assert not buffer.any()
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_weight_file_refuses_other_than_regular_files(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="a folder"):
         WeightFile(tmp_path, Limits())
     with pytest.raises(NotFoundError, match="no such file"):
@@ -210,7 +210,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "seteuid"), reason="permissions of another kind")
-def test_what_may_not_be_read_is_refused(path: Path) -> None:
+def test_weight_file_without_permission(path: Path) -> None:
     path.chmod(0)
     before = os.geteuid()
     if before == 0:

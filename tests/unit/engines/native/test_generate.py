@@ -44,7 +44,7 @@ def test_the_best_token_each_time(model: Path) -> None:
         assert engine.position == len(PROMPT) + 11  # nobody asked what comes after the last
 
 
-def test_it_ends_before_a_token_that_stops_it(model: Path) -> None:
+def test_generate_ends_before_a_stop_token(model: Path) -> None:
     expected = by_hand(model, 12)
     place = next(i for i in range(1, 12) if expected[i] not in expected[:i])
     with session(model) as engine:
@@ -53,7 +53,7 @@ def test_it_ends_before_a_token_that_stops_it(model: Path) -> None:
     assert made == expected[:place]
 
 
-def test_a_full_window_ends_it_unless_it_rolls(model: Path) -> None:
+def test_generate_ends_at_a_full_window_unless_rolling(model: Path) -> None:
     with session(model, window=16) as engine:
         made = list(generate(engine, PROMPT, greedy(engine), max_tokens=None, stop=NONE))
         assert len(made) == 11  # the last was made of a window that holds 6 + 10
@@ -62,7 +62,7 @@ def test_a_full_window_ends_it_unless_it_rolls(model: Path) -> None:
         assert len(made) == 50
 
 
-def test_what_cannot_fit_is_told_before_anything_is_computed(model: Path) -> None:
+def test_generate_refuses_a_prompt_that_does_not_fit(model: Path) -> None:
     with session(model, window=16) as engine:
         with pytest.raises(
             ContextTooLargeError, match="17 tokens does not fit in the context of 16"

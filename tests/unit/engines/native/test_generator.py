@@ -94,14 +94,14 @@ def test_threads_and_kept_weights_change_nothing(
         np.testing.assert_allclose(engine.feed(TOKENS), expected, atol=1e-5)
 
 
-def test_sliding_layers_in_more_cells_see_no_more(models: dict[str, Path]) -> None:
+def test_sliding_layers_with_spare_cells_see_no_more(models: dict[str, Path]) -> None:
     with session(models["gemma3"]) as engine:
         expected = engine.feed(TOKENS).copy()
     with session(models["gemma3"], full=True) as engine:
         np.testing.assert_allclose(engine.feed(TOKENS), expected, atol=1e-5)
 
 
-def test_after_a_reset_it_knows_nothing(models: dict[str, Path]) -> None:
+def test_engine_reset_forgets_everything(models: dict[str, Path]) -> None:
     with session(models["llama"]) as engine:
         first = engine.feed(TOKENS[:9]).copy()
         engine.feed(TOKENS)
@@ -128,7 +128,7 @@ def test_a_prompt_longer_than_the_window(models: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 10**6, 2**70, "5", 1.5, None])
-def test_what_is_no_token(models: dict[str, Path], wrong: object) -> None:
+def test_feed_refuses_invalid_tokens(models: dict[str, Path], wrong: object) -> None:
     with session(models["llama"]) as engine:
         with pytest.raises(TextError, match="is not one of the model's"):
             engine.feed([5, wrong])  # type: ignore[list-item] # that is the point
@@ -164,7 +164,7 @@ def test_one_reader_at_a_time(models: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("call", [StreamEngine.reset, StreamEngine.close])
-def test_a_checkpoint_cannot_wait_for_itself(
+def test_checkpoint_cannot_call_its_own_engine(
     models: dict[str, Path], call: Callable[[StreamEngine], None]
 ) -> None:
     with (
@@ -202,7 +202,7 @@ def _replace(path: Path) -> None:
     ("change", "told"),
     [(Path.unlink, "no such file"), (_truncate, "truncated"), (_replace, "replaced by another")],
 )
-def test_a_file_that_changes_while_it_is_used(
+def test_engine_notices_a_changed_file(
     tmp_path: Path, change: Callable[[Path], None], told: str
 ) -> None:
     path = tiny(tmp_path, "llama")
@@ -213,7 +213,7 @@ def test_a_file_that_changes_while_it_is_used(
             engine.feed(TOKENS[:5])
 
 
-def test_a_file_may_go_when_all_of_it_is_in_memory(tmp_path: Path) -> None:
+def test_engine_with_all_weights_in_memory_outlives_its_file(tmp_path: Path) -> None:
     path = tiny(tmp_path, "llama")
     with session(path, setup={"keep_bytes": None}) as engine:
         path.unlink()
@@ -227,7 +227,7 @@ def test_a_file_may_go_when_all_of_it_is_in_memory(tmp_path: Path) -> None:
         ("blk.1.attn_norm.weight", "keys or values of layer 1 are not finite"),
     ],
 )
-def test_numbers_that_overflow_are_told(tmp_path: Path, name: str, told: str) -> None:
+def test_engine_reports_overflow(tmp_path: Path, name: str, told: str) -> None:
     """The weights are finite, what comes of them is not."""
     path = tiny(tmp_path, "llama")
     for tensor in gguf.GGUFReader(path, "r+").tensors:
@@ -260,7 +260,7 @@ def _every_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_every_look")
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_session_goes_on_after_it_was_broken_off(models: dict[str, Path], name: str) -> None:
+def test_engine_continues_after_an_interrupt(models: dict[str, Path], name: str) -> None:
     """Wherever a step was: the next one finds the cache as it was before."""
     looks: list[float] = []
     setup = {"rolling": True, "sinks": 2, "threads": 1}

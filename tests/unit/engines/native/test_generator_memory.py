@@ -113,7 +113,7 @@ def test_keys_and_values_of_different_types(models: dict[str, Path]) -> None:
         assert engine.allocated["cache, layer 1"] == 64 * (2 * 34 + 64 * 2)
 
 
-def test_all_of_it_is_reserved_and_given_back(models: dict[str, Path]) -> None:
+def test_engine_reserves_and_releases_all_its_memory(models: dict[str, Path]) -> None:
     monitor = Monitor()
     with session(models["gemma3"], setup={"rolling": True, "sinks": 2}, monitor=monitor) as engine:
         assert monitor.reserved_bytes == engine.plan.total_bytes
@@ -123,7 +123,7 @@ def test_all_of_it_is_reserved_and_given_back(models: dict[str, Path]) -> None:
     assert monitor.reserved_bytes == 0
 
 
-def test_a_budget_that_is_too_small_is_told_before_anything_is_allocated(
+def test_engine_refuses_a_small_budget_before_it_allocates(
     models: dict[str, Path],
 ) -> None:
     with session(models["llama"]) as engine:

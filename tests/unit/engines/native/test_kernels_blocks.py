@@ -73,7 +73,7 @@ def same_bits(one: Floats, other: Floats) -> bool:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_random_blocks_are_gguf_pys_bit_for_bit(kernels: Kernels, name: str) -> None:
+def test_random_blocks_equal_gguf_py_bit_for_bit(kernels: Kernels, name: str) -> None:
     blocks = random_blocks(name, 5000)
     assert same_bits(unpacked(kernels, name, blocks), reference(name, blocks))
 
@@ -103,7 +103,7 @@ def test_every_exponent_that_gives_numbers(kernels: Kernels, name: str) -> None:
 
 
 @pytest.mark.parametrize("exponent", [253, 254, 255])
-def test_an_exponent_whose_codes_are_no_float32(kernels: Kernels, exponent: int) -> None:
+def test_exponent_beyond_float32(kernels: Kernels, exponent: int) -> None:
     blocks = random_blocks("MXFP4", 7)
     blocks[5, 0] = exponent
     assert bad_block(kernels, "MXFP4", blocks) == 5

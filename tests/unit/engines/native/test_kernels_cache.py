@@ -75,7 +75,7 @@ def test_f32_is_stored_as_it_is(kernels: Kernels) -> None:
     assert stored(kernels, "f32", x).tobytes() == x.tobytes()
 
 
-def test_f16_is_numpys_rounding_bit_for_bit(kernels: Kernels) -> None:
+def test_f16_equals_numpy_bit_for_bit(kernels: Kernels) -> None:
     every_half = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
     between = (every_half[1:] + every_half[:-1]) / 2  # ties go to even
     near = np.nextafter(between, np.float32(0)), np.nextafter(between, np.float32(np.inf))
@@ -83,13 +83,13 @@ def test_f16_is_numpys_rounding_bit_for_bit(kernels: Kernels) -> None:
     assert stored(kernels, "f16", x).tobytes() == x.astype(np.float16).tobytes()
 
 
-def test_what_is_too_large_for_a_half_is_the_largest(kernels: Kernels) -> None:
+def test_f16_clamps_to_the_largest_half(kernels: Kernels) -> None:
     x = np.array([[65504, 65519.99, 65520, 1e30, -65504, -65520, -3.4e38]], np.float32)
     halves = stored(kernels, "f16", x).view(np.float16)
     assert halves.tolist() == [[65504, 65504, 65504, 65504, -65504, -65504, -65504]]
 
 
-def test_q8_0_is_gguf_pys_bit_for_bit(kernels: Kernels) -> None:
+def test_q8_0_equals_gguf_py_bit_for_bit(kernels: Kernels) -> None:
     x = np.concatenate([scattered(40, 256), normal(40, 256), np.zeros((1, 256), np.float32)])
     with np.errstate(all="ignore"):
         wanted = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
@@ -97,7 +97,7 @@ def test_q8_0_is_gguf_pys_bit_for_bit(kernels: Kernels) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the library shows its functions elsewhere")
-def test_q8_0_is_ggmls_own_bit_for_bit(kernels: Kernels) -> None:
+def test_q8_0_equals_ggml_bit_for_bit(kernels: Kernels) -> None:
     x = np.concatenate([scattered(40, 256), normal(40, 256)])
     wanted = np.empty((len(x), 272), np.uint8)
     quantize = ggml_function("quantize_row_q8_0_ref")
@@ -132,7 +132,7 @@ def test_codes_round_half_away_from_zero(kernels: Kernels) -> None:
     assert block[0, 2:11].view(np.int8).tolist() == [127, 1, 2, 3, -1, -2, -3, 0, 127]
 
 
-def test_a_block_whose_scale_is_no_half(kernels: Kernels) -> None:
+def test_q8_0_scale_beyond_a_half(kernels: Kernels) -> None:
     """Too large: the largest there is. So small that it has no reciprocal: nothing."""
     x = np.zeros((2, 32), np.float32)
     x[0, :3] = (3e38, -3e38, 65504 * 12.7)
@@ -145,7 +145,9 @@ def test_a_block_whose_scale_is_no_half(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_what_is_not_finite_is_refused(kernels: Kernels, kind: CacheKind, wrong: float) -> None:
+def test_store_refuses_numbers_that_are_not_finite(
+    kernels: Kernels, kind: CacheKind, wrong: float
+) -> None:
     x = normal(70, 9600)
     x[41, 9000] = x[41, 9500] = x[60, 0] = wrong
     with pytest.raises(BlockError) as raised:
@@ -171,7 +173,7 @@ def test_nothing_is_written_outside(kernels: Kernels) -> None:
     ("kind", "columns", "size_bytes"),
     [("f32", 8, 63), ("f32", 8, 65), ("f16", 8, 0), ("q8_0", 32, 64), ("q8_0", 40, 84)],
 )
-def test_store_refuses_what_is_not_as_large(
+def test_store_refuses_other_sizes(
     kernels: Kernels, kind: CacheKind, columns: int, size_bytes: int
 ) -> None:
     with pytest.raises(ValueError):
@@ -313,7 +315,7 @@ def test_every_group(kernels: Kernels, group: int, tokens: int) -> None:
         assert close(run.whole(kernels), run.exact())
 
 
-def test_widths_that_are_no_whole_vectors(kernels: Kernels) -> None:
+def test_attention_widths_that_are_not_whole_vectors(kernels: Kernels) -> None:
     for head_dim in (1, 3, 5, 8, 15, 17, 33, 100):
         for kind in ("f32", "f16"):
             run = Run(Case(k_kind=kind, v_kind=kind, head_dim=head_dim, cells=70))
@@ -408,7 +410,7 @@ def test_key_heads_may_be_shared_out(name: str, case: Case, data: st.DataObject)
 
 @given(kernel_names, cases())
 @settings(max_examples=30 if LONG else 20, deadline=None)
-def test_a_span_that_nobody_sees_changes_nothing(name: str, case: Case) -> None:
+def test_attention_ignores_a_span_out_of_sight(name: str, case: Case) -> None:
     run = Run(replace(case, query_position=max(0, case.first_position - case.tokens)))
     if case.first_position < case.tokens:
         return
@@ -440,7 +442,7 @@ def test_a_span_that_nobody_sees_changes_nothing(name: str, case: Case) -> None:
         (15, 5, [11, 12, 13, 14]),
     ],
 )
-def test_what_a_query_sees(
+def test_attention_visible_cells_of_a_query(
     kernels: Kernels, position: int, reach: int | None, seen: Sequence[int]
 ) -> None:
     """Keys are all the same, so that a query finds the mean of what it sees: 1, 2, 4, 8 and 16."""
@@ -457,7 +459,7 @@ def test_what_a_query_sees(
 
 
 @pytest.mark.parametrize("tokens", [1, 12])
-def test_a_query_that_is_no_number_harms_itself_only(kernels: Kernels, tokens: int) -> None:
+def test_attention_nan_query_affects_only_itself(kernels: Kernels, tokens: int) -> None:
     run = Run(Case(tokens=tokens))
     fine = run.whole(kernels)
     run.q[0, 5] = np.nan
@@ -470,7 +472,7 @@ def test_a_query_that_is_no_number_harms_itself_only(kernels: Kernels, tokens: i
 
 @pytest.mark.parametrize("which", ["k", "v"])
 @pytest.mark.parametrize("kind", CACHE_KINDS)
-def test_a_cell_that_is_no_number_harms_who_sees_it(
+def test_attention_nan_cell_affects_only_queries_that_see_it(
     kernels: Kernels, kind: CacheKind, which: str
 ) -> None:
     case = Case(k_kind=kind, v_kind=kind, tokens=40, cells=60, query_position=20)
@@ -564,7 +566,7 @@ def call(kernels: Kernels, **changed: Any) -> None:
     ],
     ids=lambda changed: " ".join(f"{name}={getattr(v, 'shape', v)}" for name, v in changed.items()),
 )
-def test_what_does_not_fit_together_is_refused(kernels: Kernels, changed: dict[str, Any]) -> None:
+def test_attention_refuses_mismatched_shapes(kernels: Kernels, changed: dict[str, Any]) -> None:
     call(kernels)
     with pytest.raises(ValueError):
         call(kernels, **changed)
@@ -601,7 +603,7 @@ def test_what_does_not_fit_together_is_refused(kernels: Kernels, changed: dict[s
     ],
     ids=lambda changed: " ".join(f"{name}={getattr(v, 'shape', v)}" for name, v in changed.items()),
 )
-def test_c_refuses_memory_that_it_cannot_walk(changed: dict[str, Any]) -> None:
+def test_c_refuses_invalid_arrays(changed: dict[str, Any]) -> None:
     with pytest.raises((ValueError, BufferError, OverflowError)):
         call(choose("native"), **changed)
 

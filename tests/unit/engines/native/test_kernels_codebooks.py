@@ -14,7 +14,7 @@ from edgekit.engines.native.kernels.codebooks import (
 )
 
 
-def test_the_file_is_what_the_tool_writes_now() -> None:
+def test_codebooks_file_equals_the_output_of_the_tool() -> None:
     assert read_codebooks() == all_points()
 
 

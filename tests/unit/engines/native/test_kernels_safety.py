@@ -44,7 +44,7 @@ def test_dequantize(arguments: tuple[Any, ...], error: str) -> None:
         _native.dequantize(*arguments)
 
 
-def test_arguments_that_are_no_arrays() -> None:
+def test_kernels_refuse_arguments_that_are_not_arrays() -> None:
     for arguments in (
         (Q4_K, 3, floats(256)),
         (Q4_K, bytes(144), None),
@@ -91,7 +91,7 @@ def attention(**changed: Any) -> None:
     _native.attention(*(wanted | changed).values())
 
 
-def test_attention_that_is_right() -> None:
+def test_attention_with_valid_arguments() -> None:
     attention()
     attention(slopes=floats(4), causal=True)
 

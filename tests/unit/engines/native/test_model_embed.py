@@ -178,7 +178,7 @@ def test_half_of_the_attention_is_not_enough(name: str, tmp_path: Path) -> None:
         read_model(holding(walked, f"blk.2.{name}.weight", None))
 
 
-def test_a_chat_model_without_a_table_is_none(tmp_path: Path) -> None:
+def test_chat_model_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"token_embd.weight is missing"):
         read_model(holding(walked_of(tmp_path, "llama"), "token_embd.weight", None))
 
@@ -199,13 +199,13 @@ def test_a_chat_model_without_a_table_is_none(tmp_path: Path) -> None:
         "mm.0.weight",
     ],
 )
-def test_tensors_that_would_be_left_out_are_refused(name: str, tmp_path: Path) -> None:
+def test_model_refuses_tensors_it_would_ignore(name: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=name):
         read_model(holding(walked_of(tmp_path, "qwen2"), name, (256,)))
 
 
 @pytest.mark.parametrize("name", ["output.weight", "cls.weight", "cls.output.weight"])
-def test_tensors_for_something_else_are_no_matter(name: str, tmp_path: Path) -> None:
+def test_model_accepts_tensors_of_other_uses(name: str, tmp_path: Path) -> None:
     read_model(holding(walked_of(tmp_path, "qwen2"), name, (1, 2)))
 
 

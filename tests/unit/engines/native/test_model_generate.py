@@ -107,7 +107,7 @@ def test_the_period_of_windows(period: int | None, full: set[int]) -> None:
     assert {place for place, window in enumerate(windows) if window is None} == full
 
 
-def test_a_list_of_layers_says_what_the_period_says_or_is_refused() -> None:
+def test_window_list_must_match_the_period() -> None:
     model = recorded("gemma-3-1b")
     usual = tuple(place % 6 < 5 for place in range(26))
     same = with_keys(model, attention__sliding_window_pattern=usual)
@@ -145,14 +145,12 @@ def test_a_base_for_the_layers_with_a_window() -> None:
         ({"attn_logit_softcapping": 50.0}, "the built-in engine does not support"),
     ],
 )
-def test_what_would_change_the_next_token_unseen_is_refused(
-    keys: dict[str, Any], said: str
-) -> None:
+def test_model_refuses_keys_that_would_change_the_result(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(RefusedError, match=said):
         stream_model(with_keys(recorded("gemma-3-1b"), **keys))
 
 
-def test_softcapping_of_nothing_is_none() -> None:
+def test_softcapping_of_zero_is_off() -> None:
     stream_model(with_keys(recorded("gemma-3-1b"), final_logit_softcapping=0.0, logit_scale=1.0))
 
 
@@ -160,7 +158,7 @@ def test_softcapping_of_nothing_is_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-7b", "qwen3-8b", "mistral-7b-v0.1"])
-def test_other_families_have_no_windows_whatever_the_file_says(name: str) -> None:
+def test_other_families_ignore_window_keys(name: str) -> None:
     model = stream_model(with_keys(recorded(name), attention__sliding_window=4096))
     assert set(model.windows) == {None}
     assert model.window_tokens is None
@@ -238,7 +236,7 @@ def changed(model: Model, **header: Any) -> Model:
         ({"tensors": None}, HeaderError, "read the whole header"),
     ],
 )
-def test_files_that_it_does_not_read(
+def test_model_refuses_unsupported_files(
     header: dict[str, Any], kind: type[EdgekitError], said: str
 ) -> None:
     with pytest.raises(kind, match=said):
@@ -265,7 +263,7 @@ def test_a_file_that_says_nothing() -> None:
         estimate(model, Load(), SETUP)
 
 
-def test_weights_that_nobody_unpacks() -> None:
+def test_model_refuses_unknown_weight_types() -> None:
     model = with_tensor(recorded("llama-3.1-8b"), "blk.3.ffn_up.weight", "NVFP4", 14336, 4096)
     with pytest.raises(UnknownDtypeError, match=r"tensor blk.3.ffn_up.weight: .* NVFP4"):
         estimate(model, Load(), SETUP)

@@ -62,7 +62,7 @@ def test_a_pooling_that_there_is_not(told: Value) -> None:
 
 
 @pytest.mark.parametrize("wish", [None, Pooling.MEAN])
-def test_a_reranker_makes_no_vectors(wish: Pooling | None) -> None:
+def test_pooling_refuses_rerankers(wish: Pooling | None) -> None:
     with pytest.raises(UnknownArchitectureError, match="reranker") as caught:
         choose_pooling({"qwen3.pooling_type": 4}, "qwen3", wish)
     assert caught.value.exit_code == 5
@@ -78,7 +78,7 @@ def test_vectors_get_the_length_one() -> None:
     assert rows[3].tolist() == pytest.approx([1, 0])
 
 
-def test_vectors_keep_their_length_when_asked() -> None:
+def test_scale_row_without_normalize_keeps_the_length() -> None:
     row = np.array([3, 4], np.float32)
     scale_row(row, normalize=False)
     assert row.tolist() == [3, 4]
@@ -86,6 +86,6 @@ def test_vectors_keep_their_length_when_asked() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_a_vector_that_is_no_vector(bad: float, normalize: bool) -> None:  # noqa: FBT001 - pytest gives it by name
+def test_scale_row_refuses_numbers_that_are_not_finite(bad: float, normalize: bool) -> None:  # noqa: FBT001 - pytest gives it by name
     with pytest.raises(WeightsError, match="not a finite number"):
         scale_row(np.array([1, bad], np.float32), normalize=normalize)

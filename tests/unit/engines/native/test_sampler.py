@@ -262,7 +262,7 @@ def test_a_token_seen_before_is_divided_or_multiplied_once(
     assert told[0] / told[1] == pytest.approx(math.exp(after))
 
 
-def test_the_penalty_looks_back_as_far_as_it_is_told() -> None:
+def test_penalty_looks_back_over_its_window() -> None:
     logits = np.array([5.0, 4.0, 3.0, 2.0], np.float32)
     sampling = Sampling(temperature=0, repeat_penalty=100, repeat_last=2)
     sampler = Sampler(sampling, 4)
@@ -324,7 +324,9 @@ WAYS = {
         (-math.inf, "all logits are -inf"),
     ],
 )
-def test_logits_that_are_no_choice(way: str, count: int, value: float, said: str) -> None:
+def test_sampler_refuses_logits_without_a_choice(
+    way: str, count: int, value: float, said: str
+) -> None:
     logits = np.full(count, -math.inf if value == -math.inf else 0.5, np.float32)
     logits[count // 2] = value
     with pytest.raises(WeightsError, match=said):
@@ -397,7 +399,7 @@ def test_a_target_beyond_the_weight_of_all_is_all() -> None:
         ("seed", (-1, 2**32 - 1, 1.5, "1", True), "--seed"),
     ],
 )
-def test_settings_that_make_no_sense(field: str, values: tuple[Any, ...], flag: str) -> None:
+def test_sampler_refuses_invalid_settings(field: str, values: tuple[Any, ...], flag: str) -> None:
     for value in values:
         with pytest.raises(UsageError, match=rf"{field} \({flag}\)"):
             Sampling(**{field: value})

@@ -149,7 +149,7 @@ def test_kept_weights_are_those_of_the_file() -> None:
     assert by_array(one)["weights kept"] == sum(first.values())
 
 
-def test_of_what_does_not_fit_whole_smaller_matrices_are_kept() -> None:
+def test_plan_keeps_smaller_matrices_if_not_all_fit() -> None:
     model = stream_model(llama())
     smallest = min(tensor.size_bytes for tensor in matrices(model))
     kept = plan(llama(), Load(), keep_bytes=smallest).kept
@@ -166,7 +166,7 @@ def test_every_line_is_exact_and_on_the_host() -> None:
         assert (found.engine, found.backend) == ("stream", "cpu")
 
 
-def test_a_chunk_is_no_longer_than_what_it_is_stored_in() -> None:
+def test_plan_chunk_is_no_longer_than_the_cache() -> None:
     assert plan(llama(), Load(context_tokens=40)).chunk_tokens == 40
     assert plan(llama(), Load(context_tokens=40), rolling=True, sinks=4).chunk_tokens == 36
     assert plan(llama(), Load(context_tokens=40, microbatch_tokens=8)).chunk_tokens == 8
@@ -224,7 +224,7 @@ def test_the_resident_part_is_whole_pages_and_one_to_read_back_into() -> None:
         (131_072, 0, "at least 2 pages are needed"),
     ],
 )
-def test_a_cache_that_may_not_be_divided(window: int, resident: int, said: str) -> None:
+def test_plan_cache_that_cannot_be_divided(window: int, resident: int, said: str) -> None:
     with pytest.raises(KvSpillUnsupportedError, match=said):
         bill(llama(), Load(context_tokens=window), resident_tokens=resident)
 
@@ -262,7 +262,7 @@ def test_a_cache_that_is_resident_as_a_whole_is_not_divided() -> None:
         ),
     ],
 )
-def test_numbers_that_make_no_sense(
+def test_plan_refuses_invalid_numbers(
     load: dict[str, Any], setup: dict[str, Any], kind: type[EdgekitError], said: str
 ) -> None:
     asked = Load(**{"context_tokens": 2048, **load})
@@ -273,7 +273,7 @@ def test_numbers_that_make_no_sense(
 @pytest.mark.parametrize(
     "name", [row.name for row in TABLE if row.name not in {"f32", "f16", "q8_0"}]
 )
-def test_cache_types_that_it_does_not_have(name: str) -> None:
+def test_plan_refuses_unknown_cache_types(name: str) -> None:
     kind = cache_type(name)
     for load in (Load(cache_k=kind), Load(cache_v=kind)):
         with pytest.raises(RefusedError, match=f"f32, f16, q8_0, not {name}"):

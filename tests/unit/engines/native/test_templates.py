@@ -148,11 +148,11 @@ def test_a_format_is_known_by_its_marks(template: str, name: str) -> None:
         "<|start|>user<|message|>hi<|end|>",  # gpt-oss
     ],
 )
-def test_what_has_no_row_is_unknown(template: str) -> None:
+def test_template_without_a_row_is_unknown(template: str) -> None:
     assert format_of(template) is None
 
 
-def test_today_is_told_where_the_program_asks_for_it() -> None:
+def test_template_gets_the_date_if_it_uses_it() -> None:
     template = LLAMA31.replace("26 Jul 2024", "' + strftime_now('%d %b %Y') + '")
     found = format_of(template, today="16 Nov 2026")
     assert found is not None
@@ -177,12 +177,12 @@ def test_a_long_program_is_read_too(tmp_path: Path) -> None:
     assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) == ChatFormat(name="chatml")  # fmt: skip
 
 
-def test_a_program_beyond_the_limit_is_unknown(tmp_path: Path) -> None:
+def test_template_over_the_limit_is_unknown(tmp_path: Path) -> None:
     template = CHATML + "{#" + "x" * TEMPLATE_BYTES + "#}"
     assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) is None
 
 
-def test_a_program_that_is_no_text_counts_as_none(tmp_path: Path) -> None:
+def test_template_that_is_not_text_is_ignored(tmp_path: Path) -> None:
     found = find_format(tmp_path / "m.gguf", vocabulary=sentencepiece(), **{"tokenizer.chat_template": 7})  # fmt: skip
     assert found is None
 
@@ -221,12 +221,12 @@ def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> Non
 # --- bad input
 
 
-def test_no_message() -> None:
+def test_template_without_messages() -> None:
     with pytest.raises(UsageError, match="no message to answer"):
         ChatFormat(name="chatml").text([])
 
 
-def test_a_message_of_nobody() -> None:
+def test_template_message_with_an_unknown_role() -> None:
     with pytest.raises(UsageError, match="'tool': choose one of system, user, assistant"):
         ChatFormat(name="chatml").text([Message(role="tool", content="x")])
 

@@ -146,7 +146,7 @@ def test_a_letter_is_shown_when_its_last_byte_has_come(spm: TextPieces) -> None:
     assert spm.flush() == ""
 
 
-def test_a_letter_that_is_never_finished_is_shown_as_such(spm: TextPieces) -> None:
+def test_pieces_incomplete_character_at_the_end(spm: TextPieces) -> None:
     half = byte_tokens("\U0001f600")[:3]
     assert [spm.push(token) for token in half] == ["", "", ""]
     assert spm.flush() == "\ufffd"
@@ -154,7 +154,7 @@ def test_a_letter_that_is_never_finished_is_shown_as_such(spm: TextPieces) -> No
     assert [spm.push(token) for token in (half[0], *byte_tokens("b"))] == ["", "\ufffdb"]
 
 
-def test_bytes_that_begin_no_letter(spm: TextPieces) -> None:
+def test_pieces_bytes_that_start_no_character(spm: TextPieces) -> None:
     assert told(spm, [3 + 0xFF, 3 + 0x80, 3 + 0x41]) == "\ufffd\ufffdA"
 
 
@@ -180,7 +180,7 @@ def mixed() -> Vocabulary:
     )
 
 
-def test_only_what_is_text_is_shown(tmp_path: Path) -> None:
+def test_pieces_show_only_text_tokens(tmp_path: Path) -> None:
     """A user's own token is shown as it is written, its spaces too."""
     vocabulary = mixed()
     first = len(vocabulary.tokens) - 7
@@ -190,7 +190,7 @@ def test_only_what_is_text_is_shown(tmp_path: Path) -> None:
         assert told(pieces, [0, 1, 2]) == ""
 
 
-def test_a_letter_that_stands_for_no_byte_is_itself(tmp_path: Path) -> None:
+def test_pieces_character_outside_the_byte_alphabet(tmp_path: Path) -> None:
     plain = byte_bpe()
     vocabulary = replace(plain, tokens=(*plain.tokens, "a\u4e2db"), types=(*plain.types, NORMAL))
     with pieces_of(write(tmp_path / "m.gguf", vocabulary)) as pieces:
@@ -288,7 +288,7 @@ def test_a_token_that_does_not_exist(spm: TextPieces, token: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["<0xG0>", "<0x1>", "A", ""])
-def test_a_byte_that_is_none(text: str, tmp_path: Path) -> None:
+def test_pieces_invalid_byte_token(text: str, tmp_path: Path) -> None:
     plain = sentencepiece()
     vocabulary = replace(plain, tokens=(*plain.tokens[:3], text, *plain.tokens[4:]))
     with (
@@ -298,7 +298,7 @@ def test_a_byte_that_is_none(text: str, tmp_path: Path) -> None:
         pieces.push(3)
 
 
-def test_a_text_that_is_not_utf8(tmp_path: Path) -> None:
+def test_pieces_token_that_is_not_utf8(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", byte_bpe())
     path.write_bytes(path.read_bytes().replace("\u0120quick".encode(), b"\xffxquick", 1))
     number = byte_bpe().tokens.index("\u0120quick")
@@ -306,7 +306,7 @@ def test_a_text_that_is_not_utf8(tmp_path: Path) -> None:
         pieces.push(number)
 
 
-def test_a_file_that_is_closed(tmp_path: Path) -> None:
+def test_pieces_after_the_file_is_closed(tmp_path: Path) -> None:
     with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
         pass
     with pytest.raises(SourceError, match="closed"):

@@ -110,7 +110,9 @@ WIDTHS = {  # what one row needs, in reads of 32 KiB and decodes of 16 KiB
 
 
 @pytest.mark.parametrize(("kind", "width"), WIDTHS)
-def test_the_mean_is_that_of_the_rows_bit_by_bit(kind: str, width: int, tmp_path: Path) -> None:
+def test_token_mean_equals_the_mean_of_rows_bit_for_bit(
+    kind: str, width: int, tmp_path: Path
+) -> None:
     path = tmp_path / "model.gguf"
     rows = table(path, kind, width, [0, 7, 499], rows=500)
     found = means(path, [[7], [0, 7, 499, 7], [499]])
@@ -140,7 +142,7 @@ def test_a_row_goes_through_two_small_buffers(kind: str, width: int, tmp_path: P
     assert monitor.reserved_bytes == 0
 
 
-def test_a_sparse_seven_billion_table_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_token_mean_reads_a_sparse_7b_table_in_place(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     rows = table(path, "Q4_K", 3_584, [0, 76_000, 152_063])
     assert path.stat().st_size > 152_064 * 2_016
@@ -160,7 +162,7 @@ def test_numbers_of_numpy_are_tokens_too(tmp_path: Path) -> None:
     assert (into[0] == added_up("Q4_K", [rows[1_199_999]])).all()
 
 
-def test_a_checkpoint_comes_every_megabyte_and_may_end_it(tmp_path: Path) -> None:
+def test_token_mean_checkpoint_every_megabyte(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 1_024, [3], rows=10)
     file, mean = opened(path)
@@ -180,7 +182,7 @@ def test_a_checkpoint_comes_every_megabyte_and_may_end_it(tmp_path: Path) -> Non
             mean.encode([[3] * 1_000], np.empty((1, 1_024), np.float32), stop)
 
 
-def test_a_slow_disk_is_no_reason_to_hold_on(
+def test_token_mean_on_a_slow_disk_can_be_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -207,7 +209,7 @@ def test_a_token_without_a_row_is_an_error(token: int, tmp_path: Path) -> None:
         means(path, [[token]])
 
 
-def test_a_text_without_tokens_has_no_mean(tmp_path: Path) -> None:
+def test_token_mean_refuses_a_text_without_tokens(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 32, [], rows=10)
     with pytest.raises(TextError, match="text 1: has no tokens"):
@@ -215,9 +217,7 @@ def test_a_text_without_tokens_has_no_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 32), (1, 31), (32,)])
-def test_vectors_that_do_not_fit_are_our_own_mistake(
-    shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_token_mean_refuses_arrays_of_another_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 32, [], rows=10)
     file, mean = opened(path)
@@ -228,7 +228,7 @@ def test_vectors_that_do_not_fit_are_our_own_mistake(
 @pytest.mark.parametrize(
     ("kind", "width", "block", "at"), [("Q8_0", 8_192, 200, 0), ("Q4_K", 8_192, 17, 2)]
 )
-def test_a_scale_that_is_no_number_names_tensor_row_and_byte(
+def test_token_mean_names_tensor_row_and_byte_of_a_bad_scale(
     kind: str, width: int, block: int, at: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -247,7 +247,7 @@ def test_a_scale_that_is_no_number_names_tensor_row_and_byte(
         means(path, [[3, 4]])
 
 
-def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_token_mean_notices_a_file_that_is_written_to(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 1_024, [3], rows=10)
     file, mean = opened(path)
@@ -259,7 +259,7 @@ def test_a_file_that_is_written_to_meanwhile_is_an_error(tmp_path: Path) -> None
             mean.encode([[3]], into, never)
 
 
-def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_token_mean_notices_a_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 1_024, [3], rows=10)
     file, mean = opened(path)
@@ -269,7 +269,7 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path: Path) -> None:
         )
 
 
-def test_no_room_for_the_buffers_is_said_before_they_are_made(tmp_path: Path) -> None:
+def test_token_mean_refuses_a_small_budget_before_it_allocates(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     table(path, "F32", 8_192, [], rows=3)
     with pytest.raises(MemoryPressureError, match=r"reading the token table needs 48\.00 KiB"):
@@ -327,7 +327,7 @@ MISFITS: dict[str, tuple[bytes, type[EdgekitError], str]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_a_table_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None:
+def test_token_mean_refuses_unusable_tables(name: str, tmp_path: Path) -> None:
     content, error, message = MISFITS[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
@@ -335,7 +335,7 @@ def test_a_table_that_does_not_fit_is_refused(name: str, tmp_path: Path) -> None
         opened(path)
 
 
-def test_sums_beyond_a_float_are_left_to_whoever_scales_them(tmp_path: Path) -> None:
+def test_token_mean_sums_may_overflow(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     huge = np.full(32, 3e38, np.float32).view(np.uint8)
     write_table(path, "F32", (2, 32), {1: huge})

@@ -166,7 +166,7 @@ def test_liars_are_refused(
         build(tmp_path, keys)
 
 
-def test_an_unused_number_may_be_wrong(tmp_path: Path) -> None:
+def test_vocabulary_accepts_an_invalid_token_that_is_not_used(tmp_path: Path) -> None:
     """llama.cpp warns; files with a padding or beginning that they never use exist."""
     assert build(tmp_path, gpt2(bos_token_id=4_000_000_000)) == [5]
 

@@ -51,7 +51,7 @@ print(json.dumps([*said, status("VmRSS") - before, max(peak, status("VmHWM") - b
     "name",
     sampled(NAMES, each=2),
 )
-def test_never_below_what_is_measured(name: str) -> None:
+def test_tokenizer_cost_is_never_below_the_measurement(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(find_vocabulary(name))],
         capture_output=True,

@@ -118,7 +118,7 @@ def test_a_file_in_the_place_of_the_folder_is_done_without(
     assert build_tokenizer(vocabulary, cache=tmp_path / "cache").encode(TEXT)
 
 
-def test_no_temporary_folder(
+def test_build_tokenizer_without_a_temporary_folder(
     vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))

@@ -98,7 +98,7 @@ def test_a_stretch_without_a_place_to_part_it() -> None:
         gpt.encode("a" * 2 * STRETCH_CHARACTERS)
 
 
-def test_threads_get_what_one_gets() -> None:
+def test_tokenizer_in_several_threads() -> None:
     tokenizer = tokenizer_of("gpt-2")
     texts = tokenizer_answers()["texts"]
     alone = [tokenizer.encode(text) for text in texts]

@@ -49,7 +49,7 @@ def test_llama_cpps_own_vectors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*WITH_VECTORS, *WITHOUT_VECTORS], scope="module")
-def test_what_llama_cpp_answered(name: str) -> None:
+def test_tokenizer_equals_recorded_llama_cpp(name: str) -> None:
     """As its server embeds a text; and as plain text, where special tokens would change it.
 
     BERT is held against its own tokenizer where llama.cpp departs from it: see docs/embed.md.
@@ -102,7 +102,7 @@ def is_among(pre: str, names: list[str]) -> bool:
     return any(PRE_TOKENIZERS[name] == PRE_TOKENIZERS[pre] for name in names)
 
 
-def test_every_name_was_asked() -> None:
+def test_every_pre_tokenizer_is_recorded() -> None:
     asked = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
     assert sorted(asked) == sorted(PRE_TOKENIZERS)
 

@@ -51,7 +51,7 @@ def model(keys: Sequence[bytes], tensors: Sequence[bytes] = (ONE,), data_bytes: 
 
 
 @pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"], ids=["bert", "lfm2"])
-def test_it_reads_what_the_header_room_reads(name: str, tmp_path: Path) -> None:
+def test_walk_equals_the_header_reader(name: str, tmp_path: Path) -> None:
     header = header_bytes(f"{name}.novocab.gguf.head.gz")
     found = walked(tmp_path, header, size_bytes=4 * 10**9)
     with WeightFile(tmp_path / "model.gguf", Limits()) as file:
@@ -208,7 +208,7 @@ def test_a_broken_file_is_an_error(name: str, tmp_path: Path) -> None:
         walked(tmp_path, content)
 
 
-def test_a_tensor_nobody_wants_must_lie_in_the_file_too(tmp_path: Path) -> None:
+def test_walk_checks_the_extent_of_unwanted_tensors(tmp_path: Path) -> None:
     tensors = [ONE, entry("output.weight", [32], F32, 128)]
     with pytest.raises(HeaderError, match=r"tensor 'output\.weight' ends at byte"):
         walked(
