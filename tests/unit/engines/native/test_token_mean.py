@@ -182,7 +182,7 @@ def test_token_mean_checkpoint_every_megabyte(tmp_path: Path) -> None:
             mean.encode([[3] * 1_000], np.empty((1, 1_024), np.float32), stop)
 
 
-def test_token_mean_on_a_slow_disk_can_be_cancelled(
+def test_token_mean_checkpoints_on_a_slow_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.gguf"
