@@ -143,7 +143,7 @@ def test_recorded_rows_of_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: 
         (SAMPLE | {"options": {"typek": "q8_0"}}, "llama.cpp has no option 'typek': did you mean type_k?"),
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_answered_says_why(
+def test_failed_row_has_an_error(
     row: Any, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """And the rows around it are answered."""
@@ -159,7 +159,7 @@ def test_blank_lines_are_skipped(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert len(answers(capsys, tmp_path, ["", SAMPLE, "   ", "\t\r", SAMPLE, ""])) == 2
 
 
-def test_a_row_that_is_too_long_is_skipped(
+def test_too_long_row_is_skipped(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "ROW_BYTES", 1000)
@@ -169,7 +169,7 @@ def test_a_row_that_is_too_long_is_skipped(
     assert "longer than 1,000 bytes" in found[1]["error"]
 
 
-def test_names_of_rows_are_echoed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_row_ids_are_repeated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     named = [SAMPLE | {"id": name} for name in ("a", 7, 1.5, None, {"a": 1})]
     found = answers(capsys, tmp_path, [*named, {"id": "b"}])
     assert [answer.get("id") for answer in found] == ["a", 7, 1.5, None, None, "b"]
@@ -215,7 +215,7 @@ def test_a_model_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert opened[2:] == [str(path)]
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_models, "MAX_MODELS", 2)
     monkeypatch.setattr(batch_models, "ANSWERS_BEFORE_RESET", 2)
     kept = BatchModels(Reach(network=False))
@@ -230,7 +230,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.of_row(gemma)[1].header is not first.header  # it was the oldest of three
 
 
-def test_a_fault_of_ours_costs_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_fails_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise ZeroDivisionError("oh")
 
@@ -260,7 +260,7 @@ def test_answers_come_while_rows_are_still_written() -> None:
         assert process.wait(timeout=PATIENCE_S) == 0
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text((json.dumps(SAMPLE) + "\n") * 2000, encoding="utf-8")
     command = f"{sys.executable} -m edgekit estimate --batch {path} | head -1"
@@ -272,7 +272,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_answers_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+def test_output_error_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(SAMPLE) + "\n", encoding="utf-8")
     command = f"{sys.executable} -m edgekit estimate --batch {path} > /dev/full"

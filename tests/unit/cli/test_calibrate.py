@@ -1,4 +1,4 @@
-"""`edgekit calibrate` as a person or a program meets it, and where else its results are seen."""
+"""`edgekit calibrate`, and the commands that use its results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.machine.test_calibration import DIFFERENCE, DISK, ENGINE, HOST, 
 from tests.unit.verify import small_model
 
 from edgekit.app import calibrate as calibrating
-from edgekit.app import calibrate as host_room
+from edgekit.app import calibrate as host_module
 from edgekit.app.calibrate import Calibrated, calibrate
 from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
@@ -47,7 +47,7 @@ QUICK = CalibrateOptions(
     pace_seconds=0.2,
     busy_share=1.0,
 )
-WORDS = 100_000  # the fewest with which what llama.cpp holds besides is kept
+WORDS = 100_000  # smallest vocabulary with which llama.cpp's overhead is saved
 MEASURED = {"schema", "path", "host", "engine", "timed", "within", "parts", "notes"}
 LISTED = {"schema", "path", "removed", "hosts", "engines", "differences", "problem"}
 
@@ -60,19 +60,19 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def kept_of_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What llama.cpp holds besides is kept of a small model too, which it loads in no time."""
+def saves_small_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp's overhead is saved for a small model too, which loads quickly."""
     monkeypatch.setattr(calibrating, "LEAST_VOCABULARY", QUICK.shape.vocabulary)
 
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def told(*words: str) -> tuple[int, str, str]:
+    def run(*words: str) -> tuple[int, str, str]:
         code = main(words)
         out, err = capsys.readouterr()
         return code, out, err
 
-    return told
+    return run
 
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -93,7 +93,7 @@ def kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> Calibration:
     return found
 
 
-def test_it_measures_tells_and_remembers(
+def test_calibrate_measures_and_saves(
     data: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     pytest.importorskip("xllamacpp")
@@ -111,14 +111,14 @@ def test_it_measures_tells_and_remembers(
     assert read_calibration().calibration.engines
 
 
-def test_for_a_program(data: Path, tmp_path: Path, ask: Ask) -> None:
+def test_calibrate_json(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
     code, out, err = ask("calibrate", str(small_model.write_model(tmp_path)), "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert set(found) == MEASURED
     assert found["path"] == str(data / NAME)
-    assert found["engine"]["overhead_bytes"] is None  # of 260 words it says nothing of other models
+    assert found["engine"]["overhead_bytes"] is None  # too small a vocabulary
     assert (
         "which was not saved: small.gguf has a vocabulary of only 260 tokens" in found["notes"][-1]
     )
@@ -140,13 +140,13 @@ def _names(value: Any) -> set[str]:
     return {name for one in value for name in _names(one)} if isinstance(value, list) else set()
 
 
-def test_nothing_measured_is_not_said_to_be_kept(
+def test_nothing_measured_is_not_reported_as_saved(
     data: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     none = tuple(replace(way, is_here=lambda: False) for way in binding.METHODS)
     monkeypatch.setattr(binding, "METHODS", none)
     monkeypatch.setitem(sys.modules, "numpy", None)
-    monkeypatch.setattr(host_room, "_filesystem", lambda _: "ext4")
+    monkeypatch.setattr(host_module, "_filesystem", lambda _: "ext4")
     code, out, err = ask("calibrate")
     assert (code, err) == (0, "")
     assert out.startswith("Measured: nothing that can be saved\n")
@@ -155,7 +155,7 @@ def test_nothing_measured_is_not_said_to_be_kept(
     assert not data.exists()
 
 
-def test_a_disk_alone_is_something(data: Path) -> None:
+def test_disk_speed_alone_is_a_result(data: Path) -> None:
     """And what llama.cpp did is told in whole words, where what it holds besides is not kept."""
     found = Calibrated(machine=detect(), host=replace(HOST, bandwidth_bytes_per_s=None))
     assert calibrated_text(found, "there").startswith("Measured: disk 2 GB/s\n")
@@ -165,7 +165,7 @@ def test_a_disk_alone_is_something(data: Path) -> None:
     assert first == "Measured: disk 2 GB/s, llama.cpp speed 3.5 tokens/s"
 
 
-def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None:
+def test_list(kept: Calibration, data: Path, ask: Ask) -> None:
     code, out, err = ask("calibrate", "--list")
     assert (code, err) == (0, "")
     words = " ".join(out.split())
@@ -177,7 +177,7 @@ def test_what_is_kept_is_listed(kept: Calibration, data: Path, ask: Ask) -> None
     assert "a model: compute 10.00 MiB predicted, 20.00 MiB in llama.cpp 0.6.0" in words
 
 
-def test_the_list_for_a_program(kept: Calibration, ask: Ask) -> None:
+def test_list_json(kept: Calibration, ask: Ask) -> None:
     found = json.loads(ask("calibrate", "--list", "--json")[1])
     assert set(found) == LISTED
     assert (found["removed"], found["problem"]) == (False, None)
@@ -186,7 +186,7 @@ def test_the_list_for_a_program(kept: Calibration, ask: Ask) -> None:
     assert is_documented(found)
 
 
-def test_an_empty_list(data: Path, ask: Ask) -> None:
+def test_list_empty(data: Path, ask: Ask) -> None:
     code, out, err = ask("calibrate", "--list")
     assert (code, err) == (0, "")
     assert out == "Nothing measured yet: run `edgekit calibrate`\n"
@@ -195,7 +195,7 @@ def test_an_empty_list(data: Path, ask: Ask) -> None:
     assert not data.exists()
 
 
-def test_removed(kept: Calibration, data: Path, ask: Ask) -> None:
+def test_remove(kept: Calibration, data: Path, ask: Ask) -> None:
     code, out, _ = ask("calibrate", "--remove")
     assert code == 0
     assert out.startswith("Removed: 1 machine, 1 engine, 1 difference in ")
@@ -203,13 +203,13 @@ def test_removed(kept: Calibration, data: Path, ask: Ask) -> None:
     assert detect().measured is None
 
 
-def test_removed_for_a_program(kept: Calibration, ask: Ask) -> None:
+def test_remove_json(kept: Calibration, ask: Ask) -> None:
     found = json.loads(ask("calibrate", "--remove", "--json")[1])
     assert found["removed"] is True
     assert len(found["engines"]) == 1
 
 
-def test_a_damaged_file_is_told_everywhere(data: Path, ask: Ask) -> None:
+def test_damaged_file_is_reported_by_every_command(data: Path, ask: Ask) -> None:
     data.mkdir()
     (data / NAME).write_text("my notes")
     assert "a damaged calibration" in " ".join(ask("calibrate", "--list")[1].split())
@@ -229,7 +229,7 @@ def test_a_damaged_file_is_told_everywhere(data: Path, ask: Ask) -> None:
         (("sample:gemma-3-27b",), 2, "only a header, without weights"),
     ],
 )
-def test_errors_have_their_code(
+def test_error_exit_codes(
     data: Path, ask: Ask, words: tuple[str, ...], code: int, told: str
 ) -> None:
     pytest.importorskip("xllamacpp")
@@ -239,7 +239,7 @@ def test_errors_have_their_code(
     assert not (data / NAME).exists()
 
 
-def test_a_file_that_is_no_model(data: Path, tmp_path: Path, ask: Ask) -> None:
+def test_file_that_is_not_a_model(data: Path, tmp_path: Path, ask: Ask) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF" + bytes(100))
     code, out, err = ask("calibrate", str(path), "--json")
@@ -248,9 +248,7 @@ def test_a_file_that_is_no_model(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert not (data / NAME).exists()
 
 
-def test_a_model_that_the_engine_rejects_ends_with_its_last_words(
-    data: Path, tmp_path: Path, ask: Ask
-) -> None:
+def test_engine_crash_shows_its_last_output(data: Path, tmp_path: Path, ask: Ask) -> None:
     """Our rules take it, llama.cpp does not: a tensor of its last block is not there."""
     pytest.importorskip("xllamacpp")
     path = small_model.write_model(tmp_path)
@@ -286,9 +284,7 @@ sys.exit(main(["calibrate"]))
 
 @costly
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interruption_leaves_no_file_and_keeps_nothing(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_interrupt_leaves_no_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
     pytest.importorskip("xllamacpp")
     temporary, data = tmp_path / "tmp", tmp_path / "data"
     temporary.mkdir()
@@ -312,7 +308,7 @@ def test_an_interruption_leaves_no_file_and_keeps_nothing(
 # -- where else it is seen -------------------------------------------------------------------
 
 
-def test_hardware_shows_it(kept: Calibration, ask: Ask) -> None:
+def test_hardware_shows_the_results(kept: Calibration, ask: Ask) -> None:
     out = " ".join(ask("hardware")[1].split())
     assert "18 GB/s, measured here on 2026-11-16" in out
     assert "Measured llama.cpp (xllamacpp 2026.10) on" in out
@@ -324,13 +320,15 @@ def test_hardware_shows_it(kept: Calibration, ask: Ask) -> None:
     assert is_documented(found["calibration"])
 
 
-def test_another_machine_shows_nothing_of_it(kept: Calibration, ask: Ask) -> None:
+def test_other_machine_has_no_results(kept: Calibration, ask: Ask) -> None:
     found = json.loads(ask("hardware", "--json", "--ram", "16G")[1])["machine"]
     assert (found["calibration"], found["host"]["bandwidth_because"]) == (None, None)
     assert "Measured" not in ask("hardware", "--ram", "16G")[1]
 
 
-def test_check_counts_it_on_this_machine_alone(kept: Calibration, tmp_path: Path, ask: Ask) -> None:
+def test_check_counts_overhead_only_on_this_machine(
+    kept: Calibration, tmp_path: Path, ask: Ask
+) -> None:
     model = str(small_model.write_model(tmp_path))
 
     def bill(*words: str) -> Any:
@@ -344,8 +342,8 @@ def test_check_counts_it_on_this_machine_alone(kept: Calibration, tmp_path: Path
     assert bill()["basis"] == "exact"
 
 
-@pytest.mark.usefixtures("kept_of_few_words")
-def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
+@pytest.mark.usefixtures("saves_small_vocabularies")
+def test_verify_load_saves_overhead(data: Path, tmp_path: Path, ask: Ask) -> None:
     pytest.importorskip("xllamacpp")
     model = str(tmp_path / "large.gguf")
     write_made_up(Path(model), QUICK.shape)
@@ -365,7 +363,7 @@ def test_verify_load_feeds_it(data: Path, tmp_path: Path, ask: Ask) -> None:
     assert row.overhead_bytes >= found["beside_bytes"]
 
 
-def test_verify_load_of_few_words_is_told_and_not_kept(
+def test_verify_load_of_a_small_vocabulary_is_not_saved(
     data: Path, tmp_path: Path, ask: Ask
 ) -> None:
     pytest.importorskip("xllamacpp")
@@ -376,8 +374,8 @@ def test_verify_load_of_few_words_is_told_and_not_kept(
     assert not data.exists()
 
 
-@pytest.mark.usefixtures("kept_of_few_words")
-def test_verify_load_goes_on_where_nothing_can_be_kept(
+@pytest.mark.usefixtures("saves_small_vocabularies")
+def test_verify_load_with_an_unwritable_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
     pytest.importorskip("xllamacpp")

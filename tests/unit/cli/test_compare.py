@@ -53,7 +53,7 @@ def test_without_a_machine_the_context_is_32k_or_the_models_own(
     assert json.loads(out)["context_tokens"] == 32_768  # made for 131,072
 
 
-def test_an_engine_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusing_engine_has_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "sample:gemma-3-27b", "-c", "8k")
     assert code == 0
     assert "vllm: no estimate: vLLM" in out
@@ -65,7 +65,7 @@ def test_an_engine_that_refuses_says_why(capsys: pytest.CaptureFixture[str]) -> 
     assert engines["llama.cpp"]["total_bytes"] > 0
 
 
-def test_errors_are_a_sentence_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_message_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code in ((["sample:none"], 4), (["sample:gemma-3-27b", "-c", "x"], 2),
                         (["sample:gemma-3-27b", "-c", "99999M"], 2)):  # fmt: skip
         found, out, err = ask(capsys, *words)
@@ -84,7 +84,7 @@ def rows(out: str) -> list[list[str]]:
     return [line.split() for line in lines[head:]]
 
 
-def test_one_row_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_row_per_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, A, B, *CARD, "-c", "8k")
     assert (code, err) == (0, "")
     assert out.splitlines()[0].endswith("RTX 4090 + 64 GiB RAM")
@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_read_is_a_row(capsys: pytest.CaptureFixture[str]
     assert json.loads(out)["models"][1]["error"]["type"] == "NotFoundError"
 
 
-def test_where_none_can_be_read_it_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_if_no_model_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ask(capsys, "sample:none", "sample:nothing", "--ram", "8G")
     assert (code, out) == (4, "")
     assert "no such sample: 'none'" in err
@@ -181,14 +181,14 @@ def test_engines_on_a_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert told[2][:3] == ["cannot", "run", "mlx"]
 
 
-def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_that_does_not_fit_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, A, B, "--ram", "8G")
     assert code == 0
     assert out.endswith("2 do not fit\n")
 
 
 @pytest.mark.parametrize("width", sampled([24, 60, 80], each=2))
-def test_on_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr("edgekit.cli.output.screen_width", lambda: width)
     _, out, _ = ask(capsys, A, B, *CARD)
     assert max(map(len, out.splitlines())) <= width
@@ -204,7 +204,7 @@ def test_on_a_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monk
         ([A, B, "--ram", "lots"], "lots"),
     ],
 )
-def test_wishes_that_mean_nothing(
+def test_options_that_do_not_apply(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = ask(capsys, *words)

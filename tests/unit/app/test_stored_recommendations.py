@@ -1,4 +1,4 @@
-"""What was recommended: the same when it is asked for again, and nobody's garbage is believed."""
+"""Stored recommendations: the same request gets the same answer, and damaged files are ignored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answer(catalog: Catalog, machine: Machine, **more: Any) -> Recommendation:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
-def test_a_pipe_in_its_place_is_not_waited_for(one: Catalog) -> None:
+def test_named_pipe_instead_of_a_stored_answer_does_not_block(one: Catalog) -> None:
     first = answer(one, cpu(8))
     (path,) = folder().iterdir()
     path.unlink()
@@ -66,7 +66,7 @@ def test_a_pipe_in_its_place_is_not_waited_for(one: Catalog) -> None:
         turn=1,
     ),
 )
-def test_the_same_again(
+def test_stored_answer_equals_the_first(
     catalog: Catalog, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = answer(catalog, machine)
@@ -85,7 +85,7 @@ def test_the_same_again(
         lambda told: told.update(passed_over=7),
     ],
 )
-def test_what_is_spoilt_is_searched_again(
+def test_damaged_answer_is_searched_again(
     one: Catalog, spoil: Callable[[dict[str, Any]], object]
 ) -> None:
     first = answer(one, cpu(8))
@@ -104,7 +104,7 @@ def test_garbage_is_searched_again(one: Catalog, body: bytes) -> None:
     assert cards_json(answer(one, cpu(8))) == cards_json(first)
 
 
-def test_another_entry_is_another_question(catalog: Catalog) -> None:
+def test_changed_catalog_is_searched_again(catalog: Catalog) -> None:
     answer(catalog, cpu(8))
     shorter = [
         replace(one, native_context=2048) if one.id == "gemma-3-1b" else one
@@ -114,7 +114,7 @@ def test_another_entry_is_another_question(catalog: Catalog) -> None:
     assert "gemma-3-1b" not in [one.entry.id for one in found.suggestions]
 
 
-def test_a_folder_that_cannot_be_made_costs_only_time(
+def test_unwritable_folder_is_ignored(
     one: Catalog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -122,7 +122,7 @@ def test_a_folder_that_cannot_be_made_costs_only_time(
     assert answer(one, cpu(8)).suggestions
 
 
-def test_old_answers_go(one: Catalog) -> None:
+def test_oldest_answers_are_removed(one: Catalog) -> None:
     answer(one, cpu(8))
     for place in range(MOST_FILES + 5):
         old = folder() / f"{place}.json"
@@ -133,7 +133,7 @@ def test_old_answers_go(one: Catalog) -> None:
 
 
 @pytest.mark.parametrize("is_asked_before", [False, True])
-def test_the_memory_that_is_free_now_is_judged(*, is_asked_before: bool, one: Catalog) -> None:
+def test_plan_uses_the_memory_that_is_free_now(*, is_asked_before: bool, one: Catalog) -> None:
     """To the byte, also where the same list was kept with a little more or less free."""
     free = 8 * GIB + STEP_BYTES // 3
     machine = replace(cpu(16), what_if=False, host=replace(host(16), free_bytes=free))
@@ -146,7 +146,7 @@ def test_the_memory_that_is_free_now_is_judged(*, is_asked_before: bool, one: Ca
     assert found.plan.result.tightest.budget.free_bytes == free
 
 
-def test_free_memory_counts_in_whole_steps_of_the_same_question() -> None:
+def test_free_memory_is_rounded_for_the_key() -> None:
     limit = MemoryLimit(name="a cgroup", limit_bytes=5 * GIB + 7, used_bytes=GIB)
     free = 8 * GIB + STEP_BYTES - 1
     machine = replace(cpu(16), host=replace(host(16), free_bytes=free, limits=(limit,)))

@@ -78,13 +78,13 @@ def test_the_first_of_its_family_is_its_best_that_fits() -> None:
     assert over(small)[TOO_LARGE] >= 2
 
 
-def test_several_of_a_family_where_they_are_wanted() -> None:
+def test_all_sizes_shows_several_of_a_family() -> None:
     found = asked(CARD, all_sizes=True, limit=10)
     assert sum(one.entry.family == "qwen3" for one in found.suggestions) == 3
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_so_many_and_no_more(most: int) -> None:
+def test_limit(most: int) -> None:
     whole = ids(asked(CARD, limit=10))
     assert ids(asked(CARD, limit=most)) == whole[:most]
 
@@ -109,7 +109,7 @@ def answer(found: Recommendation) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_equals_are_told_apart_by_their_names() -> None:
+def test_equal_ranks_are_ordered_by_name() -> None:
     twins = [entry("qwen3-8b", id=name, family=name) for name in ("b", "c", "a")]
     assert ids(find_best(twins, Request(machine=CARD))) == ["a", "b", "c"]
 
@@ -163,12 +163,12 @@ def test_a_large_model_that_is_much_too_slow_is_skipped() -> None:
     assert over(found)[SLOW] >= 1
 
 
-def test_a_little_more_speed_changes_no_list() -> None:
+def test_small_speed_change_keeps_the_list() -> None:
     lists = [ids(asked(rated(cpu(64), host=rate))) for rate in (59, 60, 61)]
     assert lists[0] == lists[1] == lists[2]
 
 
-def test_where_all_are_slow_they_are_all_there_is() -> None:
+def test_all_models_slow() -> None:
     found = asked(rated(cpu(64), host=1), limit=10)
     assert found.suggestions
     assert not any(one.is_quick for one in found.suggestions)
@@ -191,7 +191,7 @@ def test_a_slow_embedding_model_is_worth_less() -> None:
     assert list(best.values()) == ["qwen3-embedding-8b", "nomic-embed-text-v1.5"]
 
 
-def test_who_is_not_known_to_be_slow_is_not_called_so() -> None:
+def test_unknown_speed_is_not_slow() -> None:
     found = asked(cards(24))
     assert found.suggestions
     assert all(one.is_quick and one.plan.speed is None for one in found.suggestions)
@@ -206,7 +206,7 @@ def test_another_task() -> None:
     assert found.nearest is None
 
 
-def test_a_window_that_is_too_short() -> None:
+def test_context_too_short() -> None:
     short = entry("qwen3-8b", native_context=4096)
     found = find_best([short], Request(machine=CARD))
     assert ids(found) == []
@@ -215,34 +215,34 @@ def test_a_window_that_is_too_short() -> None:
     assert set(ids(wanted)) <= {"llama-3.1-8b", "llama-3.2-1b", "gemma-3-27b"}
 
 
-def test_what_the_engine_refuses_is_counted() -> None:
+def test_refused_models_are_counted() -> None:
     refused = entry("phi-3-small-8k-instruct", native_context=32_768, kinds=(ModelPurpose.CHAT,))
     found = find_best([refused, find_entry("qwen3-0.6b")], Request(machine=CARD))
     assert ids(found) == ["qwen3-0.6b"]
     assert over(found) == {"not supported by the engine": 1}
 
 
-def test_what_is_damaged_is_counted() -> None:
+def test_damaged_models_are_counted() -> None:
     damaged = entry("qwen3-8b", tensors=("nonsense",))
     found = find_best([damaged, find_entry("qwen3-0.6b")], Request(machine=CARD, all_sizes=True))
     assert ids(found) == ["qwen3-0.6b"]
     assert sum(over(found).values()) == 1
 
 
-def test_a_window_that_nobody_states() -> None:
+def test_unknown_context_length() -> None:
     found = find_best([entry("qwen3-8b", native_context=None)], Request(machine=CARD))
     assert ids(found) == []
     assert sum(over(found).values()) == 1
 
 
-def test_what_has_no_files_for_the_engine_is_counted() -> None:
+def test_models_without_files_for_the_engine_are_counted() -> None:
     bare = entry("qwen3-8b", config={})
     found = find_best([bare, find_entry("qwen3-0.6b")], Request(machine=CARD, engines=("vllm",)))
     assert ids(found) == ["qwen3-0.6b"]
     assert sum(over(found).values()) == 1
 
 
-def test_nobody_is_recommended_three_bits() -> None:
+def test_three_bit_weights_are_not_recommended() -> None:
     # 5 GiB: 4 usable, less than 4.3 of an 8B at four bits, more than 3.1 at three
     found = find_best([find_entry("llama-3.1-8b")], Request(machine=rated(cpu(5), host=400)))
     assert found.suggestions == ()
@@ -254,7 +254,7 @@ def test_nobody_is_recommended_three_bits() -> None:
 # --- nothing fits
 
 
-def test_the_nearest_and_what_to_add() -> None:
+def test_nearest_model_and_what_would_help() -> None:
     found = asked(rated(cpu(1)))
     assert found.suggestions == ()
     assert over(found)[TOO_LARGE] == len(few())
@@ -264,7 +264,7 @@ def test_the_nearest_and_what_to_add() -> None:
     assert {ChangeKind.MEMORY} <= {change.kind for change in found.nearest.plan.to_fit}
 
 
-def test_nothing_at_all_to_choose_from() -> None:
+def test_empty_catalog() -> None:
     found = find_best([], Request(machine=CARD))
     assert (found.suggestions, found.passed_over, found.nearest) == ((), (), None)
 
@@ -290,7 +290,7 @@ def test_a_context_for_several_users(engine: str, machine: Machine) -> None:
         assert one.plan.task.engine == engine
 
 
-def test_an_accurate_cache_where_it_is_preferred() -> None:
+def test_prefer_accurate_kv() -> None:
     ask = Request(machine=rated(cards(9), card=1000))
     entries = [find_entry("llama-3.1-8b")]
     (longest,), (accurate,) = (find_best(entries, replace(ask, prefer_accurate_kv=prefer)).suggestions for prefer in (False, True))  # fmt: skip
@@ -298,7 +298,7 @@ def test_an_accurate_cache_where_it_is_preferred() -> None:
     assert (accurate.plan.context_tokens, accurate.plan.result.cache) == (16_384, "f16")
 
 
-def test_embeddings_are_asked_of_the_server() -> None:
+def test_embedding_model_starts_with_embeddings() -> None:
     found = find_best(
         read_catalog().entries, Request(machine=rated(cpu(16)), purpose=ModelPurpose.EMBEDDING)
     )
@@ -308,14 +308,14 @@ def test_embeddings_are_asked_of_the_server() -> None:
         assert one.plan.result.way.setup.embeddings
 
 
-def test_progress_is_told() -> None:
+def test_progress() -> None:
     told: list[str] = []
     find_best(few(), Request(machine=CARD, limit=1), Session(reach=Reach(progress=told.append)))
     assert told
     assert all(any(name in line for name in NAMES) for line in told)
 
 
-def test_a_task_names_where_its_weights_come_from() -> None:
+def test_task_has_the_repository_of_its_weights() -> None:
     task = task_for(find_entry("qwen3-8b"), complete(Request(machine=CARD)))
     assert (task.label, task.repository) == ("qwen3-8b", "Qwen/Qwen3-8B")
 

@@ -19,7 +19,7 @@ from tests.recorded import header_bytes, models, padded
 from edgekit import __version__
 from edgekit.cli import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def write_model(folder: Path, model: str = "lfm2-1.2b", quant: str = "Q4_K_M") -> Path:
@@ -84,7 +84,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
 
 
-def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_inspect_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = ask(capsys, "inspect", str(write_model(tmp_path)))
     assert (code, err) == (0, "")
     assert len(out.splitlines()) <= 24
@@ -94,7 +94,7 @@ def test_one_screen_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "\x1b" not in out  # not a terminal
 
 
-def test_whole_numbers_for_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_inspect_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     fact = next(m for m in models() if (m["model"], m["quant"]) == ("lfm2-1.2b", "Q4_K_M"))
     answer = ask_json(capsys, str(write_model(tmp_path)))
     assert answer["tensor_bytes"] == fact["tensor_bytes"]
@@ -123,7 +123,9 @@ def test_active_parameters_leave_out_idle_experts(capsys: pytest.CaptureFixture[
     assert answer["parameters"] - answer["active_parameters"] == experts * (128 - 8) // 128
 
 
-def test_long_lists_only_when_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_inspect_lists_layers_tensors_and_keys_on_request(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = str(write_model(tmp_path))
     assert ask_json(capsys, path).keys().isdisjoint({"layer_list", "tensor_list", "keys"})
     answer = ask_json(capsys, path, "--layers", "--tensors", "--keys")
@@ -150,9 +152,7 @@ def test_config_alone_is_enough_for_geometry(
         assert answer["parameters_basis"] == "modelled"
 
 
-def test_a_projector_is_named_not_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_inspect_of_a_projector(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     numbers = {"clip.vision.block_count": 27, "clip.vision.embedding_length": 1152}
     path = write_keys(tmp_path / "mmproj-model.gguf", "clip", numbers=numbers)
     code, out, _ = ask(capsys, "inspect", str(path))
@@ -176,7 +176,7 @@ def test_a_projector_is_named_not_refused(
         (["nobody/unknown-8B", "--offline"], 4, "offline"),
     ],
 )
-def test_errors_are_a_sentence_and_a_code(
+def test_error_message_and_exit_code(
     words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     if words[0].startswith("{folder}/"):
@@ -194,7 +194,7 @@ def test_errors_are_a_sentence_and_a_code(
     assert json.loads(out)["error"]["message"] in err
 
 
-def test_usage_errors_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["inspect"], ["inspect", "a", "--nonsense"], ["nonsense"]):
         with pytest.raises(SystemExit) as ended:
             main(words)
@@ -206,7 +206,7 @@ def test_usage_errors_end_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told.returncode, "usage:" in told.stderr) == (2, True)
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     path = write_model(tmp_path)
     command = f"{sys.executable} -m edgekit inspect {path} --tensors --keys | head -1"
     told = subprocess.run(
@@ -239,7 +239,7 @@ def test_json_has_the_same_names_for_every_file(
     assert projector["layers"] is None
 
 
-def test_names_from_strangers_do_not_steer_the_terminal(
+def test_control_characters_in_names_are_replaced(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = write_keys(
@@ -258,7 +258,7 @@ def test_names_from_strangers_do_not_steer_the_terminal(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_an_answer_that_cannot_be_written_is_said() -> None:
+def test_output_error_is_reported() -> None:
     command = f"{sys.executable} -m edgekit inspect sample:gemma-3-27b > /dev/full"
     told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert told.returncode == 1
@@ -266,7 +266,7 @@ def test_an_answer_that_cannot_be_written_is_said() -> None:
     assert len(told.stderr.splitlines()) == 1
 
 
-def test_json_is_valid_whatever_a_config_holds(
+def test_json_of_a_config_with_odd_values_is_valid(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, '
@@ -280,7 +280,7 @@ def test_json_is_valid_whatever_a_config_holds(
     assert answer["keys"]["limit"] == [0.0, "inf"]
 
 
-def test_a_narrow_encoding_is_no_error() -> None:
+def test_narrow_encoding_prints_question_marks() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "edgekit", "inspect", "sample:gemma-3-27b"],
         capture_output=True, text=True, check=True, env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -312,7 +312,7 @@ for word in sys.argv[1:]:
         ["HF_HUB_ETAG_TIMEOUT=abc"],  # read once in a process
     ],
 )
-def test_a_variable_that_cannot_be_used_is_named(given: list[str]) -> None:
+def test_invalid_environment_variable_is_named(given: list[str]) -> None:
     told = subprocess.run(
         [sys.executable, "-c", ASK_WITH_EACH, *given], capture_output=True, text=True, check=False
     )
@@ -322,7 +322,7 @@ def test_a_variable_that_cannot_be_used_is_named(given: list[str]) -> None:
         assert variable in line or (variable.startswith("HF_HUB") and "HF_HUB_..." in line)
 
 
-def test_an_error_that_cannot_be_written_ends_quietly() -> None:
+def test_error_with_closed_stderr_is_silent() -> None:
     for redirection in ("> /dev/full", "2>&-", ">&- 2>&-"):
         command = f"{sys.executable} -m edgekit inspect ./nothing.gguf --json {redirection}"
         told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -330,7 +330,7 @@ def test_an_error_that_cannot_be_written_ends_quietly() -> None:
         assert told.stdout == "" or json.loads(told.stdout)["error"]
 
 
-def test_a_vocabulary_of_no_dimensions_is_unknown(
+def test_vocabulary_tensor_without_dimensions(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     keys = [
@@ -345,7 +345,7 @@ def test_a_vocabulary_of_no_dimensions_is_unknown(
     assert ask_json(capsys, str(path))["vocabulary"] is None
 
 
-def test_a_config_nested_too_deeply_is_refused(
+def test_deeply_nested_config_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(
@@ -356,7 +356,7 @@ def test_a_config_nested_too_deeply_is_refused(
     assert "nesting: 901 is over the limit of 64" in err
 
 
-def test_an_index_of_shards_does_not_disturb_a_single_file(
+def test_shard_index_next_to_a_single_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
@@ -384,7 +384,7 @@ def test_an_index_of_shards_does_not_disturb_a_single_file(
         ((), "the following arguments are required: COMMAND"),
     ],
 )
-def test_wrong_words_are_told_in_json_too(
+def test_usage_error_as_json(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], why: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
