@@ -83,7 +83,7 @@ class _HeldSource:
 
 
 def _kept_open(files: ModelFiles) -> ModelFiles:
-    """The same files, each opened once, so that a later read continues where the first one stopped."""
+    """The files, each opened only once, so that a later read continues where the first one stopped."""
 
     def keep_open(file: ModelFile) -> ModelFile:
         @cache

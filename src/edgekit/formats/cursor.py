@@ -22,10 +22,9 @@ class BeyondReachError(Exception):
 class Cursor:
     """A position in a file that only moves forward.
 
-    The caller keeps two figures about the rest of the header. At least `sure_bytes` follow the value
-    being read, so a window that long never reaches the weights. About `likely_bytes` follow: a remote
-    source that has to fetch anyway fetches that much more. `may_fetch` is called before a read of
-    bytes that a remote source does not hold yet.
+    The caller maintains two estimates of the rest of the header. At least `sure_bytes` follow the value being read, so
+    a window that long never reaches the weights. About `likely_bytes` follow: a remote source that has to fetch anyway
+    fetches that much more. `may_fetch` is called before a read of bytes that a remote source does not hold yet.
     """
 
     def __init__(self, source: ByteSource, *, window_bytes: int = WINDOW_BYTES) -> None:
@@ -121,10 +120,10 @@ class Cursor:
         return done
 
     def _guess_bytes(self, count: int) -> int:
-        """How long the next `count` strings will be, judging by those of this file so far.
+        """The expected length of the next `count` strings, from those of this file so far.
 
-        A little more, because later entries of a vocabulary are longer; but limited by what was seen,
-        because the first ones (special tokens, runs of spaces) are not typical.
+        Slightly more, because later entries of a vocabulary are longer, but limited by what was seen, because the
+        first entries (special tokens, runs of spaces) are not typical.
         """
         rest = count * self._string_bytes // max(1, self._strings)
         seen = max(16 * self._string_bytes, 128 * KIB)
@@ -149,12 +148,12 @@ class Cursor:
         wanted = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
         here = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
         if here is not None and here < position + wanted:
-            # Bytes that were fetched cost nothing; the others are fetched in one request, and only if needed.
+            # Bytes that are already fetched cost nothing; the others are fetched in one request, and only if needed.
             wanted = max(length, here - position)
             if here and here < position + length and not self.may_fetch():
                 raise BeyondReachError
         ahead = likely + self.likely_bytes
-        self._window = b""  # frees the old one first
+        self._window = b""  # free the old window first
         self._window = self._source.read(position, min(wanted, self._end - position), ahead=ahead)
         self._start, self._at = position, 0
         if len(self._window) < length:

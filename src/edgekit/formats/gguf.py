@@ -1,7 +1,7 @@
 """GGUF: the keys and the tensor directory of a model in one file or many.
 
 Format: docs/formats.md, and https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-Where that leaves a choice, ours is that of ggml/src/gguf.cpp, llama.cpp @ b21e4de.
+Where the specification leaves a choice, this follows ggml/src/gguf.cpp, llama.cpp @ b21e4de.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"GGUF"
 NEWEST_VERSION = 3
 DEFAULT_ALIGNMENT = 32
 
-# What is left of a header while it is read: at least so much, and about so much.
+# Minimum and typical sizes of the entries that are still to be read.
 LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, key, type, value
 LEAST_ENTRY_BYTES = 8 + 0 + 4 + 0 + 4 + 8  # length, name, dimensions, shape, type, offset
 ENTRY_BYTES = 64  # 57 to 60 in real files
@@ -280,7 +280,7 @@ def _read_string(cursor: Cursor, key: str, store: KeyStore) -> None:
 
 
 def _text(raw: bytes) -> str:
-    """Values are displayed, not looked up, so a broken character is replaced."""
+    """Decode a value; invalid UTF-8 is replaced, because values are displayed and not looked up."""
     return raw.decode(errors="replace")
 
 
@@ -353,7 +353,7 @@ def _read_string_array(cursor: Cursor, key: str, count: int, store: KeyStore) ->
 
 
 class _Entry(NamedTuple):
-    """A tensor whose place in the file is only known after the last entry."""
+    """A tensor whose position in the file is only known after the last entry."""
 
     type: TensorType
     shape: tuple[int, ...]
@@ -369,7 +369,7 @@ def read_directory(
     file_bytes: int,
     wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[tuple[Tensor, ...], int]:
-    """The wanted tensors in file order, and where the data begins. Every tensor must be inside the file."""
+    """The wanted tensors in file order, and the offset of the data. Every tensor must be inside the file."""
     entries: dict[str, _Entry] = {}
     furthest, furthest_name = -1, ""
     for name, entry in _entries(cursor, count, alignment, entries):
@@ -391,7 +391,7 @@ def read_directory(
 def _entries(
     cursor: Cursor, count: int, alignment: int, taken: Names[str]
 ) -> Iterator[tuple[str, _Entry]]:
-    """The entries one by one; none is held here."""
+    """Yields the entries one by one."""
     for left in reversed(range(count)):
         cursor.sure_bytes = left * LEAST_ENTRY_BYTES
         cursor.likely_bytes = left * ENTRY_BYTES
@@ -435,7 +435,7 @@ def _read_entry(cursor: Cursor, name: str) -> _Entry:
 
 
 def _size_bytes(kind: TensorType, shape: list[int]) -> int:
-    """GGUF writes the innermost dimension, the row, first."""
+    """Bytes of a tensor; in a GGUF shape the innermost dimension, the row, comes first."""
     rows = math.prod(shape[1:])
     row = shape[0] if shape else 1
     if max(row, 1) * rows > limits.ELEMENTS or max(shape, default=0) > limits.ELEMENTS:
@@ -444,7 +444,7 @@ def _size_bytes(kind: TensorType, shape: list[int]) -> int:
 
 
 def _check_layout(cursor: Cursor, tensors: tuple[Tensor, ...], file_bytes: int) -> None:
-    """No tensor overlaps another or continues beyond the file."""
+    """Raises HeaderError if tensors overlap or extend beyond the file."""
     end, before = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.size_bytes)):
         if tensor.offset < end:

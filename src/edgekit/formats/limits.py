@@ -1,4 +1,4 @@
-"""Limits on what a header may make us read or hold, each with what the largest real model needs.
+"""Limits on how much of a header is read or stored, each with the figure of the largest real model.
 
 Together they keep the worst single file under a second and under 64 MB.
 """

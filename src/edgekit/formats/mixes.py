@@ -1,8 +1,8 @@
-"""Named mixes: turns "Q4_K_M" or general.file_type 15 into an average of bits per weight.
+"""Named quantisation mixes: the average bits per weight of "Q4_K_M" or general.file_type 15.
 
-For when only a name is known. A mix gives some tensors more bits than others, so the average depends on the model. With
-a tensor directory at hand, add up the tensors instead. To add a mix, add a record to mixes.json: its number in a GGUF,
-its average or the tensor type whose layout it has, and how the engine that quantises chooses the types.
+Use it only if nothing but a name is known: a mix gives some tensors more bits than others, so the average depends on
+the model. With a tensor directory, add up the tensors instead. To add a mix, add a record to mixes.json: its number in
+a GGUF, its average or the tensor type whose layout it has, and how the quantising engine chooses the types.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def all_mixes() -> tuple[Mix, ...]:
 
 
 def mix_by_name(name: str) -> Mix | None:
-    """None if the name is not that of a mix: it may still be a tensor type."""
+    """The mix of this name; None if there is none: the name may still be a tensor type."""
     name = name.upper()
     wanted = SHORT_MIXES.get(name, name)
     return next((mix for mix in all_mixes() if mix.name == wanted), None)

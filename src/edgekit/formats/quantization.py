@@ -34,7 +34,7 @@ _BITS_OF: Mapping[str, int] = {
     "mxfp4": 4,
     "nvfp4": 4,
     "mxfp8": 8,
-    "bitnet": 2,  # 1.58, kept in two
+    "bitnet": 2,  # 1.58, stored as two
     "w4a16_nvfp4": 4,
     "w4a16_awq": 4,
     "w4a8_awq": 4,
@@ -67,7 +67,7 @@ def effective_bits(bits: int, group_size: int, mode: str = "affine") -> float:
 def read_quantization(
     config: Mapping[str, Any], extra: Mapping[str, Any] | None = None
 ) -> Quantization | None:
-    """None: the weights are plain numbers. `extra`: hf_quant_config.json or quantize_config.json."""
+    """The quantisation; None if weights are plain numbers. `extra`: hf_quant_config.json or quantize_config.json."""
     for part in _parts(config):
         for key in ("quantization", "quantization_config", "compression_config"):
             settings = part.get(key)
@@ -347,7 +347,7 @@ def _unpacked(
 
 
 def _scaled(module: str, quantization: Quantization, named: Mapping[str, Tensor]) -> int | None:
-    """By its scales, one for each group of weights."""
+    """The number of weights from the scales, one for each group of weights."""
     scales = named.get(f"{module}.scales") or named.get(f"{module}.weight_scale")
     if scales is None or quantization.group_size is None or quantization.mlx:
         return None

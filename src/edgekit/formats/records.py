@@ -1,4 +1,4 @@
-"""Records of a JSON file in the package -> dataclasses, with a clear message where the file is damaged."""
+"""Reads the records of a packaged JSON file into dataclasses, with a clear message if the file is damaged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_records(package: str, file: str) -> tuple[Record, ...]:
 def read_fields(
     made: type[Made], values: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str
 ) -> Made:
-    """JSON becomes what the fields' annotations ask for: by their reader, or as it is where the type is right."""
+    """The fields converted to their annotated types, by a reader or as they are if the type already matches."""
     types = {one.name: str(one.type) for one in fields(made)}
     try:
         return made(**{key: _value(types[key], value, readers) for key, value in values.items()})

@@ -30,7 +30,7 @@ _INDEX_CHUNK_BYTES = 64 * KIB  # writers sort their keys, so metadata comes befo
 
 
 def read_safetensors_model(files: ModelFiles, depth: Depth) -> ModelHeader:
-    """Depth.ARCHITECTURE, or a config without weights: only the config and the totals of the index."""
+    """The header of a model. With Depth.ARCHITECTURE, or without weights: only the config and the index's totals."""
     config = read_file(files.config, read_config) if files.config else {}
     if depth is Depth.TENSORS and files.container is Container.SAFETENSORS:
         return _read_shards(files, config)
@@ -93,7 +93,7 @@ def _read_shards(files: ModelFiles, config: Mapping[str, Any]) -> ModelHeader:
 
 
 def _is_indexed(files: ModelFiles, index: ModelFile) -> bool:
-    """False for a complete model.safetensors next to the index of a copy in shards."""
+    """Whether the index describes the weights: it does not if it belongs to a sharded copy of model.safetensors."""
     if [base_of(file.name) for file in files.weights] != [SINGLE_FILE]:
         return True
     listed: set[str] = set()
@@ -205,7 +205,7 @@ def _totals(metadata: Any) -> Totals:
 
 
 def _whole(value: Any) -> int | None:
-    """Some writers divide and leave a float: 13731385408.0."""
+    """The value as an int; some writers store a float: 13731385408.0."""
     if type(value) is float and math.isfinite(value):
         value = int(value)
     return value if type(value) is int and 0 <= value <= limits.ELEMENTS else None
@@ -245,7 +245,7 @@ def read_safetensors(source: ByteSource, shard: int = 0) -> ModelHeader:
 
 
 def _read_length(source: ByteSource) -> int:
-    """Where the header ends."""
+    """The offset of the header's end."""
     size_bytes = source.size_bytes
     if size_bytes == 0:
         raise HeaderError("the file is empty", file=source.name)

@@ -1,4 +1,4 @@
-"""What a model's files state: header, tensors, quantisation."""
+"""The value types of a header: tensors, keys, quantisation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ArrayFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """How config.json says that the weights are packed."""
+    """The packing of the weights according to config.json."""
 
     method: str  # "affine", "mxfp4", "gptq", "fp8", ...
     format: str | None = None  # the method's variant: "NVFP4", "pack-quantized", ...
@@ -69,7 +69,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelHeader:
-    """What the files of one model state: keys or config, tensors, sizes. Nothing is interpreted yet."""
+    """The contents of one model's headers, not interpreted yet: keys or config, tensors, sizes."""
 
     name: str
     container: Container

@@ -1,6 +1,6 @@
-"""The machine a model is to run on: this one, or one that is described.
+"""The machine to run a model on: this one, or one described with flags.
 
-Probes and the table of devices are imported when they are needed: every module imports this package.
+Probes and the device table are imported on first use, because every module imports this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def detect(here: Surroundings | None = None) -> Machine:
-    """Probe this machine. Never raises: what a driver or a file refuses to answer is in `notes`."""
+    """Probe this machine. Never raises: whatever could not be read is in `notes`."""
     from edgekit.machine.probes import look
 
     return look(here)
@@ -23,9 +23,9 @@ def detect(here: Surroundings | None = None) -> Machine:
 def requested_machine(
     *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
 ) -> Machine:
-    """The machine that is described, or this one if nothing is. Raises UsageError."""
+    """The described machine, or this one if none is described. Raises UsageError."""
     if not devices and ram is None and vram is None:
         return detect()
-    from edgekit.machine.what_if import what_if_machine  # this machine needs no table of devices
+    from edgekit.machine.what_if import what_if_machine  # detecting needs no device table
 
     return what_if_machine(devices=tuple(devices), ram=ram, vram=vram)

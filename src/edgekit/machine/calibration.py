@@ -1,7 +1,7 @@
-"""What `edgekit calibrate` measured on this machine, stored as one JSON file in the user's data folder.
+"""The measurements of `edgekit calibrate`, stored as one JSON file in the user's data folder.
 
-A writer takes a lock, reads the file again and replaces it as a whole, so nothing that another process wrote is lost.
-A damaged or foreign file is reported and ignored; before a new one replaces it, it is moved aside, never overwritten.
+A writer takes a lock, reads the file again and replaces it as a whole, so no other process's update is lost. A damaged
+or foreign file is reported and ignored; it is moved aside, never overwritten, before a new one is written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What the file contains; if it cannot be used, nothing and the reason."""
+    """The content of the file; if it is unusable, an empty calibration and the reason."""
 
     calibration: Calibration = field(default_factory=Calibration)
     problem: str = ""
@@ -64,7 +64,7 @@ class Stored:
 
 
 def read_calibration() -> Stored:
-    """Never raises, never creates anything."""
+    """The stored calibration. Never raises, never creates a file."""
     folder = data_folder()
     if folder is None or not os.path.lexists(folder / NAME):
         return Stored()
@@ -75,7 +75,7 @@ def read_calibration() -> Stored:
 
 
 def _read(path: Path) -> Calibration:
-    """Raises HeaderError for a file that is not ours, SourceError for one that cannot be read."""
+    """Raises HeaderError for a file in another format, SourceError for one that cannot be read."""
     if not path.is_file():
         raise SourceError(f"{path} is not a file: move it away")
     try:
@@ -142,7 +142,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_rate(value: object) -> bool:
-    """Tokens per second in a range where the quotient of two is a number that can be shown."""
+    """Whether it is a plausible number of tokens per second, so that the ratio of two can be shown."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return _SLOWEST <= value < _FASTEST
@@ -183,7 +183,7 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 
 
 def change_calibration(change: Callable[[Calibration], Calibration]) -> Stored:
-    """The calibration after the change; `problem` says what was moved aside for it.
+    """Apply `change` to the stored calibration and return the result; `problem` says what was moved aside.
 
     Raises SourceError if it cannot be written.
     """
@@ -295,7 +295,7 @@ def stored_text(text: str) -> str:
 
 
 def with_host(calibration: Calibration, row: HostMeasured) -> Calibration:
-    """Replaces the row of that machine; what could not be measured this time stays."""
+    """Replaces the row of that machine; values that could not be measured this time are kept."""
     old = next((one for one in calibration.hosts if one.host == row.host), None)
     if old is not None:
         newest = old if row.bandwidth_bytes_per_s is None else row
@@ -325,7 +325,7 @@ def with_differences(calibration: Calibration, rows: Iterable[Difference]) -> Ca
     return replace(calibration, differences=tuple(found.values())[-MOST_DIFFERENCES:])
 
 
-# -- of one machine --------------------------------------------------------------------------
+# -- measurements of one machine -------------------------------------------------------------
 
 
 def host_key(machine: Machine) -> str:
@@ -336,7 +336,7 @@ def host_key(machine: Machine) -> str:
 
 
 def device_key(machine: Machine, cards: Iterable[Device] = ()) -> str:
-    """What an engine runs on: the GPUs, or the processor."""
+    """Identifies what an engine runs on: the GPUs, or the processor."""
     names = " + ".join(card.name for card in cards)
     return stored_text(names or machine.processor or "the processor")
 
@@ -344,7 +344,7 @@ def device_key(machine: Machine, cards: Iterable[Device] = ()) -> str:
 def measured_on(
     machine: Machine, calibration: Calibration, installed: Callable[[str], str | None] | None = None
 ) -> Measured | None:
-    """What was measured on this machine with the engine versions that are installed now; None if nothing."""
+    """Measurements on this machine with the engine versions installed now; None if there are none."""
     host = host_key(machine)
     installed = installed or installed_version
     versions = {name: installed(name) for name in {one.through for one in calibration.engines}}
@@ -364,7 +364,7 @@ def installed_version(package: str) -> str | None:
 
     try:
         return version(package)
-    except (PackageNotFoundError, ValueError):  # ValueError: no name at all
+    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
         return None
 
 
@@ -387,8 +387,8 @@ class Others:
 
 @contextmanager
 def watched() -> Iterator[Others]:
-    """How much of the CPU other programs use during the block. 0 on Windows, which does not report the CPU time of
-    child processes.
+    """Measures how much of the CPU other programs use during the block. 0 on Windows, where the CPU time of child
+    processes is unknown.
     """
     others = Others()
     begin, before_s = time.monotonic(), _others_s()

@@ -1,7 +1,7 @@
-"""Unified memory: how much of it a GPU may use by default, and the command that lets it use more.
+"""The GPU's default limit on unified memory, and the command that raises it.
 
 macOS: iogpu.wired_limit_mb. Linux with an AMD APU: ttm.pages_limit, which sets how much RAM amdgpu may map (GTT; kernel
-sources, ttm_tt.c and amdgpu_ttm.c). NVIDIA's boards (DGX Spark, Jetson) have no such limit, Mesa's for Intel is fixed.
+sources, ttm_tt.c and amdgpu_ttm.c). NVIDIA's boards (DGX Spark, Jetson) have no such limit; Mesa's for Intel is fixed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.units import GIB, MIB, format_bytes
 
-# Left to the system: an eighth, as people leave 8 of 64 GB, and at least 3 GiB, as on a small Mac.
+# Left for the system: an eighth (people commonly leave 8 of 64 GB), and at least 3 GiB, as on a small Mac.
 KEPT_SHARE = 8
 LEAST_KEPT_BYTES = 3 * GIB
 PAGE_BYTES = 4096  # of x86-64, where AMD's APUs are
@@ -19,9 +19,9 @@ PAGE_BYTES = 4096  # of x86-64, where AMD's APUs are
 _VARIABLE_GRAPHICS_MEMORY = (3, 4)
 
 _APPLE_PAGE_BYTES = 16384
-# Metal's recommendedMaxWorkingSetSize as engines logged it: the share of the memory, from this size on. The test has
-# the logs. macOS 26 allows more; between two sizes that were seen the smaller share applies. Large machines leave
-# 48 GiB to the system: 256 GiB logged 208, 512 logged 464.
+# Metal's recommendedMaxWorkingSetSize as logged by engines: (memory from, share of it). The logs are in the test.
+# macOS 26 allows more; between two logged sizes the smaller share applies. Large machines leave 48 GiB to the
+# system: 256 GiB logged 208, 512 logged 464.
 _TWO_THIRDS = (11184811, 2**24)  # as a 32-bit float: of 24 GiB one page more than 16 GiB
 _SHARES = ((36 * GIB, 3, 4), (0, *_TWO_THIRDS))
 _SHARES_26 = (
@@ -46,7 +46,7 @@ class RaisedLimit:
     how: str  # "sudo sysctl iogpu.wired_limit_mb=57344"
     is_command: bool  # `how` can be typed into a shell
     setting: str  # "iogpu.wired_limit_mb=57344", "ttm.pages_limit=28573696"; "" where there is none
-    short_note: str  # when it works
+    short_note: str  # when it takes effect
     note: str  # in full, with how to undo it
     before_bytes: int  # what the GPU may use now
     limit_bytes: int  # what it may use afterwards
@@ -62,7 +62,7 @@ class RaisedLimit:
 
 
 def raised_limit(machine: Machine) -> RaisedLimit | None:
-    """Everything that the system does not need, for the GPU; None if there is no limit to raise or nothing to gain."""
+    """The limit that leaves the system only what it needs; None if there is no limit to raise or nothing to gain."""
     place, device = next(
         ((n, one) for n, one in enumerate(machine.devices) if one.limit_bytes is not None),
         (0, None),
@@ -125,7 +125,7 @@ def longest_buffer_bytes(device: Device) -> int | None:
 
 
 def default_working_set_bytes(total_bytes: int, *, macos: int = 0) -> int:
-    """What the GPU of an Apple chip may use of this memory by default.
+    """The memory that the GPU of an Apple chip may use by default.
 
     `macos` is the major version; if unknown (0), the smaller share of older versions applies.
     """
@@ -144,7 +144,7 @@ def working_set_because(limit_bytes: int, total_bytes: int) -> str:
 
 
 def _share(shares: tuple[tuple[int, int, int], ...], total_bytes: int) -> int:
-    """Rounded up to a page."""
+    """The share for this size, rounded up to a page."""
     part, whole = next((part, whole) for least, part, whole in shares if total_bytes >= least)
     return -(-total_bytes * part // (whole * _APPLE_PAGE_BYTES)) * _APPLE_PAGE_BYTES
 

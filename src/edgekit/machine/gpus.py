@@ -1,4 +1,4 @@
-"""The GPUs of AMD, Intel and Apple: cards, and integrated ones with the part of the RAM that they may use.
+"""Probes for AMD, Intel and Apple GPUs: cards, and integrated GPUs with their share of the RAM.
 
 AMD's and Intel's are read from /sys/class/drm (Linux), Apple's from sysctl (macOS).
 """
@@ -42,9 +42,7 @@ class DrmCard(NamedTuple):
     device: int
     slot: str  # "0000:03:00.0"
     driver: str
-    render: (
-        str  # "renderD128": what a program opens to compute; empty: the card only shows pictures
-    )
+    render: str  # "renderD128", which programs open to compute; empty: a display-only card
 
     @property
     def files(self) -> Path:
@@ -82,7 +80,7 @@ def _drm_findings(
     name_of: Callable[[Surroundings, DrmCard], str],
     device_of: Callable[[Surroundings, DrmCard, str, int], Device | None],
 ) -> Findings:
-    """The cards of one vendor that a program may use, and a note on each other one."""
+    """The cards of one vendor that a program may use, and a note on each of the others."""
     if here.system is not System.LINUX:
         return Findings()
     devices: list[Device] = []
@@ -144,8 +142,8 @@ def _amd_name(here: Surroundings, card: DrmCard) -> str:
 
 
 def _amd_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Device | None:
-    """An integrated GPU has memory that the BIOS carved out of the RAM (VRAM), and may map more of the RAM (GTT). The
-    driver allocates from the larger of the two first (apu_prefer_gtt).
+    """A card or an integrated GPU. The latter has memory that the BIOS carved out of the RAM (VRAM) and may map more
+    (GTT); the driver allocates from the larger of the two first (apu_prefer_gtt).
     """
     total_bytes = number_of(card.files / "mem_info_vram_total")
     used_bytes = number_of(card.files / "mem_info_vram_used")
@@ -180,7 +178,7 @@ def _amd_device(here: Surroundings, card: DrmCard, name: str, index: int) -> Dev
 def _amd_shared(
     here: Surroundings, card: DrmCard, name: str, index: int, mapped_bytes: int
 ) -> Device | None:
-    """RADV makes one pool of GTT and VRAM (radv_physical_device.c), and llama.cpp adds up its heaps; a ROCm build sees
+    """An integrated GPU. RADV pools GTT and VRAM (radv_physical_device.c), and llama.cpp adds up its heaps; ROCm sees
     only the larger of the two. The VRAM of an MI300A is the RAM itself, so only GTT limits it.
     """
     if here.host is None:
@@ -214,18 +212,18 @@ def _amd_shared(
 
 
 # -- Intel ---------------------------------------------------------------------------------------
-# Neither i915 nor xe shows an ordinary user how much of a card's memory is in use: free memory is assumed.
+# Neither i915 nor xe shows unprivileged users how much of a card's memory is in use, so free memory is assumed.
 
 _INTEL_PCI_VENDOR = 0x8086
 _INTEL_DRIVERS = ("i915", "xe")
 _INTEGRATED_SLOT = "0000:00:02.0"  # on every processor with graphics; cards are behind a bridge
 _MEMORY_BAR = 2  # xe_bars.h, LMEM_BAR
-_WHOLE_BAR_BYTES = 2 * GIB  # a smaller window (256 MiB) means a BIOS without resizable BAR
-# The driver reserves 1/128 (8,128 of an A750's 8,192 MiB are left), a desktop some hundred MiB.
+_WHOLE_BAR_BYTES = 2 * GIB  # a smaller BAR (256 MiB) means a BIOS without resizable BAR
+# The driver reserves 1/128 (8,128 of an A750's 8,192 MiB are left), a desktop a few hundred MiB.
 _RESERVED_SHARE = 16
 
-# PCI id: name, and the sizes it was sold with in GiB. The plain kernel's i915 does not report the size, and the window
-# (BAR) is the next power of two: a card of 12 GiB shows 16.
+# PCI id: name, and the sizes it was sold with in GiB. The mainline kernel's i915 does not report the size, and the BAR
+# is the next power of two: a card of 12 GiB shows 16.
 _INTEL_CARDS = {
     0x5690: ("Intel Arc A770M", (16,)),
     0x5691: ("Intel Arc A730M", (12,)),
@@ -289,7 +287,7 @@ def _intel_device(here: Surroundings, card: DrmCard, name: str, index: int) -> D
 
 
 def _intel_memory(card: DrmCard) -> tuple[int, str]:
-    """What the driver reports; else the size that cards of this PCI id are sold with; else half of the window."""
+    """Memory and its source: the driver's figure, else the size that cards of this PCI id have, else half the BAR."""
     tiles = sum(number_of(path) or 0 for path in card.files.glob("tile*/physical_vram_size_bytes"))
     if tiles:
         return tiles, "xe physical_vram_size_bytes"
@@ -339,7 +337,7 @@ def find_apple(here: Surroundings) -> Findings:
         limit_bytes=limit_bytes,
         limit_because=limit_because,
         bandwidth_bytes_per_s=known_bandwidth(name, total_bytes),
-        basis=Basis.MODELLED,  # macOS does not report what can be had without swapping
+        basis=Basis.MODELLED,  # macOS does not report memory available without swapping
         because="shares the RAM (sysctl hw.memsize); free memory is modelled as free and inactive pages",
     )
     return Findings(devices=(device,))
@@ -356,6 +354,6 @@ def _sysctl_text(here: Surroundings, name: str) -> str:
 
 
 def _sysctl_number(here: Surroundings, name: str) -> int | None:
-    """Four or eight bytes, little-endian as on every Apple chip."""
+    """A sysctl of four or eight bytes, little-endian as on every Apple chip."""
     value = here.sysctl(name)
     return int.from_bytes(value, "little") if value and len(value) in {4, 8} else None

@@ -1,4 +1,4 @@
-"""The processor and its RAM: how much there is, and every limit that leaves a process less.
+"""Probes for the processor and the RAM, with every limit that gives a process less.
 
 Limits come from control groups, resource limits (ulimit), NUMA bindings and systems that do not overcommit.
 """
@@ -62,7 +62,7 @@ def find_host(here: Surroundings) -> tuple[HostMemory, tuple[str, ...]]:
             warnings.simplefilter("ignore")  # a container without /proc/vmstat
             swap = psutil.swap_memory()
             swap_total_bytes, swap_free_bytes = int(swap.total), int(swap.free)
-    except (OSError, RuntimeError, ValueError):  # swap is only shown, never counted
+    except (OSError, RuntimeError, ValueError):  # swap is for display only
         swap_total_bytes = swap_free_bytes = 0
     limits, notes = cgroup_limits(here.root) if here.system is System.LINUX else ((), ())
     host = HostMemory(
@@ -92,7 +92,7 @@ _RESOURCE_LIMITS = (
 
 
 def process_limits(root: Path, *, process: int | str = "self") -> tuple[MemoryLimit, ...]:
-    """What ulimit leaves a process; an engine inherits it. Empty without /proc: macOS does not enforce its limits."""
+    """Limits set with ulimit, which engines inherit. Empty without /proc: macOS does not enforce its limits."""
     limits_text = text_of(root / f"proc/{process}/limits") or ""
     status = pairs_of(root / f"proc/{process}/status", ":")
     limits = []
@@ -106,12 +106,12 @@ def process_limits(root: Path, *, process: int | str = "self") -> tuple[MemoryLi
 
 
 def commit_limits(here: Surroundings) -> tuple[MemoryLimit, ...]:
-    """How much memory a system that does not overcommit still promises: Windows, and Linux in mode 2.
+    """The commit limit of a system that does not overcommit: Windows, and Linux in mode 2.
 
-    https://docs.kernel.org/mm/overcommit-accounting.html. Weights that are mapped from their file need no promise.
+    https://docs.kernel.org/mm/overcommit-accounting.html. Weights mapped from their file do not count.
     """
     if here.system is System.WINDOWS:
-        page_file = here.page_file()  # it may grow, but not while a program waits
+        page_file = here.page_file()  # it may grow, but too slowly to count on
         if page_file is None:
             return ()
         total_bytes, free_bytes = page_file
@@ -154,8 +154,8 @@ class CgroupVersion(NamedTuple):
 
 # memory.high counts as a limit: beyond it nothing is killed, but everything is throttled to a crawl. v1's soft limit
 # does not: it applies only while the whole machine is short of memory.
-# Only inactive file pages count as free, as in Docker's and Kubernetes' working set: the kernel also drops active ones
-# before it kills, but at the cost of the programs that read them.
+# Only inactive file pages count as free, as in Docker's and Kubernetes' working set: the kernel also drops active pages
+# before it kills, but that slows down the programs that read them.
 _V1 = CgroupVersion(
     name="cgroup v1",
     filesystem="cgroup",
@@ -178,7 +178,7 @@ _WHOLE_TREE = "hierarchical_memory_limit"  # v1 also reports limits above the co
 class _Mount(NamedTuple):
     filesystem: str
     options: frozenset[str]
-    top: PurePosixPath  # the group of the hierarchy that is seen at `point`
+    top: PurePosixPath  # the group that is mounted at `point`
     point: PurePosixPath
 
 
@@ -203,7 +203,7 @@ class ControlGroup(NamedTuple):
 
 
 def cgroup_limits(root: Path) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
-    """The limits of every control group up to the root, and notes on what could not be read."""
+    """The limits of every control group up to the root, and notes on those that could not be read."""
     groups, unseen = memory_groups(root)
     limits, notes = group_limits(root, groups)
     if len(groups) == 1 and not unseen and not limits and _is_cut_off(root, groups[0]):
@@ -228,7 +228,7 @@ def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]
             if mount.filesystem == version.filesystem
             and (version is not _V1 or "memory" in mount.options)
         ]
-        # Of several mounts, take the one that shows our group and most of those around it; else the first.
+        # Of several mounts, take the one that shows our group and the most of its ancestors; else the first.
         shown = [
             group
             for group in fits
@@ -248,8 +248,8 @@ def memory_groups(root: Path) -> tuple[tuple[ControlGroup, ...], tuple[str, ...]
 def group_limits(
     root: Path, groups: tuple[ControlGroup, ...], *, cache_is_used: bool = True
 ) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
-    """The limits of these groups now. Without `cache_is_used` no file page counts as used: right for a program that
-    reads the same files again and again, so that the kernel calls their pages active.
+    """The current limits of these groups. Without `cache_is_used` no file pages count as used, for programs that read
+    the same files repeatedly, which makes the kernel consider their pages active.
     """
     limits: list[MemoryLimit] = []
     notes: list[str] = []
@@ -286,7 +286,7 @@ def group_limits(
 def _limit_above(
     root: Path, group: ControlGroup, dropped: tuple[str, ...], seen: list[MemoryLimit]
 ) -> tuple[MemoryLimit, ...]:
-    """A limit above the mount point, which v1 reports; how much of it others use is unknown."""
+    """A limit above the mount point, as v1 reports it; other groups' usage of it is unknown."""
     files = _under(root, group.folder)
     whole = number_in(pairs_of(files / "memory.stat", " ").get(_WHOLE_TREE, ""))
     lowest = min((limit.limit_bytes for limit in seen), default=None)
@@ -377,7 +377,7 @@ def _nodes(root: Path) -> Iterator[_Node]:
 
 
 def bound_limits(root: Path) -> tuple[MemoryLimit, ...]:
-    """What a process bound to some of the NUMA nodes can have; empty for one that may use all."""
+    """The memory of the NUMA nodes that this process is bound to; empty if it may use all nodes."""
     nodes = tuple(_nodes(root))
     if len(nodes) < 2:
         return ()
@@ -452,7 +452,7 @@ _HUGE_PAGES_NOTE = (
 def shared_memory_notes(
     host: HostMemory | None, devices: tuple[Device, ...], root: Path
 ) -> tuple[str, ...]:
-    """What the figures of a GPU that shares the RAM do not show: containers, file caches, lost devices."""
+    """Notes on the figures of a GPU that shares the RAM: containers, file caches, lost devices."""
     shared = tuple(device for device in devices if device.unified)
     if host is None or not shared:
         return ()

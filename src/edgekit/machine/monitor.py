@@ -1,7 +1,7 @@
-"""Memory while something runs: `Monitor` guards this process, `MemoryProbe` measures any process.
+"""Memory at run time: `Monitor` guards this process, `MemoryProbe` measures any process.
 
-A Monitor reserves a buffer before it is made. Beyond 85 % of any limit it refuses more and stops work in progress: an
-error with numbers comes before the kernel's out-of-memory killer, which does not explain itself.
+A Monitor is asked for every buffer before it is allocated. Beyond 85 % of any limit it refuses further buffers and
+stops work in progress, so that users see an error with numbers instead of the kernel's out-of-memory killer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from edgekit.machine.types import MemoryLimit
 from edgekit.units import MB, format_bytes
 
 BREAKER_PERCENT = 85
-CRITICAL_BYTES = 256 * MB  # available on the machine: below it, programs get killed
+CRITICAL_BYTES = 256 * MB  # with less available on the machine, programs get killed
 BUDGET = "memory budget"
 RESIDENT = "memory budget (all of this process)"
 
 _FRESH_S = 0.02  # how long a measurement is used by `check`, which is called between tiles
-_COST_SHARE = 0.02  # longer if measuring is slow: it takes at most this share of the time
-_SMALL_BYTES = MB  # smaller requests use an old measurement: an event loop must not wait
+_COST_SHARE = 0.02  # of the time may go into measuring; a slow measurement is used for longer
+_SMALL_BYTES = MB  # smaller requests use an old measurement, so as not to block an event loop
 
-# What to do about a limit, by the begin of its name.
+# Prefix of a limit's name -> advice.
 _ADVICE = (
     (RESIDENT, "raise the budget, or use a process that holds less memory"),
     (BUDGET, "raise the budget, or embed fewer or shorter texts at a time"),
@@ -46,7 +46,7 @@ def usable_bytes(limit_bytes: int, breaker_percent: int = BREAKER_PERCENT) -> in
 
 
 class Reservation:
-    """Memory that is reserved until it is released, at the latest at the end of a `with` block."""
+    """Memory reserved until it is released, at the latest at the end of a `with` block."""
 
     __slots__ = ("_give_back", "size_bytes", "what")
 
@@ -62,7 +62,7 @@ class Reservation:
         self._give_back(self, 0)
 
     def shrink(self, size_bytes: int) -> None:
-        """Keeps `size_bytes` of it. They are not checked again: they are in memory already."""
+        """Reduce it to `size_bytes`, without another check: they are already in memory."""
         self._give_back(self, size_bytes)
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class _Measured:
 
 
 class Monitor:
-    """Counts reservations, measures what is in use, and refuses in time. Thread-safe."""
+    """Counts reservations, measures memory in use, and refuses before a limit is reached. Thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Monitor:
     ) -> None:
         """`own_process`: the budget covers the whole process, with interpreter and libraries.
 
-        Otherwise it covers what is reserved here, as in a library that runs in another program.
+        Otherwise it covers only the reservations, as for a library inside another program.
         """
         self._budget_bytes = budget_bytes
         self._own_process = own_process
@@ -105,7 +105,7 @@ class Monitor:
         self._lock = threading.RLock()
         self._reserved_bytes = 0
         self._peak_bytes = 0
-        # The least that was ever in use under each limit: an upper bound of what others use.
+        # The minimum use ever seen under each limit: an upper bound on the use by others.
         self._least_used: dict[str, int] = {}
         self._measured = self._measure()
 
@@ -115,18 +115,18 @@ class Monitor:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that was reserved at one time."""
+        """The peak of the reserved bytes."""
         return self._peak_bytes
 
     @property
     def limits(self) -> tuple[MemoryLimit, ...]:
-        """Every limit as it is now, the tightest first."""
+        """All limits with their current use, the tightest first."""
         with self._lock:
             return tuple(sorted(self._limits(self._fresh()), key=self._room_bytes))
 
     @property
     def usable_bytes(self) -> int | None:
-        """What could be reserved now; None without any limit."""
+        """The bytes that could be reserved now; None if there is no limit."""
         rooms = [max(0, self._room_bytes(limit)) for limit in self.limits]
         return min(rooms, default=None)
 
@@ -135,11 +135,11 @@ class Monitor:
             return self._objection("", size_bytes, self._fresh()) is None
 
     def try_allocate(self, size_bytes: int, what: str) -> Reservation:
-        """Raises MemoryPressureError, which says what is too much and why."""
+        """Reserve memory for `what`. Raises MemoryPressureError with the numbers and the limit."""
         if size_bytes < 0:
             raise ValueError(f"{what}: a reservation of {size_bytes} bytes")
         with self._lock:
-            # Reservations are counted to the byte; only what others use may be 20 ms old.
+            # Reservations are counted to the byte; only the use by others may be 20 ms old.
             measured = self._recent() if size_bytes < _SMALL_BYTES else self._fresh()
             objection = self._objection(what, size_bytes, measured)
             if objection is not None:
@@ -162,7 +162,7 @@ class Monitor:
             reservation.size_bytes = kept
 
     def _objection(self, what: str, size_bytes: int, measured: _Measured) -> str | None:
-        """Why this much more may not be used; None if it may."""
+        """Why these additional bytes may not be used; None if they may."""
         need = f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
         limit = min(self._limits(measured), key=self._room_bytes, default=None)
         if limit is not None and self._room_bytes(limit) < size_bytes:
@@ -184,11 +184,11 @@ class Monitor:
         return None
 
     def _room_bytes(self, limit: MemoryLimit) -> int:
-        """What may still be used; negative if too much is in use already."""
+        """Bytes that may still be used; negative if too much is already in use."""
         return usable_bytes(limit.limit_bytes, self._percent) - limit.used_bytes
 
     def _limits(self, measured: _Measured) -> Iterator[MemoryLimit]:
-        """Including reservations: a reserved page that has not been touched yet is not measured."""
+        """Limits with reservations counted as used: reserved pages that are untouched do not show in measurements."""
         if self._budget_bytes is not None:
             yield MemoryLimit(
                 name=BUDGET, limit_bytes=self._budget_bytes, used_bytes=self._reserved_bytes
@@ -227,18 +227,18 @@ class Monitor:
 
 
 class MemoryProbe:
-    """The limits on a process's memory, and what the machine has available."""
+    """The limits on a process's memory, and the memory available on the machine."""
 
     def __init__(self, here: Surroundings) -> None:
-        """The control groups are those of this moment; their limits are read again each time."""
+        """Finds the control groups once; their limits are read each time."""
         self._here = here
         self._groups, _ = memory_groups(here.root)
 
     def limits(self, process: int | str = "self") -> tuple[MemoryLimit, ...]:
-        """File pages do not count as used."""
+        """The current limits, with file pages not counted as used."""
         groups, _ = group_limits(self._here.root, self._groups, cache_is_used=False)
         return (*groups, *process_limits(self._here.root, process=process))
 
     def available_bytes(self) -> int:
-        """Of the whole machine, without swapping."""
+        """Memory available on the whole machine without swapping."""
         return int(self._here.psutil().virtual_memory().available)

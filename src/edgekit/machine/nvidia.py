@@ -1,6 +1,6 @@
-"""NVIDIA's GPUs as a program sees them: cards and MIG slices from NVML, and Jetson boards.
+"""Probes for NVIDIA GPUs as a program sees them: cards and MIG slices from NVML, and Jetson boards.
 
-https://docs.nvidia.com/deploy/nvml-api/. What the driver refuses to answer becomes a note.
+https://docs.nvidia.com/deploy/nvml-api/. Queries that the driver refuses become notes.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from edgekit.units import GIB, LARGEST, format_bytes
 T = TypeVar("T")
 
 _PCI_VENDOR = 0x10DE
-_DISPLAYS = (0x0300, 0x0302)  # PCI classes: with and without an outlet for a screen
+_DISPLAYS = (0x0300, 0x0302)  # PCI classes: with and without a display output
 _MAX_CARDS = 64  # 16 is the largest machine sold
 _LOADED = ("proc/driver/nvidia/version", "dev/nvidiactl")  # files of a loaded driver
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Seen(NamedTuple):
-    """A device with the UUIDs it may be chosen by: its own, and for a MIG slice also its card's."""
+    """A device with the UUIDs that select it: its own, and for a MIG slice also its card's."""
 
     device: Device
     uuids: tuple[str, ...] = ()
 
 
 class DeviceCount(NamedTuple):
-    """Everything the driver counts, before CUDA_VISIBLE_DEVICES hides any."""
+    """All devices that the driver counts, before CUDA_VISIBLE_DEVICES hides any."""
 
     seen: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def find_nvidia(here: Surroundings) -> Findings:
-    """The GPUs in the order in which a program sees them; nothing where there is neither card nor driver."""
+    """The GPUs in the order in which a program sees them; nothing if there is neither card nor driver."""
     count = _ask_driver(here)
     if not count.seen:
         board = find_jetson(here)
@@ -103,7 +103,7 @@ def _ask_driver(here: Surroundings) -> DeviceCount:
         except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             answers.put(error)
 
-    # A driver that hangs is left to hang, in a thread that does not keep the program from ending.
+    # A hung driver stays in a daemon thread, which does not keep the program from exiting.
     Thread(target=ask, name="edgekit-nvml", daemon=True).start()
     try:
         answer = answers.get(timeout=here.deadline_s)
@@ -151,7 +151,7 @@ def _read_cards(here: Surroundings) -> DeviceCount:
             notes += card.notes
     with suppress(NvmlError):
         nvml("nvmlShutdown")
-    # NVML does not refuse a card whose file may not be opened, it only does not count it.
+    # NVML reports no error for a card whose device file cannot be opened; it just does not count it.
     cards = sum(1 for _ in (here.root / "proc/driver/nvidia/gpus").glob("*"))
     if cards > count:
         notes.append(
@@ -164,22 +164,22 @@ def _read_cards(here: Surroundings) -> DeviceCount:
 # -- one card ------------------------------------------------------------------------------------
 
 _NAME_CHARS = 96
-_MAX_USERS = 64  # listed; a card with more is shared by a service
+_MAX_USERS = 64  # processes to list
 _MAX_SLICES = 16  # MIG has 7 on every card so far
 _CLOCK_MEM = 2  # nvml.h, NVML_CLOCK_MEM
-# Where Windows manages the memory (WDDM, also for WSL2) NVML's free memory is not CUDA's: of an RTX 3080 12 GB NVML
-# reported 12,091 MiB and CUDA 11,100; of an RTX 5090 CUDA had 30.12 of 31.84 GiB.
+# If Windows manages the memory (WDDM, also for WSL2), CUDA has less free memory than NVML reports: 11,100 instead of
+# 12,091 MiB on an RTX 3080 12 GB, 30.12 of 31.84 GiB on an RTX 5090.
 _WINDOWS_USES_BYTES = GIB
 _WINDOWS_USES_OF_LARGE_BYTES = 13 * GIB // 10
 _LARGE_BYTES = 23 * GIB  # cards of 24 GB report a little less
-# Names of GPUs that are part of a processor. A card that does not report its memory and is not one of these is not
-# counted: to assume that it shares the RAM would be a guess.
+# Names of GPUs that are part of a processor. Other GPUs that do not report their memory are ignored: assuming that
+# they share the RAM would be a guess.
 _INTEGRATED = ("(nvgpu)", "GB10", "Thor", "Orin", "Xavier", "Tegra")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Card:
-    """What a card and its slices have in common."""
+    """The driver handle and facts that a card and its slices share."""
 
     nvml: Nvml
     handle: Any
@@ -189,7 +189,7 @@ class _Card:
     under_windows: bool  # Windows manages its memory
 
     def ask(self, function: str, *arguments: Any, otherwise: Any = None) -> Any:
-        """The driver's answer; `otherwise` if it refuses this one question."""
+        """The driver's answer; `otherwise` if it refuses this query."""
         try:
             return self.nvml(function, *arguments)
         except NvmlError:
@@ -210,7 +210,7 @@ def _text(value: Any) -> str:
 def _read_card(
     nvml: Nvml, index: int, host: HostMemory | None, *, under_windows: bool
 ) -> DeviceCount:
-    """A card or its MIG slices; a note for one that does not answer."""
+    """A card or its MIG slices; a note for a card that does not answer."""
     try:
         handle = nvml("nvmlDeviceGetHandleByIndex", index)
         name = one_line(_text(nvml("nvmlDeviceGetName", handle)), _NAME_CHARS)
@@ -240,12 +240,12 @@ def _read_card(
 
 
 def _slices(card: _Card) -> DeviceCount:
-    """In MIG mode only the slices can be used, not the card itself."""
+    """The slices of a card in MIG mode, in which the card itself cannot be used."""
     count = card.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle, otherwise=0)
     seen: list[Seen] = []
     for number in range(min(int(count), _MAX_SLICES)):
         handle = card.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
-        if handle is None:  # the driver refuses numbers without a slice
+        if handle is None:  # no slice has this index
             continue
         # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
         name = one_line(_text(card.ask("nvmlDeviceGetName", handle, otherwise="")), _NAME_CHARS)
@@ -267,7 +267,7 @@ def _slices(card: _Card) -> DeviceCount:
 
 
 def _shared(card: _Card, host: HostMemory) -> Device:
-    """A GB10 or Jetson: one memory for CPU and GPU. NVML does not report it, or reports the whole machine's."""
+    """A GB10 or Jetson: CPU and GPU share one memory, which NVML does not report, or reports for the whole machine."""
     return Device(
         name=card.name,
         vendor=Vendor.NVIDIA,
@@ -283,7 +283,7 @@ def _shared(card: _Card, host: HostMemory) -> Device:
 
 
 def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
-    """A card or a slice with its memory as CUDA has it.
+    """A card or a slice with its memory as CUDA sees it.
 
     NVML's total includes what the driver reserves, CUDA's does not: an H200 has 150,754,820,096 - 644,939,776
     (`reserved`, of the second form) = 150,109,880,320 bytes. Free memory is the same in both. Under Windows the totals
@@ -316,7 +316,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
 
 
 def _optional(ask: Callable[[], T], otherwise: T) -> T:
-    """A card counts even if the driver answers nonsense to a question that does not matter for its memory."""
+    """The result of `ask`, or `otherwise` if the driver's answer is invalid: for facts that do not affect memory."""
     try:
         return ask()
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
@@ -329,7 +329,7 @@ def _capability(card: _Card) -> tuple[int, int] | None:
 
 
 def _bandwidth(card: _Card, slice_bytes: int | None) -> int | None:
-    """From the table; else bus width x clock x 2: 384 bit at 9,751 MHz are an RTX 3090's 936 GB/s. NVML's clock is half
+    """From the table, else bus width x clock x 2: 384 bit at 9,751 MHz are an RTX 3090's 936 GB/s. NVML's clock is half
     the data rate of every memory, GDDR6X and HBM alike. A slice has its share of the memory channels.
     """
     memory = card.ask("nvmlDeviceGetMemoryInfo", card.handle)
@@ -348,7 +348,7 @@ def _bandwidth(card: _Card, slice_bytes: int | None) -> int | None:
 
 
 def _users(card: _Card, handle: Any) -> tuple[Process, ...]:
-    """Processes that compute or draw, each once. Those of other users and containers have no name."""
+    """Compute and graphics processes, each once. Those of other users and containers have no name."""
     users: dict[int, Process] = {}
     for kind in ("Compute", "Graphics"):
         for process in card.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle, otherwise=()):
@@ -450,13 +450,13 @@ def _tegra_chip(here: Surroundings) -> str | None:
     return "tegra" if family.strip().lower() == "tegra" else None
 
 
-# -- what hides or limits GPUs -------------------------------------------------------------------
+# -- visibility and limits -----------------------------------------------------------------------
 
 
 def visible(wanted: str | None, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
     """The devices that a variable such as CUDA_VISIBLE_DEVICES shows, in its order; all if it is not set.
 
-    As CUDA reads it: the first entry that names no device ends the list, so '', '-1' and 'NoDevFiles' show none.
+    As in CUDA, the first entry that does not match a device ends the list, so '', '-1' and 'NoDevFiles' show none.
     """
     if wanted is None:
         return tuple(each.device for each in seen)
@@ -470,7 +470,7 @@ def visible(wanted: str | None, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
 
 
 def _named(entry: str, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
-    """One device, or all slices of one card; nothing if the entry fits none or several."""
+    """One device, or all slices of one card; nothing if the entry matches none or several."""
     if entry.isascii() and entry.isdecimal():
         return tuple(each.device for each in seen if str(each.device.index) == entry)
     if not entry.startswith(("GPU-", "MIG-")):
@@ -499,7 +499,7 @@ _CONTEXT_BYTES = 13 * GIB
 
 
 def within_address_space(devices: tuple[Device, ...], host: HostMemory | None) -> Findings:
-    """The devices with as much memory as ulimit -v leaves CUDA; none if CUDA could not start."""
+    """The devices with their memory limited by ulimit -v; none if CUDA could not start."""
     limits = () if host is None else host.limits
     left = min((one.left_bytes for one in limits if one.name == ADDRESS_SPACE), default=None)
     if left is None or not devices:
@@ -522,7 +522,7 @@ def within_address_space(devices: tuple[Device, ...], host: HostMemory | None) -
 def _limited(device: Device, max_bytes: int) -> Device:
     if device.free_bytes <= max_bytes:
         return device
-    if device.unified:  # its budget is the RAM, up to this limit
+    if device.unified:  # its budget is the RAM within this limit
         device = replace(device, limit_bytes=max_bytes, limit_because=ADDRESS_SPACE)
     because = f"{device.because}, within {ADDRESS_SPACE}"
     return replace(device, free_bytes=max_bytes, basis=Basis.MODELLED, because=because)

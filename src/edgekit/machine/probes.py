@@ -1,6 +1,6 @@
-"""The probes, one for each kind of hardware, and what they find: this Machine.
+"""Runs the probe of each kind of hardware and combines the results into a Machine.
 
-Hardware that is not here is an empty answer; a probe that fails is a note.
+Missing hardware is an empty result; a failed probe is a note.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def look(here: Surroundings | None = None) -> Machine:
     notes: list[str] = []
     try:
         host, host_notes = find_host(here)
-        here = replace(here, host=host)  # unified memory is the host's
+        here = replace(here, host=host)  # GPUs may share the host's memory
         notes += host_notes
     except Exception as error:  # noqa: BLE001 - whatever a probe raises becomes a note
         here = replace(here, host=None)
@@ -60,7 +60,7 @@ def look(here: Surroundings | None = None) -> Machine:
         devices=devices,
     )
     if here.host is not None:
-        with suppress(Exception):  # a node or a note that cannot be read changes nothing
+        with suppress(Exception):  # corrections and notes are optional
             host, counted_twice = without_gpu_memory(here.host, devices, here.root)
             shared = shared_memory_notes(host, devices, here.root)
             machine = replace(machine, host=host)
@@ -70,9 +70,9 @@ def look(here: Surroundings | None = None) -> Machine:
         where = "In WSL2" if in_wsl(here) else f"On {here.system.value}"
         notes.append(f"{where} only NVIDIA GPUs are detected: describe others with --vram.")
     machine = replace(machine, notes=tuple(notes))
-    with suppress(Exception):  # a name that is only shown
+    with suppress(Exception):  # for display only
         machine = replace(machine, processor=processor_name(here))
-    with suppress(Exception):  # a number that is only shown
+    with suppress(Exception):  # for display only
         machine = replace(machine, cores=core_count(here))
     with suppress(Exception):
         machine = _calibrated(machine, here)
@@ -88,7 +88,7 @@ def _failure_note(what: str, error: Exception) -> str:
 
 
 def _calibrated(machine: Machine, here: Surroundings) -> Machine:
-    """The machine with what `edgekit calibrate` measured on it, or with a note on why that cannot be read."""
+    """The machine with its measurements by `edgekit calibrate`, or with a note on why they cannot be read."""
     stored = here.calibration()
     if stored.problem:
         machine = replace(machine, notes=(*machine.notes, stored.problem))
@@ -105,7 +105,7 @@ def _calibrated(machine: Machine, here: Surroundings) -> Machine:
     return replace(machine, host=host, measured=measured)
 
 
-# -- which of the devices llama.cpp would use ----------------------------------------------------
+# -- the devices that llama.cpp would use --------------------------------------------------------
 
 _VULKAN = "GGML_VK_VISIBLE_DEVICES"  # AMD's and Intel's GPUs are modelled through Vulkan
 _BY_VULKAN = (Vendor.AMD, Vendor.INTEL)
@@ -113,11 +113,11 @@ _VULKAN_ORDER = (
     f"{_VULKAN} is applied in the order of the PCI slots, AMD's GPUs first; vulkaninfo --summary shows "
     "Vulkan's own order."
 )
-_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second counts what the first left
+_ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the second indexes what the first leaves
 
 
 def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findings:
-    """Those that are neither hidden by a variable nor integrated next to a card, and notes on the others."""
+    """Devices that no variable hides, without integrated GPUs if there is a card, and notes on the others."""
     notes: list[str] = []
     by_vulkan = tuple(device for device in devices if device.vendor in _BY_VULKAN)
     wanted = environment.get(_VULKAN)

@@ -1,4 +1,4 @@
-"""What probes read, and what they return. The defaults read this machine; tests plant a tree of files."""
+"""The interface of probes to the system, and their results. Tests replace the system with a tree of files."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ class Surroundings:
 
 
 def in_wsl(here: Surroundings) -> bool:
-    """WSL2: Linux inside Windows, which shows it its GPUs as /dev/dxg."""
+    """Whether this is WSL2, Linux inside Windows, where GPUs appear as /dev/dxg."""
     return here.system is System.LINUX and (here.root / "dev/dxg").exists()
 
 
 class Findings(NamedTuple):
-    """What a probe found. No such hardware: two empty tuples. A probe that failed: a note."""
+    """The result of a probe: two empty tuples without such hardware, a note if the probe failed."""
 
     devices: tuple[Device, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-# mountinfo is the longest file read: 5,000 mounts fit, 100,000 of a crowded node would be cut.
+# mountinfo is the longest file: 5,000 mounts fit, the 100,000 of a crowded node would be truncated.
 _TEXT_BYTES = 1024**2
 _PIECE_BYTES = 4 * 1024  # per read: a read of a megabyte allocates that megabyte first
 
@@ -138,12 +138,12 @@ def bytes_of(path: Path, length: int) -> bytes | None:
 
 
 def number_of(path: Path) -> int | None:
-    """The number in a file; None if there is none, or no machine could have it."""
+    """The number in a file; None if there is none or it is implausible."""
     return number_in(text_of(path) or "")
 
 
 def number_in(text: str) -> int | None:
-    """'25753026560' and '0x744c' -> int; None for other text and for numbers that no machine could have."""
+    """'25753026560' and '0x744c' -> int; None for other text and for implausible numbers."""
     found = re.fullmatch(r"\s*(?:(\d{1,20})|0[xX]([0-9a-fA-F]{1,16}))\s*", text, re.ASCII)
     if found is None:
         return None

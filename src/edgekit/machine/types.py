@@ -1,4 +1,4 @@
-"""What a machine has: memory, devices, limits, budgets, and what was measured on it."""
+"""The value types of a machine: memory, devices, limits, budgets and measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Vendor(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimit:
-    """What leaves a process less than the machine's memory: a container, a resource limit."""
+    """A limit below the machine's memory, such as that of a container or a resource limit."""
 
     name: str  # "cgroup v2 /sys/fs/cgroup/user.slice/memory.max"
     limit_bytes: int
@@ -40,7 +40,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """The RAM. Swap is shown, never counted."""
+    """The RAM. Swap is displayed, never counted."""
 
     total_bytes: int
     free_bytes: int  # available without swapping: MemAvailable, not MemFree
@@ -52,12 +52,12 @@ class HostMemory:
 
     @property
     def usable_bytes(self) -> int:
-        """Free in the machine and within every limit."""
+        """Free memory within every limit."""
         return min((self.free_bytes, *(limit.left_bytes for limit in self.limits)))
 
     @property
     def tightest(self) -> MemoryLimit | None:
-        """The limit that decides; None if free memory does."""
+        """The limit that determines `usable_bytes`; None if free memory does."""
         lowest = min(self.limits, key=lambda limit: limit.left_bytes, default=None)
         return lowest if lowest is not None and lowest.left_bytes < self.free_bytes else None
 
@@ -82,16 +82,14 @@ class Device:
 
     name: str
     vendor: Vendor
-    index: int = 0  # the driver's number
+    index: int = 0  # as the driver counts
     total_bytes: int
     free_bytes: int
     unified: bool = False  # shares the RAM: one memory for CPU and GPU
-    integrated: bool = False  # part of a processor, even if it has memory of its own
+    integrated: bool = False  # part of a processor, even if it has its own memory
     limit_bytes: int | None = None  # the most it may use of unified memory (wired limit, GTT)
     limit_because: str = ""
-    own_bytes: int = (
-        0  # free memory of its own, part of limit_bytes but not of the RAM: an APU's carve-out
-    )
+    own_bytes: int = 0  # free memory outside the RAM but within limit_bytes: an APU's carve-out
     bandwidth_bytes_per_s: int | None = None
     capability: tuple[int, int] | None = None  # CUDA compute capability
     partition: str = ""  # "MIG 1g.10gb"
@@ -111,7 +109,7 @@ class Machine:
     cores: int | None = None
     host: HostMemory | None  # None: unknown, because it was not described
     devices: tuple[Device, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # what could not be detected, and why
+    notes: tuple[str, ...] = field(default=())  # what could not be detected and why
     what_if: bool = False
     measured: Measured | None = None  # by `edgekit calibrate`, on this machine
 
@@ -125,13 +123,13 @@ class PoolKind(enum.Enum):
     DEVICE = "device"
     HOST = "host"
 
-    # Members are singletons, and Enum's own hash is slow: every placement hashes them.
+    # By identity, because members are singletons and Enum's hash is slow: every placement hashes them.
     __hash__ = object.__hash__
 
 
 @dataclass(frozen=True, slots=True, order=False)
 class Pool:
-    """Where an engine allocates. Unified memory has both pools too: the Budget joins them."""
+    """Where an engine allocates. Unified memory also has both pools, joined by one Budget."""
 
     kind: PoolKind
     index: int = 0
@@ -153,8 +151,8 @@ def pool_of(place: int) -> Pool:
 class Budget:
     """One physical memory that a bill is compared with. Unified memory is one budget for two pools.
 
-    The system may limit what the GPU takes of unified memory (macOS' wired limit, amdgpu's GTT). Weights and caches
-    that stay with the CPU do not count against that limit: `for_bill` sets how much of a bill they are.
+    The system may limit the GPU's use of unified memory (macOS' wired limit, amdgpu's GTT). Weights and caches on the
+    CPU do not count against that limit; `for_bill` sets how much of a bill that is.
     """
 
     name: str
@@ -162,12 +160,12 @@ class Budget:
     total_bytes: int
     free_bytes: int
     reserve_bytes: int
-    because: str  # of the reserve
-    limit_bytes: int | None = None  # the most that the GPU may take of a unified memory
+    because: str  # the reason for the reserve
+    limit_bytes: int | None = None  # the GPU's limit on unified memory
     limit_because: str = ""
-    cpu_bytes: int = 0  # of the bill, held by the CPU: the limit does not apply to it
+    cpu_bytes: int = 0  # part of the bill on the CPU, to which the limit does not apply
     gpu_only_bytes: int = 0  # free memory that the CPU cannot use: an APU's carve-out
-    blocked: str = ""  # why the engine would not start, however small the model
+    blocked: str = ""  # why the engine would not start even with a tiny model
     has_default_reserve: bool = True  # False: the user set it, or the engine takes a fixed share
     is_share: bool = False  # the engine takes all of it at start (vLLM), so no bill is a tight fit
 
@@ -188,7 +186,7 @@ class Budget:
 
 
 def gpu_budgets(budgets: Iterable[Budget]) -> tuple[Budget, ...]:
-    """What the GPUs alone may hold: their own memory, and their share of unified memory if the system limits it."""
+    """Budgets of the GPUs alone: their own memory, and their share of unified memory if the system limits it."""
     budgets = tuple(budgets)
     shares = []
     for budget in budgets:
@@ -208,7 +206,7 @@ def gpu_budgets(budgets: Iterable[Budget]) -> tuple[Budget, ...]:
 
 
 def together_bytes(budgets: Iterable[Budget]) -> int:
-    """Memory of all budgets; layers on the CPU can use what a limit on the GPU leaves."""
+    """Available memory of all budgets, including what only layers on the CPU can use."""
     return sum(budget.unreserved_bytes for budget in budgets)
 
 
@@ -231,9 +229,9 @@ class Disk:
 class HostMeasured:
     """RAM bandwidth, read by all cores at once, and disk speed."""
 
-    host: str  # which machine: see `host_key`
+    host: str  # identifies the machine, see `host_key`
     date: str  # of the bandwidth
-    bandwidth_bytes_per_s: int | None = None  # None: it could not be measured
+    bandwidth_bytes_per_s: int | None = None  # None: could not be measured
     disk: Disk | None = None
 
 
@@ -249,9 +247,9 @@ class Pace:
     prompt_tokens: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
-    expected_decode: float | None  # the middle of the modelled range; None: no model for the device
+    expected_decode: float | None  # middle of the modelled range; None: the device is not modelled
     expected_prefill: float | None
-    bandwidth_bytes_per_s: int | None  # of the RAM, as it was modelled
+    bandwidth_bytes_per_s: int | None  # of the RAM, as used by the speed model
     edgekit: str
     date: str
 
@@ -266,7 +264,7 @@ class EngineMeasured:
     host: str
     device: str  # the processor, or the GPUs
     date: str
-    overhead_bytes: int | None = None  # the most that its process used in RAM beyond the bill
+    overhead_bytes: int | None = None  # the maximum RAM that its process used beyond the bill
     overhead_label: str = ""  # the model with which that was measured
     samples: int = 0
     pace: Pace | None = None
@@ -278,7 +276,7 @@ class EngineMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A line of a bill from which an engine differed."""
+    """A line of a bill that differed from an engine's actual allocation."""
 
     label: str
     part: str
@@ -291,7 +289,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Everything that was measured, on every machine that shares the folder."""
+    """All measurements, of every machine that shares the folder."""
 
     hosts: tuple[HostMeasured, ...] = ()
     engines: tuple[EngineMeasured, ...] = ()
@@ -300,7 +298,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured on one machine, with the engines that are installed now."""
+    """The measurements of one machine with the engines that are installed now."""
 
     host: HostMeasured | None = None
     engines: tuple[EngineMeasured, ...] = ()

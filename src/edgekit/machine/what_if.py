@@ -1,6 +1,6 @@
 """A described machine: --device "2x RTX 3090" --ram 64G, or --ram 32G --vram 24G,24G.
 
-It is assumed to be idle: all of its memory is free.
+The machine is assumed to be otherwise idle, with all of its memory free.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from edgekit.units import GIB, MIB, format_bytes, parse_size
 
 MAX_CARDS = 64  # the largest machines have 16; a rack of 72 GB200 is 18 machines
 MAX_TEXT_CHARS = 2000
-SMALLEST_BYTES = 256 * MIB  # less is a number without its unit, or too small for any model
+SMALLEST_BYTES = 256 * MIB  # less is probably a number without its unit
 LARGEST_BYTES = 2**50
 IDLE = "assumes the machine is otherwise idle"
 
-_SEPARATOR = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # but not in "Ryzen AI Max+ 395"
+_SEPARATOR = re.compile(r",|(?<!max)\+", re.IGNORECASE)  # not the + of "Ryzen AI Max+ 395"
 _COUNT_BEFORE = re.compile(r"\s*(-?[0-9]+)\s*[x×*]\s*(?=\S)(.*)", re.IGNORECASE | re.DOTALL)  # noqa: RUF001 - people type it
 _COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # "RTX 3090 x2"
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
@@ -71,7 +71,7 @@ def what_if_machine(
 
 
 def machine_of(device: KnownDevice) -> Machine:
-    """The machine with just this device; the RAM next to a card is unknown."""
+    """The machine with only this device; for a card, the RAM is unknown."""
     if device.unified:
         return _unified_machine([device], None)
     return _machine_with_cards([_card(device)], None, arm=device.arm)
@@ -137,7 +137,7 @@ def _unnamed_card(size_bytes: int) -> Device:
 
 
 def _machine_with_cards(cards: Sequence[Device], ram_bytes: int | None, *, arm: bool) -> Machine:
-    """GPUs with their own memory next to a CPU with RAM."""
+    """A machine of GPUs with their own memory and a CPU with RAM."""
     if len(cards) > MAX_CARDS:
         raise UsageError(f"{len(cards)} GPUs; the limit is {MAX_CARDS}")
     host = None if ram_bytes is None else HostMemory(total_bytes=ram_bytes, free_bytes=ram_bytes)
@@ -160,7 +160,7 @@ def _machine_with_cards(cards: Sequence[Device], ram_bytes: int | None, *, arm: 
 
 
 def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> Machine:
-    """A device that is a complete machine: one memory for its GPU and its CPU."""
+    """A machine with one memory for its GPU and CPU."""
     device = devices[0]
     if len(devices) > 1:
         name = next(one.name for one in devices if one.unified)
@@ -211,7 +211,7 @@ def _unified_machine(devices: Sequence[KnownDevice], ram_bytes: int | None) -> M
 
 
 def _app_limits(device: KnownDevice) -> tuple[tuple[MemoryLimit, ...], tuple[str, ...]]:
-    """What a phone's system lets one app use, and a note on it."""
+    """The limit on one app's memory on a phone, and a note about it."""
     limit = device.app_limit
     if limit is None:
         return (), ()
@@ -230,7 +230,7 @@ def _app_limits(device: KnownDevice) -> tuple[tuple[MemoryLimit, ...], tuple[str
 
 
 def _gpu_limit(device: KnownDevice, system: System) -> tuple[int | None, str]:
-    """The most that the GPU may use of unified memory by default, and why."""
+    """The GPU's default limit on unified memory, and its source."""
     if device.kind is DeviceKind.MAC:
         macos = 26 if device.released >= _MACOS_26_SINCE else 0
         limit_bytes = default_working_set_bytes(device.memory_bytes, macos=macos)
@@ -246,7 +246,7 @@ def _gpu_limit(device: KnownDevice, system: System) -> tuple[int | None, str]:
 
 
 def _this_system(*, has_cards: bool) -> System:
-    """The system we run on; Linux instead of macOS for cards that no Mac takes."""
+    """The system we run on, but Linux instead of macOS for cards, which no Mac has."""
     here = _SYSTEMS.get(sys.platform, System.OTHER)
     return System.LINUX if has_cards and here is System.MACOS else here
 

@@ -1,4 +1,4 @@
-"""What a model is, from its header: `read_geometry`. The rules of an architecture are in architectures.json."""
+"""`read_geometry`: a model's geometry from its header. The rules of each architecture are in architectures.json."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _UNSCALED = frozenset(
 
 
 def not_a_language_model(header: ModelHeader) -> str | None:
-    """What else the file is, as a phrase; None for anything that may be a language model."""
+    """A phrase for what the file is instead of a language model; None if it may be one."""
     if header.keys.get("general.type") == "adapter":
         return "a LoRA adapter: it changes a base model and does not run alone"
     if header.config.get("is_encoder_decoder") is True:
@@ -82,7 +82,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
             limit=MAX_LAYERS,
             file=header.name,
         )
-    count = stated - (mtp if hyper.gguf else 0)  # GGUF counts them in, configs do not
+    count = stated - (mtp if hyper.gguf else 0)  # GGUF includes them in the count, configs do not
     count *= architecture.sublayers
     if count < 1:
         raise HeaderError(
@@ -128,7 +128,7 @@ def read_geometry(header: ModelHeader) -> ModelGeometry:
 
 
 def _layer_count(hyper: Hyper) -> int:
-    """As stated, or the length of the file's list of layers (Nemotron 3 Ultra)."""
+    """The stated count, or the length of the file's list of layers (Nemotron 3 Ultra)."""
     stated = hyper.number("layers")
     if stated is not None:
         return stated
@@ -189,7 +189,7 @@ def _mixers(
 def _share(
     hyper: Hyper, architecture: Architecture, mixers: tuple[LayerKind, ...]
 ) -> tuple[LayerKind, ...]:
-    """Layers that read another's cache: the last ones of Gemma 3n and 4, every other one of Hunyuan."""
+    """Replaces layers that read another layer's cache: the last ones of Gemma 3n and 4, every other one of Hunyuan."""
     factor = hyper.number("share_factor") if hyper.flag("share_caches") else None
     if factor is not None and factor > 1:
         return tuple(
@@ -217,7 +217,7 @@ def _share(
 
 
 def _looped(hyper: Hyper, layers: tuple[Layer, ...], loops: int) -> tuple[Layer, ...]:
-    """Models that run their layers several times hold a cache for every round.
+    """The layers of all rounds, for models that run their layers several times and hold a cache for every round.
 
     IQuest's second round attends to a short window, and to the first round's cache.
     """
@@ -238,7 +238,7 @@ def _looped(hyper: Hyper, layers: tuple[Layer, ...], loops: int) -> tuple[Layer,
 
 
 def _is_embedder(hyper: Hyper) -> bool:
-    """A decoder with bidirectional attention, which has no cache. With a tower it still generates text."""
+    """Whether it is a decoder with bidirectional attention and so no cache. With a tower it still generates text."""
     return hyper.raw("bidirectional") is True and not hyper.nested
 
 
@@ -251,7 +251,7 @@ def _unknown_layers(hyper: Hyper) -> UnknownArchitectureError:
 
 
 def _basis(hyper: Hyper, record: Architecture | None) -> tuple[Basis, str]:
-    """How the geometry is known, and why it is not EXACT."""
+    """The basis of the geometry, and why it is not EXACT."""
     if record is None:
         return Basis.ASSUMED, (
             f"unknown architecture {hyper.architecture!r}: read by its standard keys (no "
@@ -271,7 +271,7 @@ def _basis(hyper: Hyper, record: Architecture | None) -> tuple[Basis, str]:
     return Basis.EXACT, ""
 
 
-# -- outside of the layers
+# -- outside the layers
 
 
 def _vocabulary(hyper: Hyper) -> int | None:
@@ -285,7 +285,7 @@ def _vocabulary(hyper: Hyper) -> int | None:
 
 
 def _tied_embeddings(hyper: Hyper) -> bool | None:
-    """As config.json states it, else by whether there is an output head, else the architecture's default."""
+    """From config.json, else from the absence of an output head, else the architecture's default."""
     stated = hyper.header.config.get("tie_word_embeddings")
     if not isinstance(stated, bool):
         stated = hyper.raw("tied")
@@ -329,7 +329,7 @@ def _read_rope(hyper: Hyper) -> Rope | None:
     if hyper.gguf:
         kind, factor = hyper.text("rope_type"), hyper.ratio("rope_factor")
         original = hyper.number("rope_original")
-        # llama.cpp takes a missing type as "linear", and a missing factor as none.
+        # llama.cpp treats a missing type as "linear" and a missing factor as no scaling.
         if kind in {None, "none"} and factor in {None, 0.0, 1.0} and original is None:
             return None
         return Rope(type=kind or "linear", factor=factor, original_context=original)

@@ -1,20 +1,20 @@
-"""architectures.json: one record per architecture -> how its layers are arranged, and what else is known of it.
+"""Reads architectures.json, with one record per architecture: the arrangement of its layers and everything else.
 
-To add an architecture, add a record. It has the names that files give it ("gguf": general.architecture, "config":
-model_type of config.json), and only what differs from a plain transformer with full attention:
+To add an architecture, add a record. It has its names in files ("gguf": general.architecture, "config": model_type of
+config.json), and only what differs from a plain transformer with full attention:
 
-  like            the name of another record: its layers, constants and tensors, where this one has none
+  like            the name of another record, whose layers, constants and tensors apply if this one has none
   layers          fields of `Architecture`; its rules are named, and are functions of arrangements, mixers and
                   feedforward. null: no rules yet, read like an unknown architecture
   gguf_layers     changes of `layers` in a GGUF, where llama.cpp's loader has its own rule
   constants       hyper-parameters that no config.json states; gguf_constants: that no GGUF states
-  tensors         fields of `TensorRecipe`; gguf_tensors: in their place for the GGUF name
-  library         what transformers assumes where config.json is silent, written by tools/architectures.py
+  tensors         fields of `TensorRecipe`; gguf_tensors: used instead for the GGUF name
+  library         transformers' defaults for keys missing in config.json, written by tools/architectures.py
   tied_by_default the output head is the embedding, unless config.json says otherwise
-  not_a_language_model  what it is instead, as a message
+  not_a_language_model  a message that says what it is instead
 
-Every other section belongs to an engine, which reads it in its own folder. "sources" in the file says where each
-section is from.
+Every other section belongs to an engine and is read in that engine's folder. "sources" in the file gives the source of
+each section.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILE = "architectures.json"
 INHERITED = (
     "layers", "gguf_layers", "constants", "gguf_constants", "tensors", "gguf_tensors",
 )  # fmt: skip
-# Every config.json states these: a default counts only where the config is a section of a larger one.
+# Every config.json states these: a default applies only if the config is a section of a larger one.
 STATED = frozenset({"layers", "hidden", "heads", "feed_forward", "vocabulary", "context"})
 
 
@@ -43,20 +43,20 @@ class Architecture:
     arrange: Arrangement = arrangements.uniform
     attend: AttentionBuilder = mixers.standard
     recur: RecurrentBuilder | None = None
-    gated: bool = True  # three matrices in a feed-forward, not two
+    gated: bool = True  # a feed-forward has three matrices, not two
     dense_and_experts: bool = False  # a layer has experts and a dense feed-forward
     alternating: bool = False  # a layer is either a mixer or a feed-forward
-    width: WidthRule = feedforward.stated_width  # of a feed-forward that the file does not state
-    adjust: PairRule = feedforward.as_stated  # of a width that is not what the file states
-    sublayers: int = 1  # attentions in what the file counts as one layer
+    width: WidthRule = feedforward.stated_width  # for a feed-forward width missing in the file
+    adjust: PairRule = feedforward.as_stated  # for a stated width that means something else
+    sublayers: int = 1  # attention blocks per layer as the file counts layers
     cache_owners: int = 0  # only the first N layers own a cache; 0: as stated
-    context_is_scaled: bool = False  # the stated window already counts rope scaling
+    context_is_scaled: bool = False  # the stated context already includes rope scaling
     constants: Mapping[str, Any] = field(default_factory=dict)
     library: Mapping[str, Any] = field(default_factory=dict)
     tied_by_default: bool = False
 
     def defaults(self, *, nested: bool) -> Mapping[str, Any]:
-        """Hyper-parameters, by our names, of what the file leaves out."""
+        """Default hyper-parameters, by our names, for keys missing in the file."""
         library = self.library
         if not nested:
             library = {word: value for word, value in library.items() if word not in STATED}
@@ -64,13 +64,13 @@ class Architecture:
 
 
 def architecture_of(name: str, *, gguf: bool) -> Architecture | None:
-    """None where there are no rules for its layers."""
+    """The architecture; None if there are no rules for its layers."""
     return _built(name, gguf=gguf) if name in names(gguf=gguf) else None
 
 
 @cache
 def names(*, gguf: bool) -> frozenset[str]:
-    """Those that have rules for their layers."""
+    """The names of all architectures with rules for their layers."""
     return frozenset(
         name
         for record in records()
@@ -139,7 +139,7 @@ ADJUSTMENTS: Mapping[str, PairRule] = _named(
     feedforward.scaled_hidden,
     feedforward.shared_without_experts,
 )
-# Made from the figures that stand next to the rule's name in a record.
+# Factories of rules: the record has the arguments after the rule's name.
 ARRANGEMENTS: Mapping[str, Callable[..., Arrangement]] = {
     "chunks": arrangements.chunks,
     "full_at_indices": arrangements.full_at_indices,
@@ -193,7 +193,7 @@ def records() -> tuple[Record, ...]:
 
 @cache
 def section_by_name(part: str, formats: tuple[str, ...] = ("config", "gguf")) -> Mapping[str, Any]:
-    """That part of every record that has it, by the record's names."""
+    """Name -> this section, for every record that has it."""
     found: dict[str, Any] = {}
     for record in records():
         if record.get(part) is not None:
@@ -212,7 +212,7 @@ def _indices(*, gguf: bool) -> Mapping[str, Record]:
 
 
 def whole_record(name: str, *, gguf: bool) -> Record:
-    """The record of that name, with what it takes over from the one it is like."""
+    """The record of that name, merged with the one in its `like`."""
     record = _indices(gguf=gguf)[name]
     if (like := record.get("like")) is None:
         return record

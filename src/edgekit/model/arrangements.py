@@ -116,7 +116,7 @@ def windows(period: int, *, full_first: bool = False) -> Arrangement:
 
 
 def from_last(arrangement: Arrangement) -> Arrangement:
-    """Muse counts its pattern backwards from the last layer."""
+    """Muse: the pattern counts backwards from the last layer."""
 
     @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
@@ -148,7 +148,7 @@ def full_while_dense(arrangement: Arrangement) -> Arrangement:
 
 
 def windows_at_indices(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
-    """Baichuan-M1 lists the sliding layers by number."""
+    """Baichuan-M1: the file lists the indices of the sliding layers."""
     listed = hyper.items("window_layer_indices") or ()
     sliding = {index for index in listed if isinstance(index, int)}
     return tuple(LayerType.WINDOW if i in sliding else LayerType.FULL for i in range(layers))
@@ -240,7 +240,7 @@ def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 
 
 def by_kv_heads(fallback: Arrangement) -> Arrangement:
-    """In a GGUF, a layer without KV heads is a recurrence; config.json has other keys for it."""
+    """GGUF: layers without KV heads are recurrent; config.json has other keys for that."""
 
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
         if hyper.gguf and hyper.items("kv_heads") is not None:
@@ -252,7 +252,7 @@ def by_kv_heads(fallback: Arrangement) -> Arrangement:
 
 
 def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
-    """config.json lists the attention layers by number, counted from `first`."""
+    """config.json lists the indices of the attention layers, counted from `first`."""
 
     @unless_listed
     def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:

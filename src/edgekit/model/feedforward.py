@@ -27,7 +27,7 @@ def feed_forwards(
     alternating: bool,
     width: WidthRule,
 ) -> tuple[Pair, ...]:
-    """A pair for each layer.
+    """The dense and the expert part of each layer.
 
     `dense_and_experts`: layers have both. `alternating`: layers are a mixer or a feed-forward.
     """
@@ -39,7 +39,7 @@ def feed_forwards(
     experts = _experts(hyper, width, gated=gated)
     routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
     needed = LayerType.NONE in types if alternating else not all(routed)
-    # The tensors of a GGUF show it, and a pruned model lists the layers without a feed-forward.
+    # The tensors of a GGUF show which layers have one; a pruned model lists the layers without.
     optional = hyper.gguf or width is not stated_width or hyper.states("block_configs")
     if needed and not any(dense) and not optional:
         raise hyper.missing("feed_forward")
@@ -49,7 +49,7 @@ def feed_forwards(
             for half, moe in zip(dense, routed, strict=True)
         )
     experts_at = {LayerType.EXPERTS}
-    if hyper.gguf and experts is not None:  # a GGUF does not tell the two apart
+    if hyper.gguf and experts is not None:  # a GGUF does not distinguish the two
         experts_at.add(LayerType.NONE)
     return tuple(
         (None, experts) if kind in experts_at else (half if kind is LayerType.NONE else None, None)
@@ -151,7 +151,7 @@ def stated_width(hyper: Hyper) -> int:
 
 
 def four_times_hidden(hyper: Hyper) -> int:
-    """GPT-2 and similar models do not state it."""
+    """GPT-2 and similar models, which do not state the width."""
     return 4 * hyper.need("hidden")
 
 
@@ -213,7 +213,7 @@ def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
 
 
 def residual_beside(hyper: Hyper, pair: Pair) -> Pair:
-    """Arctic: the dense part next to the experts is as wide as the model."""
+    """Arctic: the dense part parallel to the experts is as wide as the model."""
     dense, experts = pair
     if dense is None or experts is None:
         return pair

@@ -1,4 +1,4 @@
-"""Hyper-parameters: what a header's keys or its config.json state, found by name and checked as they are read.
+"""Hyper-parameters from a header's keys or its config.json, found by name and checked as they are read.
 
 There are two readers with one set of checks. `GgufKeys` reads the keys of a GGUF by their own names
 ("attention.head_count"), for engines that follow llama.cpp. `Hyper` reads any header by our names ("heads"), however a
@@ -40,7 +40,7 @@ def whole_number(
 
 
 def single_item(key: str, value: Any, *, file: str) -> Any:
-    """A value that may be written as a per-layer list of equal items."""
+    """The value itself, or the item of a per-layer list of equal items."""
     if not isinstance(value, (list, tuple)):
         return value
     if len(set(map(repr, value))) != 1:
@@ -66,7 +66,7 @@ class GgufKeys:
         keys.number("rope.freq_base", default=10_000.0)
         keys.flag("attention.causal", default=True)
 
-    A key without a default is required. A subclass may override `missing`, which makes the error for that.
+    A key without a default is required. A subclass may override `missing`, which creates the error for a missing key.
     """
 
     all_keys: Mapping[str, Value]
@@ -78,7 +78,7 @@ class GgufKeys:
         return f"{self.architecture}.{key}"
 
     def get(self, key: str) -> Value | None:
-        """The value, whatever its type; None if the file does not have it."""
+        """The value, of any type; None if the file does not have it."""
         return self.all_keys.get(self.name(key))
 
     def whole(
@@ -92,7 +92,7 @@ class GgufKeys:
     ) -> int:
         """A whole number from `least` to `most`.
 
-        Of a per-layer list it is the number of `layer`; if that is None, all layers must have the same.
+        In a per-layer list it is the number of `layer`; if that is None, all layers must have the same number.
         """
         value = self.get(key)
         if isinstance(value, tuple) and layer is not None:
@@ -161,7 +161,7 @@ class Hyper:
         self.gguf = header.container is Container.GGUF
         self.defaults: Mapping[str, Any] = {}
         self.defaulted: set[str] = set()  # names whose value came from `defaults`
-        self._numbers: dict[str, int | None] = {}  # builders ask for the same one in every layer
+        self._numbers: dict[str, int | None] = {}  # builders read the same name for every layer
         self._overrides: dict[int, Mapping[str, Any]] | None = None
         self.architecture, self.section = _identify(header)
         self.nested = not self.gguf and self.section is not header.config
@@ -169,7 +169,7 @@ class Hyper:
     def raw(self, name: str) -> Any:
         """The value as the file has it or as `defaults` have it; None if it is absent or null.
 
-        A null in config.json is an answer: no default is used for it.
+        An explicit null in config.json counts as a value, so no default is used.
         """
         value = self._find(name)
         if name == "window" and isinstance(value, int) and value < 0:
@@ -181,7 +181,7 @@ class Hyper:
         return value
 
     def states(self, name: str) -> bool:
-        """Whether the file has it: a default does not count."""
+        """Whether the file has the value; a default does not count."""
         return self._find(name) is not None
 
     def _find(self, name: str) -> Any:
@@ -414,7 +414,7 @@ _SIGMOID_GATING = 2  # llama-hparams.h: LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 
 
 def config_keys(header: ModelHeader) -> Mapping[str, Any]:
-    """The config.json itself, or those of its keys that the keys of a GGUF state."""
+    """The config.json itself, or its keys as far as they can be derived from the keys of a GGUF."""
     if header.config:
         return header.config
     prefix = f"{header.keys.get('general.architecture')}."

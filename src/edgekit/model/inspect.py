@@ -1,4 +1,4 @@
-"""Everything a header tells about a model: `inspect_model`, and `read_metadata` for the public API."""
+"""All facts about a model in its header: `inspect_model`, and `read_metadata` for the public API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATE_ELEMENT_BYTES = 4  # recurrent states are 32 bit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsCount:
-    """The number of weights, and how it is known."""
+    """The number of weights, with its basis."""
 
     total: int
     basis: Basis
@@ -85,7 +85,7 @@ class Inspection:
 
     @property
     def state_bytes(self) -> int:
-        """Recurrent state of a sequence, whatever its length."""
+        """Recurrent state of a sequence, independent of its length."""
         return self.state_elements * STATE_ELEMENT_BYTES
 
     @property
@@ -105,7 +105,7 @@ class Inspection:
 def inspect_model(
     reference: str | os.PathLike[str], *, depth: Depth = Depth.TENSORS, reach: Reach | None = None
 ) -> Inspection:
-    """Look at a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
+    """Inspect a path, hub id, URL or name. Raises EdgekitError; never reads weights."""
     reach = reach or Reach()
     files, header = open_header(reference, depth=depth, reach=reach)
     return inspect_header(files, header, reach.traffic)
@@ -139,7 +139,7 @@ def inspect_header(files: ModelFiles, header: ModelHeader, traffic: Traffic) -> 
 def _with_recurrence(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...]
 ) -> tuple[Role, ...]:
-    """The roles, with the projections of recurrent layers, which a GGUF names attention (attn_qkv of a delta net)."""
+    """The roles, corrected for recurrent projections that a GGUF names attention (attn_qkv of a delta net)."""
     recurrent = {
         layer.index
         for layer in (geometry.layers if geometry is not None else ())
@@ -265,7 +265,7 @@ def active_elements(geometry: ModelGeometry, tensor: ExpectedTensor) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMetadata:
-    """What a model is. None: the files do not state it, or the model does not have it.
+    """The public description of a model. None: the files do not state it, or the model does not have it.
 
     Head counts and widths are those of the first layer with attention; `geometry` has every layer.
 

@@ -38,7 +38,7 @@ def standard(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[Attention | No
 
 
 def falcon(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """Falcon: one KV head whatever the config states, unless new_decoder_architecture is set."""
+    """Falcon: always one KV head, regardless of the config, unless new_decoder_architecture is set."""
     heads = _heads(hyper, len(types))
     one = hyper.flag("multi_query") and not hyper.flag("new_decoder") and not hyper.gguf
     return _with_heads(
@@ -54,7 +54,7 @@ def chatglm(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | Non
 
 
 def plamo(hyper: Hyper, types: tuple[LayerType, ...]) -> tuple[LayerKind | None, ...]:
-    """PLaMo states how many heads share a KV head."""
+    """PLaMo: the file states how many heads share a KV head."""
     heads = _heads(hyper, len(types))
     group = hyper.number("heads_per_kv_head")
     if hyper.gguf or not group:
@@ -183,7 +183,7 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
             return stated
     if hyper.flag("multi_query"):
         return (1,) * len(heads)
-    if hyper.nested:  # a nested section may omit a default that is not this one
+    if hyper.nested:  # a nested section may omit a value whose default is different
         hyper.defaulted.add("kv_heads")
     return heads
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenModel:
-    """A model and where it comes from."""
+    """A model and its source."""
 
     label: str
     model: Model = field(repr=False)
@@ -49,7 +49,7 @@ def open_model(
     """Reads the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
 
     A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. After a time-out the hub has
-    LISTING_TIMEOUT_S more to list what can be downloaded.
+    another LISTING_TIMEOUT_S to list the files to download.
     """
     reach = reach or Reach()
     end = time.monotonic() + reach.total_timeout_s
@@ -61,7 +61,7 @@ def open_model(
                 raise
             found = _opened(*open_header(reference, reach=reach))  # the first range was not enough
     except PrivateAddressError:
-        raise  # a download would go there too
+        raise  # a download would contact the same address
     except RemoteInspectError as error:
         from edgekit.sources.download import LISTING_TIMEOUT_S, download_model
 

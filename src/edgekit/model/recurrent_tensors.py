@@ -53,7 +53,7 @@ def _mamba2(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _stepped(kind: Recurrent, family: TensorFamily) -> Rows:
-    """PLaMo 2: the first Mamba's way to dt, B and C, the second one's heads."""
+    """PLaMo 2: dt, B and C are projected as in Mamba, heads are as in Mamba-2."""
     inner, state, rank = kind.inner, kind.state_size, max(64, family.hidden // 16)
     yield from _into(2 * inner, family)
     yield from _conv(inner, kind, family)
@@ -106,7 +106,7 @@ def _lightning(kind: Recurrent, family: TensorFamily) -> Rows:
 
 
 def _gated_linear(kind: Recurrent, family: TensorFamily) -> Rows:
-    """flash-linear-attention: keys as wide as their share, values twice, a gate of rank 16."""
+    """GLA of flash-linear-attention: queries, keys, values and output gate, and a forget gate of rank 16."""
     keys, rank = kind.heads * kind.state_size, family.number("gate_low_rank_dim", 16)
     yield from linear(TensorRole.STATE_IN, 2 * keys + kind.inner, family.hidden)
     yield from linear(TensorRole.STATE_GATE, kind.inner, family.hidden)
@@ -163,7 +163,7 @@ def low_rank(rank: int, hidden: int, *, bias: bool = True) -> Rows:
 
 
 def _rg_lru(kind: Recurrent, family: TensorFamily) -> Rows:
-    """Two matrices in, one out, and two gates in blocks, one block a head."""
+    """Griffin's RG-LRU: two input matrices, one output matrix, and two block-diagonal gates with a block per head."""
     inner, heads = kind.inner, family.number("num_attention_heads")
     block = inner // max(heads, 1)
     yield from _into(inner, family)

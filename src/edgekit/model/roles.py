@@ -1,4 +1,4 @@
-"""What a tensor is for, by its name in a GGUF or in safetensors. The first pattern that matches counts."""
+"""The role of a tensor, by its name in a GGUF or in safetensors. The first matching pattern counts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def roles_of(tensors: Iterable[Tensor], *, layers: int | None = None) -> tuple[R
 
 
 def block_of(name: str) -> int | None:
-    """The number of the layer that a tensor belongs to."""
+    """The index of the layer that a tensor belongs to; None if it is outside the layers."""
     found = _BLOCK.search(name)
     return int(found[1]) if found is not None else None
 

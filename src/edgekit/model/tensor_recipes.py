@@ -1,4 +1,4 @@
-"""What tensors are for, and the recipe of each architecture: its norms, biases, gates and switches.
+"""Tensor roles, and the tensor recipe of each architecture: its norms, biases, gates and switches.
 
 A recipe is the "tensors" section of a record in architectures.json. Tests compare it with the parameters of
 transformers' and mlx-lm's own classes.
@@ -19,7 +19,7 @@ from edgekit.model.hyperparameters import MAX_NUMBER, dig
 
 
 class TensorRole(enum.Enum):
-    """What a tensor is for. A bias, and the norm of a matrix's output, have the role of the matrix."""
+    """The purpose of a tensor. A bias, and the norm of a matrix's output, have the role of the matrix."""
 
     EMBEDDING = "token embedding"
     POSITION = "position embedding"
@@ -75,7 +75,7 @@ class TensorRole(enum.Enum):
     STATE_NORM = "recurrence norm"
     STATE_OUT = "out of the recurrence"
     CONV = "short convolution"
-    # what single families add
+    # specific to single families
     RESIDUAL = "residual streams"  # alternating updates, LAuReL, hyper-connections
     LAYER_GATE = "gate of the layer's embedding"
     LAYER_OUT = "out of the layer's embedding"
@@ -84,7 +84,7 @@ class TensorRole(enum.Enum):
 
 
 class TensorKind(enum.Enum):
-    """How quantisers treat it."""
+    """How quantisers treat a tensor."""
 
     LINEAR = "linear"
     EMBEDDING = "embedding"
@@ -92,7 +92,7 @@ class TensorKind(enum.Enum):
     NORM = "norm"
     BIAS = "bias"
     CONV = "convolution"
-    RAW = "plain array"  # quantisers leave it alone
+    RAW = "plain array"  # never quantised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +147,12 @@ class Streams(enum.Enum):
 
 _BORROWED = Switch(
     ("edgekit borrowed keys",), default=True
-)  # not a key of any file: only the tensor count shows it
+)  # no file has this key: only the tensor count shows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecipe:
-    """What a model has besides the matrices of its geometry. A `str` is the key of config.json that states a width."""
+    """The tensors besides the matrices of the geometry. A `str` field is the config.json key that states a width."""
 
     # norms of the hidden width
     norms: int = 2  # in a layer with mixer and feed-forward; at most 1 in others
@@ -178,13 +178,15 @@ class TensorRecipe:
     window_sinks: Switch | None = None  # in sliding layers, if different
     query_gain: bool = False  # one number per head, instead of a norm
     cache_scales: bool = False  # one for K and one for V, in layers that own a cache
-    borrowed_keys: Switch = _BORROWED  # layers that read another's cache have matrices
+    borrowed_keys: Switch = (
+        _BORROWED  # layers that read another layer's cache still have K and V matrices
+    )
     round_gate: bool = False  # looped models: a vector per head that gates further rounds
     # feed-forward
     ffn_bias: Switch = NO
     expert_bias: Switch = NO
     router_bias: Switch = NO
-    router_is_raw: bool = False  # mlx-lm keeps it as a plain array
+    router_is_raw: bool = False  # a plain array in mlx-lm
     router_scales: bool = False  # Gemma 4: one per hidden dimension, one per expert
     correction: Switch = NO  # a bias that only affects which experts are chosen
     shared_switch: Switch = NO  # a gate on the shared expert
@@ -202,7 +204,7 @@ class TensorRecipe:
     state_head_norms: Switch = NO  # of the queries and keys of Lightning attention
     value_rank: str = ""  # RWKV-7: the rank of the mix with the first layer's values
     whole_forget: Switch = NO  # Kimi's forget gate is one matrix, not low-rank
-    whole_output: Switch = NO  # Kimi's output gate too
+    whole_output: Switch = NO  # Kimi's output gate is one matrix, not low-rank
     step_norms: bool = False  # of dt, B and C: Jamba and PLaMo 2
     # outside the layers, or in addition to them
     streams: Streams | None = None
@@ -216,13 +218,13 @@ class TensorRecipe:
     positions: int | None = None  # a learned position table: its rows beyond the context
     token_types: int = 0
     # in a GGUF
-    gguf_fused: tuple[str, ...] = ()  # matrices made of several
+    gguf_fused: tuple[str, ...] = ()  # fused matrices
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # usual name -> own; "": none
 
 
 @lru_cache(maxsize=256)
 def tensor_recipe(architecture: str) -> TensorRecipe:
-    """By its name in a GGUF or in config.json; the plain one for a name without a record."""
+    """The recipe by an architecture's name in a GGUF or config.json; the default one for a name without a record."""
     gguf = architecture not in names(gguf=False)
     if gguf and architecture not in names(gguf=True):
         return PLAIN
@@ -259,7 +261,7 @@ _READERS: Mapping[str, Callable[[Any], object]] = {
 
 
 def switches(recipe: TensorRecipe) -> dict[str, bool]:
-    """Keys of config.json that decide whether tensors are there -> what holds where it is silent."""
+    """Keys of config.json that decide whether tensors exist -> their defaults."""
     values = [getattr(recipe, one.name) for one in fields(recipe)]
     listed = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
     return {

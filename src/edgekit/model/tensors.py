@@ -1,4 +1,4 @@
-"""The tensors that a model has: from its geometry, its recipe and the keys of config.json that the recipe asks for."""
+"""Derives the tensors of a model from its geometry, its recipe and the config.json keys that the recipe refers to."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from edgekit.model.types import (
 def expected_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """All but towers and prediction blocks. Raises UnknownArchitectureError if they cannot be derived."""
+    """All tensors except towers and prediction blocks. Raises UnknownArchitectureError if they cannot be derived."""
     family = _family(geometry, config)
     layers = geometry.layers[: len(geometry.layers) // geometry.loops]
     inside = (row for layer in layers for row in _placed(layer, geometry, family))
@@ -52,7 +52,7 @@ def expected_tensors(
 def outer_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[ExpectedTensor, ...]:
-    """Those outside the layers, without towers."""
+    """The tensors outside the layers, without towers."""
     family = _family(geometry, config)
     return (*_before(geometry, family), *_after(geometry, family))
 
@@ -192,7 +192,7 @@ def _mixer(kind: LayerKind, family: TensorFamily) -> Rows:
 
 
 def _attention(kind: Attention, family: TensorFamily, *, borrows: bool = False) -> Rows:
-    """`borrows`: it reads another layer's keys and values, and the file has none for it."""
+    """`borrows`: the layer reads another layer's keys and values and has no matrices for them."""
     recipe = family.recipe
     bias = family.has(recipe.qkv_bias)
     queries = kind.heads * kind.key_dim * (2 if kind.gated else 1)
@@ -257,7 +257,7 @@ def _latent(kind: LatentAttention, family: TensorFamily) -> Rows:
     if rank:
         yield from linear(TensorRole.QUERY_DOWN, rank, hidden, bias=bias)
         yield array(TensorRole.QUERY_DOWN, TensorKind.NORM, rank)
-        # A.X K2 makes queries and gate of two copies of the rank at once.
+        # A.X K2 computes queries and gate in one matrix, from two copies of the compressed query.
         yield from linear(TensorRole.QUERY_UP, queries + gate, rank * (2 if gate else 1))
     else:
         yield from linear(TensorRole.QUERY, queries, hidden)
@@ -479,7 +479,7 @@ def _block_residual(family: TensorFamily) -> Rows:
 def _in_residual(family: TensorFamily) -> Rows:
     if family.has(family.recipe.block_residual):
         yield from _block_residual(family)  # before attention
-        yield from _block_residual(family)  # and before the feed-forward
+        yield from _block_residual(family)  # before the feed-forward
     if family.recipe.streams is Streams.ALTERNATING:
         yield from _alternating(family)
     if family.recipe.streams is Streams.HYPER:

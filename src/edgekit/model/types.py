@@ -1,7 +1,7 @@
-"""What a model is, whichever engine runs it.
+"""The value types of a model, independent of engines.
 
-A LayerKind says what a layer must store: streams (numbers per token) and states (numbers per sequence). How an engine
-stores them (cells, pages, padding, cache type) is the engine's business.
+A LayerKind says what a layer must store: streams (numbers per token) and states (numbers per sequence). The engines'
+modules decide how that is stored (cells, pages, padding, cache type).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _streams(wide: tuple[tuple[str, int], ...], span: Span, span_tokens: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Numbers that are stored once per sequence, whatever its length."""
+    """Numbers that are stored once per sequence, independent of its length."""
 
     name: str
     elements: int
@@ -254,7 +254,7 @@ class SharedCache(LayerKind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCache(LayerKind):
-    """Nothing is stored: a feed-forward layer, or an encoder's attention within the batch."""
+    """A layer that stores nothing: a feed-forward layer, or an encoder's attention within the batch."""
 
     attention: Attention | None = None
 
@@ -311,7 +311,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """An encoder for images or sound, next to the language model."""
+    """An encoder for images or sound that feeds the language model."""
 
     kind: str  # "vision", "audio"
     layers: int | None
@@ -358,7 +358,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Model:
-    """A header and its geometry, with what engines have worked out for it."""
+    """A header and its geometry, with results cached by engines."""
 
     header: ModelHeader
     geometry: ModelGeometry = field(repr=False)
@@ -367,7 +367,7 @@ class Model:
     def prepared(self, kind: type[P]) -> P:
         """The model's instance of this class, created without arguments on first use.
 
-        Each engine has such a class, for results that it needs again for the next load.
+        Each engine has such a class, for results that the next load can reuse.
         """
         found: P | None = self._prepared.get(kind)
         if found is None:
@@ -375,7 +375,7 @@ class Model:
         return found
 
     def forget(self) -> None:
-        """Frees what engines have worked out."""
+        """Frees the cached results of engines."""
         self._prepared.clear()
 
 
@@ -385,7 +385,7 @@ MOST_RESULTS = 256  # of one kind: a search over the placements of a large model
 
 
 class Cached(Generic[V]):
-    """A result that is worked out once for a model. Two threads may both work it out; that is harmless."""
+    """A result that is computed once for a model. Two threads may both compute it, which is harmless."""
 
     __slots__ = ("_result",)
 

@@ -1,6 +1,6 @@
-"""From the text that a user typed to the files of a model, wherever they are. Nothing of the files is read yet.
+"""`locate` finds the files of a model from the text that a user typed, without reading them.
 
-What names need is imported when a name is located (search.py): a path needs neither stores nor network.
+Stores and network modules are imported only when a name is located (search.py): a path needs neither.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
 
     A path comes first. A name is searched in the stores on this machine, then on the network; a hub id on the network,
     then in the hub's cache. UsageError for text that cannot be a model, NotFoundError with candidates for a model that
-    does not exist, RemoteInspectError for what the network did not give.
+    does not exist, RemoteInspectError if the network fails.
     """
     text, reach = clean_text(reference), reach or Reach()
     if (path := path_of(text, whole=reach.within is not None)) is not None:
@@ -66,9 +66,9 @@ def hub_model_of(reference: str, *, reach: Reach | None = None) -> HubModel | No
 
 
 def path_of(text: str, *, whole: bool = False) -> Path | None:
-    """The path that `text` is: one that exists, or text that can be nothing else. None for a name.
+    """`text` as a path, if that exists or the text cannot be anything else; None for a name.
 
-    `whole`: only absolute paths; nothing is looked up then.
+    `whole`: accept only absolute paths, without looking at the disk.
     """
     if "://" in text:
         return None

@@ -1,7 +1,7 @@
-"""Web addresses: what may be shown of them, where redirects may lead, and which may be asked.
+"""Web addresses: what may be shown of them, where redirects may lead, and which may be requested.
 
-With the hub's endpoint and token, as huggingface_hub finds them, and the guard that keeps requests for a stranger's
-address away from this machine and its network.
+Also the hub's endpoint and token, as huggingface_hub finds them, and the guard that keeps requests for untrusted
+addresses away from this machine and its network (SSRF).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def host_of(url: str) -> str:
 
 
 def _without_controls(host: str) -> str:
-    """A server may redirect to a host with escape sequences in its name."""
+    """The host without control characters: a server may redirect to one with escape sequences in its name."""
     return "".join(c if c.isprintable() else "?" for c in host)
 
 
@@ -61,7 +61,7 @@ def has_secrets(url: str) -> bool:
 
 
 def site_of(url: str) -> Site:
-    """Raises ValueError for something that is not a web address."""
+    """Scheme, host and port. Raises ValueError for something that is not a web address."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ValueError(url)
@@ -96,7 +96,7 @@ def redirect_target(source: str, location: str, *, name: str) -> str:
             f"{name}: {host_of(source)} redirects from https to plain http "
             f"({host_of(target)}), which is not followed; use an https address"
         )
-    # A stranger must not be able to point us at a service that only this machine can reach.
+    # A remote server must not be able to redirect us to a service that only this machine can reach.
     if is_loopback(there) and not is_loopback(here):
         raise PrivateAddressError(
             f"{name}: {host_of(source)} redirects to this machine ({host_of(target)}), "
@@ -139,12 +139,12 @@ def hub_client() -> httpx2.Client:
 
 
 def env_is_true(name: str) -> bool:
-    """Read now, not when huggingface_hub was imported: a program may set it later."""
+    """Whether the variable is true now: huggingface_hub reads it at import, but a program may set it later."""
     return os.environ.get(name, "").upper() in _TRUE
 
 
 def is_offline() -> bool:
-    """By the rule of huggingface_hub/constants.py @ 2.4.0, whose client then refuses every host."""
+    """Whether huggingface_hub is in offline mode (constants.py @ 2.4.0), in which its client refuses every host."""
     has_own = bool(os.environ.get("HF_HUB_OFFLINE"))
     return env_is_true("HF_HUB_OFFLINE" if has_own else "TRANSFORMERS_OFFLINE")
 
@@ -179,14 +179,14 @@ def hub_token() -> str | None:
         return None
     library = hub_library()
     path = Path(library.constants.HF_TOKEN_PATH)
-    # The library would wait for a pipe's writer forever. One that the user named in HF_TOKEN_PATH has a writer: <(...).
+    # The library would wait forever for a pipe's writer. A pipe in HF_TOKEN_PATH has one, as in <(...).
     if not os.environ.get("HF_TOKEN_PATH") and path.is_fifo():
         raise RemoteAccessError(
             f"{path} is a pipe: log in again with `hf auth login`, or set HF_TOKEN"
         )
     try:
         token: str | None = library.get_token()
-    except Exception as error:  # a login provider failed: its errors have no other common class
+    except Exception as error:  # login providers raise errors without a common class
         raise RemoteAccessError(
             f"cannot get the Hugging Face token ({type(error).__name__}): log in again "
             "with `hf auth login`, or set HF_TOKEN"
@@ -200,7 +200,7 @@ def hub_token() -> str | None:
 
 
 def token_for(url: str) -> str | None:
-    """The token, if `url` is on the hub's own site and nobody in between can read it."""
+    """The token, if `url` is on the hub's own site and the connection is confidential."""
     site = site_of(url)
     if site != site_of(hub_endpoint()) or not is_confidential(site):
         return None
@@ -263,12 +263,12 @@ def is_public(address: str) -> bool:
 
 
 def is_elsewhere(peer: str, own: str) -> bool:
-    """Whether a connection between these leads to a public server; equal ends are this machine."""
+    """Whether the peer is a public server and not this machine: equal addresses mean this machine."""
     return peer != own and is_public(peer)
 
 
 def is_local_name(host: str) -> bool:
-    """Whether it is the name of a machine nearby, whatever a resolver says; a number is not a name."""
+    """Whether it is a name reserved for local machines, regardless of DNS. IP addresses are not names."""
     name = host.lower().rstrip(".")
     is_bare = "." not in name and ":" not in name and not name[:1].isdigit()
     return is_bare or name.endswith(_LOCAL_SUFFIXES)
@@ -277,14 +277,14 @@ def is_local_name(host: str) -> bool:
 class Guard:
     """Raises PrivateAddressError before a request is sent to an address that is not public.
 
-    It does not parse notations of addresses: the system's resolver says what a host means (`0x7f.1` is 127.0.0.1), and
-    the connection shows where it ended. The sites of HF_ENDPOINT and EDGEKIT_OLLAMA_REGISTRY may be anywhere: the user
-    chose them. Behind a proxy the connection ends at the proxy, which has its own resolver: then only what the name
-    means here is checked, and a name that means nothing here is passed on.
+    It does not parse address notations itself: the system's resolver does (`0x7f.1` is 127.0.0.1), and the peer of the
+    connection is checked as well. The sites of HF_ENDPOINT and EDGEKIT_OLLAMA_REGISTRY may be anywhere: the user chose
+    them. Behind a proxy the peer is the proxy, which has its own resolver: then only the local resolution is checked,
+    and a name that does not resolve locally is allowed.
     """
 
     def __init__(self, address: str, *, name: str) -> None:
-        """Raises httpx2.InvalidURL: the address is parsed as the client parses it."""
+        """Parses the address like the client does. Raises httpx2.InvalidURL."""
         import httpx2
 
         url = httpx2.URL(address)
@@ -294,14 +294,14 @@ class Guard:
         self._connects_to: tuple[str, int] | None = None
 
     def check_host(self) -> None:
-        """May block on the resolver."""
+        """Raises PrivateAddressError if the host is not public. May block on the resolver."""
         if self._is_trusted:
             return
         if is_local_name(self._host) or not all(map(is_public, self._addresses())):
             raise self._refusal()
 
     def watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """A trace for the client: a name may resolve differently by the time the connection is made."""
+        """The client's trace callback: checks the connection, because a name may resolve differently by then."""
         if event.endswith("connect_tcp.started"):
             self._connects_to = info["host"], info["port"]
         elif event.endswith("connect_tcp.complete"):

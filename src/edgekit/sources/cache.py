@@ -1,7 +1,7 @@
 """The disk cache of header bytes: one file per address.
 
 An entry is a line of JSON (address, version, length, date, SHA-256), then the bytes. Only addresses without query, user
-and password are cached, so no secret is.
+and password are cached, so secrets never are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMAT = 1
 
 _SUFFIX = ".header"
 _PART_SUFFIX = ".part"
-_PART_AGE_S = 3600.0  # no header takes an hour to write: its writer has died
+_PART_AGE_S = 3600.0  # writing a header never takes an hour: its writer has died
 _CHUNK_BYTES = 256 * KIB
 _LAST_SECOND = 253_402_300_799  # of the year 9999: every platform can format it
 
@@ -60,7 +60,7 @@ class Version:
         return {"if-modified-since": self.last_modified} if self.last_modified is not None else {}
 
     def is_same(self, other: Version) -> bool:
-        """Whether everything that both state agrees: one server of several may state less."""
+        """Whether all fields that both have are equal: some servers of a cluster may send fewer."""
         pairs = ((self.etag, other.etag), (self.last_modified, other.last_modified))
         stated = [
             mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None
@@ -110,7 +110,7 @@ def load(url: str) -> CachedRange | None:
         if entry is None:
             path.unlink()
         else:
-            os.utime(path)  # used now: pruned last
+            os.utime(path)  # the most recently used entry is pruned last
     return entry
 
 
@@ -121,7 +121,7 @@ def holds(url: str) -> bool:
 
 
 def store(url: str, entry: CachedRange) -> bool:
-    """Whether it was stored. A folder that cannot be written to is not an error."""
+    """Store an entry and return whether that worked. An unwritable folder is not an error."""
     path = _path_of(url)
     if path is None:
         return False
@@ -183,7 +183,7 @@ def _is_validator(value: object) -> bool:
 
 
 def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
-    """Atomically, also against other processes: a temporary file, then a rename."""
+    """Write a temporary file, then rename it: atomic even with several processes."""
     digest = hashlib.sha256()
     for chunk in _prefix_chunks(entry):
         digest.update(chunk)
@@ -225,7 +225,7 @@ def _chunks(file: IO[bytes], length: int) -> Iterator[bytes]:
 
 
 def _prune(folder: Path) -> None:
-    """Delete the least recently used entries above the size limit, and what dead writers left."""
+    """Delete the least recently used entries above the size limit, and leftovers of dead writers."""
     entries = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another process may prune too

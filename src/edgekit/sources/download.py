@@ -1,7 +1,7 @@
 """Full downloads: the files of a hub model, into the hub's own cache, by huggingface_hub itself.
 
-What to fetch, and whether the disk has space for it, is settled before the user is asked. Finished files always stay,
-so the next run continues there; unfinished ones are removed.
+The list of files and the disk space are checked before the user is asked. Finished files always stay, so the next run
+continues from there; unfinished ones are removed.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ from edgekit.units import MIB, format_bytes
 if TYPE_CHECKING:
     import httpx2
 
-SPARE_BYTES = 256 * MIB  # on a disk with less than this, other programs begin to fail
+SPARE_BYTES = 256 * MIB  # with less free disk space, other programs begin to fail
 LIGHT_FAILED = "the header alone was not enough"
-LISTING_TIMEOUT_S = 20.0  # the hub was asked a moment ago: not another two minutes
+LISTING_TIMEOUT_S = 20.0  # short, because the hub was queried a moment ago
 
 
 # -- the file to run -----------------------------------------------------------------------------
@@ -165,9 +165,9 @@ def download_model(
 ) -> ModelFiles:
     """The files of a hub model, downloaded if they are not in the hub's cache yet.
 
-    `because` says why the light inspection failed, or what else is `lacking`. It is raised again for anything but a hub
-    model, for a model that the hub does not have, when offline, and with advice if `confirm` refuses (None always
-    refuses). SourceError before any byte is fetched if the disk is too full; RemoteAccessError says how to log in.
+    `because` is why the light inspection failed; `lacking` is what else is missing. `because` is raised again for
+    anything except a hub model, for a model that the hub does not have, when offline, and with advice if `confirm`
+    refuses (None always refuses). SourceError if the disk is too full; RemoteAccessError says how to log in.
     """
     reach = reach or Reach()
     model = hub_model_of(reference, reach=reach)
@@ -179,7 +179,7 @@ def download_model(
         _refuse(because, f"Its full files may be enough: {by_hand}")
     if confirm is None or reach.public_only:  # the library follows redirects anywhere
         _refuse(because, _not_allowed("A full download"))
-    # Without cached answers, and without waiting for the hub as long as before.
+    # Bypass cached responses, and use a shorter timeout than before.
     listing_s = min(reach.total_timeout_s, LISTING_TIMEOUT_S)
     choice = locate_hub(model, replace(reach, cache=False, total_timeout_s=listing_s))
     if reach.progress is not None:
@@ -210,7 +210,7 @@ def download_model(
         logging.getLogger("edgekit").warning(
             "%s (%s); downloading %s to %s", lacking, download.because, size, folder
         )
-    for file in files:  # one that is in the cache costs a look, or a link
+    for file in files:  # cheap for files that are already in the cache
         _patiently(partial(fetch_file, file, folder))
     _name_commit(model, files, folder)
     found = find_hub_cached(pinned, folder)
@@ -228,7 +228,7 @@ def download_model(
 
 def _refuse(because: EdgekitError, advice: str) -> NoReturn:
     if not isinstance(because, RemoteInspectError) or isinstance(because, RemoteAccessError):
-        raise because  # a download would fail in the same way
+        raise because  # a download would fail the same way
     raise type(because)(f"{because}. {advice}") from because
 
 
@@ -256,10 +256,10 @@ def _require_space(download: Download) -> None:
 
 
 def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
-    """Let the library note which commit the revision means, now that all files are there.
+    """Make the library record which commit the revision means, now that all files are in the cache.
 
-    It does so when a file is requested by the revision's name. The smallest file, in case the revision has moved on in
-    the meantime and it is fetched again. Without the note the files are found all the same.
+    It does so when a file is requested by the revision's name. That is the smallest file, in case the revision has
+    moved and it is fetched again. The files are found even without the record.
     """
     if not is_commit(model.revision):
         smallest = min(files, key=lambda file: file.size_bytes)
@@ -269,13 +269,13 @@ def _name_commit(model: HubModel, files: list[HubFile], folder: Path) -> None:
 
 
 # -- one file ------------------------------------------------------------------------------------
-# The library works in the caller's thread, so Ctrl-C reaches it, and it removes unfinished files, as after every
-# failure. It resumes a file after a cut. When it gives up, another try starts that file again: each unfinished file has
-# a new name.
+# The library works in the caller's thread, so that Ctrl-C reaches it, and removes unfinished files after any failure.
+# It resumes a file after a lost connection. When it gives up, the next try starts that file from the beginning, because
+# each unfinished file has a new name.
 
 MAX_TRIES = 3  # of one file; in each of them the library resumes up to five times
 FIRST_PAUSE_S = 1.0  # doubled each time
-MAX_RESTARTS = 3  # of a server that starts from byte 0 after every cut
+MAX_RESTARTS = 3  # for servers that restart from byte 0 after a lost connection
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB_NAME = re.compile(r"[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,127}")
@@ -292,10 +292,10 @@ class HubFile:
     name: str
     size_bytes: int
     etag: str  # what the library calls the file in its cache
-    by_xet: bool  # fetched by hf_xet, which knows the length by the hash of the content
+    by_xet: bool  # fetched by hf_xet, which gets the length from the content hash
 
     def is_in(self, hub_cache: Path) -> bool:
-        """At this commit, or at another with the same content, which only needs a link."""
+        """Whether the cache has it at this commit, or at another with the same content, which only needs a link."""
         repository = repository_folder(self.model, hub_cache)
         link = repository / "snapshots" / str(self.model.revision) / self.name
         return link.is_file() or (repository / "blobs" / self.etag).is_file()
@@ -306,7 +306,7 @@ def is_commit(revision: str | None) -> bool:
 
 
 def describe_file(model: HubModel, file: ModelFile, reach: Reach) -> HubFile:
-    """By a HEAD request, whose answer must agree with the hub's listing."""
+    """The file by a HEAD request, whose response must agree with the hub's listing."""
     metadata = _patiently(lambda: _metadata(model, file.name, reach))
     name = f"{model.repo}/{file.name}"
     commit = metadata.commit_hash
@@ -350,19 +350,19 @@ def _metadata(model: HubModel, filename: str, reach: Reach) -> Any:
 
 
 def _patiently(action: Callable[[], _Result]) -> _Result:
-    """Retry after troubles that may pass. Raises RemoteInspectError or SourceError."""
+    """Retry after transient errors. Raises RemoteInspectError or SourceError."""
     for tried in range(1, MAX_TRIES):
         try:
             return action()
         except (RemoteNotFoundError, RemoteAccessError, RemoteChangedError):
-            raise  # another try will not change it
+            raise  # not transient
         except RemoteInspectError:
             time.sleep(FIRST_PAUSE_S * 2 ** (tried - 1))
     return action()
 
 
 def fetch_file(file: HubFile, hub_cache: Path) -> None:
-    """Into the cache, unless it is there; never writes more than the file's size."""
+    """Download into the cache unless it is already there; never writes more than the file's size."""
     model, token = file.model, token_for(file_url(file.model, file.name))
     with _translated(model, file.name, token=token, hub_cache=hub_cache), _unsigned_logs():
         path = hub_library().hf_hub_download(
@@ -385,7 +385,7 @@ def fetch_file(file: HubFile, hub_cache: Path) -> None:
 
 
 def _bounded_bar(file: HubFile) -> type:
-    """The library's progress bar, which is updated before every write and may raise to stop it."""
+    """The library's progress bar, which is updated before every write and can stop a download by raising."""
     from huggingface_hub.utils.tqdm import tqdm
 
     class Bar(tqdm):
@@ -397,7 +397,7 @@ def _bounded_bar(file: HubFile) -> type:
 
         def update(self, n: float | None = 1) -> Any:
             self._left_bytes -= int(n or 0)
-            self._restarts += (n or 0) < 0  # taken back: the server starts again from byte 0
+            self._restarts += (n or 0) < 0  # negative: the server restarts from byte 0
             if self._left_bytes < 0:
                 raise RemoteChangedError(
                     f"{file.name}: the server sends more than the {file.size_bytes:,} "
@@ -416,7 +416,7 @@ def _bounded_bar(file: HubFile) -> type:
 
 @contextmanager
 def _unsigned_logs() -> Iterator[None]:
-    """Remove the signature from addresses that the library logs after a cut."""
+    """Remove signatures from the addresses that the library logs after a lost connection."""
 
     def unsigned(record: logging.LogRecord) -> bool:
         record.msg, record.args = _SIGNED.sub(r"\1", record.getMessage()), ()
@@ -441,7 +441,7 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def _translated(
     model: HubModel, filename: str, *, token: str | None, hub_cache: Path | None = None
 ) -> Iterator[None]:
-    """Turn whatever the library raises into an error of ours."""
+    """Turn whatever the library raises into an EdgekitError."""
     try:
         yield
     except EdgekitError:
@@ -459,7 +459,7 @@ def _translated(
 def library_error(
     error: Exception, *, name: str, url: str, token_sent: bool, folder: Path | None = None
 ) -> SourceError:
-    """The error of ours for what huggingface_hub raised during a request or a download to `folder`."""
+    """The EdgekitError for an error of huggingface_hub during a request or a download to `folder`."""
     import ssl
 
     import httpx2

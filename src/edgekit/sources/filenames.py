@@ -37,7 +37,7 @@ _QUANT = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _SPELT_FP = re.compile(r"\bFP(?=(?:16|32)$)")
-# What people type for short: tools/quantize/quantize.cpp:33 @ b21e4de
+# Short forms that people type: tools/quantize/quantize.cpp:33 @ b21e4de
 SHORT_MIXES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "MXFP4": "MXFP4_MOE"}
 _ALIASES = {**SHORT_MIXES, "MXFP4_MOE": "MXFP4"}
 # llama-gguf-split writes 5 digits; safetensors sets are numbered up to "00001-of-000163".
@@ -65,7 +65,7 @@ class FileSet:
 
     @property
     def title(self) -> str:
-        """What to request: the quantisation, else the file."""
+        """The text that requests this set: its quantisation, else the file name."""
         return self.tag or self.files[0].name
 
     @property
@@ -260,7 +260,7 @@ def _pick(models: list[FileSet], request: _Request) -> FileSet:
         found = with_quant(models, request.quant)
         if not found:
             titles = [one.title for one in models]
-            # All of them: there are few, and the reader wants to know which exist.
+            # List all of them: there are few, and the user needs to know which exist.
             ranked = tuple(dict.fromkeys((*close_names(request.quant, titles), *titles)))
             raise NotFoundError(
                 f"{request.label} has no {request.quant}", candidates=ranked[: 4 * SHOWN]
@@ -303,9 +303,9 @@ def _gguf_files(
 def _projectors(
     chosen: FileSet, models: list[FileSet], listing: Sequence[ModelFile]
 ) -> tuple[ModelFile, ...]:
-    """The mmproj files in the model's folder or above it, the one that llama.cpp would take first.
+    """The mmproj files in the model's folder or above it, starting with the one that llama.cpp would choose.
 
-    If several models share a folder, only those with the model's name.
+    If several models share a folder, only projectors with the model's name count.
     """
     shared = len({one.model for one in models}) > 1
     path = f"{folder_of(chosen.stem)}/"

@@ -1,4 +1,4 @@
-"""The HTTP client: requests bounded in time and size, counted, retried, and failures put into words."""
+"""The HTTP client: requests bounded in time and size, counted and retried, with errors in plain words."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 5  # the hub needs 1, a renamed repository 2
 MAX_RETRIES = 3
-MAX_TIMEOUT_RETRIES = 1  # a silent server has cost a whole time-out already
+MAX_TIMEOUT_RETRIES = 1  # each retry costs another whole time-out
 FIRST_PAUSE_S = 0.2  # doubled each time
-MAX_RETRY_AFTER_S = 8.0  # a person waits; for longer than this, they are told when to come back
-MAX_DRAINED_BYTES = 16 * 1024  # of a body that is only read so that the connection can be reused
+MAX_RETRY_AFTER_S = 8.0  # a person is waiting; for a longer wait the error says when to retry
+MAX_DRAINED_BYTES = 16 * 1024  # of an unwanted body, read so that the connection can be reused
 
 WANTED_STATUSES = frozenset({*range(200, 300), 304, 416})
 PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})  # worth another try
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CANCELLED = "cancelled"
-_POLL_S = 0.05  # how often a waiting thread looks whether it was cancelled
+_POLL_S = 0.05  # how often a waiting thread checks for cancellation
 _METER = threading.Lock()  # several references may share one Traffic
 
 
@@ -63,21 +63,21 @@ class ResponseHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why a request has to be made again."""
+    """A transient failure, after which a request may be retried."""
 
     what: str
     advice: str = "try again later"
     timed_out: bool = False
-    retry_after_s: float | None = None  # what the server asked for
+    retry_after_s: float | None = None  # the server's Retry-After
 
 
-# How many bytes of the body to read; raises to refuse it unread. Called for WANTED_STATUSES only.
+# Returns how many bytes of the body to read; raises to reject it unread. Called for WANTED_STATUSES only.
 Want = Callable[[ResponseHead], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """A response with as much of its body as was wanted, or the trouble in getting it."""
+    """A response with the wanted part of its body, or the failure."""
 
     answer: ResponseHead | None
     body: bytes | bytearray = b""
@@ -90,10 +90,10 @@ class Reply:
 
 
 class Exchange:
-    """One request and its response, on its own thread so that nothing can hold it past its time.
+    """One request and its response, on its own thread so that the time limit always holds.
 
-    An HTTP client's time-outs are per read: they do not stop a server that sends one header byte per second, nor a name
-    server that never answers. Run it once, then look at its attributes.
+    An HTTP client's time-outs are per read: they do not stop a server that sends one header byte per second, nor a DNS
+    server that never answers. Call `run` once, then read the attributes.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Exchange:
         return True
 
     def _abandon(self) -> None:
-        """Cut the connection, so that the thread ends instead of waiting for the next byte."""
+        """Close the connection, so that the thread ends instead of waiting for the next byte."""
         self._abandoned = True
         with contextlib.suppress(AttributeError, OSError):  # not connected yet, or no longer
             self._connection.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
@@ -195,7 +195,7 @@ class Exchange:
         except OfflineModeIsEnabled as error:
             raise offline(name=self._name) from error
         except (httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: not a host name
-            # Without the client's own message: it quotes the address, which may contain a password.
+            # Omit the client's message: it quotes the address, which may contain a password.
             raise RemoteInspectError(
                 f"{self._name}: invalid address; check its spelling"
             ) from error
@@ -214,7 +214,7 @@ class Exchange:
             timeout=Timeout(self._read_timeout_s, connect=self._connect_timeout_s),
             extensions={"trace": self._trace},
         )
-        # A client that was set up with a login for the hub must not show it to other hosts.
+        # A client configured with credentials for the hub must not send them to other hosts.
         request.headers.pop("authorization", None)
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
@@ -297,7 +297,7 @@ class Transport:
     """
 
     def __init__(self, reach: Reach, *, cut_off: RemoteInspectError | None = None) -> None:
-        """With `cut_off` nothing is requested: only cached bytes are served, and more raises that error."""
+        """With `cut_off` nothing is requested: only cached bytes are served, and reading more raises that error."""
         self.reach = reach
         self._cut_off = cut_off
         self._watch = Stopwatch()
@@ -321,8 +321,8 @@ class Transport:
     ) -> Reply:
         """One GET with its redirects. `want` sees the head and says how much of the body to read.
 
-        `settled` may stop at a redirect that already says enough. Raises for a status that will not change; what may
-        pass is returned as trouble.
+        `settled` may stop at a redirect that already has the answer. Raises for a permanent error status; transient
+        failures are returned as trouble.
         """
         self._check_cancelled()
         if self._cut_off is not None:
@@ -350,7 +350,7 @@ class Transport:
         )
 
     def get(self, url: str, *, name: str, limit_bytes: int, accept: str = "*/*") -> Reply:
-        """A whole small document, retried where that helps; one that is too large is an error."""
+        """A whole small document, with retries; one that is too large is an error."""
         patience = Patience(self, name=name)
         while True:
             reply = self.ask(url, {"accept": accept}, name=name, want=lambda _: limit_bytes)
@@ -424,7 +424,7 @@ class Transport:
 
 
 class Patience:
-    """How often a request is retried, and how long to wait before each time."""
+    """How often a request is retried, and how long to wait before each retry."""
 
     def __init__(self, transport: Transport, *, name: str) -> None:
         self._transport = transport
@@ -433,11 +433,11 @@ class Patience:
         self._timeouts = 0
 
     def start_over(self) -> None:
-        """Call it after progress: only troubles in a row count."""
+        """Reset the count after progress: only consecutive failures count."""
         self._retries = self._timeouts = 0
 
     def wait(self, trouble: Trouble) -> None:
-        """Returns when it is time for another try; raises if none is worth it."""
+        """Returns when it is time to retry; raises if the retries are used up or the wait is too long."""
         asked_s = trouble.retry_after_s or 0.0
         self._timeouts += trouble.timed_out
         if asked_s > MAX_RETRY_AFTER_S:
@@ -453,7 +453,7 @@ class Patience:
         self._transport.pause(pause_s, name=self._name)
 
 
-# -- failures in words ---------------------------------------------------------------------------
+# -- error messages ------------------------------------------------------------------------------
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 # The hub's X-Error-Code says more than its status: it answers 401 for a repository that does not
@@ -466,7 +466,7 @@ _MISSING = {
 
 
 def status_error(answer: ResponseHead, *, name: str) -> RemoteInspectError:
-    """The error for a status that another try will not change."""
+    """The error for a permanent failure status."""
     code, host = answer.headers.get("x-error-code", ""), host_of(answer.url)
     if code not in _MISSING and (code == "GatedRepo" or answer.status in {401, 403}):
         what = "the model is gated" if code == "GatedRepo" else "the model is private or gated"
@@ -490,7 +490,7 @@ def status_error(answer: ResponseHead, *, name: str) -> RemoteInspectError:
 
 
 def status_trouble(answer: ResponseHead) -> Trouble | None:
-    """The trouble for a status that may pass, with the time that the server asks us to wait."""
+    """The trouble for a transient status, with the server's requested wait; None for other statuses."""
     if answer.status not in PASSING_STATUSES:
         return None
     too_many = " (too many requests)" if answer.status == 429 else ""
@@ -543,7 +543,7 @@ def offline(*, name: str) -> RemoteInspectError:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from; the chain may be circular."""
+    """The error and its causes; the chain may be circular."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -560,10 +560,10 @@ Result = TypeVar("Result")
 
 
 def side_by_side(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Results in order, from threads that start at once. After an error no more work is started.
+    """Results in order, from threads that start immediately. After an error no more work is started.
 
-    The threads do not keep the program from ending: an executor of the standard library would wait for them, up to the
-    longest time-out.
+    Unlike the standard library's executors, which wait up to the longest time-out, the threads do not delay the
+    program's exit.
     """
     futures: list[Future[Result]] = [Future() for _ in items]
     todo, lock, stop = iter(zip(items, futures, strict=True)), threading.Lock(), threading.Event()

@@ -1,4 +1,4 @@
-"""Models on the hub: their files, from the repository's listing, or as the hub last listed them."""
+"""The files of models on the hub, from the repository's current or last cached listing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from edgekit.units import MIB
 
 MAX_PAGE_BYTES = 2 * MIB  # a page of the listing is 1,000 files of about 400 bytes each
 MAX_PAGES = 20  # the largest public model repositories list about 2,000 files
-MAX_ENTRIES = 20_000  # as many as in a local folder
+MAX_ENTRIES = 20_000  # the limit of a local folder
 MAX_LISTING_BYTES = 4 * MIB  # 20,000 files with names of 150 letters; a longer one is not cached
 
 _NEXT = re.compile(r"<([^>]{1,4096})>\s*;\s*rel=\"?next\"?")
@@ -50,20 +50,20 @@ FileEntry = tuple[str, int | None]  # path in the repository, size in bytes if i
 
 
 def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
-    """The files of a repository that make up the model. A GGUF that is named needs no listing."""
+    """The files of a repository that make up the model. A GGUF given by name needs no listing."""
     _check_repo(model)
     transport = Transport(reach)
     if (filename := _named_gguf(model)) is None:
         return _chosen(model, _listed_files(model, transport))
     files = _named_files(model, filename, transport)
     if reach.cache and cache.holds(file_url(model, files[0].name)):
-        # If there is something to fall back to, notice a silent hub here, not when the file is read.
+        # If there is a fallback, detect an unresponsive hub here, not when the file is read.
         files[0] = opened_file(files[0].name, files[0].open(), files[0].open)
     return _chosen(model, files)
 
 
 def locate_kept(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
-    """The model as the hub answered an earlier time, from the disk cache; None if it has nothing.
+    """The model from the disk cache of earlier responses; None if that has nothing.
 
     Reading anything else raises `because`.
     """
@@ -112,7 +112,7 @@ def _chosen(model: HubModel, files: list[ModelFile]) -> ModelFiles:
 
 
 def _check_repo(model: HubModel) -> None:
-    """By the hub's own rules: no "--", no dot at either end."""
+    """Validate by the hub's rules: no "--", no dot at either end."""
     hub_library()  # explains why it cannot be imported
     from huggingface_hub.errors import HFValidationError
 
@@ -151,7 +151,7 @@ def _named_files(model: HubModel, filename: str, transport: Transport) -> list[M
 
 
 def _open_named(model: HubModel, name: str, transport: Transport) -> ByteSource:
-    """A name that was typed may be wrong: then the listing has candidates."""
+    """Open a file by the name that the user typed; if it does not exist, the error suggests files of the listing."""
     try:
         return _open(model, name, transport)
     except RemoteNotFoundError as error:
@@ -282,7 +282,7 @@ class Listing:
 
 
 def keep_listing(url: str, entries: Iterable[FileEntry]) -> None:
-    """In the hub's own form, so that it is checked like a response when it is read again."""
+    """Store a listing in the hub's format, so that it is validated like a response when it is read."""
     if has_secrets(url):
         return
     items = [{"type": "file", "path": path, "size": size_bytes} for path, size_bytes in entries]

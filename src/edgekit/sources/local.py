@@ -99,7 +99,7 @@ def _locate_folder(folder: Path, reference: str, within: Within) -> ModelFiles:
 
 
 def _locate_by_content(path: Path, reference: str) -> ModelFiles:
-    """A file whose name does not say what it is: its first bytes do."""
+    """A file without a known suffix, identified by its first bytes."""
     file = LocalFile(path)
     try:
         start, size_bytes = file.read(0, 9), file.size_bytes
@@ -127,7 +127,7 @@ def _locate_by_content(path: Path, reference: str) -> ModelFiles:
 def snapshot_folder(repository: Path, revision: str | None = None) -> Path | None:
     """The snapshot of a revision in one repository of the hub's cache; None if it is not there.
 
-    A commit means itself. Without a revision: main, else the newest.
+    A revision may be a commit. Without a revision: main, else the newest snapshot.
     """
     name = revision or "main"
     if any(part in {"", ".", ".."} for part in name.split("/")) or set(name) & set("\\:"):
@@ -249,7 +249,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_exactly(descriptor: int, path: Path, offset: int, length: int) -> bytes:
-    """SourceError if the disk fails, or the file is shorter."""
+    """Exactly `length` bytes. SourceError if the disk fails or the file is shorter."""
     pieces: list[bytes] = []
     while length > 0:
         try:
@@ -291,7 +291,7 @@ def model_file(path: Path) -> ModelFile:
 
 
 def look_up(path: Path) -> os.stat_result:
-    """The status of what the path leads to, through links. NotFoundError or SourceError with the reason."""
+    """The status of the path's target, following links. NotFoundError or SourceError with the reason."""
     try:
         return path.stat()
     except OSError as error:
@@ -309,7 +309,7 @@ def is_regular(path: Path) -> bool:
 
 
 def _status(path: Path | str) -> os.stat_result | None:
-    """Through links; None for what does not exist, leads nowhere or may not be looked at."""
+    """The status, following links; None if it does not exist, is a broken link or may not be read."""
     try:
         return os.stat(path)  # noqa: PTH116 - a Path for each of 20,000 entries is slow
     except OSError:
@@ -343,7 +343,7 @@ def trouble(error: OSError, path: Path) -> SourceError:
 
 
 def names_near(path: Path) -> tuple[str, ...]:
-    """Paths in the same folder that look like one that does not exist."""
+    """Suggestions for a missing path: similar names in its folder."""
     try:
         with os.scandir(path.parent) as entries:
             names = (entry.name for entry in entries if entry.name.isprintable())
@@ -448,7 +448,7 @@ def home_folder() -> Path:
 
 
 def user_folder(variable: str, *, macos: str, xdg: str, linux: str) -> Path | None:
-    """The folder in this variable, or EdgeKit's in the platform's place for such files; None without a home."""
+    """The folder in this variable, else EdgeKit's folder in the platform's usual place; None without a home."""
     if given := os.environ.get(variable):
         return Path(given)
     try:
@@ -464,7 +464,7 @@ def user_folder(variable: str, *, macos: str, xdg: str, linux: str) -> Path | No
 
 
 def data_folder() -> Path | None:
-    """Where EdgeKit stores what must not be lost; None without a home."""
+    """EdgeKit's folder for data that must not be lost; None without a home."""
     return user_folder(
         "EDGEKIT_DATA", macos="Application Support", xdg="XDG_DATA_HOME", linux=".local/share"
     )
@@ -490,7 +490,7 @@ def try_lock(descriptor: int) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
-            os.lseek(descriptor, 2**40, os.SEEK_SET)  # far behind the end of the file
+            os.lseek(descriptor, 2**40, os.SEEK_SET)  # far beyond the end of the file
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
             import fcntl

@@ -103,7 +103,7 @@ def _stores() -> tuple[Path, ...]:
 
 
 def _ignoring_case(root: Path, parts: tuple[str, ...]) -> Path | None:
-    """`root` and `parts`, each as the disk spells it: Ollama's names ignore case."""
+    """The path `root`/`parts` in the spelling on disk: Ollama's names ignore case."""
     path = root
     for part in parts:
         names = names_in(path)
@@ -129,7 +129,7 @@ def locate_ollama(model: OllamaModel, reach: Reach) -> ModelFiles:
             accept=_MANIFEST_TYPE,
         )
     except (RemoteNotFoundError, RemoteAccessError) as error:
-        # A registry does not tell strangers whether a private model exists.
+        # A registry does not reveal whether a private model exists.
         raise type(error)(
             f"{label}: {host_of(registry)} has no such model or tag, or it is private; "
             "look it up at ollama.com/search, or `ollama pull` it and use the same name "
@@ -167,7 +167,7 @@ def _files_of_manifest(
     origin: Origin,
     opener: Callable[[ManifestLayer], Callable[[], ByteSource]],
 ) -> ModelFiles:
-    """`opener` returns what opens the blob of a layer.
+    """The model's files; `opener` returns a function that opens the blob of a layer.
 
     HeaderError for something that is not a manifest, NotFoundError if it has no weights.
     """

@@ -1,4 +1,4 @@
-"""References: the model that a text means and where it would be, without looking at disk or network."""
+"""Parses references: which model a text means and where it would be, without accessing disk or network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PATH_CHARS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleName:
-    """A header in this package."""
+    """A sample header in this package."""
 
     name: str
 
@@ -89,9 +89,9 @@ _OLLAMA_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}(?::[0-9]{1,5})?")
 
 
 def parse_reference(text: str, *, hub_hosts: frozenset[str] = HUB_HOSTS) -> Reference:
-    """The model that `text` means; UsageError if it can mean none.
+    """The model that `text` means; UsageError if it cannot be a model.
 
-    `org/name:tag` is always the hub's: a user's model at Ollama is `ollama:namespace/name:tag`.
+    `org/name:tag` always means the hub: a user's model in Ollama's registry is `ollama:namespace/name:tag`.
     """
     text = clean_text(text)
     lowered = text.lower()
@@ -238,7 +238,7 @@ def _hub_model(
     revision: str | None = None,
     filename: str | None = None,
 ) -> HubModel:
-    """The only constructor of a HubModel: every part is checked here and nowhere else."""
+    """A HubModel with every part validated; all other code creates it through this function."""
     owner, _, name = repo.partition("/")
     if owner in _OTHER_KINDS:
         raise UsageError(f"{text!r} is {_OTHER_KINDS[owner]}, not a model: write org/name")

@@ -1,4 +1,4 @@
-"""Files behind HTTP: their first bytes, fetched range by range and never twice; and models at a plain web address.
+"""Files over HTTP: the first bytes, fetched range by range and never twice; and models at a plain web address.
 
 Range, If-Range, Content-Range and validators: RFC 9110, sections 8.8, 13 and 14.
 """
@@ -134,10 +134,10 @@ class HttpFile:
         return self._prefix.read(max(0, end - offset))
 
     def keep(self) -> None:
-        """Store the prefix in the disk cache: the header was read and makes sense."""
+        """Store the prefix in the disk cache, because the header turned out to be valid."""
         if (
             self._version is None
-            or self._version.validator is None  # nothing could tell later whether it has changed
+            or self._version.validator is None  # a later change could not be detected
             or not self._may_cache
             or self._available_bytes <= self._cached_bytes
         ):
@@ -157,12 +157,12 @@ class HttpFile:
         self._prefix.close()
 
     def __del__(self) -> None:
-        """A file that was only opened to see whether it exists may never be read or closed."""
+        """Release the prefix: a file that was only opened to check that it exists may never be closed."""
         self.close()
 
     @property
     def _may_cache(self) -> bool:
-        """An address with secrets must not be written to disk."""
+        """Whether the disk cache may be used: addresses with secrets must not be written to disk."""
         return self._transport.reach.cache and not has_secrets(self._url)
 
     def _start(self, expected_bytes: int | None) -> None:
@@ -256,7 +256,7 @@ class HttpFile:
         return reply, pieces[0] if pieces else None
 
     def _append(self, reply: Reply, piece: Piece) -> bool:
-        """False if the body broke off. What came is kept: the next range continues from there."""
+        """Append the body; False if it broke off. Received bytes are kept: the next range continues after them."""
         assert reply.answer is not None  # noqa: S101 - a piece comes with one
         if reply.overrun:
             what = f"sent more than the {piece.length:,} bytes it announced"
@@ -280,7 +280,7 @@ class HttpFile:
 
 
 def opened_file(name: str, first: ByteSource, again: Callable[[], ByteSource]) -> ModelFile:
-    """A file that was opened to see whether it exists: its first `open` returns that."""
+    """A file that was already opened to check that it exists; its first `open` returns that source."""
     waiting = [first]
     return ModelFile(
         name=name,
@@ -305,7 +305,7 @@ def _confirms(reply: Reply, piece: Piece | None, entry: cache.CachedRange) -> bo
     return same and piece.version.total_bytes == entry.version.total_bytes
 
 
-# -- what a response to a range request brings ---------------------------------------------------
+# -- responses to range requests -----------------------------------------------------------------
 
 # 18 digits are more bytes than any file has, and few enough to convert.
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -321,7 +321,7 @@ class Piece:
 
 
 def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, name: str) -> Piece:
-    """For the response to `bytes=0-(asked_bytes - 1)`.
+    """The bytes announced by the response to `bytes=0-(asked_bytes - 1)`.
 
     The server may send the whole file instead if that is at most `whole_bytes`.
     """
@@ -343,7 +343,7 @@ def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, nam
 def next_piece(
     answer: ResponseHead, *, start: int, asked_bytes: int, known: Version, name: str
 ) -> Piece:
-    """For the response to a later range of a file whose version is known."""
+    """The bytes announced by the response to a later range of a file whose version is known."""
     changed = RemoteChangedError(
         f"{name}: the file on the server changed while it was being read; try again"
     )
@@ -363,7 +363,7 @@ def next_piece(
 
 
 def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: str) -> Piece:
-    """Fewer bytes than requested are fine (some servers send little at a time), anything else is not."""
+    """The announced bytes; fewer than requested are allowed (some servers send little at a time), other ranges not."""
     text = answer.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text.strip())
     if match is None:
@@ -442,7 +442,7 @@ def locate_url(url: str, reach: Reach) -> ModelFiles:
         for name in (CONFIG_NAME, *((INDEX_NAME,) if len(files) > 1 else ())):
             try:
                 files.append(opened_file(name, opener(name)(), opener(name)))
-            except (RemoteNotFoundError, RemoteAccessError):  # the server does not have it
+            except (RemoteNotFoundError, RemoteAccessError):  # the file is optional
                 continue
     found = choose_files(
         files, reference=shown(url), label=filename, origin=Origin.URL, filename=filename
@@ -455,7 +455,7 @@ def _open(name: str, url: str, transport: Transport) -> HttpFile:
 
 
 def _by_magic(url: str, filename: str, transport: Transport) -> ModelFiles:
-    """An address without a known suffix, such as a download link: the first bytes show what it is."""
+    """A model at an address without a known suffix, such as a download link, identified by its first bytes."""
     first = _open(filename, url, transport)
     if first.read(0, 4) != b"GGUF":
         first.close()

@@ -1,4 +1,4 @@
-"""From a name to its files: the stores on this machine, the hub, Ollama's registry, a web address."""
+"""Locates the files of a name: in the stores on this machine, on the hub, in Ollama's registry, at a web address."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find_cached(model: HubModel, error: RemoteInspectError) -> ModelFiles | None
     try:
         found = find_hub_cached(model, hub_cache_folder())
     except EdgekitError:
-        return None  # the network's error says more
+        return None  # the network error is more informative
     if found is None:
         return None
     note = (

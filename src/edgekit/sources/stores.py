@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MAX_POINTER_BYTES = 4096  # it contains one path
 _MAX_SETTINGS_BYTES = 1024 * 1024
 _REPO_FOLDER = "models--"
-MAX_REPOSITORIES = 2000  # more than anyone has; a store that is a whole disk is still answered
+MAX_REPOSITORIES = 2000  # more than anyone has, and fast enough if a store is a whole disk
 
 
 def known_names(hub_cache: Path) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def known_names(hub_cache: Path) -> tuple[str, ...]:
 
 
 def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
-    """From LM Studio's folder by publisher/repository, repository or file; case does not matter.
+    """A model in LM Studio's folder by publisher/repository, repository or file, ignoring case.
 
     None if it has no such model, NotFoundError with candidates if it has several.
     """
@@ -59,7 +59,7 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
     if len(by_name) > 1:
         raise NotFoundError(f"LM Studio has {name} more than once", candidates=tuple(by_name))
     files = list_folder(repositories[by_name[0]]) if by_name else ()
-    if files:  # a folder may outlive its model
+    if files:  # the folder may be left over from a deleted model
         return choose_files(
             files, reference=name, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant
         )
@@ -92,7 +92,7 @@ def _lm_studio_repositories() -> dict[str, Path]:
 
 
 def _lm_studio_folders() -> tuple[Path, ...]:
-    """LM Studio's home is in a pointer file or one of two folders; `downloadsFolder` in its settings moves models."""
+    """LM Studio's model folders: its home is in a pointer file or one of two places; `downloadsFolder` overrides it."""
     home = home_folder()
     pointer = read_small(home / ".lmstudio-home-pointer", limit=_MAX_POINTER_BYTES) or b""
     pointed = pointer.decode("utf-8", errors="replace").strip()
@@ -125,7 +125,7 @@ def hub_cache_folder() -> Path:
 
 
 def _expanded(text: str) -> str:
-    """As huggingface_hub does it: with variables, and without an error if there is no home."""
+    """Expands ~ and variables like huggingface_hub, without an error if there is no home."""
     return os.path.expandvars(os.path.expanduser(text))  # noqa: PTH111 - Path's raises
 
 
@@ -134,7 +134,7 @@ def repository_folder(model: HubModel, hub_cache: Path) -> Path:
 
 
 def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
-    """From the hub's cache; None if it has no file of that repository and revision.
+    """A model in the hub's cache; None if that has no file of the repository and revision.
 
     If only part of a model was downloaded, NotFoundError says what is missing, or the config.json alone is returned.
     """

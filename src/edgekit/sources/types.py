@@ -1,4 +1,4 @@
-"""The bytes of a file, the files that make up a model, and how far to look for them."""
+"""Value types and protocols: byte sources, the files of a model, and the policy for fetching them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-MAX_FILE_BYTES = 2**63 - 1  # no file system can hold more: a larger size is a lie
+MAX_FILE_BYTES = 2**63 - 1  # the limit of file systems: a larger stated size is invalid
 
 # No header is longer: the largest seen is 15.8 MB (a vocabulary of 262,144 with its merges).
 MAX_HEADER_BYTES = 100_000_000
@@ -47,7 +47,7 @@ class GrowingSource(ByteSource, Protocol):
         ...
 
     def keep(self) -> None:
-        """What was fetched is a valid header: it may be cached."""
+        """Cache the fetched bytes: they are a valid header."""
         ...
 
 
@@ -86,7 +86,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What a reference led to: enough to read a header; nothing has been read yet."""
+    """The files that a reference means, not read yet."""
 
     reference: str  # as it was typed
     label: str  # what to call it: "org/name:Q4_K_M", "model.gguf"
@@ -103,7 +103,7 @@ class ModelFiles:
 
 @dataclass(slots=True)
 class Traffic:
-    """A meter of what went over the network in one run."""
+    """Counts the network traffic of one run."""
 
     requests: int = 0
     received_bytes: int = 0
@@ -113,7 +113,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How far a look-up may go."""
+    """The policy for locating a model: network, caches, time limits and folders."""
 
     network: bool = True  # False: like HF_HUB_OFFLINE=1
     cache: bool = True  # use the disk cache of headers

@@ -1,6 +1,6 @@
-"""The context-scaling document's engine: five tiers of one line of models, and their compressed cache layouts.
+"""The engine of elizaOS's context-scaling memo: five tiers of one model series with compressed cache layouts.
 
-It is a what-if: every figure is ASSUMED. It is not in the list of the engines, because it only answers for its tiers.
+It is a what-if: every figure is ASSUMED. It is not in the list of engines, because it only answers for its tiers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from edgekit.engines.protocol import Engine
 
 
 class Memo(Engine):
-    """Facts; the rules are in the modules of this folder."""
+    """The facts of the engine; its rules are in the modules of this folder."""
 
     name = "memo"
     title = "what-if engine for tiers"

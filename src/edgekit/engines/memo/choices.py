@@ -8,7 +8,7 @@ from edgekit.engines.memo.estimate import layout_of, tier_of
 
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[CacheChoice, ...]:
-    """f16, q8_0 and the compressed layout for the context; if one was given, only that one."""
+    """f16, q8_0 and the compressed layout for the context; only the requested one, if one was requested."""
     given = layout_of(task.load)
     tokens = task.load.context_tokens or tier_of(task.model).window
     usual = (find_layout("f16"), find_layout("q8_0"), layout_for(tokens))
@@ -26,6 +26,6 @@ def cache_choices(task: Task, _placement: Placement | None = None) -> tuple[Cach
 
 
 def cache_name(load: Load, _setup: object = None) -> str:
-    """Without a context, the layout of the longest window."""
+    """The name of the cache layout; without a context, that of the longest window."""
     longest = max(tier.window for tier in tiers())
     return (layout_of(load) or layout_for(load.context_tokens or longest)).name

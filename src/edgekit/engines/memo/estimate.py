@@ -1,4 +1,4 @@
-"""A tier, a load and a setup -> its bill, every line ASSUMED; and back: bytes -> the context they hold."""
+"""The bill of a tier, every line ASSUMED, and the inverse: the context that fits in a number of bytes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SPILLED = "spilled"  # pages of the cache in the machine's RAM while the tier is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoSetup:
-    """How a tier is run. The policy chooses the drafter and the spill."""
+    """The settings of a tier. The policy chooses the drafter and the spill."""
 
     engine: str = WHAT_IF  # decides which cache layouts exist
-    pool: Pool = HOST  # the memory that the tier is in
-    prefer_accurate_kv: bool = False  # accuracy of the cache before length of the context
+    pool: Pool = HOST  # the memory that holds the tier
+    prefer_accurate_kv: bool = False  # prefer an accurate cache to a long context
     may_draft: bool = True
     purpose: Purpose = Purpose.TEXT
     manifest: RamNeed | None = None  # of an installed bundle
@@ -46,7 +46,7 @@ class MemoSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TierModel(Model):
-    """A tier as a model. There is no file and no header: everything is from the document."""
+    """A tier as a model without file and header: everything comes from the memo."""
 
     tier: Tier
 
@@ -101,7 +101,7 @@ def tier_task(
 
 
 def layout_of(load: Load) -> Layout | None:
-    """None where the load leaves it open. Raises UsageError for K and V types that do not belong together."""
+    """The cache layout; None if the load does not set one. Raises UsageError for K and V types that do not match."""
     if load.cache_k is None and load.cache_v is None:
         return None
     for layout in layouts():
@@ -116,19 +116,19 @@ def with_layout(load: Load, layout: Layout) -> Load:
 
 
 def windows_of(load: Load) -> int:
-    """How many contexts are held: sequences share one unless each is given its own."""
+    """The number of contexts in memory: sequences share one unless each has its own."""
     return (load.sequences or 1) if load.unified is False else 1
 
 
 def estimate(model: Model, load: Load, setup: MemoSetup) -> MemoryEstimate:
-    """The bill. Raises RefusedError where the engine lacks the cache layout, UsageError for too long a context."""
+    """The bill. Raises RefusedError if the engine lacks the cache layout, UsageError if the context is too long."""
     tier = tier_of(model)
     check_load(tier, load, setup)
     return bill(tier, load, setup)
 
 
 def check_load(tier: Tier, load: Load, setup: MemoSetup) -> None:
-    """Raises UsageError or RefusedError for what no memory would be enough for."""
+    """Raises UsageError or RefusedError for loads that are impossible with any amount of memory."""
     tokens, layout = load.context_tokens, layout_of(load)
     if tokens is not None and not 1 <= tokens <= LARGEST:
         raise UsageError(f"the context must be at least 1 (got {tokens:,})")
@@ -167,7 +167,7 @@ def bill(tier: Tier, load: Load, setup: MemoSetup) -> MemoryEstimate:
 
 
 def drafter_load(drafter: Tier, load: Load, setup: MemoSetup) -> Load:
-    """The same context, as far as the drafter supports it.
+    """The load of the drafter: the main model's context, up to the drafter's own limit.
 
     Its cache may be the least accurate: a wrong guess costs time, not quality.
     """
@@ -177,7 +177,7 @@ def drafter_load(drafter: Tier, load: Load, setup: MemoSetup) -> Load:
 
 
 def largest_context(tier: Tier, layout: Layout, memory_bytes: int, *, held_bytes: int = 0) -> int:
-    """Tokens in what weights and working set leave, as in the document's tables: no reserve, margin or window."""
+    """Tokens that fit after weights and working set, as in the memo's tables: without reserve, margin or window."""
     left = memory_bytes - tier.weights_bytes - tier.working_bytes - held_bytes
     return max(0, left // tier.bytes_per_token(layout))
 

@@ -1,4 +1,4 @@
-"""The flags of a tier: the table of everything that can be set."""
+"""The table of a tier's flags."""
 
 # ruff: noqa: E501 - a table: one row, one line
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--latency",), "latency", "longest wait for spilled cache pages: text or voice", "FOR", one_of("text", "voice"), field="purpose",
          meaning=Meaning(Purpose, lambda purpose: purpose.value), row=text),
 )  # fmt: skip
-# Only in rows and in Python.
+# Settable only in batch rows and in Python.
 ROW_ONLY = (
     Flag((), "type_k", "", "TYPE", field="cache_k", meaning=_CACHE, row=text),
     Flag((), "type_v", "", "TYPE", field="cache_v", meaning=_CACHE, row=text),

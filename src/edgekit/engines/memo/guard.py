@@ -1,7 +1,7 @@
-"""Whether a tier should run in a memory of this size: the RAM guard of the tiers.
+"""The tiers' RAM guard: whether a tier should run in a memory of a given size.
 
-Above 0.8 of the memory the download does not fit, above 0.65 it is tight; a machine below the tier's minimum RAM does
-not run it, one below what is recommended is tight.
+A download above 0.8 of the memory does not fit, above 0.65 it is tight; a machine below the tier's minimum RAM does
+not run it, one below the recommended RAM is tight.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MOST_MB = 2**30  # a pebibyte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RamNeed:
-    """What a machine needs to start a tier, and to run a long session of it."""
+    """The RAM needed to start a tier, and to run a long session with it."""
 
     min_bytes: int
     recommended_bytes: int
-    source: str  # "manifest", or what it was computed from
+    source: str  # "manifest", or the figures it was computed from
 
 
 class RamLevel(enum.Enum):
@@ -47,7 +47,7 @@ class RamFit:
 
 
 def ram_need(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamNeed:
-    """As the manifest says; without one, the tier's minimum RAM, and a compressed cache of the whole window on top."""
+    """From the manifest; without one, the tier's minimum RAM, plus a compressed cache of the whole window."""
     if manifest is not None:
         return manifest
     if tier.min_ram_bytes is not None and HOST in memory.pools:
@@ -65,7 +65,7 @@ def ram_need(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> Ram
 
 
 def assess(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamFit:
-    """Judges the size of the machine. What is free of it is compared with the bill elsewhere."""
+    """Judges the size of the memory; free memory is compared with the bill elsewhere."""
     need = ram_need(tier, memory, manifest)
     weights, whole = tier.weights_bytes, max(0, memory.total_bytes - memory.reserve_bytes)
     share = f"{weights * 100 / whole:.1f} %" if whole else "more than all"
@@ -86,7 +86,7 @@ def assess(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> RamFi
 
 
 def least_total_bytes(tier: Tier, memory: Budget, manifest: RamNeed | None = None) -> int:
-    """The smallest memory of this kind that the guard lets the tier on."""
+    """The smallest memory of this kind in which the guard allows the tier."""
     least = ram_need(tier, memory, manifest).min_bytes
     return max(least, -(-tier.weights_bytes * 100 // WONT_FIT_PERCENT) + memory.reserve_bytes)
 

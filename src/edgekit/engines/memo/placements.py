@@ -1,4 +1,4 @@
-"""What a tier may use of a machine: its largest card, or its RAM."""
+"""The memory that a tier may use: the machine's largest card, or its RAM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Budget, Device, HostMemory, Machine, Vendor
 from edgekit.units import MIB, format_bytes
 
-OS_RESERVE_BYTES = 1536 * MIB  # of RAM; none of a card
+OS_RESERVE_BYTES = 1536 * MIB  # of RAM; cards have no reserve
 MOST_USERS = 1024
 
 
@@ -23,7 +23,7 @@ def devices(machine: Machine) -> tuple[Device, ...]:
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
-    """The card, then the RAM. A tier is in one of them. Raises HardwareError where no memory is known."""
+    """The card, then the RAM; a tier uses one of them. Raises HardwareError if no memory is known."""
     found = tuple(card_budget(DEVICE, card, 0, "") for card in devices(machine))
     if machine.host is not None:
         found += (_ram(machine, machine.host),)
@@ -33,12 +33,12 @@ def budgets(machine: Machine) -> tuple[Budget, ...]:
 
 
 def capacity_bytes(machine: Machine) -> int:
-    """Of the larger memory: a tier is not divided."""
+    """Bytes of the larger memory: a tier is never split."""
     return max(one.available_bytes for one in budgets(machine))
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """The card first. Its second budget is the RAM that pages of its cache can be spilled to."""
+    """Placements, the card first. Its second budget is the RAM to which pages of its cache can be spilled."""
     setup: MemoSetup = task.start.setup or MemoSetup()
     every = budgets(task.machine)
     for place, budget in enumerate(every):
@@ -53,7 +53,7 @@ def placements(task: Task) -> Iterator[Placement]:
 
 
 def store_of(placement: Placement) -> tuple[Store, int | None]:
-    """Where cold pages of the cache would go, and how much they may take there; None: unknown."""
+    """Where cold pages of the cache would go, and the bytes available there; None: unknown."""
     if len(placement.budgets) == 1:
         return Store.NVME, None
     return Store.HOST_RAM, placement.budgets[1].available_bytes

@@ -1,7 +1,7 @@
-"""The document's policy: which tier, context, cache layout, draft model and number of sequences to run.
+"""The memo's policy: which tier, context, cache layout, draft model and number of sequences to run.
 
 Memory is spent in the order of the levers: bigger model, longer context, more accurate cache, draft model, parallel
-sequences. If memory is short they are given up in reverse. docs/tiers.md has the rules with their reasons;
+sequences. If memory is short they are given up in reverse order. docs/tiers.md has the rules with their reasons;
 docs/decisions/0010 says why the planner for real engines does not apply them.
 """
 
@@ -52,7 +52,7 @@ MANY, SOME, FEW = 8, 4, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlan:
-    """The verdict on a tier as it is best run, and why. If it does not fit: the minimum, and what is missing."""
+    """The best way to run a tier, with reasons. If it does not fit: the minimum, and the missing memory."""
 
     tier: Tier
     layout: Layout
@@ -68,12 +68,12 @@ class TierPlan:
 
     @property
     def budget(self) -> Budget:
-        """The memory that the tier is in."""
+        """The memory that holds the tier."""
         return self.verdict.way.budgets[0]
 
     @property
     def required_bytes(self) -> int:
-        """In that memory: without spilled pages."""
+        """Bytes required in that memory, without spilled pages."""
         return self.verdict.uses[0].required_bytes
 
     @property
@@ -82,7 +82,7 @@ class TierPlan:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """The larger, the better: fits, not spilled, bigger model, longer, more accurate, drafter, sequences."""
+        """Sort key, the best largest: fits, not spilled, bigger model, longer, more accurate, drafter, sequences."""
         length, accuracy = self.verdict.context_tokens, self.layout.bits
         setup = self.setup
         middle = (accuracy, length) if setup.prefer_accurate_kv else (length, accuracy)
@@ -108,7 +108,7 @@ def recommend_tier_on(tasks: Sequence[Task]) -> TierPlan:
 
 
 def _best_on(every: Iterable[Placement], plan: Callable[..., TierPlan]) -> TierPlan:
-    """Whole in one memory, then spilled from the first; otherwise the plan with the least missing memory."""
+    """A plan whole in one memory, else one spilled from the first memory, else the one that lacks the least memory."""
     first, *others = every
     whole = [plan(one, may_spill=False) for one in (first, *others)]
     found = next((one for one in whole if one.verdict.can_load), None) or plan(first)
@@ -121,10 +121,10 @@ def _best_on(every: Iterable[Placement], plan: Callable[..., TierPlan]) -> TierP
 def recommend_tier(
     tasks: Sequence[Task], placement: Placement, *, may_spill: bool = True
 ) -> TierPlan:
-    """The largest tier that fits, as it is best run; if none does, the smallest and what to add.
+    """The plan of the largest tier that fits; if none fits, of the smallest, with the memory to add.
 
-    `tasks` ask the same of each tier. Tiers of one line are variants: the one with the longest context is taken. Cold
-    pages are spilled only if no tier holds the whole context.
+    `tasks` are the same request for each tier. Of the variants in one series, the one with the longest context is
+    chosen. Cold pages are spilled only if no tier holds the whole context.
     """
     wanted = tasks[0].load.context_tokens or 0
     lines: dict[str, list[Task]] = {}
@@ -154,8 +154,8 @@ def recommend_tier(
 
 
 def _first_spilled(tasks: Iterable[Task], placement: Placement) -> TierPlan | None:
-    """The first that fits with its cold pages elsewhere. Raises KvSpillUnsupportedError if the only ones that would
-    fit must not spill.
+    """The first plan that fits with cold pages spilled. Raises KvSpillUnsupportedError if the only tiers that would fit
+    must not spill.
     """
     refused = None
     for task in tasks:
@@ -175,13 +175,13 @@ def _first_spilled(tasks: Iterable[Task], placement: Placement) -> TierPlan | No
 
 
 def first_run_plan(tasks: Sequence[Task], placement: Placement) -> TierPlan:
-    """What a machine starts with if nothing was requested: the 2B, or a smaller tier."""
+    """The default plan of a machine if nothing was requested: the 2B, or a smaller tier."""
     rule = f"a first run starts with the {first_run().name}"
     return _first_that_fits((first_run(), *ladder("large")), tasks, placement, rule)
 
 
 def ladder_plan(kind: str, tasks: Sequence[Task], placement: Placement) -> TierPlan:
-    """The first of the ladder for 'small' or 'large' texts that fits the machine."""
+    """The plan of the first tier that fits, from the ladder for 'small' or 'large' texts."""
     names = ", ".join(tier.name for tier in ladder(kind))
     rule = f"the ladder for {kind} texts is {names}"
     return _first_that_fits(ladder(kind), tasks, placement, rule)
@@ -202,7 +202,7 @@ def _first_that_fits(
 
 
 def _with_model(plan: TierPlan, because: str, plans: Iterable[TierPlan]) -> TierPlan:
-    """The plan with the reason for its tier, and what came of the others."""
+    """The plan with the reason for its tier, and the outcome of the others."""
     tried = tuple(
         Tried(
             value=one.tier.name,
@@ -219,10 +219,10 @@ def _with_model(plan: TierPlan, because: str, plans: Iterable[TierPlan]) -> Tier
 
 
 def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> TierPlan:
-    """What to run of the task's tier in this memory. If it does not fit, the plan has what is missing.
+    """How to run the task's tier in this memory. If it does not fit, the plan has the missing bytes.
 
-    Raises UsageError or RefusedError for what no memory would be enough for, KvSpillUnsupportedError where a context
-    past 64K would have to be spilled and must not be.
+    Raises UsageError or RefusedError for loads that are impossible with any amount of memory, KvSpillUnsupportedError
+    if a context past 64K would have to be spilled and must not be.
     """
     capacity = capacity_of(task, placement)
     tier, memory, setup = capacity.tier, placement.budgets[0], placement.setup
@@ -242,7 +242,7 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     to_add = 0
     if not fits:
         guard = least_total_bytes(tier, memory, setup.manifest) - memory.total_bytes
-        # what other programs use is missing from the reserve first
+        # memory used by other programs comes out of the reserve first
         below = max(0, memory.reserve_bytes - memory.free_bytes) if context.lacking_bytes else 0
         to_add = -(-max(guard, context.lacking_bytes + below) // MIB) * MIB
     status = Status.WARNING if ram.level is RamLevel.TIGHT else Status.PASSED
@@ -299,7 +299,7 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What one tier can hold in one memory, for a load whose context and layout may be open."""
+    """The capacity of one memory for one tier, with a load that may leave context and layout open."""
 
     tier: Tier
     load: Load
@@ -322,7 +322,7 @@ class Capacity:
         return bill(self.tier, self.load_with(layout, tokens), self.setup).total_bytes
 
     def left_bytes(self, context: ContextChoice, drafter: Tier | None = None) -> int:
-        """What the tier, its cache and its drafter leave free."""
+        """Bytes left free by the tier, its cache and its drafter."""
         setup = replace(self.setup, spill=context.spill, drafter=drafter)
         taken = bill(self.tier, context.load, setup).in_pools(self.placement.budgets[0].pools)
         return self.usable_bytes - taken
@@ -333,20 +333,20 @@ class Capacity:
         return window if layout.most_tokens is None else min(window, layout.most_tokens)
 
     def largest_context(self, layout: Layout) -> int:
-        """The largest that fits, for each window."""
+        """The longest context that fits, per window."""
         states = self.tier.state_bytes * (self.load.sequences or 1)
         largest = largest_context(self.tier, layout, self.usable_bytes, held_bytes=states)
         return largest // windows_of(self.load)
 
     def safe_context(self, layout: Layout) -> int:
-        """The largest that fits minus 5 %, in whole pages; never past the tier's window."""
+        """The longest context that fits minus 5 %, in whole pages; never beyond the tier's window."""
         tokens = self.largest_context(layout) * (100 - MARGIN_PERCENT) // 100
         return min(self.most_tokens(layout), tokens // PAGE_TOKENS * PAGE_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextChoice:
-    """A load with context and cache layout, and why."""
+    """A load with context and cache layout, and the reason."""
 
     load: Load
     layout: Layout
@@ -355,7 +355,7 @@ class ContextChoice:
     tried: tuple[Tried, ...] = ()
     spill: Spill | None = None
     lacking_bytes: int = 0  # missing memory
-    is_given: bool = False  # the caller gave the context
+    is_given: bool = False  # the caller requested the context
 
     @property
     def tokens(self) -> int:
@@ -363,7 +363,7 @@ class ContextChoice:
 
 
 def capacity_of(task: Task, placement: Placement) -> Capacity:
-    """Raises for what no memory would be enough for."""
+    """The capacity for a task. Raises for loads that are impossible with any amount of memory."""
     tier = tier_of(task.model)
     least = MIN_CONTEXT if task.min_context is None else task.min_context
     if not 1 <= least <= LARGEST:
@@ -381,7 +381,7 @@ def for_each(load: Load) -> str:
 
 
 def choose_context(task: Task, capacity: Capacity, *, may_spill: bool = True) -> ContextChoice:
-    """Context and cache of the task's tier. Raises RefusedError where the engine lacks a layout that is needed."""
+    """Context and cache of the task's tier. Raises RefusedError if the engine lacks a required layout."""
     layouts = [find_layout(choice.name) for choice in cache_choices(task, capacity.placement)]
     if (tokens := task.load.context_tokens) is not None:
         return _given(capacity, layouts, tokens, may_spill=may_spill)
@@ -395,7 +395,7 @@ def choose_context(task: Task, capacity: Capacity, *, may_spill: bool = True) ->
 def _given(
     capacity: Capacity, layouts: Sequence[Layout], tokens: int, *, may_spill: bool
 ) -> ContextChoice:
-    """A context that was given: the most accurate cache that fits, then the spill, else what is missing."""
+    """For a requested context: the most accurate cache that fits, else a spill, else the missing memory."""
     usable, tried = capacity.usable_bytes, []
     for layout in layouts:
         check_engine(capacity.setup.engine, layout)
@@ -426,9 +426,9 @@ def _given(
 
 
 def _spill(capacity: Capacity, layout: Layout, tokens: int) -> Spill | None:
-    """The cache in two parts; None where it is too short, or not even two pages fit.
+    """The split of the cache; None if it is too short, or not even two pages fit.
 
-    Raises KvSpillUnsupportedError where it must not be divided.
+    Raises KvSpillUnsupportedError if it must not be split.
     """
     per_token = capacity.tier.bytes_per_token(layout) * windows_of(capacity.load)
     left = capacity.usable_bytes - capacity.needed_bytes(layout, 0)
@@ -446,7 +446,7 @@ def _spill(capacity: Capacity, layout: Layout, tokens: int) -> Spill | None:
 
 
 def _longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
-    """The longest context in this layout. Raises RefusedError where the engine does not have it."""
+    """The longest context in this layout. Raises RefusedError if the engine does not have the layout."""
     tier = capacity.tier
     check_engine(capacity.setup.engine, layout)
     tokens = capacity.safe_context(layout)
@@ -478,7 +478,7 @@ def _longest(capacity: Capacity, layout: Layout, because: str) -> ContextChoice:
 
 
 def _longest_then_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoice:
-    """The longest context in the compressed cache, then f16 if it holds the same."""
+    """The longest context in the compressed cache, or in f16 if that holds the same context."""
     base = _longest(capacity, layouts[-1], "the compressed cache holds the longest context")
     f16 = layouts[0]
     tokens = capacity.safe_context(f16)
@@ -518,7 +518,7 @@ def _most_accurate(capacity: Capacity, layouts: Sequence[Layout]) -> ContextChoi
 
 
 def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
-    """Where the cache is. A chosen context is never spilled; the step says whether it could be."""
+    """The decision on where the cache goes. A context chosen by the policy is never spilled."""
     spill = context.spill
     if spill is not None:
         value = f"{spill.spilled_pages:,} cold pages in {spill.store.value}"
@@ -546,7 +546,7 @@ def spill_step(capacity: Capacity, context: ContextChoice) -> Decision:
 def choose_drafter(
     capacity: Capacity, context: ContextChoice, *, fits: bool
 ) -> tuple[Tier | None, Decision]:
-    """The drafter that is paired with the tier, if what is left holds all of it."""
+    """The tier's drafter, if it fits in the memory that is left."""
     tier, setup = capacity.tier, capacity.setup
     paired = None if tier.drafter is None else find_tier(tier.drafter)
     found: Tier | None = None
@@ -578,7 +578,7 @@ def choose_drafter(
 def choose_sequences(
     capacity: Capacity, context: ContextChoice, drafter: Tier | None, *, fits: bool
 ) -> tuple[int, Decision]:
-    """Sequences that share the context: each costs its state and no tokens. Users were counted with theirs."""
+    """The number of sequences that share the context: each costs only its state. Users with own contexts are billed."""
     tier, load, tokens = capacity.tier, context.load, context.tokens
     if load.sequences is not None:
         own = f", each with a context of {tokens:,} tokens" if load.unified is False else ""

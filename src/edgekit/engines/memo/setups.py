@@ -1,4 +1,4 @@
-"""A tier's default setup, and its load in words."""
+"""A tier's default setup, and its load as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def default_setup() -> MemoSetup:
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """The load in words, as it was resolved."""
+    """The resolved load as text."""
     facts: dict[str, Any] = dict(estimate.facts)
     each = f" for each of {facts['windows']}" if facts["windows"] > 1 else ""
     many = f", {load.sequences} sequences" if (load.sequences or 1) > 1 else ""
