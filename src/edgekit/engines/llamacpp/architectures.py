@@ -14,11 +14,11 @@ from edgekit.model.architectures import read_section, records, section_by_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaCppArchitecture:
-    graph: str = ""  # the architecture whose graph it has, where that is another
-    first_build: int = 0  # of those that came after April 2026
-    layers_of_70b: int = 0  # with as many, llama.cpp calls it a "70B" (src/models/*.cpp)
-    rope_sections: tuple[int, ...] = ()  # where config.json states none (conversion/qwen.py)
-    default_mix: str = ""  # the mix it was released in: no other is smaller and as good
+    graph: str = ""  # the architecture whose graph it uses, if another
+    first_build: int = 0  # for architectures added after April 2026
+    layers_of_70b: int = 0  # layer count that llama.cpp labels "70B" (src/models/*.cpp)
+    rope_sections: tuple[int, ...] = ()  # if config.json has none (conversion/qwen.py)
+    default_mix: str = ""  # the mix it was released in: smaller ones lose accuracy
     full_heads: bool = False  # MLA: caches every head; the file has one matrix for the latent
     # loading
     full_rotation: bool = False  # n_rot must be the width of a head
@@ -37,7 +37,7 @@ class LlamaCppArchitecture:
     # -sm tensor
     unsliced: bool = False  # llama-arch.cpp: llm_arch_supports_sm_tensor
     delta_net: bool = False  # queries, keys and values of the recurrence are sliced together
-    mirrored_states: bool = False  # every device runs the whole convolution
+    mirrored_states: bool = False  # every device runs the full convolution
     mirrored_caches: bool = False
     slices_uncompared: bool = False  # read in the source, not compared with the engine
     # conversion
@@ -48,7 +48,7 @@ class LlamaCppArchitecture:
 class Conversion:
     to: str = ""  # general.architecture of the GGUF
     unsupported: bool = False  # no class in conversion/
-    keeps_windows: bool = False  # limits sliding layers to their window; else it may not
+    keeps_windows: bool = False  # the GGUF limits sliding layers to their window
     lists_kv_heads: bool = False  # writes KV heads layer by layer, 0 for a recurrence
     drops_prediction: bool = False  # leaves out prediction blocks (skip_mtp, filter_tensors)
 

@@ -1,4 +1,4 @@
-"""A resolved context -> the lines of its caches and states."""
+"""A resolved context -> the bill's lines for KV caches and recurrent states."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from edgekit.machine.types import Pool, PoolKind
 from edgekit.model.types import Attention, LatentAttention, LayerKind, Model, Span, Stream
 
 HOST_ALIGNMENT = 32
-STATE_BYTES = 4  # states are f32, whatever the cache type
+STATE_BYTES = 4  # states are f32 regardless of the cache type
 
 INDEX_V = "index v"
 
-# Builds that gave a cache to blocks of multi-token prediction in the main context: from a loop over all blocks
-# (llama-kv-cache.cpp @ 7acb4e8) to a filter in create_memory of llama-model.cpp: of one architecture, and then of all.
+# Builds that allocate a cache for multi-token prediction blocks in the main context: from a loop over all blocks
+# (llama-kv-cache.cpp @ 7acb4e8) to a filter in create_memory of llama-model.cpp, added for single architectures and
+# then for all.
 _CACHED, _FILTERED = 9523, 11063
 PREDICTION_CACHED = {
     "bailingmoe2": (_CACHED, _FILTERED),
@@ -41,7 +42,7 @@ _Entry = tuple[Component, int, str]
 
 
 class _ValuesOnly(LayerKind):
-    """Room for V, as wide as that of other layers."""
+    """An empty V cache as wide as that of other layers."""
 
     __slots__ = ()
 
@@ -55,7 +56,7 @@ _EMPTY = _ValuesOnly()
 
 @dataclass(frozen=True, slots=True)
 class _IndexedValues(LayerKind):
-    """Attention whose indexer has values as well as keys."""
+    """Attention whose indexer caches values as well as keys."""
 
     attention: Attention
 
@@ -68,7 +69,7 @@ class _IndexedValues(LayerKind):
 def cache_lines(
     model: Model, context: Context, placement: TensorPlacement
 ) -> tuple[MemoryLine, ...]:
-    """Equal layers in the same pool are worked out once."""
+    """The lines of all caches; equal layers in the same pool are computed once."""
     heads = head_sizes(model)
     lines: list[MemoryLine] = []
     for (mixer, pool), layers in _kept_groups(model, context, placement).items():
@@ -87,7 +88,7 @@ def cache_lines(
 
 
 def cache_sums(model: Model, context: Context, placement: TensorPlacement) -> dict[Pool, int]:
-    """The bytes of the lines in each pool."""
+    """Total cache bytes per pool."""
     sums: dict[Pool, int] = {}
     for (mixer, pool), layers in _kept_groups(model, context, placement).items():
         size_bytes = layer_cache_bytes(model, mixer, context, pool) * len(layers)
@@ -105,7 +106,7 @@ def _kept_groups(
 
 
 def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Pool) -> int:
-    """What one layer of that kind keeps there."""
+    """The cache bytes of one layer of this kind in this pool."""
     heads = head_sizes(model)
     return sum(size for _, size, _ in _entries(mixer, context, pool, heads))
 
@@ -113,7 +114,7 @@ def layer_cache_bytes(model: Model, mixer: LayerKind, context: Context, pool: Po
 def _groups(
     model: Model, placement: TensorPlacement, rules: int
 ) -> dict[tuple[LayerKind, Pool], list[int]]:
-    """The layers that have a cache, and blocks of multi-token prediction that are given one like theirs."""
+    """The layers with a cache, including multi-token prediction blocks that get one."""
     found: dict[tuple[LayerKind, Pool], list[int]] = {}
     attending: dict[tuple[LayerKind, Pool], LayerKind] = {}
     for layer in model.geometry.layers:
@@ -137,7 +138,7 @@ def _groups(
 def shares_of(
     mixer: LayerKind, layer: int, placement: TensorPlacement
 ) -> Iterator[tuple[LayerKind, Pool]]:
-    """What is remembered of a layer, and where: on one device, or a slice of it on each."""
+    """A layer's caches and their pools: on one device, or a slice on each."""
     pool = placement.cache_pool(layer)
     if placement.slicer is None or pool.kind is PoolKind.HOST:
         yield mixer, pool
@@ -147,7 +148,7 @@ def shares_of(
 
 
 def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
-    """What llama.cpp keeps for a layer, where that is more or less than the layer remembers."""
+    """What llama.cpp caches for a layer, which may be more or less than the layer needs."""
     if isinstance(mixer, LatentAttention) and rules < INDEXER_SINCE.get(architecture, 0):
         return replace(mixer, index_dim=0)
     if (

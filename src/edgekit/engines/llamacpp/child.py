@@ -1,8 +1,8 @@
-"""The process that may die: llama.cpp, started for `verify`, `calibrate`, `run`, `serve` or `embed`.
+"""The child process that runs llama.cpp for `verify`, `calibrate`, `run`, `serve` and `embed`; it may crash.
 
-Run as a script: `python -P child.py [TITLE]`. It imports nothing of EdgeKit. The first line of standard input is the
-request. Standard output carries JSON lines to the parent and nothing else: whatever the engine prints goes to
-standard error, with its log.
+Run as a script: `python -P child.py [TITLE]`. It imports nothing from EdgeKit. The first line of standard input is the
+request. Standard output carries only JSON lines for the parent; everything that the engine prints goes to standard
+error, like its log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OLDER: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "hostnames": ("hostname", lambda names: names[0]),  # until 2026.9
     "load_mode": ("use_mmap", lambda member: member.endswith("_MMAP")),  # until 2026.7
 }
-# How wheels without the parameter behave: requesting just that is fine.
+# What wheels without the parameter do anyway: requesting that value is fine.
 ABSENT = {"load_mtp": False, "cors_origins": "*"}
 
 _LOG_PATIENCE_S = 1.0
@@ -50,12 +50,12 @@ def main() -> None:
 
 
 def _parent() -> Tell:
-    """Sends messages to the parent. For everyone else standard output becomes standard error."""
+    """A function that sends messages to the parent. Standard output of all other code becomes standard error."""
     channel = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
 
     def tell(**message: Any) -> None:
-        with suppress(BrokenPipeError):  # the end of standard input will tell that it is gone
+        with suppress(BrokenPipeError):  # the end of standard input shows that it is gone
             channel.write(json.dumps(message) + "\n")
             channel.flush()
 
@@ -63,7 +63,7 @@ def _parent() -> Tell:
 
 
 def _limit(timeout_s: float | None = None, memory_bytes: int | None = None) -> None:
-    """No core file as large as the model, no more memory than allowed, and an end even if the parent is gone."""
+    """Sets limits: no core dump, the allowed memory, and a timer that ends the process if the parent is gone."""
     if timeout_s is not None and hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, timeout_s + _SPARE_S)
     try:
@@ -89,7 +89,7 @@ def _fail(why: str) -> NoReturn:
 
 
 def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
-    """CommonParams as requested. AttributeError if this wheel cannot do what is requested."""
+    """CommonParams for the request. AttributeError if this wheel lacks a requested parameter."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = request["model"]
     for name, value in request["parameters"].items():
@@ -113,7 +113,7 @@ def make_parameters(xllamacpp: Any, request: dict[str, Any]) -> Any:
 
 
 def _set(parameters: Any, name: str, value: Any) -> None:
-    """By its name in this wheel. AttributeError if the wheel cannot do what is requested."""
+    """Sets a parameter under its name in this wheel. AttributeError if the wheel lacks it."""
     if not hasattr(parameters, name):
         if name in OLDER:
             name, translate = OLDER[name]
@@ -141,7 +141,7 @@ def _add_drafter(xllamacpp: Any, speculative: Any, drafter: dict[str, Any]) -> N
 
 
 def _start(request: dict[str, Any], tell: Tell) -> tuple[Any, Any]:
-    """xllamacpp, and its server with the model loaded."""
+    """Imports xllamacpp and starts its server with the model loaded."""
     import xllamacpp
 
     try:
@@ -159,7 +159,7 @@ def _start(request: dict[str, Any], tell: Tell) -> tuple[Any, Any]:
 
 
 def _require_device(xllamacpp: Any) -> None:
-    """Without one llama.cpp would silently put everything into RAM."""
+    """Fails if there is no device: llama.cpp would silently put everything into RAM."""
     kinds = {str(device["type"]).rpartition("_")[2] for device in xllamacpp.get_device_info()}
     if not kinds & {"GPU", "IGPU"}:
         _fail(
@@ -184,9 +184,8 @@ def _verify(request: dict[str, Any], tell: Tell) -> None:
 
 
 def _hold_back_output() -> None:
-    """The tool would end before the thread that writes its log is done (common/log.cpp says so).
-
-    What it prints in the end goes to a pipe that is full, so it waits there until the parent has read enough.
+    """The tool may exit before its logging thread is done (see common/log.cpp). Its final output goes to a full pipe,
+    so it blocks until the parent has read enough.
     """
     unread, full = os.pipe()
     os.set_inheritable(unread, True)
@@ -199,7 +198,7 @@ def _hold_back_output() -> None:
 
 
 def _work(server: Any, *, embeddings: bool) -> str:
-    """What was done with it."""
+    """Runs the requested work and returns its results."""
     if embeddings:
         _require_answer(server.handle_embeddings({"input": _PROMPT}))
         return "text embedded"
@@ -214,9 +213,8 @@ def _require_answer(reply: Any) -> None:
 
 
 def _pace(server: Any, pacing: dict[str, Any], model: str, tell: Tell) -> None:
-    """Prompts of random tokens, each different, so that nothing of the last one can be reused.
-
-    The first is short: from its speed follows how long the others may be.
+    """Measures speed with prompts of random tokens, all different so that no cached prefix is reused. The first is
+    short: its speed determines the length of the others.
     """
     ids = random.Random(0)  # noqa: S311 - not for secrets
     end = time.monotonic() + pacing["seconds"]
@@ -258,13 +256,12 @@ def _timed(
 
 
 def _serve(request: dict[str, Any], tell: Tell) -> None:
-    """The engine's own threads answer requests until standard input ends.
-
-    It is not shut down in order: that waits for requests that are no longer worked on.
+    """The engine's threads answer requests until standard input ends. It is not shut down cleanly: that would wait for
+    abandoned requests.
     """
     _die_with_parent(signal.SIGKILL)
     if sys.platform == "linux" and os.getppid() != request["parent"]:
-        os._exit(1)  # it was gone before the kernel could watch it
+        os._exit(1)  # the parent was gone before the kernel could watch it
     _limit(request["timeout_s"])
     xllamacpp, server = _start(request, tell)
     _write_out_log(xllamacpp)
@@ -284,9 +281,8 @@ def _serve(request: dict[str, Any], tell: Tell) -> None:
 
 
 def _die_with_parent(number: int) -> None:
-    """While the model is loaded no line of Python runs here, so only the kernel can end us. Linux alone does.
-
-    Elsewhere an orphan finishes loading, then exits.
+    """While the model loads, no Python code runs here, so only the kernel can end this process (Linux only). Elsewhere
+    an orphan finishes loading, then exits.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
@@ -317,7 +313,7 @@ def _embed(request: dict[str, Any], tell: Tell) -> None:
 
 
 def _vectors(server: Any, texts: list[list[int]]) -> dict[str, Any]:
-    """Base64 of their bytes, not scaled."""
+    """The vectors' bytes in base64, not normalised."""
     asked = {"input": texts, "encoding_format": "base64", "embd_normalize": -1}
     try:
         reply = server.handle_embeddings(asked)
@@ -340,7 +336,7 @@ def _memory(when: str, model: str | None = None) -> dict[str, Any]:
 
 
 def mapped_bytes(model: str) -> int:
-    """What is in memory of a model's files, the first of which is named; as /proc/self/smaps has it."""
+    """Resident bytes of a model's mapped files, from /proc/self/smaps. `model` is the first file."""
     first = os.path.realpath(model)
     folder, found, is_its = os.path.dirname(first), 0, False  # noqa: PTH120 - the child imports little
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - the child imports little
@@ -356,7 +352,7 @@ def mapped_bytes(model: str) -> int:
 
 
 def read_status(process: int | str = "self") -> dict[str, int]:
-    """VmRSS, RssAnon, RssFile, VmSwap of a process in bytes; empty where there is no /proc."""
+    """VmRSS, RssAnon, RssFile and VmSwap of a process in bytes; empty without /proc."""
     found: dict[str, int] = {}
     try:
         with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as lines:  # noqa: PTH123 - the child imports little
@@ -370,7 +366,7 @@ def read_status(process: int | str = "self") -> dict[str, int]:
 
 
 def _llama_version(xllamacpp: Any) -> str | None:
-    """What the library calls itself; None for builds that do not export the function."""
+    """The library's version; None for builds that do not export the function."""
     with suppress(AttributeError, OSError):
         version = _library(xllamacpp).llama_version
         version.restype = ctypes.c_char_p
@@ -379,7 +375,7 @@ def _llama_version(xllamacpp: Any) -> str | None:
 
 
 def _write_out_log(xllamacpp: Any) -> None:
-    """Its log is written by a thread, which is behind on a busy machine: common_log_flush(common_log_main())."""
+    """Flushes the log, whose thread lags on a busy machine: common_log_flush(common_log_main())."""
     try:
         library = _library(xllamacpp)
         log, flush = library._Z15common_log_mainv, library._Z16common_log_flushP10common_log  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""What a plan may choose for llama.cpp: cache types and GGUF quantisations, the most accurate first."""
+"""Cache types and GGUF quantisations that a plan may choose for llama.cpp, most accurate first."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from edgekit.sources.filenames import SHORT_MIXES
 if TYPE_CHECKING:
     from edgekit.catalog.types import Size
 
-# K needs a little more accuracy than V. For unequal pairs release builds of CUDA and Metal have no flash attention
+# K needs slightly more accuracy than V. For unequal pairs, release builds of CUDA and Metal have no flash attention
 # kernel, and would compute on the CPU: fattn.cu @ 0c1e570.
 EQUAL_PAIRS = (F16_PAIR, Q8_PAIR, ("q4_0", "q4_0"))
 CPU_PAIRS = (F16_PAIR, Q8_PAIR, ("q8_0", "q5_1"), ("q8_0", "q4_0"), ("q4_0", "q4_0"))
-ORIGINAL_ACCURACY = 1000  # 16 bits: nothing is gained over 8 that memory should be spent on
+ORIGINAL_ACCURACY = 1000  # 16 bits: not worth the memory compared with 8
 
 
 def cache_choices(task: Task, placement: Placement | None = None) -> tuple[CacheChoice, ...]:
-    """`placement` says where attention is computed; None: as the task is first placed."""
+    """Cache types to choose from. `placement`: where attention runs; None: the task's first placement."""
     load = task.load
     both = given_pair(load)
     if both is not None:
@@ -57,12 +57,12 @@ def cache_choices(task: Task, placement: Placement | None = None) -> tuple[Cache
 
 
 def cache_name(load: Load, _setup: LlamaCppSetup) -> str:
-    """By the name that choices have."""
+    """The name of the load's cache types, as choices have it."""
     return pair_cache_name(load)
 
 
 def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
-    """The usual mixes with at most the bits of the original: more make a file larger, and nothing better.
+    """The usual mixes with at most as many bits as the original: more bits only make the file larger.
 
     gpt-oss was released in MXFP4.
     """
@@ -77,7 +77,7 @@ def variants(model: Model, _label: str = "") -> tuple[Variant, ...]:
 def at_mixes(
     model: Model, mixes: Iterable[str] = USUAL_MIXES, *, repository: str = ""
 ) -> tuple[Variant, ...]:
-    """As if the model were quantised so. With a repository the files are there to be downloaded."""
+    """Variants of the model at these mixes; with a repository, as downloadable files."""
     known = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
     found = {name: tag for name, tag in known if name in mix_rows()}
     quantised = sorted(
@@ -99,7 +99,7 @@ def at_mixes(
 
 
 def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
-    """gpt-oss was released in MXFP4: no other file of it is better."""
+    """The GGUF files of a repository. For gpt-oss only MXFP4, in which it was released."""
     model, files = opened.model, opened.files
     if files is None:
         return variants(model)
@@ -127,8 +127,10 @@ def _mixed_model(model: Model, mix: str) -> MixedModel:
 
 
 def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
-    """Those of `quants` that are not mixes, or not possible for these tensors, are left out."""
-    from edgekit.catalog.types import Size  # not above: a check needs nothing of the catalog
+    """File sizes at the usual mixes and at `quants`. Omits names that are not mixes, and mixes that these tensors
+    cannot have.
+    """
+    from edgekit.catalog.types import Size  # a check does not need the catalog
 
     for mix in (*USUAL_MIXES, default_mix(model), *quants):
         with suppress(EdgekitError):
@@ -137,7 +139,7 @@ def sizes(model: Model, quants: tuple[str, ...] = ()) -> Iterator[Size]:
 
 
 def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, str]]:
-    """Mixes that are clearly smaller than the file and have a chance to fit, each with the flag that asks for it."""
+    """Mixes that are clearly smaller than the file and may fit, each with the flag that selects it."""
     if task.variants or "mix" in task.start.settled:
         return
     header = task.model.header
@@ -156,7 +158,7 @@ def smaller_weights(task: Task, capacity_bytes: int) -> Iterator[tuple[Variant, 
 
 
 def download_bytes(model: Model, setup: LlamaCppSetup, _estimate: MemoryEstimate) -> int | None:
-    """The file as it is, or the size of the quantisation."""
+    """The size of the file, or of the quantised file."""
     own = model.header.file_bytes or model.header.tensor_bytes
     found = None if own and setup.mix is None else converted(model, setup.mix)
     return own if found is None else found.mixed.tensor_bytes

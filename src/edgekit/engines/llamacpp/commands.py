@@ -1,4 +1,4 @@
-"""A verdict -> the flags that follow from it, and the commands that start llama.cpp with them.
+"""A verdict -> its flags, and the commands that start llama.cpp with them.
 
 Flags as in common/arg.cpp @ b21e4de.
 """
@@ -44,7 +44,7 @@ LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weigh
 
 
 def commands(startup: Startup) -> Iterator[Command]:
-    """Ollama and LM Studio have no flags for a placement with -ot, -sm or --rpc that the user gave."""
+    """Commands for llama.cpp, Ollama and LM Studio. The latter two cannot express a given -ot, -sm or --rpc."""
     cards = _card_notes(startup)
     yield from _own(startup, cards)
     setup = startup.placement.setup
@@ -70,14 +70,14 @@ def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
         more.append(f"replace {PLACEHOLDER_DRAFT} with the file of {startup.given['draft_model']}")
     yield startup.command("llama-server", "llama-server", server, around, more)
     if startup.setup.embeddings:
-        return  # llama-cli has no embeddings
+        return  # llama-cli does not return embeddings
     alone = flags | {"context": startup.context_tokens, "parallel": 1, "unified": None}
     words = ["llama-cli", *source.words, *command_words(alone, build)]
     yield startup.command("llama-cli", "llama-cli", words, around, notes)
 
 
 def _card_notes(startup: Startup) -> list[str]:
-    """Where the user has to say which cards not to use."""
+    """Notes for cases in which the user must exclude cards."""
     used, machine = startup.placement.cards, startup.machine
     if not used or not leaves_some(startup.placement, startup.devices):
         return []
@@ -91,7 +91,7 @@ def _card_notes(startup: Startup) -> list[str]:
 
 
 def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
-    """The flags that add a draft model, in the order in which llama.cpp's command has them."""
+    """The flags that add a draft model, in command-line order."""
     load, setup = verdict.load, verdict.way.setup
     on_cpu = not setup.has_device  # without -devd it would be on a GPU
     flags: dict[str, Any] = {"draft_device": "none" if on_cpu else None}
@@ -109,7 +109,7 @@ def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
 def estimate_words(
     values: Mapping[str, Any], estimate: MemoryEstimate, opened: OpenModel
 ) -> list[str]:
-    """The command of an estimate."""
+    """The command line of an estimate."""
     _, setup = read_setup(values)
     program = "llama-server" if setup.mode is LlamaMode.SERVER else "llama-cli"
     context = values.get("context") or LoadFacts.of(estimate).n_ctx
@@ -129,25 +129,25 @@ def estimate_notes(
     at_once = facts.n_ubatch
     if setup.embeddings and embeds_in_one_batch(geometry) and at_once < facts.n_ctx_seq:
         yield f"texts over {at_once:,} tokens are refused, because a text is computed in one batch (-b, -ub)"
-    if "repack" not in values:  # neither counted nor turned off
+    if "repack" not in values:  # repacking is neither billed nor disabled
         yield from repack_notes(repacked_bytes(opened.model, setup))
 
 
 def values_on_cards(cards: Sequence[Device], _named: Sequence[str]) -> dict[str, Any]:
-    """The flags for these cards."""
+    """Flag values for these cards."""
     memory = tuple(card.free_bytes for card in cards)
     return {"backend": backend_name(cards[0]), "device_memory": memory}
 
 
 class Repacking(NamedTuple):
-    """The copy of weights that CPU builds keep, rearranged for the processor, where it is not in the bill."""
+    """Repacked copies of weights in CPU builds that are not in the bill."""
 
     size_bytes: int
     fits: bool
 
 
 def repacking(verdict: Verdict) -> Repacking:
-    """Where the copy does not fit, llama.cpp is started with -nr."""
+    """The repacked copy; llama.cpp is started with -nr if it does not fit."""
     setup: LlamaCppSetup = verdict.way.setup
     if setup.repack or verdict.variant is None:
         return Repacking(0, fits=True)
@@ -165,14 +165,14 @@ def repack_notes(size_bytes: int) -> list[str]:
 
 
 def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All flags that start llama.cpp as it was judged. `given`: by the user.
+    """All flags that start llama.cpp as judged. `given`: the user's flags.
 
-    Context and layers are always among them: llama.cpp would fit them to the free memory.
+    Context and layers are always set: otherwise llama.cpp fits them to the free memory.
     """
     load, setup = verdict.load, verdict.way.setup
     flash = load.flash_attention
     if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
-        flash = True  # llama.cpp quantises the values only with it
+        flash = True  # required for a quantised V cache
     load = replace(
         load,
         context_tokens=verdict.context_tokens,
@@ -198,20 +198,20 @@ def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that start llama.cpp as it was judged: those that were given, and what the verdict adds."""
+    """The flags that start llama.cpp as judged: the given ones, and those that the verdict adds."""
     found = started(verdict, given)
     first = {key: found[key] for key in found if key in LIMITS and key not in given}
     chosen = {key: found[key] for key in found if key in CHOSEN}
     settled = {**first, **given, "context": verdict.context_tokens, **chosen}
     if not verdict.way.cards and devices(verdict.machine):
-        settled["backend"] = "cpu"  # else it would use the devices that there are
+        settled["backend"] = "cpu"  # otherwise it uses the devices of the machine
     return settled
 
 
 def placement_flags(
     model: Model, placement: Placement, cards: tuple[Device, ...]
 ) -> dict[str, Any]:
-    """Where a plan has put the model, on a machine with these cards: one that it does not use gets nothing."""
+    """The plan's placement as flags for a machine with these cards; unused cards get a share of 0."""
     if not placement.cards:
         return {"backend": "cpu"}
     setup = pinned(model, placement).setup
@@ -222,18 +222,17 @@ def placement_flags(
 
 
 def machine_flags(placement: Placement) -> dict[str, Any]:
-    """The backend, the CPU that weights are repacked for, and the free memory of each of several cards."""
+    """The backend, the CPU that weights are repacked for, and each card's free memory if there are several."""
     setup: LlamaCppSetup = placement.setup
-    own = placement.cards[
-        len(setup.servers) :
-    ]  # those of servers come first; --rpc has their memory
+    # Without RPC devices, which come first: --rpc has their memory.
+    own = placement.cards[len(setup.servers) :]
     found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
     if setup.repack or setup.cpu is not this_cpu():
         found["cpu"] = setup.cpu.value
     if len(placement.cards) > 1:
         if own:
             found["device_memory"] = tuple(card.free_bytes for card in own)
-        if setup.tensor_split:  # cards that it does not name get nothing
+        if setup.tensor_split:  # cards without a share get nothing
             more = len(placement.cards) - len(setup.tensor_split)
             found["tensor_split"] = (*setup.tensor_split, *[0.0] * more)
     return found

@@ -1,4 +1,4 @@
-"""What is loaded next to a model: the projector of a vision model, adapters, a drafter -> further lines."""
+"""Files loaded with a model (projector, adapters, drafter) -> their lines of the bill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADAPTER_WITHIN = 1.0
 
 
 def with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
-    """The task with a drafter next to the model; None: the model's own prediction layers."""
+    """The task with a drafter; None: the model's own prediction layers."""
     setup = task.start.setup or default_setup()
     setup = replace(setup, draft_max=DRAFT_MAX, load_mtp=drafter is None)
     start = replace(task.start, setup=setup)
@@ -50,7 +50,7 @@ def estimate_with(
     setup: LlamaCppSetup,
     values: Mapping[str, Any],
 ) -> MemoryEstimate:
-    """The bill of a model and of the files next to it. Raises RefusedError for what llama.cpp would not load."""
+    """The bill of a model with its companion files. Raises RefusedError for files that llama.cpp does not load."""
     bill = llamacpp.estimate(model, load, setup)
     if companions.projector is not None:
         lines = tuple(projector_lines(companions.projector, setup))
@@ -82,10 +82,10 @@ def bill_with_drafter(
     *,
     mix: str | None = None,
 ) -> MemoryEstimate:
-    """One bill for both. The driver's context is paid once.
+    """One bill for the model and its drafter. The driver's context counts once.
 
-    `load` and `setup` are the main model's, but for the cache types, which are the drafter's own. As speculative.cpp
-    @ 0c1e570 starts it: the main model's options, one row of logits per sequence.
+    `load` and `setup` are the main model's, except for the drafter's cache types. As in speculative.cpp @ 0c1e570: the
+    main model's options, one row of logits per sequence.
     """
     facts = LoadFacts.of(main)
     own_load = replace(
@@ -114,7 +114,7 @@ def bill_with_drafter(
 
 
 def projector_lines(header: ModelHeader, setup: LlamaCppSetup) -> tuple[MemoryLine, ...]:
-    """--mmproj: its weights to the byte, its compute buffer as an upper bound."""
+    """--mmproj: exact weights, and an upper bound for the compute buffer."""
     if header.keys.get("general.architecture") != "clip" or not header.tensors:
         raise UsageError(f"{header.name} is not a projector (a GGUF of architecture clip)")
     gpus = (i for i, device in enumerate(setup.devices) if not device.rpc)
@@ -143,9 +143,8 @@ def _projector_compute(header: ModelHeader, pool: Pool) -> MemoryLine:
         1, _number(header, vision + "patch_size", 14)
     )
     patches = max(side * side, PATCHES)
-    known = bool(
-        side and _number(header, vision + "embedding_length", 0)
-    )  # else it hears, or says little
+    # False for audio projectors, and for files with too few keys.
+    known = bool(side and _number(header, vision + "embedding_length", 0))
     size = FLOAT_BYTES * patches * (2 * forward + 8 * hidden) + 2 * patches * patches * heads
     return MemoryLine(
         component=Component.COMPUTE,
@@ -168,7 +167,7 @@ def _number(header: ModelHeader, key: str, otherwise: int) -> int:
 def adapter_lines(
     headers: Iterable[ModelHeader], placement: TensorPlacement, tokens: int
 ) -> tuple[MemoryLine, ...]:
-    """--lora: each pair of matrices is with the tensor it changes; what they add is alive at the same time."""
+    """--lora: each pair of matrices is in the pool of its tensor; all activations count as alive at once."""
     sums: dict[Pool, int] = {}
     widest = 0
     for header in headers:

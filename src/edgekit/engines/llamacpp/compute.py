@@ -1,5 +1,5 @@
-"""A resolved context -> the lines of the compute buffers (one for each pool a node of the graph runs in), of the output
-buffer, of a context shift and of multi-token prediction.
+"""A resolved context -> lines for the compute buffers (one per pool), the output buffer, a context shift and
+multi-token prediction.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _EXACT = _Known(
     None,
     "llama.cpp's largest compute graph, simulated node by node with its own allocator",
 )
-# Right to the byte on every recorded row too, but of one GPU generation only.
+# Exact on every recorded row, but recorded on one GPU generation only.
 _SPLIT = _Known(
     Basis.MODELLED,
     0.05,
@@ -53,19 +53,19 @@ _SEVERAL = _Known(
     0.1,
     "llama.cpp's largest compute graph over several GPUs, with four copies of its inputs",
 )
-# llama.cpp works the graph out for whole tensors and takes as much on every device (ggml-backend-meta.cpp).
+# llama.cpp plans the graph for full tensors and allocates that much on every device (ggml-backend-meta.cpp).
 _SLICED = _Known(
     Basis.MODELLED,
     0.1,
     "the engine's largest graph with whole tensors, which every device reserves",
 )
-# Up to 3 % on the models compared: the last layer works on all tokens then, not on the output rows alone.
+# Up to 3 % on the models compared: the last layer then computes all tokens, not only the output rows.
 _PREDICTING = _Known(
     Basis.MODELLED,
     0.05,
     "llama.cpp's largest compute graph, without the states saved for token prediction (MTP)",
 )
-# Builds between the two that are recorded: the log, which rounds, agreed on the CPU for every header that was tried.
+# Between two recorded builds: the rounded log agreed on the CPU for every header tried.
 _LOGGED = _Known(
     Basis.MODELLED,
     0.05,
@@ -76,7 +76,7 @@ _OTHER = _Known(
     0.2,
     "llama.cpp's largest compute graph, placed as the CUDA backend would place it",
 )
-BOUND_WITHIN = 1.0  # of the line: all of it may be too much, none of it is missing
+BOUND_WITHIN = 1.0  # of the line: an upper bound, down to nothing
 _BOUND = _Known(
     Basis.MODELLED,
     BOUND_WITHIN,
@@ -84,10 +84,10 @@ _BOUND = _Known(
 )
 FLOAT_BYTES = 4
 MOST_STREAMS = 64  # DeepSeek-V4 has 4
-ASSUMED_VOCABULARY = 262_144  # Gemma's, about the largest there is
+ASSUMED_VOCABULARY = 262_144  # Gemma's, among the largest
 SHIFT_COPIES = 2
-SHIFT_WITHIN = 1.0  # an upper bound: nothing at all of it is taken before the window rolls
-INPUT_COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, over several devices
+SHIFT_WITHIN = 1.0  # an upper bound: nothing is allocated before the first shift
+INPUT_COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, with several devices
 SMALL_INPUTS = 2**20  # rotations of quantised caches, indices of states
 PREDICTION = "prediction"
 PREDICTION_WITHIN = 1.0
@@ -138,7 +138,7 @@ def output_line(model: Model, context: Context) -> MemoryLine:
     known = model.geometry.vocabulary
     vocabulary = ASSUMED_VOCABULARY if known is None else known
     embeds = context.embeddings or known_architecture(model.geometry.architecture).always_embeds
-    # Hyper-connections (DeepSeek-V4) hand over every stream of the hidden state.
+    # Hyper-connections (DeepSeek-V4) output every stream of the hidden state.
     count = model.header.keys.get(f"{model.geometry.architecture}.hyper_connection.count")
     streams = count if isinstance(count, int) and 0 < count <= MOST_STREAMS else 1
     hidden = model.geometry.hidden * streams if embeds else 0
@@ -159,11 +159,11 @@ def shift_lines(
     setup: LlamaCppSetup,
     compute: Sequence[MemoryLine],
 ) -> Iterator[MemoryLine]:
-    """What a rolling window takes beyond the compute buffer; nothing unless its keys are quantised.
+    """Memory for a context shift beyond the compute buffer; none unless K is quantised.
 
-    llama-kv-cache.cpp @ b21e4de, build_graph_shift: layer by layer the keys of all cells are turned in place.
-    Quantised keys are unpacked for it, twice where they were multiplied by a rotation before they were stored. The
-    allocator has not seen this graph when it reserves: the buffer grows with the first shift, and stays that large.
+    llama-kv-cache.cpp @ b21e4de, build_graph_shift: rotates the K cache in place, layer by layer. Quantised K is
+    dequantised for it, twice if it was stored rotated. llama.cpp does not reserve this graph: the buffer grows at the
+    first shift and keeps that size.
     """
     if not setup.ctx_shift or not context.type_k.is_quantized:
         return
@@ -185,7 +185,7 @@ def shift_lines(
 
 
 def _widest(model: Model, placement: TensorPlacement) -> dict[Pool, int]:
-    """Numbers in a row of keys, of the layer that has most of them in each pool."""
+    """The widest K row of each pool."""
     found: dict[Pool, int] = {}
     for layer in model.geometry.layers:
         widths = [stream.elements for stream in layer.mixer.streams if stream.name != "v"]
@@ -203,7 +203,7 @@ def prediction_lines(
 ) -> Iterator[MemoryLine]:
     """The second context that drafts with the model's own prediction blocks (server-context.cpp, common.cpp @ 0c1e570).
 
-    It has a cache for those blocks alone, an output and a compute buffer. Nothing unless it is requested. Raises
+    It has a cache for those blocks only, an output and a compute buffer. Empty unless requested. Raises
     RefusedError for a model without such blocks.
     """
     if not setup.load_mtp:
@@ -238,11 +238,11 @@ def prediction_lines(
 
 
 def bound_bytes(model: Model, context: Context) -> int:
-    """An upper bound of the compute buffer, for models whose graph is not known node by node.
+    """An upper bound of the compute buffer, for models without a known graph.
 
-    What is alive at once in the widest step of a layer, counted in floats per token, and what is alive all along: the
-    mask, the inputs, the rows of logits. Never below on the recorded rows of CPUs and of CUDA
-    (tests/truth/test_closed.py); sparse families, for which it would be too low, have graphs.
+    Counts what is alive in the widest step of a layer, in floats per token, and what is always alive: mask, inputs,
+    logits. Never too low on the recorded CPU and CUDA rows (tests/truth/test_closed.py); sparse families, for which it
+    would be, have graphs.
     """
     geometry = model.geometry
     tokens, hidden = context.n_tokens, geometry.hidden
@@ -259,21 +259,21 @@ def bound_bytes(model: Model, context: Context) -> int:
     )
     aside = geometry.per_layer_embedding * len(geometry.layers) + (
         8 * hidden if geometry.per_layer_embedding else 0
-    )  # Gemma 3n keeps four streams of the hidden state and a slice for every layer
+    )  # Gemma 3n: four residual streams and a slice per layer
     body = always + FLOAT_BYTES * tokens * (widest + 5 * hidden + aside)
     has_head = geometry.causal or not geometry.pooling
     vocabulary = (geometry.vocabulary or ASSUMED_VOCABULARY) if has_head else 0
     logits = FLOAT_BYTES * (context.n_outputs * (vocabulary + 2 * hidden) + 2 * tokens * hidden)
-    return max(body, always + logits) * 5 // 4  # blocks do not fit each other exactly
+    return max(body, always + logits) * 5 // 4  # fragmentation
 
 
 def pool_bounds(
     model: Model, context: Context, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[int, ...]:
-    """Of each device and, last, of the host: above what the engine reserves there.
+    """Upper bounds for each device and, last, for the host.
 
-    The graph is charged where it runs. With every block on devices the host holds no more than the inputs. What a
-    device works on without holding it is copied there: the matrices of a block on the host, and caches of two.
+    The graph is charged where it runs. With every block on devices, the host holds only the inputs. Host data that a
+    device computes with is copied there: the matrices of one block, and the caches of two.
     """
     devices = len(setup.devices)
     graph, inputs = bound_bytes(model, context), _inputs_bytes(model, context)
@@ -288,16 +288,16 @@ def pool_bounds(
     on_device = graph + _widened_bytes(model.geometry, context) + brought + several
     together = placement.together
     if not together:
-        on_device += _scores_bytes(model.geometry, context)  # once here, once for a copy
+        on_device += _scores_bytes(model.geometry, context)  # once for itself, once for a copy
     on_host = (inputs if together else max(graph, inputs)) + several
     heads = head_sizes(model)
-    if context.flash_attn and not heads.flashes:  # attention runs on the host, with what it reads
+    if context.flash_attn and not heads.flashes:  # attention runs on the host
         on_host += graph + max(caches.values(), default=0)
     return (*(on_device,) * devices, on_host)
 
 
 def _scores_bytes(geometry: ModelGeometry, context: Context) -> int:
-    """Without flash attention: what every head makes of every cell."""
+    """Attention scores without flash attention: one per head and cell."""
     if context.flash_attn:
         return 0
     heads = (found.heads for layer in geometry.layers if (found := attention_of(layer.mixer)))
@@ -306,7 +306,7 @@ def _scores_bytes(geometry: ModelGeometry, context: Context) -> int:
 
 
 def _inputs_bytes(model: Model, context: Context) -> int:
-    """Tokens, positions, masks, and the rows that are looked up in tables on the host."""
+    """Tokens, positions, masks, and embedding rows looked up on the host."""
     geometry = model.geometry
     always = _mask_bytes(geometry, context) + _index_bytes(model, context)
     aside = geometry.per_layer_embedding * len(geometry.layers)
@@ -315,7 +315,7 @@ def _inputs_bytes(model: Model, context: Context) -> int:
 
 
 def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
-    """A quantised cache is read at 16 bits: keys and values of one layer."""
+    """K and V of one layer at f16, to which a quantised cache is converted."""
     if not (context.type_k.is_quantized or context.type_v.is_quantized):
         return 0
     widest = max(
@@ -326,7 +326,7 @@ def _widened_bytes(geometry: ModelGeometry, context: Context) -> int:
 
 
 def _host_weights_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
-    """The three largest matrices on the host that one block works with."""
+    """The three largest matrices of a block that are on the host."""
     blocks: dict[int | None, list[int]] = {}
     for placed in placed_tensors(model, placement, setup):
         outside = placed.block is None and placed.tensor.name != HEAD
@@ -347,7 +347,7 @@ def _mask_bytes(geometry: ModelGeometry, context: Context) -> int:
 
 
 def _index_bytes(model: Model, context: Context) -> int:
-    """Where rows go in the cache; without flash attention V is scattered number by number."""
+    """Cache write indices: one per row; without flash attention, one per element of V."""
     if context.flash_attn:
         return 64 * context.n_tokens
     heads = head_sizes(model)
@@ -356,7 +356,7 @@ def _index_bytes(model: Model, context: Context) -> int:
 
 
 def _latent_copy_bytes(geometry: ModelGeometry, context: Context) -> int:
-    """Without flash attention the latent of all cells is laid out once more, as V."""
+    """A contiguous copy of the latent as V, made without flash attention."""
     widths = (
         layer.mixer.latent_dim
         for layer in geometry.layers

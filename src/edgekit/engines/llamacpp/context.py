@@ -1,4 +1,4 @@
-"""A load and a setup -> what llama_context makes of them, or the reason it refuses.
+"""A load and a setup -> the resolved llama_context, or the reason it refuses.
 
 Follows llama-context.cpp (constructor and llama_init_from_model) @ 0c1e570.
 """
@@ -38,7 +38,7 @@ def head_sizes(model: Model) -> HeadSizes:
 
 
 def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
-    """Raises RefusedError where llama.cpp would not come up, UsageError where the load makes no sense."""
+    """Raises RefusedError if llama.cpp would not start, UsageError if the load is invalid."""
     geometry = model.geometry
     heads = head_sizes(model)
     _check_numbers(load)
@@ -47,7 +47,7 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
     flash_attn = _flash_attention(geometry, load, type_v)
     v_trans = not flash_attn
     if flash_attn and load.flash_attention is None and not type_v.is_quantized:
-        # The cache has been laid out when a device turns out to have no kernel for these heads.
+        # llama.cpp allocates the cache before it finds that a device lacks a kernel for these heads.
         sure = setup.backend is not Backend.CUDA or setup.split_mode is SplitMode.TENSOR
         flash_attn = heads.flashes or sure or setup.n_gpu_layers <= 1
     _check_types(heads, type_k, type_v)
@@ -59,7 +59,7 @@ def resolve(model: Model, load: Load, setup: LlamaCppSetup) -> Context:
 
 
 def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
-    """Raises RefusedError for a split mode that this llama.cpp does not have, UsageError without several GPUs."""
+    """Raises RefusedError for a split mode that this llama.cpp lacks, UsageError without several GPUs."""
     mode, count = setup.split_mode, len(setup.devices) if setup.has_device else 0
     if mode in {SplitMode.ROW, SplitMode.TENSOR} and count < 2:
         raise UsageError(
@@ -111,7 +111,7 @@ def _check_numbers(load: Load) -> None:
 
 def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
     able = not known_architecture(geometry.architecture).no_flash_attention
-    wanted = able and load.flash_attention is not False  # None: auto, which is on where it can be
+    wanted = able and load.flash_attention is not False  # None: auto, which is on if possible
     if not wanted and type_v.is_quantized:
         raise RefusedError(
             "llama.cpp: a quantised V cache requires flash attention (-fa on); "
@@ -142,7 +142,7 @@ def _check_types(heads: HeadSizes, type_k: CacheType, type_v: CacheType) -> None
 
 
 def _check_rows(geometry: ModelGeometry, context: Context) -> None:
-    """Options that llama.cpp does not refuse in words: it aborts on them."""
+    """Refuses options on which llama.cpp aborts without a message."""
     if context.n_outputs_max < context.n_seq_max:
         raise RefusedError(
             f"llama.cpp aborts: {context.n_outputs_max} output rows for {context.n_seq_max} sequences;"
@@ -172,7 +172,7 @@ def _sized(  # noqa: PLR0917 - each worked out by the one caller
     if not requested:
         raise UsageError("the model's context length is unknown; set one (-c)")
     sequences, unified = max(1, load.sequences or 1), bool(load.unified)
-    if setup.mode is LlamaMode.SERVER and not load.sequences:  # four that share one cache
+    if setup.mode is LlamaMode.SERVER and not load.sequences:  # by default four, sharing one cache
         sequences, unified = SERVER_SLOTS, load.unified is not False
     apart = not unified or heads.apart
     n_batch, n_ubatch = _batches(geometry, load, setup, requested)

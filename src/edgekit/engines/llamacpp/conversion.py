@@ -51,7 +51,7 @@ LONGEST_HEADER = 16 * MIB  # Gemma's vocabulary of 262,144 tokens: 15.8 MB
 
 
 def likely_mix(model: Model) -> str:
-    """The mix that the file's key or name states, unless the file is too small for it; else the nearest by size."""
+    """The mix stated by the file's key or name, unless the file is too small for it; else the nearest by size."""
     size, tag = model.header.file_bytes, quant_tag(model.header.name)
     stated = stated_mix(model.header.keys) or (tag if tag in USUAL_MIXES else None)
     if stated is not None and (size is None or _tensor_bytes(model, stated) <= size * (1 + WITHIN)):
@@ -61,7 +61,7 @@ def likely_mix(model: Model) -> str:
             "neither the quantisation nor the size of the file is known: read its whole header",
             file=model.header.name,
         )
-    # The largest that is not larger than the file; the rest of the file becomes a line of its own.
+    # The largest mix that is not larger than the file; the difference becomes a separate line.
     place = bisect_left(USUAL_MIXES, -size, key=lambda name: -_tensor_bytes(model, name))
     return USUAL_MIXES[min(place, len(USUAL_MIXES) - 1)]
 
@@ -71,7 +71,7 @@ def _tensor_bytes(model: Model, mix: str) -> int:
 
 
 def mixed_model(model: Model, mix: str) -> MixedModel:
-    """The model at that mix. What llama-quantize would read is worked out once for all mixes."""
+    """The model at that mix. The input of llama-quantize is computed once for all mixes."""
     source = prepare(model).source_model.get(lambda: source_model(model.header, model.geometry))
     return source.at_mix(mix)
 
@@ -112,7 +112,7 @@ def convert(model: Model, mix: str) -> Converted:
 
 
 def _with_head(model: Model, mix: str) -> Model:
-    """Keys do not say whether the output head is a separate matrix: the size of the file does."""
+    """Decides by file size whether the output head is a separate matrix: the keys do not state it."""
     if model.geometry.tied_embeddings is not None:
         return model
     apart, tied = prepare(model).apart_and_tied.get(
@@ -126,7 +126,7 @@ def _with_head(model: Model, mix: str) -> Model:
         return apart
 
     def misfit(one: Model) -> tuple[bool, bool, int]:
-        """Whether the size is off, whether the number of tensors is, and by how many bytes."""
+        """Sort key: whether the size differs, whether the tensor count differs, and by how many bytes."""
         mixed = mixed_model(one, mix)
         away = abs(size - mixed.tensor_bytes)
         other = len(mixed.tensors) != (model.header.tensor_count or len(mixed.tensors))
@@ -136,7 +136,7 @@ def _with_head(model: Model, mix: str) -> Model:
 
 
 def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
-    """What llama.cpp's loader makes of the layers that a config.json describes."""
+    """The geometry as llama.cpp loads it from a config.json."""
     conversion = conversion_of(geometry.architecture)
     spans: dict[str, Any] = {} if conversion.keeps_windows else {"span": Span.ALL, "span_tokens": 0}
     full_heads = known_architecture(geometry.architecture).full_heads
@@ -161,9 +161,8 @@ def _in_llama_cpp(geometry: ModelGeometry) -> ModelGeometry:
 
 
 def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
-    """From the tensors in a GGUF's header; without them, from those that its geometry implies.
-
-    Raises UnknownArchitectureError where these cannot be derived.
+    """From the tensors in a GGUF's header, else from the tensors that its geometry implies. Raises
+    UnknownArchitectureError if they cannot be derived.
     """
     if header.keys and header.tensors:
         laid = directory_tensors(header)
@@ -185,9 +184,8 @@ def source_model(header: ModelHeader, geometry: ModelGeometry) -> SourceModel:
 def _counted(
     geometry: ModelGeometry, words: Mapping[str, Any], count: int | None
 ) -> tuple[GgufTensor, ...]:
-    """The keys of a GGUF do not state every switch, nor its rope tables: the number of tensors in the file shows them.
-
-    If no two switches explain the difference, the tensors are those that most files of the architecture have.
+    """A GGUF's keys do not state every switch or rope table: the tensor count reveals them. If no two switches explain
+    the difference, assumes the tensors that most files of the architecture have.
     """
     first = gguf_tensors(geometry, words)
     if count is None or len(first) == count:
@@ -262,7 +260,7 @@ def gguf_architecture(geometry: ModelGeometry) -> str:
 
 
 def gguf_keys(geometry: ModelGeometry, config: Mapping[str, Any]) -> dict[str, Value]:
-    """The keys by name. `geometry` is as llama.cpp would read it, with the architecture's name in a GGUF."""
+    """The keys by name. `geometry`: as llama.cpp would read it, with the GGUF name of the architecture."""
     section = text_section(config)
     found = {
         **dict(_stated_keys(section)),
@@ -312,7 +310,7 @@ def _attention_keys(geometry: ModelGeometry) -> Iterator[tuple[str, Value]]:
     if not found:
         yield "attention.head_count", 0
         return
-    # One number if all layers with attention agree; recurrent layers between them count as equal.
+    # One number if all layers with attention agree, else a list with 0 for recurrent layers.
     heads = {one.heads for one in found}
     listed = tuple(0 if one is None else one.heads for one in layers)
     yield "attention.head_count", heads.pop() if len(heads) == 1 else listed

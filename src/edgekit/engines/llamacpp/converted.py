@@ -1,4 +1,4 @@
-"""Values of a conversion: what llama-quantize reads, what it makes, and how well the sizes of that GGUF are known."""
+"""Values of a conversion: llama-quantize's input and output, and the accuracy of the sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgekit.formats.types import GgufTensor
 from edgekit.machine.types import DEVICE, HOST
 from edgekit.model.types import Model
 
-WITHIN = 0.005  # from a config alone: rope tables, and tensors that a converter adds or drops
+WITHIN = 0.005  # from a config only: rope tables, and tensors that a converter adds or drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class MixedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
-    """What llama-quantize reads, whatever the mix."""
+    """The input of llama-quantize, for any mix."""
 
     tensors: tuple[SourceTensor, ...] = field(repr=False)
     facts: MixFacts
@@ -37,24 +37,24 @@ class SourceModel:
     because: str  # with a placeholder for the name of the mix
 
     def at_mix(self, mix: str, *, imatrix: bool | None = None) -> MixedModel:
-        """UsageError for an unknown mix, RefusedError where llama-quantize gives up."""
+        """The model at a mix. UsageError for an unknown mix, RefusedError where llama-quantize fails."""
         name = mix_row(mix).name
         mixed = quantize(self.tensors, name, self.facts, imatrix=imatrix)
         because = self.because.format(name)
         return MixedModel(mix=name, tensors=mixed, basis=self.basis, because=because)
 
 
-# Equal on all 43 recorded models that were compared; other families may have keys that conversion.py does not write.
+# Equal on all 43 recorded models compared; other families may have keys that conversion.py does not write.
 COMPUTE_WITHIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What the conversion would give, and how well that is known."""
+    """The converted model, and how well it is known."""
 
     model: Model
     mixed: MixedModel
-    file_bytes: int | None = None  # of a GGUF whose directory was not read
+    file_bytes: int | None = None  # of a GGUF without tensor directory
 
     @property
     def note(self) -> str:
@@ -63,7 +63,7 @@ class Converted:
         return f"sizes computed for a {self.mixed.mix} GGUF: {self.mixed.because}"
 
     def known(self, line: MemoryLine) -> MemoryLine:
-        """The line, no more certain than the conversion itself, which has not been made yet."""
+        """The line, at most as certain as the conversion."""
         mixed = self.mixed
         if line.component is Component.WEIGHTS:
             line = replace(line, because=f"{line.because} ({mixed.mix})")
@@ -75,11 +75,11 @@ class Converted:
         return self._as_layers(line)
 
     def _as_layers(self, line: MemoryLine) -> MemoryLine:
-        """The tensors were derived from the layers."""
+        """True if the tensors were derived from the layers."""
         return no_better_than(line, self.model.geometry.basis, WITHIN)
 
     def unexplained(self, backend: Backend) -> tuple[MemoryLine, ...]:
-        """What the file is larger than its mix: other types than named, or a long header."""
+        """Bytes by which the file exceeds its mix: other types than named, or a long header."""
         more = 0 if self.file_bytes is None else self.file_bytes - self.mixed.tensor_bytes
         if more <= 0:
             return ()

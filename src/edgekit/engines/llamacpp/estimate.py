@@ -1,4 +1,4 @@
-"""What llama.cpp allocates: its buffers, what the driver and a server take in addition, and what grows later."""
+"""llama.cpp's bill: its buffers, the driver, the server's caches, and what grows later."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ VERSION = version_name(NEWEST, None)
 LEAST_PROMPTS_MIB = 64
 # Measured on an H200 with CUDA 13: 526.8 MiB before anything is loaded; smaller cards take 0.3 to 0.6 GB.
 CUDA_CONTEXT_BYTES = 527 * MIB
-# After 600 tokens: the most that was measured of an architecture, without and with experts.
+# After 600 tokens: the maximum measured per architecture, without and with experts.
 FIRST_DECODE_MIB = {
     ("llama", False): 97,  # Llama 2 and 3.1: 78 to 89; Mistral Small 24B: 94 to 97
     ("qwen3", False): 81,
@@ -73,21 +73,20 @@ FIRST_DECODE_MIB = {
 }
 FIRST_DECODE_DENSE_MIB = 98
 FIRST_DECODE_DELTA_MIB = 93  # gated delta nets without experts: Qwen3.5 27B; the 9B 84
-FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: 178 to 219 were seen
-# Llama 3.1 8B took 190 MiB without flash attention, after it had run with it: matrices of scores go to cuBLAS, as those
-# of experts do.
+FIRST_DECODE_OTHER_MIB = 187  # experts or recurrences: measured 178 to 219
+# Llama 3.1 8B took 190 MiB without flash attention: scores are computed by cuBLAS, as experts are.
 FIRST_DECODE_SCORES_MIB = 190
-# Metal and Vulkan were not measured: pipelines and command buffers, as reported by users.
+# Metal and Vulkan are not measured: pipelines and command buffers as users report them.
 OTHER_CONTEXT_BYTES = 256 * MIB
-EXCHANGE_BYTES = 192 * MIB  # of NCCL on each card, as users report for two
-# A vocabulary twice as large, another build of the libraries: what was measured with one model, held for another.
+EXCHANGE_BYTES = 192 * MIB  # NCCL buffers per card, as users report for two cards
+# How far a measurement with one model may be off for another: vocabulary size, library builds.
 OVERHEAD_WITHIN = 0.5
-# What llama-server saves is limited by the bytes of cells and states; their positions and tokens come on top.
+# llama-server limits saved prompts by cell and state bytes; positions and tokens are extra.
 SAVED_WITHIN = 0.05
 
 
 def version(setup: LlamaCppSetup | None) -> str:
-    """Of the rules that a bill for this setup follows."""
+    """The llama.cpp version whose rules the bill follows."""
     return VERSION if setup is None else setup.version_name
 
 
@@ -99,9 +98,8 @@ def config_probes() -> Iterator[tuple[Load, LlamaCppSetup]]:
 
 
 def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
-    """The bill: of a GGUF as it is, of another format (or at `setup.mix`) as it would be after a conversion.
-
-    Raises RefusedError where llama.cpp would not come up.
+    """The bill of a GGUF as it is, or of another format (or `setup.mix`) after conversion. Raises RefusedError if
+    llama.cpp would not start.
     """
     _check_file(model, setup)
     found = converted(model, setup.mix)
@@ -109,9 +107,9 @@ def estimate(model: Model, load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
 
 
 def converted(model: Model, mix: str | None) -> Converted | None:
-    """None for a GGUF as it is. Raises EdgekitError for a family whose GGUF is not described.
+    """The converted model; None for a GGUF as it is. Raises EdgekitError for a family without known conversion.
 
-    A GGUF of which only the keys were read is made out like a conversion, at the mix that it has by name or by size.
+    A GGUF of which only the keys were read is treated like a conversion, at the mix of its name or size.
     """
     is_gguf = model.header.container is Container.GGUF
     if mix is None and is_gguf and model.header.tensors is not None:
@@ -125,7 +123,7 @@ def converted(model: Model, mix: str | None) -> Converted | None:
 
 
 def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[str, object], ...]:
-    """The facts of the bill alone. Raises RefusedError like it, but for what only a graph is refused for."""
+    """Only the facts of the bill. Raises RefusedError like `estimate`, except for reasons found in the graph."""
     _check_file(model, setup)
     own = _as_loaded(model, setup)
     _check_architecture(own, setup)
@@ -133,13 +131,13 @@ def load_facts(model: Model, load: Load, setup: LlamaCppSetup) -> tuple[tuple[st
 
 
 def cache_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> int:
-    """The caches and states of the bill alone. Raises RefusedError like it."""
+    """Only the caches and states of the bill. Raises RefusedError like `estimate`."""
     own = _as_loaded(model, setup)
     return sum(cache_sums(own, resolve(own, load, setup), place(own, setup)).values())
 
 
 def held_bytes(model: Model, load: Load, setup: LlamaCppSetup) -> dict[Pool, int]:
-    """What weights, caches and states take of each pool: no bill is less. Raises RefusedError like it."""
+    """Weights, caches and states per pool: a lower bound of the bill. Raises RefusedError like `estimate`."""
     own = _as_loaded(model, setup)
     placement = place(own, setup)
     sums = dict(
@@ -163,13 +161,13 @@ def _weights_bytes(
 
 
 def repacked_bytes(model: Model, setup: LlamaCppSetup) -> int:
-    """What a build that repacks weights for its CPU needs more of the host."""
+    """Extra RAM that a build needs if it repacks weights for its CPU."""
     own = _as_loaded(model, setup)
     return weights.repacked_bytes(own, place(own, setup), setup)
 
 
 def _as_loaded(model: Model, setup: LlamaCppSetup) -> Model:
-    """The GGUF that is loaded: itself, or what it is converted to."""
+    """The GGUF that is loaded: the file itself, or its conversion."""
     found = converted(model, setup.mix)
     return model if found is None else found.model
 
@@ -234,8 +232,8 @@ def _check_architecture(model: Model, setup: LlamaCppSetup) -> None:
 
 
 def _check_file(model: Model, setup: LlamaCppSetup) -> None:
-    """RefusedError with llama.cpp's reason where it would not load this file; other formats are converted first."""
-    is_file = model.header.version is not None  # else a model of the catalog, or keys alone
+    """RefusedError with llama.cpp's reason if it would not load this file. Other formats are converted first."""
+    is_file = model.header.version is not None  # otherwise a catalog model, or keys only
     if model.header.container is Container.GGUF and is_file:
         _check_architecture(model, setup)
         if reason := prepare(model).refusal.get(lambda: refusal(model)):
@@ -245,7 +243,7 @@ def _check_file(model: Model, setup: LlamaCppSetup) -> None:
 def _as_known(
     model: Model, setup: LlamaCppSetup, found: Converted | None
 ) -> Callable[[MemoryLine], MemoryLine]:
-    """A line, no better known than what it rests on: the layers, the backend, a conversion."""
+    """The line, at most as certain as the layers, the backend and the conversion."""
     measured = setup.backend in MEASURED_BACKENDS and model.geometry.basis is Basis.EXACT
     measured = measured and not _is_guessed(model, setup)
     if found is None:
@@ -256,18 +254,18 @@ def _as_known(
 
 
 def _is_guessed(model: Model, setup: LlamaCppSetup) -> bool:
-    """Divisions among devices that were read from the source, and not compared with the engine."""
+    """True for device splits that were read from the source but not compared with the engine."""
     if setup.split_mode is not SplitMode.TENSOR:
         return setup.has_device and setup.split_mode is SplitMode.ROW
     return setup.has_device and known_architecture(model.geometry.architecture).slices_uncompared
 
 
 def _on_backend(model: Model, setup: LlamaCppSetup, line: MemoryLine) -> MemoryLine:
-    """No better than the layers are known; no better than modelled on a backend that was not measured."""
+    """At most as certain as the layers; at most modelled on an unmeasured backend."""
     basis = model.geometry.basis
     if (
         line.component is Component.WEIGHTS
-    ):  # they are read from the directory, whatever the layers are
+    ):  # read from the tensor directory, independent of the layers
         basis = Basis.EXACT
     if setup.backend not in MEASURED_BACKENDS and line.pool.kind is PoolKind.DEVICE:
         basis = weakest((basis, Basis.MODELLED))
@@ -293,7 +291,7 @@ def _facts(context: Context) -> tuple[tuple[str, object], ...]:
 
 
 def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[MemoryLine]:
-    """Every block is assumed to be of the same size."""
+    """The line divided among pools; assumes blocks of equal size."""
     placement = place(model, setup)
     blocks = range(len(placement.blocks))
     pools: list[Pool] = [placement.output]
@@ -301,7 +299,7 @@ def divided(line: MemoryLine, model: Model, setup: LlamaCppSetup) -> Iterator[Me
         pools = [placement.cache_pool(block) for block in blocks]
     elif line.component is Component.WEIGHTS:
         pools = [*placement.blocks, placement.output]
-    elif setup.has_device:  # buffers and the driver are on the device, wherever the layers are
+    elif setup.has_device:  # buffers and the driver are always on the device
         pools = [pool for pool in placement.blocks if pool != HOST][-1:] or [HOST]
     left = line.size_bytes
     for number, pool in enumerate(counted := sorted(set(pools), key=lambda one: one.label)):
@@ -316,7 +314,7 @@ def runtime_lines(
 ) -> Iterator[MemoryLine]:
     devices = set(placement.used)
     if setup.has_device and not devices:
-        devices = {Pool(PoolKind.DEVICE)}  # the driver is woken even for no layers
+        devices = {Pool(PoolKind.DEVICE)}  # the driver is initialised even without layers
     for pool in sorted(devices, key=lambda one: one.index):
         yield from _device_lines(model, context, pool, setup)
         if placement.ranks > 1:
@@ -346,7 +344,7 @@ def _device_lines(
 
 
 def _exchange(model: Model, context: Context, devices: int) -> tuple[int, str, float]:
-    """-sm tensor: the devices add up what each has made (ggml-backend-meta.cpp: max_tmp_size)."""
+    """-sm tensor: buffers for the reduction between devices (ggml-backend-meta.cpp: max_tmp_size)."""
     used = max((one.experts.used for one in model.geometry.layers if one.experts), default=1)
     steps = (devices - 1).bit_length()
     sums = steps * used * context.n_tokens * model.geometry.hidden * 4
@@ -362,7 +360,7 @@ def _first_decode(model: Model, context: Context) -> tuple[int, str, float]:
     if cells == {Cell.GATED_DELTA} and not experts:
         other = FIRST_DECODE_DELTA_MIB
     size_mib = FIRST_DECODE_MIB.get((geometry.architecture, experts), other)
-    within = 0.6 if states else 0.5  # some recurrences take no more than dense models
+    within = 0.6 if states else 0.5  # some recurrences take as little as dense models
     because = "kernels and scratch memory loaded by the first decode"
     if context.flash_attn:
         return size_mib * MIB, because, within
@@ -384,7 +382,7 @@ def _line(pool: Pool, size_bytes: int, because: str, within: float) -> MemoryLin
 def server_lines(
     context: Context, setup: LlamaCppSetup, caches: Iterable[MemoryLine]
 ) -> Iterator[MemoryLine]:
-    """What llama-server may come to hold on the host as prompts arrive; nothing of it is taken at the start."""
+    """Host memory that llama-server may take as prompts arrive; none of it at the start."""
     if setup.mode is not LlamaMode.SERVER or setup.embeddings:
         return
     held = tuple(caches)
@@ -398,7 +396,7 @@ def server_lines(
             "builds before July 2026 store one prompt of any size",
             max(SAVED_WITHIN, prompt / size - 1),
         )
-    # A checkpoint holds what cannot be rolled back: sliding windows and recurrent states.
+    # A checkpoint holds state that cannot be rolled back: sliding windows and recurrent states.
     partial = (Component.SLIDING_KV_CACHE, Component.STATE)
     saved = sum(line.size_bytes for line in held if line.component in partial) // context.n_seq_max
     if saved and setup.ctx_checkpoints:
@@ -431,7 +429,7 @@ def growing_lines(result: Verdict) -> tuple[MemoryLine, ...]:
 
 
 def left_on_host(result: Verdict) -> int | None:
-    """Usable RAM that is not required at the start; None where the RAM is unknown."""
+    """Usable RAM not required at the start; None if the RAM is unknown."""
     left = [
         use.budget.unreserved_bytes - use.required_bytes
         for use in result.uses
@@ -441,25 +439,24 @@ def left_on_host(result: Verdict) -> int | None:
 
 
 def growth_limits(result: Verdict) -> dict[str, int]:
-    """llama-server's two limits, in MiB and in checkpoints of a slot; none where all that may grow has room.
-
-    Prompts get half of what is left if need be.
+    """llama-server's limits: prompt cache in MiB and checkpoints per slot; none if everything fits. The prompt cache
+    gets at least half of the remaining RAM if it needs it.
     """
     lines, left, setup = growing_lines(result), left_on_host(result), result.way.setup
     if left is None or sum(line.size_bytes for line in lines) <= left:
         return {}
     checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)
     prompts = min(max(left - checkpoints, left // 2) // MIB, setup.cache_ram_mib)
-    prompts = prompts if prompts >= LEAST_PROMPTS_MIB else 0  # less holds no conversation
+    prompts = prompts if prompts >= LEAST_PROMPTS_MIB else 0  # too little for a conversation
     limits = {} if prompts == setup.cache_ram_mib else {"cache_ram": prompts}
     if checkpoints > left - prompts * MIB:
-        one = checkpoints // setup.ctx_checkpoints  # of every slot
+        one = checkpoints // setup.ctx_checkpoints  # one checkpoint of every slot
         limits["ctx_checkpoints"] = (left - prompts * MIB) // one
     return limits
 
 
 def later_rows(verdict: Verdict) -> Iterator[str]:
-    """One row where something may grow: what is left, and the flags that limit it where that is too little."""
+    """One row if memory may grow: the remaining RAM, and flags that limit the growth if it is too little."""
     lines = growing_lines(verdict)
     if not lines:
         return

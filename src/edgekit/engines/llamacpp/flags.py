@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # only to name types: --help must be instant
     from edgekit.engines.llamacpp.types import Override
 
 TITLE = "llama.cpp"
-ENOUGH_LAYERS = 99  # what people write for all
+ENOUGH_LAYERS = 99  # commonly used for "all layers"
 DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 MAX_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
@@ -50,7 +50,7 @@ def _flash(text: str) -> str:
 
 def _layers(text: str) -> str | int:
     if text.lower() in {"all", "auto", "-1", "-2"}:
-        return "all"  # what fits is not known here: auto counts as all
+        return "all"  # auto counts as all: what fits is not known here
     number: int = whole(most=10**6)(text)
     return number
 
@@ -74,11 +74,11 @@ def _load_mode(text: str) -> bool:
     return mode != "none"
 
 
-# What llama.cpp's command line has for a value, where that is not the first name of the flag and the value.
+# Command-line words that are not just the flag's first name and its value.
 
 
 def _rpc_words(servers: tuple[str, ...]) -> list[str]:
-    """llama.cpp asks the servers for their memory itself."""
+    """--rpc without memory sizes: llama.cpp queries the servers itself."""
     return ["--rpc", ",".join(server.partition("=")[0] for server in servers)]
 
 
@@ -108,7 +108,7 @@ def _llama_version(text: str) -> str:
 
 
 def _cache_type(text: str) -> str:
-    """A name of the table; llama.cpp itself refuses types that it lacks."""
+    """A cache type of the table; llama.cpp itself rejects types that it lacks."""
     from edgekit.bill.types import cache_type
     from edgekit.engines.llamacpp.context import CACHE_TYPES
 
@@ -120,7 +120,7 @@ def _cache_type(text: str) -> str:
         ) from error
 
 
-# How a value of a flag becomes the value of its field, and back.
+# Conversions between a flag's value and its field.
 
 
 def _enum(name: str) -> Meaning:
@@ -164,7 +164,7 @@ _LAYERS = Meaning(_layers_field, _layers_value)
 _OVERRIDES = Meaning(_override_field, lambda found: tuple(f"{one.pattern}={one.buffer}" for one in found))  # fmt: skip
 
 
-# How a row of a batch has it, where that is more than a number, a string, true or false.
+# Values in a row of a batch that are not just a number, a string or a boolean.
 
 
 def _row_flash(name: str, value: Any) -> str:
@@ -280,7 +280,7 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("Cpu"), of_machine=True),
     Flag(("--device-memory",), "device_memory", "free memory of each GPU, which decides the split: 24G,24G", "SIZES", sizes, ours=True, group="placement", of_machine=True),
 )  # fmt: skip
-# Only rows of a batch have these: there is no flag.
+# Options of batch rows only: they have no flag.
 ROW_ONLY = (
     Flag((), "output_rows", "", "N", row=number, option="n_outputs_max"),
     Flag((), "load_mtp", "", row=yes_no, parameter=Parameter("load_mtp")),
@@ -300,7 +300,7 @@ def keys_of(*groups: str) -> frozenset[str]:
 
 
 ON_A_GPU = keys_of("placement", "devices", "servers")
-# Options of a row that ask for a GPU. The other two only matter where there is one.
+# Options of a row that request a GPU. The other two matter only if there is one.
 GPU_OPTIONS = tuple(
     flag.option or flag.key
     for flag in FLAGS
@@ -308,7 +308,7 @@ GPU_OPTIONS = tuple(
 )
 ROUGH_PLACEMENT = ("n_gpu_layers", "cpu_moe", "n_cpu_moe")  # printed before the finer flags
 COMPANIONS = keys_of("companion", "weights")  # loaded with the model, or instead of it
-# The others are about what is outside the engine's own buffers, or are not part of a dry run of one model.
+# Flags that `verify` takes. The rest concern memory outside the engine's buffers, or are not part of a dry run.
 VERIFIED = tuple(
     flag
     for flag in FLAGS
@@ -316,17 +316,17 @@ VERIFIED = tuple(
     and flag.key
     not in {
         "cache_ram",
-        "cpu",  # as the engine here was built
+        "cpu",  # fixed by the installed engine
         "ctx_checkpoints",
         "device_memory",
-        "rpc",  # neither way to ask llama.cpp is built with it
-        "llama_version",  # it is the engine's own
+        "rpc",  # neither verify method supports it
+        "llama_version",  # fixed by the installed engine
     }
 )
-# Flags that the command of an answer repeats as they were given: load and setup do not have them, or not all of it.
+# Flags that printed commands repeat as given: load and setup do not hold them completely.
 REPEATED = keys_of("companion", "drafter", "server")
-# The order of groups on a command line: --rpc comes before -ot, which may name its devices. In a group the order of the
-# table decides: -ot comes before -ncmoe, because the first that matches a tensor counts.
+# The order of groups on a command line: --rpc comes before -ot, which may name its devices. Within a group, table order
+# applies: -ot precedes -ncmoe because the first match wins.
 _PRINTED = (
     "sequences", "backend", "servers", "placement", "devices", "cache", "context", "batch", "",
     "server", "companion", "drafter", "weights",
@@ -335,7 +335,7 @@ _LOAD_MODE_BUILD = 10809  # arg.cpp: it has --no-mmap as well, which later build
 
 
 def command_words(values: Mapping[str, Any], build: int) -> list[str]:
-    """The flags on the command line of a build of llama.cpp."""
+    """The command-line words for a build of llama.cpp."""
     gone = "--no-mmap" if build >= _LOAD_MODE_BUILD else "-lm"
     known = (flag for flag in FLAGS if flag.names[0] != gone)
     return flag_words(

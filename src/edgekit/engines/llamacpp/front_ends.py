@@ -1,4 +1,4 @@
-"""Programs that start llama.cpp themselves: the settings of Ollama and LM Studio for a verdict."""
+"""Programs built on llama.cpp: the settings of Ollama and LM Studio for a verdict."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from edgekit.terminal import printable
 
 OLLAMA = "ollama"
 _PATHS = ("/", "./", "../", "~")
-# docs/faq.mdx: the cache types it lists, the most accurate first, with their bits per value
+# docs/faq.mdx: cache types, most accurate first, with bits per value
 _CACHE_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 _OWN_CACHE, _SMALLEST_CACHE = "f16", "q4_0"
-# llama-server reads these where no flag is given, and Ollama passes its own environment on.
+# llama-server reads these if no flag is given, and Ollama passes on its environment.
 _GROWTH_VARIABLES = {
     "cache_ram": "LLAMA_ARG_CACHE_RAM",
     "ctx_checkpoints": "LLAMA_ARG_CTX_CHECKPOINTS",
@@ -49,7 +49,7 @@ _NOT_SHARED = (
 
 
 def ollama_commands(startup: Startup, notes: list[str]) -> Iterator[Command]:
-    """`notes` are those on the cards. Without a Modelfile where Ollama's own placement is the one that was judged."""
+    """Ollama's commands. No Modelfile if Ollama's default placement is the one judged. `notes`: about the cards."""
     server = ["ollama", "serve"]
     yield startup.command(
         OLLAMA,
@@ -78,7 +78,7 @@ def ollama_commands(startup: Startup, notes: list[str]) -> Iterator[Command]:
 
 
 def _runs_by_default(startup: Startup, layers: int | None) -> bool:
-    """Whether Ollama, with nothing but the server's variables, places the model as it was judged."""
+    """True if Ollama, with only the server's variables, places the model as judged."""
     on_cpu = layers == 0 and not startup.machine.devices
     whole = layers is None or layers == block_count(startup.variant.model.geometry) + 1
     has_batch = bool(startup.load.microbatch_tokens)
@@ -86,7 +86,7 @@ def _runs_by_default(startup: Startup, layers: int | None) -> bool:
 
 
 def _modelfile(startup: Startup, source: str, layers: int | None) -> Iterator[str]:
-    yield f"FROM {printable(source)}"  # one line, whatever a file is called
+    yield f"FROM {printable(source)}"  # one line, even for odd file names
     yield f"PARAMETER num_ctx {startup.context_tokens}"
     if layers is not None:
         yield f"PARAMETER num_gpu {layers}"
@@ -97,7 +97,7 @@ def _modelfile(startup: Startup, source: str, layers: int | None) -> Iterator[st
 
 
 def _modelfile_source(startup: Startup) -> str:
-    """A tag of Ollama's library, what Ollama has already, hf.co/org/name:quant, or a file."""
+    """A tag of Ollama's library, a model that Ollama has, hf.co/org/name:quant, or a file."""
     files = startup.files
     if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
         return files.label
@@ -115,18 +115,18 @@ def _modelfile_source(startup: Startup) -> str:
 
 
 def _ollama_layers(startup: Startup) -> int | None:
-    """None: experts alone cannot be kept in RAM, so Ollama places whole layers itself."""
+    """num_gpu; None if only experts are in RAM: Ollama cannot do that and places whole layers itself."""
     setup = startup.setup
     if setup.backend is Backend.CPU:
         return 0
     if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
         return None
-    every = block_count(startup.variant.model.geometry) + 1  # and the output
+    every = block_count(startup.variant.model.geometry) + 1  # plus the output layer
     return every if setup.n_gpu_layers >= ALL_LAYERS else min(setup.n_gpu_layers, every)
 
 
 def _ollama_environment(startup: Startup) -> dict[str, str]:
-    """Ollama multiplies the context by the requests at once, each of which has a cache of its own."""
+    """Server variables. Ollama multiplies the context by the number of parallel requests."""
     cache, load, found = _ollama_cache(startup), startup.load, startup.environment
     found["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
     found["OLLAMA_NUM_PARALLEL"] = str(startup.verdict.streams)
@@ -141,14 +141,14 @@ def _ollama_environment(startup: Startup) -> dict[str, str]:
 
 
 def _ollama_cache(startup: Startup) -> str:
-    """One type for keys and values: the most accurate that takes no more than either."""
+    """One type for K and V: the most accurate that is no larger than either."""
     kinds = (startup.load.cache_k, startup.load.cache_v)
     least = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
     return next((name for name, bits in _CACHE_BITS.items() if bits <= least), _SMALLEST_CACHE)
 
 
 def _ollama_notes(startup: Startup) -> Iterator[str]:
-    """What Ollama has no setting for."""
+    """Notes on settings that Ollama lacks."""
     load, setup = startup.load, startup.setup
     wanted = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
     if wanted != {_ollama_cache(startup)}:
@@ -165,7 +165,7 @@ def _ollama_notes(startup: Startup) -> Iterator[str]:
 
 
 def _ollama_name(label: str) -> str:
-    """As Ollama spells names: lower case, digits, dots, dashes."""
+    """The name in Ollama's spelling: lower case, digits, dots, dashes."""
     plain = label.rsplit("/", maxsplit=1)[-1].removesuffix(".gguf").lower()
     name = "".join(
         char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in plain
@@ -187,7 +187,7 @@ def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
     load, layers = startup.load, block_count(startup.variant.model.geometry)
     facts = LoadFacts.of(startup.verdict.estimate)
     yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, facts.n_ctx)
-    yield LmStudioSetting("", "llm.load.llama.autoFit", False)  # else it would fit layers by itself
+    yield LmStudioSetting("", "llm.load.llama.autoFit", False)  # otherwise it fits layers by itself
     yield _counted("GPU Offload", LM_STUDIO_OFFLOAD, _offload_share(setup, layers), layers)
     if any(layer.experts for layer in startup.variant.model.geometry.layers):
         experts = _experts_share(startup, layers)
@@ -220,7 +220,7 @@ def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
 
 
 def _counted(name: str, key: str, share: str | float, layers: int) -> LmStudioSetting:
-    """A share of the layers; people set the number of them."""
+    """A setting stored as a share of the layers, which the screen shows as a number."""
     count = {"max": layers, "off": 0}[share] if isinstance(share, str) else round(share * layers)
     return LmStudioSetting(
         name, key, share, f"{count} of {layers} layers", is_default=share == "off"
@@ -228,7 +228,7 @@ def _counted(name: str, key: str, share: str | float, layers: int) -> LmStudioSe
 
 
 def _offload_share(setup: LlamaCppSetup, layers: int) -> str | float:
-    """The share of the blocks; the output layer goes with the last of them."""
+    """The share of blocks on the GPU; the output layer goes with the last block."""
     if setup.backend is Backend.CPU or not setup.n_gpu_layers:
         return "off"
     if setup.n_gpu_layers >= ALL_LAYERS or setup.n_gpu_layers > layers:
@@ -242,14 +242,14 @@ def _experts_share(startup: Startup, layers: int) -> str | float:
         return "off"
     if setup.cpu_moe:
         return "max"
-    blocks = sum(map(has_experts_on_host(setup), range(layers)))  # it divides no layer
+    blocks = sum(map(has_experts_on_host(setup), range(layers)))  # whole layers only
     if startup.placement.by_tensor and not setup.n_cpu_moe and len(setup.overrides) == 1:
-        blocks += 1  # -ot moves the last layers' experts, LM Studio the first ones', which frees less of the GPU
+        blocks += 1  # LM Studio moves the first layers' experts, not the last as -ot does: that frees less of the GPU
     return blocks / layers if blocks else "off"
 
 
 def _split_setting(startup: Startup) -> Iterator[LmStudioSetting]:
-    """Shares of all cards that it sees, in the order of their numbers: a card with 0 is not used."""
+    """Shares of all visible cards in order of their numbers; 0: the card is not used."""
     used, split = startup.placement.cards, startup.setup.tensor_split
     known = devices(startup.machine)
     if not used or (len(used) == len(known) and not split):

@@ -1,6 +1,6 @@
-"""The tensors of a GGUF at F16, before a model is converted: names, shapes, and which stay at F32.
+"""The tensors of the F16 GGUF that a conversion would write: names, shapes, and which stay at F32.
 
-Names are in gguf_tensor_names.json, exceptions of single architectures in their records (`gguf_names`, `gguf_fused`).
+Names are in gguf_tensor_names.json, exceptions in the architectures' records (`gguf_names`, `gguf_fused`).
 Types are those of prepare_tensors in conversion/base.py, llama.cpp @ 0c1e570.
 """
 
@@ -59,7 +59,7 @@ def _tensor_names() -> Mapping[str, Mapping[str, Names]]:
         raise damaged(f"{file}: {error}") from error
 
 
-# Norms of the hidden width, by how many a layer has.
+# Names of a layer's norms of hidden width, by their number.
 _HIDDEN_NORMS = {
     1: ["attn_norm"],
     2: ["attn_norm", "ffn_norm"],
@@ -94,13 +94,13 @@ _AT_F32 = frozenset(
 _NAMES_AT_F32 = frozenset(
     {"indexer.q_proj.weight", "indexer.k_proj.weight"}
 )  # conversion/minimax.py
-# Matrices that some architectures' files have as one.
+# Matrices that some architectures store fused.
 _FUSED = (
     (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
     (("ffn_gate", "ffn_up"), "ffn_up"),
     (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
 )
-# Not a key of any file: the number of rope tables, where the tensor count shows it.
+# Not a real key: the number of rope tables, if inferred from the tensor count.
 ROPE_TABLES = "edgekit rope tables"
 _ROPE_TABLES = {1: ("rope_freqs",), 2: ("rope_factors_long", "rope_factors_short")}
 _TABLES_BY_ROPE = {"llama3": 1, "longrope": 2, "proportional": 1, "su": 2}
@@ -109,7 +109,7 @@ _TABLES_BY_ROPE = {"llama3": 1, "longrope": 2, "proportional": 1, "su": 2}
 def gguf_tensors(
     geometry: ModelGeometry, config: Mapping[str, Any] | None = None
 ) -> tuple[GgufTensor, ...]:
-    """What the converter would write at F16, blocks that predict further tokens included."""
+    """The tensors that the converter would write at F16, including multi-token prediction blocks."""
     return tuple(
         one
         if block is None
@@ -127,7 +127,7 @@ def gguf_tensor_count(geometry: ModelGeometry, config: Mapping[str, Any] | None 
 def _blocks(
     geometry: ModelGeometry, config: Mapping[str, Any] | None
 ) -> Iterator[tuple[int | None, Sequence[GgufTensor]]]:
-    """(block, its tensors), with None for those outside the blocks. Equal layers are worked out once."""
+    """(block, its tensors), with None for those outside the blocks. Equal layers are computed once."""
     recipe = tensor_recipe(geometry.architecture)
     section = text_section(config or {})
     name = geometry.architecture
@@ -163,7 +163,7 @@ def _prediction_blocks(
 
 
 def _rope_tables(geometry: ModelGeometry, section: Mapping[str, Any]) -> Iterator[GgufTensor]:
-    """Factors for the rope frequencies: one table for Llama 3, two for LongRoPE."""
+    """Rope frequency factors: one table for Llama 3, two for LongRoPE."""
     kind = "" if geometry.rope is None else geometry.rope.type
     count = section.get(ROPE_TABLES)
     if not isinstance(count, int):
@@ -196,7 +196,7 @@ def _laid(
     architecture: str,
     recipe: TensorRecipe,
 ) -> Sequence[GgufTensor]:
-    """The tensors of a layer of that kind; None: those outside the layers."""
+    """The GGUF tensors of a layer of this kind; None: of those outside the layers."""
     named = _Naming(*(_outside(recipe) if kind is None else _inside(recipe, tensors, kind)))
     laid: list[GgufTensor] = []
     for tensor in tensors:
@@ -254,7 +254,7 @@ def _inside(
 
 
 class _Naming:
-    """Names the tensors of a layer in the order in which they are expected."""
+    """Names the tensors of a layer in the expected order."""
 
     def __init__(self, matrices: Names, norms: Names, arrays: Names, biases: Names) -> None:
         self.matrices, self.norms, self.arrays, self.biases = map(
@@ -280,13 +280,13 @@ class _Naming:
 
 
 class _Turn:
-    """Hands out the names of a role one after another."""
+    """The names of a role, used one after another."""
 
     def __init__(self, names: Names) -> None:
         self.names, self.met = names, Counter[TensorRole]()
 
     def next(self, role: TensorRole) -> str:
-        """A tensor that llama.cpp has no name for is named after its role."""
+        """The next name; the role itself if llama.cpp has no name for the tensor."""
         place, names = self.met[role], self.names.get(role, ())
         self.met[role] += 1
         return names[place] if place < len(names) else f"{role.name.lower()}_{place}"
@@ -295,7 +295,7 @@ class _Turn:
 def _shaped(
     tensor: ExpectedTensor, name: str, kind: LayerKind | None, architecture: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) in the file; several where llama.cpp splits the tensor."""
+    """(name, shape) in the file; several if llama.cpp splits the tensor."""
     shape = tensor.shape
     if tensor.kind is TensorKind.EXPERT or tensor.count > 1:
         shape = (tensor.count, *shape)
@@ -334,7 +334,9 @@ def _latent(
 def _state_shape(
     tensor: ExpectedTensor, shape: tuple[int, ...], kind: Recurrent
 ) -> tuple[int, ...]:
-    """Mamba-2's vectors are matrices of one column, its norm is cut into groups; Kimi's have four dimensions."""
+    """Shapes of recurrent tensors: Mamba-2 vectors have one column and its norm is grouped; Kimi's have four
+    dimensions.
+    """
     if kind.cell is Cell.MAMBA2 and kind.groups:
         if tensor.role in {TensorRole.STATE_A, TensorRole.STATE_D}:
             return (*shape, 1)

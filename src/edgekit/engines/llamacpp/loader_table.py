@@ -25,29 +25,29 @@ GATE_UP = "gate_up_exps"  # create_tensor_gate_up_exps: one fused matrix, or two
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededTensor:
-    name: str  # without the number of its block
+    name: str  # without block number
     in_block: bool
     required: bool
     condition: str  # empty: always
-    shape: tuple[str, ...]  # innermost first, as llama.cpp has it
+    shape: tuple[str, ...]  # innermost first, as in llama.cpp
 
 
 @dataclass(slots=True, kw_only=True)
 class Loader:
-    """One architecture's rows."""
+    """The rows of one architecture."""
 
     keys: tuple[str, ...] = ()  # required, without the architecture's prefix
     fields: dict[str, tuple[str, int | None]] = field(
         default_factory=dict
     )  # variable -> key, default
-    computed: frozenset[str] = frozenset()  # variables that the loader computes by further rules
-    checks: list[tuple[str, str]] = field(default_factory=list)  # must hold, and the message
+    computed: frozenset[str] = frozenset()  # variables that the loader computes itself
+    checks: list[tuple[str, str]] = field(default_factory=list)  # condition, message if it is false
     tensors: list[NeededTensor] = field(default_factory=list)
 
 
 @cache
 def loader_of(architecture: str) -> Loader | None:
-    """None for an architecture that is not in the table."""
+    """The rows of an architecture; None if it is not in the table."""
     found: Loader | None = None
     text = get_data("edgekit.engines.llamacpp", "loader_table.tsv") or b""
     for row in text.decode().splitlines():
@@ -70,7 +70,7 @@ def loader_of(architecture: str) -> Loader | None:
 
 
 def _word(name: str) -> str:
-    """A field of llama_hparams -> the variable that expressions use for it."""
+    """A field of llama_hparams -> its variable in expressions."""
     return name.removesuffix("_arr").removesuffix("_impl").removesuffix("_full")
 
 

@@ -1,4 +1,4 @@
-"""What llama.cpp, and the programs around it, are to call the model of a verdict."""
+"""How commands for llama.cpp and its front ends refer to the model of a verdict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT_ONLY = f"text only: without {NO_PROJECTOR} llama.cpp also loads the image p
 
 
 def model_source(startup: Startup) -> GgufSource:
-    """The file, the repository, or a placeholder where no repository is known."""
+    """The file, the repository, or a placeholder if no repository is known."""
     variant, files = startup.variant, startup.files
     has_projector = startup.has_part("projector")
     if not has_own_file(startup):
@@ -45,7 +45,7 @@ def model_source(startup: Startup) -> GgufSource:
 
 
 def has_own_file(startup: Startup) -> bool:
-    """Whether the weights are a GGUF file that exists: the one that was named, or one of a repository."""
+    """True if the weights are an existing GGUF file: the one given, or one of a repository."""
     if startup.setup.mix is not None:
         return False
     files = startup.files
@@ -54,7 +54,7 @@ def has_own_file(startup: Startup) -> bool:
 
 
 def estimate_source(values: Mapping[str, Any], opened: OpenModel) -> GgufSource:
-    """The same for an estimate: at the quantisation it is for."""
+    """The source of an estimate's model, at its quantisation."""
     files = opened.files
     is_stored = files is not None and files.container is Container.GGUF
     mix = values.get("mix") or opened.mix or (None if is_stored else default_mix(opened.model))
@@ -62,7 +62,7 @@ def estimate_source(values: Mapping[str, Any], opened: OpenModel) -> GgufSource:
 
 
 class GgufSource(NamedTuple):
-    """What llama.cpp calls a model, and what the user has to do or know before that works."""
+    """How a llama.cpp command refers to a model, and what the user must do or know first."""
 
     words: list[str]
     note: str = ""
@@ -71,10 +71,9 @@ class GgufSource(NamedTuple):
 def gguf_source(
     files: ModelFiles | None, mix: str | None = None, label: str = "", *, projector: bool = False
 ) -> GgufSource:
-    """A file, a hub id or an address that exists. `mix`: the quantisation wanted, where the files do not have it.
-
-    `projector`: it is loaded too. Weights on this machine can be quantised there; for others the catalog is asked for a
-    repository. Where it knows none, the note says how to search and the file has a placeholder's name.
+    """An existing file, hub id or URL. `mix`: the requested quantisation, if the files lack it. `projector`: it is
+    loaded too. Local weights can be quantised locally; for others the catalog may know a repository. If not, the note
+    says how to search, and the file name is a placeholder.
     """
     stored = files is not None and files.container is Container.GGUF
     if files is not None and stored and mix is None:
@@ -98,7 +97,7 @@ def gguf_source(
 
 
 def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSource:
-    """A repository that has a model of the catalog at this mix; a placeholder and a search where none is known."""
+    """A repository with this catalog model at this mix; if none is known, a placeholder and a search link."""
     from edgekit.catalog.repositories import Form, repository_at
 
     found = repository_at(label, Form.GGUF, mix)
@@ -108,7 +107,7 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
             ["-m", PLACEHOLDER_FILE],
             f"{note} and replace {PLACEHOLDER_FILE} with the file you find",
         )
-    alone = found.listed and len(found.quants) == 1  # llama.cpp takes it without a tag
+    alone = found.listed and len(found.quants) == 1  # llama.cpp loads it without a tag
     word = found.name if alone else f"{found.name}:{found.tag(mix)}"
     return GgufSource(
         ["-hf", word, *([NO_PROJECTOR] if _sees(found.model) and not projector else [])]
@@ -116,7 +115,7 @@ def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSour
 
 
 def _sees(model: str) -> bool:
-    """Whether a packaged model takes pictures."""
+    """True if a packaged model accepts images."""
     from edgekit.catalog.store import packaged
     from edgekit.catalog.types import Entry, ModelPurpose
 
@@ -125,7 +124,7 @@ def _sees(model: str) -> bool:
 
 
 def made_name(label: str, mix: str) -> str:
-    """What a file that is still to be made would be called."""
+    """The name of a file that is yet to be created."""
     name = plain_name(label)
     for ending in (".gguf", ".safetensors", "config.json"):
         name = name.removesuffix(ending)
@@ -140,7 +139,7 @@ def _hub_words(label: str) -> list[str]:
 
 
 def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
-    """The same for a reference as people type it, of which nothing was looked up."""
+    """The words for a reference as typed, without looking anything up."""
     match parsed(reference, is_name=is_name):
         case HubModel(repo=repo, quant=quant, filename=None):
             return ["-hf", f"{repo}:{quant}" if quant else repo]
@@ -153,7 +152,7 @@ def typed_gguf_words(reference: str, *, is_name: bool = False) -> list[str]:
 
 
 def model_draft_words(reference: str, *, is_catalog: bool = False) -> list[str]:
-    """-md FILE or -hfd REPOSITORY. A name of the catalog becomes a repository that has it, or a placeholder."""
+    """-md FILE or -hfd REPOSITORY. A catalog name becomes its repository, or a placeholder."""
     from edgekit.catalog.names import find_entry, split_quant
     from edgekit.errors import NotFoundError
 

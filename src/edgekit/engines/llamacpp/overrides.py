@@ -1,4 +1,4 @@
-"""-ot and --rpc as they are written -> overrides and devices. Patterns follow the ECMAScript grammar of std::regex."""
+"""Parsers for -ot and --rpc -> overrides and devices. Patterns follow the ECMAScript grammar of std::regex."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgekit.errors import UsageError
 from edgekit.units import parse_size
 
 LONGEST_PATTERN = 1000  # characters
-DEEPEST_PATTERN = 50  # groups inside each other
-MOST_TIMES = 1000  # as in x{1000}: names are shorter than that
-MOST_REPEATS = 12  # *, +, ?, {n} in one pattern: people write three
+DEEPEST_PATTERN = 50  # nested groups
+MOST_TIMES = 1000  # as in x{1000}: names are shorter
+MOST_REPEATS = 12  # *, +, ?, {n} in one pattern: three are usual
 LONGEST_NAME = 64  # ggml.h: GGML_MAX_NAME; longer names are not loaded
-Node = Callable[[str, int], int]  # a name, positions as the bits of a number -> positions
+Node = Callable[[str, int], int]  # a name and a bit set of start positions -> end positions
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_.|()]|\\\.|\[[0-9]-[0-9]\])*")
 _WORD = frozenset(string.ascii_letters + string.digits + "_")
 _SETS = {"d": frozenset(string.digits), "w": _WORD, "s": frozenset(string.whitespace)}
@@ -32,13 +32,13 @@ _POSIX = {
     "upper": string.ascii_uppercase,
     "xdigit": string.hexdigits,
 }
-MOST_OVERRIDES = 256  # people write one, or one for each layer
+MOST_OVERRIDES = 256  # usually one, or one per layer
 MOST_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
 MOST_PORTS = 65_536
 
 
 def read_overrides(text: str) -> tuple[Override, ...]:
-    """PATTERN=BUFFER, ...: whether there is such a buffer is seen when it is billed. Raises UsageError."""
+    """PATTERN=BUFFER, ...; whether the buffer exists is checked when it is billed. Raises UsageError."""
     entries = text.split(",")
     if len(entries) > MOST_OVERRIDES:
         raise UsageError(f"{len(entries)} overrides are more than {MOST_OVERRIDES}")
@@ -56,7 +56,7 @@ def read_overrides(text: str) -> tuple[Override, ...]:
 
 
 def read_servers(text: str) -> tuple[DeviceSlot, ...]:
-    """HOST:PORT=FREE, ...: devices, named as llama.cpp does. FREE of several: 24G+24G. Raises UsageError."""
+    """HOST:PORT=FREE, ... -> devices with llama.cpp's names. FREE of several devices: 24G+24G. Raises UsageError."""
     found: list[DeviceSlot] = []
     for entry in text.split(","):
         endpoint, _, memory = entry.partition("=")
@@ -79,14 +79,14 @@ def read_servers(text: str) -> tuple[DeviceSlot, ...]:
 
 @lru_cache(maxsize=256)
 def searcher(pattern: str) -> Callable[[str], bool]:
-    """Whether the pattern is found anywhere in a name, in bounded time. Raises UsageError for what std::regex refuses.
+    """A function that searches a name for the pattern in bounded time. Raises UsageError for what std::regex rejects.
 
-    A node of a pattern takes all positions where it may begin to all where it may end, so that nothing is tried twice.
+    A node maps all possible start positions to all end positions at once, so there is no backtracking.
     """
     if len(pattern) > LONGEST_PATTERN:
         raise UsageError(f"a pattern may have {LONGEST_PATTERN} characters, not {len(pattern)}")
     node = _Parser(pattern).whole()
-    if _PLAIN.fullmatch(pattern):  # the same in Python's grammar, and nothing to try twice
+    if _PLAIN.fullmatch(pattern):  # means the same in Python, and cannot backtrack
         found_in = re.compile(pattern).search
         return lambda name: len(name) < LONGEST_NAME and found_in(name) is not None
 
@@ -142,7 +142,7 @@ class _Parser:
         return _in_turn(nodes)
 
     def atom(self) -> tuple[Node, bool]:
-        """And whether it may be repeated."""
+        """The next atom, and whether it may be repeated."""
         one = self.next("")
         match one:
             case "^":
@@ -238,7 +238,7 @@ class _Parser:
                 raise self.error(f"has more than {MOST_REPEATS} repeats (*, +, ?, {{n}})")
             if not may_repeat:
                 raise self.error("repeats a place, such as ^ or \\b")
-            self.take("?")  # as few as possible: changes where it is found, not whether
+            self.take("?")  # lazy: does not change whether it matches
             node = _times(node, *counts)
         return node
 
@@ -295,7 +295,7 @@ def _in_turn(nodes: list[Node]) -> Node:
 
 
 def _times(node: Node, least: int, most: int | None) -> Node:
-    """After as many rounds as the name is long nothing changes any more."""
+    """Repeats a node; after len(name) rounds nothing changes any more."""
 
     def ends(name: str, starts: int) -> int:
         for _ in range(min(least, len(name) + 1)):

@@ -1,4 +1,4 @@
-"""A setup -> where each block, tensor and cache is, and what a tensor takes there.
+"""A setup -> the pool of each block, tensor and cache, and the size of a tensor there.
 
 Follows llama-model.cpp (load_tensors) and llama-model-loader.cpp (create_tensor) @ 0c1e570.
 """
@@ -30,19 +30,19 @@ from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Model
 
 DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
-MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: quantised rows may be read this far
+MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: kernels may read quantised rows up to here
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # llama-arch.cpp: LLM_TENSOR_LAYER_INPUT; they stay on the host.
 INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
-# LLM_TENSOR_LAYER_REPEATING without a block number in their name: they belong to block 0.
+# LLM_TENSOR_LAYER_REPEATING tensors without a block number belong to block 0.
 FIRST_BLOCK_TENSORS = frozenset({"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"})
-# ... and those that every block uses: one copy wherever a block is.
+# Those that every block uses: one copy in each pool that has a block.
 SHARED_TENSORS = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
 # LFM2 calls its output norm by the name of an embedding norm.
 OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
 
-# Of a block of multi-token prediction, what is loaded although nothing runs it.
+# Tensors of a multi-token prediction block that are loaded even if it is not run.
 _SHARED_HEAD = r"nextn\.(embed_tokens|shared_head_head|shared_head_norm)\."
 _CHOOSING_BIAS = r"\.exp_probs_b"
 LOADED_IDLE = {
@@ -57,7 +57,7 @@ LOADED_IDLE = {
 }
 
 SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
-# Builds that load such blocks whether they are run or not: from the first that could run them to 82dbc4f.
+# Builds that always load such blocks: from the first that could run them to 82dbc4f.
 _IF_RUN = 10212
 LOADED_ALWAYS = {
     "cohere2moe": (9626, _IF_RUN),
@@ -68,7 +68,7 @@ LOADED_ALWAYS = {
     "step35": (9480, _IF_RUN),
 }
 
-# What llama.cpp calls the buffers of a backend's devices: CUDA0, or ROCm0 where it is built for AMD.
+# llama.cpp's buffer names by backend: CUDA0, or ROCm0 in builds for AMD.
 BUFFER_NAMES = {
     Backend.CPU: (),
     Backend.CUDA: ("CUDA", "ROCm"),
@@ -81,7 +81,7 @@ _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --c
 
 
 def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
-    """Raises UsageError for a split that names no device, and for an override to a device that there is not."""
+    """Raises UsageError for a split without a device, and for an override to a missing device."""
     return prepare(model).placements.get(setup, lambda: _place(model, setup))
 
 
@@ -108,13 +108,13 @@ def _slicer(model: Model, setup: LlamaCppSetup) -> Slicer | None:
     if not setup.has_device:
         return None
     shares = setup.tensor_split
-    if setup.split_mode is SplitMode.ROW and not shares:  # by all of their memory, in truth
+    if setup.split_mode is SplitMode.ROW and not shares:  # llama.cpp uses their total memory
         shares = tuple(float(one.free_bytes or 1) for one in setup.devices)
     return Slicer(model, len(setup.devices), shares)
 
 
 def buffer_pools(setup: LlamaCppSetup) -> dict[str, Pool]:
-    """The buffer types that -ot may name (arg.cpp: parse_tensor_buffer_overrides), and where they are."""
+    """The buffer types that -ot may name (arg.cpp: parse_tensor_buffer_overrides), and their pools."""
     found = {"CPU": HOST}
     place = 0
     for i, device in enumerate(setup.devices if setup.has_device else ()):
@@ -129,7 +129,7 @@ def buffer_pools(setup: LlamaCppSetup) -> dict[str, Pool]:
 
 
 def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
-    """The tensors that -ot places, by the first entry that matches."""
+    """The tensors that -ot places; the first matching entry applies."""
     known = buffer_pools(setup)
     for one in setup.overrides:
         if one.buffer not in known:
@@ -144,7 +144,7 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
 
 
 def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
-    """Of a block: whether -cmoe, -ncmoe or -ot leave some of its experts on the host."""
+    """A test for blocks: true if -cmoe, -ncmoe or -ot leave some of its experts on the host."""
     moving = [one.pattern for one in setup.overrides if one.buffer == "CPU"]
     patterns = [searcher(one) for one in moving]
 
@@ -170,7 +170,7 @@ def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
 
 
 def _can_scan(model: Model) -> bool:
-    """Whether CUDA runs a scan with an ssm_a of the file's shape (llama-model-loader.cpp: weight_buft_supported)."""
+    """True if CUDA supports SSM_SCAN with the file's ssm_a shape (llama-model-loader.cpp: weight_buft_supported)."""
     name = model.geometry.architecture
     if not known_architecture(name).scans_state:
         return True
@@ -178,7 +178,7 @@ def _can_scan(model: Model) -> bool:
         (one.shape for one in model.header.tensors or () if one.name.endswith(".ssm_a")), ()
     )
     if not shape:
-        return True  # no layer scans
+        return True  # no layer has a scan
     keys = (model.header.keys.get(f"{name}.ssm.{key}") for key in ("inner_size", "state_size"))
     inner, state = (one if isinstance(one, int) else 0 for one in keys)
     heads, width = (1, *shape)[-2:]
@@ -189,7 +189,7 @@ def _can_scan(model: Model) -> bool:
 
 
 def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
-    """One for each block and one for the output: the last n_gpu_layers of them are offloaded."""
+    """The pool of each block and of the output: the last n_gpu_layers of these are offloaded."""
     if not setup.has_device:
         yield from [HOST] * (blocks + 1)
         return
@@ -204,7 +204,7 @@ def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
 
 
 def _split_ends(setup: LlamaCppSetup) -> list[float]:
-    """Where each device's share ends, of 1. By free memory where no split is given."""
+    """The cumulative shares of the devices; by free memory if no split is given."""
     free = tuple(float(one.free_bytes or 1) for one in setup.devices)
     shares = setup.tensor_split[: len(free)] or free
     if setup.split_mode is SplitMode.NONE:
@@ -223,12 +223,12 @@ def _split_ends(setup: LlamaCppSetup) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedTensor:
-    """One copy of a tensor somewhere."""
+    """One copy of a tensor in a pool."""
 
     tensor: Tensor
     pool: Pool
     block: int | None
-    mapped: bool = False  # read where it is in the file: no padding
+    mapped: bool = False  # memory-mapped from the file: no padding
 
     @property
     def size_bytes(self) -> int:
@@ -244,14 +244,14 @@ class PlacedTensor:
 
 
 def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_bytes: int) -> int:
-    """What a tensor takes on a CUDA device: quantised rows are padded to 512 elements, all to 128 bytes."""
+    """A tensor's size on a CUDA device: quantised rows are padded to 512 elements, everything to 128 bytes."""
     missing = -row_elements % MATRIX_ROW_PADDING if block_elements > 1 else 0
     extra = missing * block_bytes // block_elements
     return pad(size_bytes + extra, DEVICE_ALIGNMENT)
 
 
 def loads_prediction(model: Model, setup: LlamaCppSetup) -> bool:
-    """Whether blocks of multi-token prediction are loaded: when they are run, in some builds always."""
+    """True if multi-token prediction blocks are loaded: if they are run; always in some builds."""
     first, end = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
     return setup.load_mtp or first <= setup.rules < end
 
@@ -276,7 +276,7 @@ def placed_tensors(
 
 
 def _divided(one: PlacedTensor, placement: TensorPlacement) -> Iterator[PlacedTensor]:
-    """What each device holds of a tensor that is on the devices."""
+    """The share of a device tensor that each device holds."""
     parts: list[Tensor] = []
     if one.pool.kind is PoolKind.DEVICE and placement.slicer is not None:
         parts = placement.slicer.weights(one.tensor, one.block)
@@ -291,7 +291,7 @@ def _divided(one: PlacedTensor, placement: TensorPlacement) -> Iterator[PlacedTe
 def placed_sums(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> dict[tuple[int | None, Pool], tuple[int, int]]:
-    """Block and pool -> the bytes and the number of the tensors that `placed_tensors` puts there."""
+    """Block and pool -> bytes and number of the tensors that `placed_tensors` puts there."""
     if placement.overridden or placement.slicer or placement.rows:
         return sums_of(placed_tensors(model, placement, setup))
     architecture = model.geometry.architecture
@@ -318,7 +318,7 @@ def placed_sums(
 
 
 def sums_of(placed: Iterable[PlacedTensor]) -> dict[tuple[int | None, Pool], tuple[int, int]]:
-    """Block and pool -> bytes and number."""
+    """Block and pool -> bytes and number of tensors."""
     sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
     for one in placed:
         size, count = sums.get((one.block, one.pool), (0, 0))
@@ -364,7 +364,7 @@ def block_number(name: str) -> int | None:
 
 
 def pools_of(name: str, placement: TensorPlacement, architecture: str) -> tuple[Pool, ...]:
-    """Where a tensor of that name is: more than one pool for what every block uses."""
+    """The pools of a tensor: several for one that every block uses."""
     return _pools(name, block_number(name), placement, architecture)
 
 
@@ -387,7 +387,7 @@ def _pools(
 
 
 def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
-    """The token embedding once more, as the head, where the file has none and it is elsewhere."""
+    """A second copy of the token embedding, as the head, if the file has none and the head is in another pool."""
     known = known_architecture(model.geometry.architecture)
     names = prepare(model).tensors_by_name.get(
         lambda: {tensor.name: tensor for tensor in model.header.tensors or ()}
@@ -406,5 +406,5 @@ def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTenso
 
 
 def tied_pool(placement: TensorPlacement) -> Pool:
-    """Where a head made of the token embedding is: it is matched by the name of that."""
+    """The pool of a tied head. -ot matches it by the embedding's name."""
     return placement.moved.get(EMBEDDING, placement.output)

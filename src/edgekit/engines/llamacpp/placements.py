@@ -1,4 +1,4 @@
-"""What llama.cpp may use of a machine, and where it can put a model there: most on the devices first."""
+"""llama.cpp's memory budgets on a machine, and the possible placements, most on the devices first."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from edgekit.machine.types import (
 from edgekit.model.types import Model
 from edgekit.units import GIB
 
-# Flags that say where the model goes; a caller who gives one gives them all.
+# Placement flags; a caller who gives one decides all of them.
 PLACED = keys_of("backend", "placement", "devices", "servers")
-# A split alone leaves open how much goes to the RAM.
+# A split alone does not decide how much goes to RAM.
 _LEAVES_NOTHING_OPEN = PLACED - {"tensor_split"}
-# Of these, flags that count on every device of the machine, numbered as llama.cpp does.
+# Placement flags that refer to all devices of the machine, in llama.cpp's numbering.
 _BY_NUMBER = keys_of("devices", "servers") | {"override_tensor"}
 Cards = tuple[Device, ...]
-# A reserve of 1 GiB, a context of 0.6, a compute buffer and a layer.
+# 1 GiB reserve, 0.6 GiB driver context, a compute buffer and one layer.
 LEAST_CARD_BYTES = 5 * GIB // 2
 ON_THE_CPU = "fully on the CPU"
 RESERVE_BYTES = GIB
-WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop's compositor takes its share
-# The most trusted first: CUDA, Metal, then Vulkan.
+WINDOWS_RESERVE_BYTES = 2 * GIB  # the desktop compositor uses some
+# Most reliable first.
 VENDORS = (Vendor.NVIDIA, Vendor.APPLE, Vendor.AMD, Vendor.INTEL)
 BACKENDS = {Vendor.NVIDIA: "cuda", Vendor.APPLE: "metal"}  # of others: Vulkan
-STEPS = 24  # of halving: to a ten-millionth of a card
+STEPS = 24  # bisections: accurate to a ten-millionth of a card
 DIVIDED = ", divided "
-MOST_TAKERS = 3  # every split costs the graph of a whole model
+MOST_TAKERS = 3  # every split costs a full graph
 WORST_SHARE = 64.0  # of a card; a split that needs more is hopeless
 
 
@@ -65,12 +65,12 @@ def devices(machine: Machine) -> tuple[Device, ...]:
 
 
 def backend_name(card: Device) -> str:
-    """The backend that computes on the card."""
+    """The backend for the card."""
     return BACKENDS.get(card.vendor, "vulkan")
 
 
 def budgets(machine: Machine) -> tuple[Budget, ...]:
-    """With all its devices. Raises HardwareError where it has none and its RAM is unknown."""
+    """The budgets with all devices. Raises HardwareError without devices and known RAM."""
     cards = devices(machine)
     if not cards:
         known_ram(machine)
@@ -78,12 +78,12 @@ def budgets(machine: Machine) -> tuple[Budget, ...]:
 
 
 def capacity_bytes(machine: Machine) -> int:
-    """The most that weights may take, in all memories together."""
+    """The upper limit for weights over all pools."""
     return together_bytes(budgets_with(machine, devices(machine)))
 
 
 def budgets_with(machine: Machine, cards: tuple[Device, ...]) -> tuple[Budget, ...]:
-    """One for each card and one for the RAM, each with the reserve. RAM of unknown size is not judged."""
+    """One budget per card and one for the RAM, each with its reserve. RAM of unknown size has no budget."""
     reserve, because = _reserve(machine)
     found = [
         card_budget(pool_of(place), card, reserve, because)
@@ -104,10 +104,9 @@ def _reserve(machine: Machine) -> tuple[int, str]:
 
 
 def placements(task: Task) -> Iterator[Placement]:
-    """Those with the whole model on devices first, or on the CPU of a machine without any; each placement behind them
-    takes no more of the devices than the one before it.
-
-    Raises HardwareError for a backend that the machine has no device for, and where there is nothing to run on.
+    """Placements with the whole model on the devices come first (on the CPU if there are none); each later one uses no
+    more device memory than the one before. Raises HardwareError for a backend without a device, and for a machine with
+    nothing to run on.
     """
     machine, start = task.machine, task.start
     setup: LlamaCppSetup = start.setup or default_setup()
@@ -143,7 +142,7 @@ def placements(task: Task) -> Iterator[Placement]:
 
 
 def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> Placement:
-    """On the requested devices: those of RPC servers come first, and no card is left out."""
+    """The placement on the requested devices: RPC servers come first, and every card is used."""
     cards = devices(machine)
     if has_backend and setup.backend is Backend.CPU:
         cards = ()
@@ -174,7 +173,7 @@ def _by_number(machine: Machine, setup: LlamaCppSetup, *, has_backend: bool) -> 
 
 
 def _server(slot: DeviceSlot) -> Device:
-    """A device of an RPC server, with the memory that was stated."""
+    """A device of an RPC server, with the stated memory."""
     number, _, endpoint = slot.rpc.removesuffix("]").partition("[")
     free_bytes = slot.free_bytes or 0
     more = f", device {number.removeprefix('RPC')}" if number != "RPC0" else ""
@@ -188,8 +187,8 @@ def _server(slot: DeviceSlot) -> Device:
 
 
 def _card_sets(cards: Cards) -> list[Cards]:
-    """All cards with room for a layer in addition to their buffers; then without those that are small compared with the
-    largest: such a card may cost the others more in buffers than it adds.
+    """All cards that can hold a layer and their buffers; then without the cards that are much smaller than the largest,
+    because a small card may cost more in buffers than it adds.
     """
     by_size = sorted(cards, key=lambda card: -card.free_bytes)
     largest = by_size[0].free_bytes if by_size else 0
@@ -211,7 +210,7 @@ def _left_out(machine: Machine, used: Cards) -> str:
 
 
 def _check_backend(machine: Machine, cards: Cards, backend: Backend) -> None:
-    """Raises HardwareError where the machine has no device for it. Vulkan runs on all devices except Apple's."""
+    """Raises HardwareError if the machine has no device for the backend. Vulkan runs on all devices except Apple's."""
     vendors = {card.vendor for card in cards}
     runs = {
         Backend.CPU: True,
@@ -240,11 +239,10 @@ def _as_devices(cards: Cards, split: tuple[float, ...]) -> tuple[DeviceSlot, ...
 def _less_and_less(
     model: Model, cards: Cards, setup: LlamaCppSetup
 ) -> Iterator[tuple[LlamaCppSetup, str]]:
-    """Setups, each with words for what is left on the devices.
+    """Setups with less and less on the devices, each with a description.
 
-    Experts leave the devices first, block by block: they are large, and few of them work on a token.
-
-    Metal maps the file from the first to the last tensor it computes, so a part on the CPU leaves as much on the GPU.
+    Experts leave the devices first, block by block: they are large, and a token uses few of them. Metal maps the file
+    from its first to its last tensor, so moving a part to the CPU frees nothing.
     """
     layers = len(model.geometry.layers)
     if cards[0].vendor is Vendor.APPLE and setup.use_mmap:
@@ -263,7 +261,7 @@ def _less_and_less(
 
 
 def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
-    """With more of one layer's experts on the devices than this placement and less than the one before it: -ot leaves
+    """Placements between this one and the one before it, which split one layer's experts: -ot leaves
     experts of the first layers in RAM, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
     """
     setup: LlamaCppSetup = placement.setup
@@ -307,7 +305,7 @@ def _by_tensor(
 
 
 def _numbers(first: int, end: int) -> str:
-    """A pattern for the numbers from `first` up to `end`: '2[8-9]|3[0-9]|4[0-7]'."""
+    """A regex for the numbers from `first` up to `end`: '2[8-9]|3[0-9]|4[0-7]'."""
     tens = ((max(ten, first), min(ten + 9, end - 1)) for ten in range(first // 10 * 10, end, 10))
     return "|".join(
         str(low) if low == high else f"{low // 10 or ''}[{low % 10}-{high % 10}]"
@@ -341,9 +339,9 @@ def _of_the_machine(machine: Machine, cards: Cards = ()) -> dict[str, Any]:
 
 
 def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
-    """What llama.cpp was measured to hold here in addition to its bill; None where it was not measured.
+    """Measured memory of llama.cpp on this machine beyond its bill; None if not measured.
 
-    Cards that were not measured take at least what the CPU alone does.
+    Unmeasured cards count at least like the CPU alone.
     """
     if machine.measured is None or machine.what_if:
         return None
@@ -359,9 +357,9 @@ def measured_overhead(machine: Machine, cards: Cards = ()) -> Overhead | None:
 
 
 def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> Placement | None:
-    """The same placement with -ts; None where there is no other split. `estimate` is the bill as it is split now.
+    """The placement with a better -ts; None if there is none. `estimate`: the bill with the current split.
 
-    Blocks of multi-token prediction that are not loaded come between the last layer and the head, and are counted too.
+    Multi-token prediction blocks come between the last layer and the head; they count even if not loaded.
     """
     idle_blocks = 0 if placement.setup.load_mtp else model.geometry.mtp_layers
     layers = _layer_bytes(estimate, idle_blocks)
@@ -376,7 +374,7 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
 
 
 def with_layers_on_cards(placement: Placement, counts: tuple[float, ...]) -> Placement:
-    """The placement with this many layers on each card, and words that say so."""
+    """The placement with this many layers on each card, and its description."""
     because = placement.because.partition(DIVIDED)[0]
     because += DIVIDED + ":".join(str(round(count)) for count in counts)
     setup = replace(placement.setup, tensor_split=counts)
@@ -384,9 +382,8 @@ def with_layers_on_cards(placement: Placement, counts: tuple[float, ...]) -> Pla
 
 
 def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Iterator[Placement]:
-    """One layer moved off the fullest card, to each of those with most room left.
-
-    None where the host is fullest, or cards have no memory of their own.
+    """One layer moved from the fullest card to each of the emptiest ones. Empty if the host is fullest, or if cards
+    share its memory.
     """
     placement = pinned(model, placement)
     counts = placement.setup.tensor_split
@@ -409,7 +406,7 @@ def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Ite
 
 
 def pinned(model: Model, placement: Placement) -> Placement:
-    """The placement with its split as -ts: without it llama.cpp splits by what is free when it starts."""
+    """The placement with its split as -ts: otherwise llama.cpp splits by free memory at the start."""
     if (
         len(placement.cards) < 2
         or placement.setup.tensor_split
@@ -427,7 +424,7 @@ def pinned(model: Model, placement: Placement) -> Placement:
 
 
 def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
-    """The size of every block on a device, in order, and of the head after the last."""
+    """The size of every block on a device in order, then that of the head."""
     sizes: dict[int, int] = {}
     head = 0
     for line in estimate.lines:
@@ -441,7 +438,7 @@ def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
 
 
 def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:
-    """What a card holds regardless of its layers: buffers and the driver."""
+    """Memory of a card that does not depend on its layers: buffers and the driver."""
     fixed = [0] * cards
     for line in estimate.lines:
         if line.pool.kind is PoolKind.DEVICE and line.layer is None and line.reserved:
@@ -450,7 +447,7 @@ def _fixed_bytes(estimate: MemoryEstimate, cards: int) -> list[int]:
 
 
 def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple[float, ...] | None:
-    """Filling every card to the same share, the smallest that holds all layers."""
+    """The split that fills every card to the same share: the smallest share that holds all layers."""
     low, high = 0.0, WORST_SHARE
     if _filled(layers, fixed, cards, high) is None:
         return None
@@ -467,7 +464,7 @@ def _balanced(layers: list[int], fixed: list[int], cards: list[Budget]) -> tuple
 def _filled(
     layers: list[int], fixed: list[int], cards: list[Budget], share: float
 ) -> list[int] | None:
-    """Where each card's layers end when each is filled to that share; None where some are left over."""
+    """Where each card's layers end if each is filled to that share; None if layers are left over."""
     place, ends = 0, []
     for base, card in zip(fixed, cards, strict=True):
         room = card.available_bytes * share - base
@@ -479,14 +476,14 @@ def _filled(
 
 
 def load_for_users(load: Load, users: int, native_tokens: int) -> Load:
-    """The load with a context of its own, of the load's length, for each user. A length of 0 is the native one."""
+    """The load with a separate context of the load's length for each user. 0: the native length."""
     tokens = native_tokens if load.context_tokens == 0 else load.context_tokens
     together = None if tokens is None else tokens * users
     return replace(load, sequences=users, unified=False, context_tokens=together)
 
 
 def values_for_users(values: Mapping[str, Any], users: int, load: Load) -> dict[str, Any]:
-    """The flags with which every user has a context of their own. Raises UsageError."""
+    """The flags that give every user a separate context. Raises UsageError."""
     if "parallel" in values or values.get("unified"):
         raise UsageError("--users N means -np N with a context for each user: give one of them")
     found = {**values, "parallel": users, "unified": False}
@@ -495,7 +492,7 @@ def values_for_users(values: Mapping[str, Any], users: int, load: Load) -> dict[
 
 
 def embedding_start(start: Start) -> Start:
-    """Started to return embeddings."""
+    """The setup for embeddings."""
     if "embeddings" in start.settled:
         return start
     setup = start.setup if start.setup is not None else default_setup()

@@ -1,4 +1,4 @@
-"""What llama.cpp's rules work out once for a model."""
+"""Results that llama.cpp's rules cache with a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WeightsKey(NamedTuple):
-    """What the lines of the weights depend on."""
+    """Everything that the weight lines depend on."""
 
     placement: TensorPlacement
     load_mtp: bool
