@@ -27,7 +27,7 @@ from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader
 from edgekit.sources import cache, locate
 from edgekit.sources.cache import Version
-from edgekit.sources.hub import keep_listing, kept_listing
+from edgekit.sources.hub import cached_listing, store_listing
 from edgekit.sources.types import Reach, Traffic
 
 KEPT_ON = 1_752_000_000  # a day in July 2025, wherever this runs
@@ -46,7 +46,7 @@ def july(monkeypatch: pytest.MonkeyPatch) -> None:
     real = cache.CachedRange
 
     def dated(**values: object) -> cache.CachedRange:
-        return real(**{"kept_at": KEPT_ON, **values})  # type: ignore[arg-type]
+        return real(**{"cached_at": KEPT_ON, **values})  # type: ignore[arg-type]
 
     monkeypatch.setattr(cache, "CachedRange", dated)
 
@@ -259,24 +259,24 @@ def test_a_listing_that_somebody_else_wrote_is_checked_like_the_hubs(items: obje
         length=len(body),
     )
     assert cache.store(URL, entry)
-    assert kept_listing(URL) is None
+    assert cached_listing(URL) is None
 
 
 def test_what_is_kept_is_what_is_read() -> None:
     entries = (("a.gguf", 5), ("b/c.safetensors", None), ("ü.json", 0))
-    keep_listing(URL, entries)
-    kept = kept_listing(URL)
+    store_listing(URL, entries)
+    kept = cached_listing(URL)
     assert kept is not None
-    assert (kept.entries, kept.kept_at) == (entries, KEPT_ON)
+    assert (kept.entries, kept.cached_at) == (entries, KEPT_ON)
 
 
 def test_an_endpoint_with_a_password_keeps_no_listing(folder: Path) -> None:
-    keep_listing(URL.replace("//", "//me:pw@"), [("a.gguf", 5)])
+    store_listing(URL.replace("//", "//me:pw@"), [("a.gguf", 5)])
     assert not folder.exists()
 
 
 def test_a_listing_beyond_its_limit_is_not_kept(folder: Path) -> None:
-    keep_listing(URL, [("x" * 900 + str(number), 1) for number in range(5000)])
+    store_listing(URL, [("x" * 900 + str(number), 1) for number in range(5000)])
     assert not folder.exists()
 
 
@@ -285,12 +285,12 @@ def test_listings_are_pruned_with_the_headers(
 ) -> None:
     monkeypatch.setattr(cache, "MAX_CACHE_BYTES", 1000)
     for number in range(5):
-        keep_listing(f"{URL}{number}", [("a.gguf", 5)])
+        store_listing(f"{URL}{number}", [("a.gguf", 5)])
         for age, path in enumerate(sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime_ns)):
             os.utime(path, (1000 + age, 1000 + age))
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 1000
-    assert kept_listing(f"{URL}4") is not None
-    assert kept_listing(f"{URL}0") is None
+    assert cached_listing(f"{URL}4") is not None
+    assert cached_listing(f"{URL}0") is None
 
 
 def test_as_a_person_types_it(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,13 +33,13 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
     Raises NotFoundError with the nearest ids if there is none, or if several match.
     """
     entries = (catalog or read_catalog()).entries
-    wanted = name.strip().lower()
-    published = model_of_original(wanted)
+    plain_name = name.strip().lower()
+    published = model_of_original(plain_name)
     for entry in entries:
         names = {entry.id.lower(), (entry.repository or "").lower()}
-        if wanted and (wanted in names or published == entry.id):
+        if plain_name and (plain_name in names or published == entry.id):
             return entry
-    for spelt in range(3) if wanted else ():
+    for spelt in range(3) if plain_name else ():
         loose = spellings(name)[spelt]
         found = [
             entry
@@ -63,9 +63,9 @@ def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
 def near_ids(name: str, entries: Iterable[Entry]) -> tuple[str, ...]:
     """The ids that are most similar to the name; those that start with it come first."""
     ids = {spellings(entry.id)[1]: entry.id for entry in entries}
-    wanted = spellings(name)[1]
-    begin = sorted(one for one in ids if wanted and one.startswith(f"{wanted} "))
-    near = dict.fromkeys((*begin, *close_names(wanted, ids)))
+    plain_name = spellings(name)[1]
+    begin = sorted(one for one in ids if plain_name and one.startswith(f"{plain_name} "))
+    near = dict.fromkeys((*begin, *close_names(plain_name, ids)))
     return tuple(ids[one] for one in near)[:SHOWN]
 
 

@@ -36,8 +36,8 @@ class Repository:
 
     def tag(self, mix: str) -> str | None:
         """The repository's tag for this mix; None if it does not have it."""
-        wanted = _plain(mix)
-        return next((tag for tag in self.quants if _plain(tag) == wanted), None)
+        plain_mix = _plain(mix)
+        return next((tag for tag in self.quants if _plain(tag) == plain_mix), None)
 
 
 def _plain(tag: str) -> str:

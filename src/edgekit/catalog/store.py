@@ -61,13 +61,13 @@ def _read(name: object, record: object, path: Path) -> Entry:
 
 
 def _rows(path: Path) -> list[tuple[object, object]]:
-    ask = f"SELECT id, CASE WHEN length(entry) <= {MAX_RECORD_CHARS} THEN entry END FROM entries ORDER BY id LIMIT {MAX_ROWS}"  # noqa: S608, E501
+    query = f"SELECT id, CASE WHEN length(entry) <= {MAX_RECORD_CHARS} THEN entry END FROM entries ORDER BY id LIMIT {MAX_ROWS}"  # noqa: S608, E501
     with _opened(path, "rw") as database:
         end = time.monotonic() + READ_S
         database.set_progress_handler(lambda: time.monotonic() > end, _STEPS)
         if not _version(database, path):
             return []  # created, but nothing written yet
-        return database.execute(ask).fetchall()
+        return database.execute(query).fetchall()
 
 
 def save_entry(entry: Entry) -> bool:
@@ -79,8 +79,8 @@ def save_entry(entry: Entry) -> bool:
     if len(record) > MAX_RECORD_CHARS:
         raise HeaderError(f"{entry.id}: its header is too long to store")
     with _writing() as database:
-        ask = "SELECT id, entry FROM entries WHERE id = ?"
-        old = database.execute(ask, (entry.id,)).fetchone()
+        query = "SELECT id, entry FROM entries WHERE id = ?"
+        old = database.execute(query, (entry.id,)).fetchone()
         _check_same(old, entry)
         database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (entry.id, record))
     return old is None

@@ -43,7 +43,7 @@ def open_header(
     try:
         files = locate(name, reach=reach or Reach())
         if depth is Depth.ARCHITECTURE:
-            files = _kept_open(files)
+            files = _opened_once(files)
         return files, read_header(files, depth=depth)
     except PrivateAddressError:
         raise
@@ -82,7 +82,7 @@ class _HeldSource:
         pass
 
 
-def _kept_open(files: ModelFiles) -> ModelFiles:
+def _opened_once(files: ModelFiles) -> ModelFiles:
     """The files, each opened only once, so that a later read continues where the first one stopped."""
 
     def keep_open(file: ModelFile) -> ModelFile:

@@ -145,16 +145,18 @@ class Cursor:
         """Moves the window here and fills it with at least `length` bytes."""
         self._check_end(length)
         position = self.position
-        wanted = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
+        window_length = max(length, min(self._window_bytes, length + sure + self.sure_bytes))
         here = self._source.available_bytes if isinstance(self._source, GrowingSource) else None
-        if here is not None and here < position + wanted:
+        if here is not None and here < position + window_length:
             # Bytes that are already fetched cost nothing; the others are fetched in one request, and only if needed.
-            wanted = max(length, here - position)
+            window_length = max(length, here - position)
             if here and here < position + length and not self.may_fetch():
                 raise BeyondReachError
         ahead = likely + self.likely_bytes
         self._window = b""  # free the old window first
-        self._window = self._source.read(position, min(wanted, self._end - position), ahead=ahead)
+        self._window = self._source.read(
+            position, min(window_length, self._end - position), ahead=ahead
+        )
         self._start, self._at = position, 0
         if len(self._window) < length:
             self._end = position + len(self._window)

@@ -50,12 +50,12 @@ def all_mixes() -> tuple[Mix, ...]:
 def mix_by_name(name: str) -> Mix | None:
     """The mix of this name; None if there is none: the name may still be a tensor type."""
     name = name.upper()
-    wanted = SHORT_MIXES.get(name, name)
-    return next((mix for mix in all_mixes() if mix.name == wanted), None)
+    full_name = SHORT_MIXES.get(name, name)
+    return next((mix for mix in all_mixes() if mix.name == full_name), None)
 
 
 def stated_mix(keys: Mapping[str, Value]) -> str | None:
     """The name of the mix in `general.file_type`; None if the number is missing or unknown."""
     number = keys.get("general.file_type")
-    wanted = number & ~_GUESSED if isinstance(number, int) else None
-    return next((mix.name for mix in all_mixes() if mix.file_type == wanted), None)
+    file_type = number & ~_GUESSED if isinstance(number, int) else None
+    return next((mix.name for mix in all_mixes() if mix.file_type == file_type), None)

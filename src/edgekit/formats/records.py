@@ -44,8 +44,8 @@ def read_fields(
 def _value(annotation: str, value: object, readers: Mapping[str, Reader]) -> object:
     if (read := readers.get(annotation)) is not None:
         return read(value)
-    wanted = _PLAIN.get(annotation)
-    if wanted is not None and type(value) is not wanted:
+    expected = _PLAIN.get(annotation)
+    if expected is not None and type(value) is not expected:
         raise TypeError(f"{value!r:.40} is not of type {annotation}")
     return tuple(value) if isinstance(value, list) else value
 

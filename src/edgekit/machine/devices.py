@@ -112,15 +112,15 @@ def find_device(text: str) -> KnownDevice:
 
     Raises UsageError with similar names for an unknown device, and for one that comes in several sizes.
     """
-    wanted = words_of(text)
-    index = _index(wanted)
+    words = words_of(text)
+    index = _index(words)
     named = (
-        _by_maker(text, index.by_name.get(wanted, ()))
-        or _by_maker(text, index.by_other.get(wanted, ()))
-        or _in_laptops(index, wanted)
+        _by_maker(text, index.by_name.get(words, ()))
+        or _by_maker(text, index.by_other.get(words, ()))
+        or _in_laptops(index, words)
     )
     if not named:
-        raise UsageError(f"unknown device {text[:40]!r}; {_suggestion(text, wanted)}")
+        raise UsageError(f"unknown device {text[:40]!r}; {_suggestion(text, words)}")
     if len({device.memory_bytes for device in named}) > 1:
         sizes = sorted(named, key=lambda device: device.memory_bytes)
         names = ", ".join(device.name for device in sizes[:SHOWN])
@@ -134,9 +134,9 @@ def device_like(name: str, *, memory_bytes: int | None = None) -> KnownDevice | 
     `memory_bytes`, as the driver reports it, chooses between the sizes of one name. Without it, or if no size is near
     it, the smallest is returned, with a bandwidth only if all sizes have the same.
     """
-    wanted = words_of(name)
-    index = _index(wanted)
-    named = _by_maker(name, (*index.by_name.get(wanted, ()), *index.by_other.get(wanted, ())))
+    words = words_of(name)
+    index = _index(words)
+    named = _by_maker(name, (*index.by_name.get(words, ()), *index.by_other.get(words, ())))
     if not named:
         return None
     if memory_bytes is not None:
@@ -163,22 +163,22 @@ def _by_maker(name: str, devices: Iterable[KnownDevice]) -> tuple[KnownDevice, .
     return tuple(one for one in dict.fromkeys(devices) if not makers or one.vendor.value in makers)
 
 
-def _in_laptops(index: _Index, wanted: Words) -> tuple[KnownDevice, ...]:
+def _in_laptops(index: _Index, words: Words) -> tuple[KnownDevice, ...]:
     """Laptop GPUs before Ampere, which have the name and memory of the desktop card."""
-    if "laptop" not in wanted:
+    if "laptop" not in words:
         return ()
-    plain = tuple(word for word in wanted if word != "laptop")
+    plain = tuple(word for word in words if word != "laptop")
     named = index.by_name.get(plain) or index.by_other.get(plain, ())
     return tuple(one for one in named if one.name.startswith(("GTX", "RTX 20", "Quadro")))
 
 
-def _suggestion(text: str, wanted: Words) -> str:
+def _suggestion(text: str, mentioned: Words) -> str:
     """Devices of the kind and memory that the text mentions, and those with similar spellings."""
     kinds = _kinds_in(text)
     memory = _MEMORY.search(text[:MAX_NAME_CHARS])
     size_gb = None if memory is None else int(memory[1])
     known = [one for one in all_devices() if not kinds or one.kind.value in kinds]
-    telling = {word for word in wanted if word != str(size_gb)}  # memory is compared separately
+    telling = {word for word in mentioned if word != str(size_gb)}  # memory is compared separately
     is_kind_alone = all(_kinds_in(word) for word in telling)
     scored: list[tuple[tuple[int, bool, int, bool, str, str], str]] = []
     for one in known:
@@ -307,15 +307,15 @@ class _Index(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _index(wanted: Words) -> _Index:
+def _index(words: Words) -> _Index:
     """The devices that these words may mean."""
     index = _Index({}, {})
-    for device in _devices(wanted):
+    for device in _devices(words):
         _enter(index.by_name, words_of(device.name), device)
         for other in (device.model, *device.also):
-            words = words_of(other)
-            _enter(index.by_other, words, device)
-            _enter(index.by_other, tuple(sorted((*words, str(device.size_gb)))), device)
+            other_words = words_of(other)
+            _enter(index.by_other, other_words, device)
+            _enter(index.by_other, tuple(sorted((*other_words, str(device.size_gb)))), device)
     return index
 
 

@@ -122,13 +122,13 @@ class Monitor:
     def limits(self) -> tuple[MemoryLimit, ...]:
         """All limits with their current use, the tightest first."""
         with self._lock:
-            return tuple(sorted(self._limits(self._fresh()), key=self._room_bytes))
+            return tuple(sorted(self._limits(self._fresh()), key=self._remaining_bytes))
 
     @property
     def usable_bytes(self) -> int | None:
         """The bytes that could be reserved now; None if there is no limit."""
-        rooms = [max(0, self._room_bytes(limit)) for limit in self.limits]
-        return min(rooms, default=None)
+        remaining = [max(0, self._remaining_bytes(limit)) for limit in self.limits]
+        return min(remaining, default=None)
 
     def can_allocate(self, size_bytes: int) -> bool:
         with self._lock:
@@ -164,8 +164,8 @@ class Monitor:
     def _objection(self, what: str, size_bytes: int, measured: _Measured) -> str | None:
         """Why these additional bytes may not be used; None if they may."""
         need = f"{what} needs {format_bytes(size_bytes)}, but " if what else "stopped: "
-        limit = min(self._limits(measured), key=self._room_bytes, default=None)
-        if limit is not None and self._room_bytes(limit) < size_bytes:
+        limit = min(self._limits(measured), key=self._remaining_bytes, default=None)
+        if limit is not None and self._remaining_bytes(limit) < size_bytes:
             most = usable_bytes(limit.limit_bytes, self._percent)
             advice = (advice for begin, advice in _ADVICE if limit.name.startswith(begin))
             return (
@@ -183,7 +183,7 @@ class Monitor:
             )
         return None
 
-    def _room_bytes(self, limit: MemoryLimit) -> int:
+    def _remaining_bytes(self, limit: MemoryLimit) -> int:
         """Bytes that may still be used; negative if too much is already in use."""
         return usable_bytes(limit.limit_bytes, self._percent) - limit.used_bytes
 

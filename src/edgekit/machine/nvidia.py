@@ -55,14 +55,14 @@ class DeviceCount(NamedTuple):
 
 def find_nvidia(here: Surroundings) -> Findings:
     """The GPUs in the order in which a program sees them; nothing if there is neither card nor driver."""
-    count = _ask_driver(here)
+    count = _query_driver(here)
     if not count.seen:
         board = find_jetson(here)
         count = board if board.seen or board.notes else count
     notes = list(count.notes)
-    wanted = here.environment.get(_VARIABLE)
-    shown = visible(wanted, count.seen)
-    notes += hidden_note(_VARIABLE, wanted, count.seen, shown)
+    value = here.environment.get(_VARIABLE)
+    shown = visible(value, count.seen)
+    notes += hidden_note(_VARIABLE, value, count.seen, shown)
     is_mixed = len({each.device.name for each in count.seen}) > 1
     if is_mixed and here.environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         notes.append(
@@ -89,7 +89,7 @@ def _is_under_windows(here: Surroundings) -> bool:
     return here.system is System.WINDOWS or in_wsl(here)
 
 
-def _ask_driver(here: Surroundings) -> DeviceCount:
+def _query_driver(here: Surroundings) -> DeviceCount:
     is_loaded = any((here.root / path).exists() for path in _LOADED)
     if not is_loaded and here.system is System.LINUX and not in_wsl(here):
         return DeviceCount(notes=_card_without_driver(here))
@@ -97,14 +97,14 @@ def _ask_driver(here: Surroundings) -> DeviceCount:
         return DeviceCount()
     answers: SimpleQueue[DeviceCount | Exception] = SimpleQueue()
 
-    def ask() -> None:
+    def query() -> None:
         try:
             answers.put(_read_cards(here))
         except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             answers.put(error)
 
     # A hung driver stays in a daemon thread, which does not keep the program from exiting.
-    Thread(target=ask, name="edgekit-nvml", daemon=True).start()
+    Thread(target=query, name="edgekit-nvml", daemon=True).start()
     try:
         answer = answers.get(timeout=here.deadline_s)
     except Empty:
@@ -188,7 +188,7 @@ class _Card:
     host: HostMemory | None
     under_windows: bool  # Windows manages its memory
 
-    def ask(self, function: str, *arguments: Any, otherwise: Any = None) -> Any:
+    def query(self, function: str, *arguments: Any, otherwise: Any = None) -> Any:
         """The driver's answer; `otherwise` if it refuses this query."""
         try:
             return self.nvml(function, *arguments)
@@ -196,7 +196,7 @@ class _Card:
             return otherwise
 
     def uuid(self, handle: Any) -> str:
-        return _text(self.ask("nvmlDeviceGetUUID", handle, otherwise=""))
+        return _text(self.query("nvmlDeviceGetUUID", handle, otherwise=""))
 
     @property
     def title(self) -> str:
@@ -222,7 +222,7 @@ def _read_card(
             host=host,
             under_windows=under_windows,
         )
-        mig, _ = card.ask("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
+        mig, _ = card.query("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
         if mig:
             return _slices(card)
         known = device_like(name)
@@ -241,14 +241,14 @@ def _read_card(
 
 def _slices(card: _Card) -> DeviceCount:
     """The slices of a card in MIG mode, in which the card itself cannot be used."""
-    count = card.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle, otherwise=0)
+    count = card.query("nvmlDeviceGetMaxMigDeviceCount", card.handle, otherwise=0)
     seen: list[Seen] = []
     for number in range(min(int(count), _MAX_SLICES)):
-        handle = card.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
+        handle = card.query("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, number)
         if handle is None:  # no slice has this index
             continue
         # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-        name = one_line(_text(card.ask("nvmlDeviceGetName", handle, otherwise="")), _NAME_CHARS)
+        name = one_line(_text(card.query("nvmlDeviceGetName", handle, otherwise="")), _NAME_CHARS)
         _, mark, profile = name.rpartition("MIG ")
         device = _device(card, handle, partition=f"MIG {profile}" if mark else "MIG slice")
         seen.append(Seen(device=device, uuids=(card.uuid(handle), card.uuid(card.handle))))
@@ -290,7 +290,7 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
     are equal, and CUDA has less free memory.
     """
     memory = card.nvml("nvmlDeviceGetMemoryInfo", handle)
-    second_form = card.ask("nvmlDeviceGetMemoryInfo_v2", handle)
+    second_form = card.query("nvmlDeviceGetMemoryInfo_v2", handle)
     has_reserve = second_form is not None and not card.under_windows
     total_bytes = int(memory.total) - (int(second_form.reserved) if has_reserve else 0)
     if not 0 < total_bytes < LARGEST:
@@ -315,16 +315,16 @@ def _device(card: _Card, handle: Any, *, partition: str = "") -> Device:
     )
 
 
-def _optional(ask: Callable[[], T], otherwise: T) -> T:
-    """The result of `ask`, or `otherwise` if the driver's answer is invalid: for facts that do not affect memory."""
+def _optional(query: Callable[[], T], otherwise: T) -> T:
+    """The result of `query`, or `otherwise` if the driver's answer is invalid: for facts that do not affect memory."""
     try:
-        return ask()
+        return query()
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
         return otherwise
 
 
 def _capability(card: _Card) -> tuple[int, int] | None:
-    found = card.ask("nvmlDeviceGetCudaComputeCapability", card.handle)
+    found = card.query("nvmlDeviceGetCudaComputeCapability", card.handle)
     return None if found is None else (int(found[0]), int(found[1]))
 
 
@@ -332,13 +332,13 @@ def _bandwidth(card: _Card, slice_bytes: int | None) -> int | None:
     """From the table, else bus width x clock x 2: 384 bit at 9,751 MHz are an RTX 3090's 936 GB/s. NVML's clock is half
     the data rate of every memory, GDDR6X and HBM alike. A slice has its share of the memory channels.
     """
-    memory = card.ask("nvmlDeviceGetMemoryInfo", card.handle)
+    memory = card.query("nvmlDeviceGetMemoryInfo", card.handle)
     if memory is None:
         return None
     whole = known_bandwidth(card.name, int(memory.total))
     if whole is None:
-        width_bits = card.ask("nvmlDeviceGetMemoryBusWidth", card.handle)
-        clock_mhz = card.ask("nvmlDeviceGetMaxClockInfo", card.handle, _CLOCK_MEM)
+        width_bits = card.query("nvmlDeviceGetMemoryBusWidth", card.handle)
+        clock_mhz = card.query("nvmlDeviceGetMaxClockInfo", card.handle, _CLOCK_MEM)
         if not width_bits or not clock_mhz:
             return None
         whole = int(width_bits) // 8 * int(clock_mhz) * 10**6 * 2
@@ -351,10 +351,10 @@ def _users(card: _Card, handle: Any) -> tuple[Process, ...]:
     """Compute and graphics processes, each once. Those of other users and containers have no name."""
     users: dict[int, Process] = {}
     for kind in ("Compute", "Graphics"):
-        for process in card.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle, otherwise=()):
+        for process in card.query(f"nvmlDeviceGet{kind}RunningProcesses", handle, otherwise=()):
             if len(users) < _MAX_USERS:
                 pid, used = int(process.pid), process.usedGpuMemory
-                path = _text(card.ask("nvmlSystemGetProcessName", pid, otherwise=""))
+                path = _text(card.query("nvmlSystemGetProcessName", pid, otherwise=""))
                 users[pid] = Process(
                     pid=pid,
                     name=one_line(PureWindowsPath(path).name),  # reads both kinds of slash
@@ -453,15 +453,15 @@ def _tegra_chip(here: Surroundings) -> str | None:
 # -- visibility and limits -----------------------------------------------------------------------
 
 
-def visible(wanted: str | None, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
+def visible(value: str | None, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
     """The devices that a variable such as CUDA_VISIBLE_DEVICES shows, in its order; all if it is not set.
 
     As in CUDA, the first entry that does not match a device ends the list, so '', '-1' and 'NoDevFiles' show none.
     """
-    if wanted is None:
+    if value is None:
         return tuple(each.device for each in seen)
     chosen: list[Device] = []
-    for entry in wanted.split(","):
+    for entry in value.split(","):
         named = _named(entry.strip(), seen)
         if not named or any(device is other for device in named for other in chosen):
             break
@@ -484,12 +484,12 @@ def _named(entry: str, seen: tuple[Seen, ...]) -> tuple[Device, ...]:
 
 
 def hidden_note(
-    variable: str, wanted: str | None, seen: tuple[Seen, ...], shown: tuple[Device, ...]
+    variable: str, value: str | None, seen: tuple[Seen, ...], shown: tuple[Device, ...]
 ) -> tuple[str, ...]:
     """A note if the variable hides a GPU."""
-    if wanted is None or len(shown) == len(seen):
+    if value is None or len(shown) == len(seen):
         return ()
-    setting = f"{variable}={one_line(wanted, 80)}" if wanted else f"{variable} is set but empty"
+    setting = f"{variable}={one_line(value, 80)}" if value else f"{variable} is set but empty"
     return (f"{setting}: only {len(shown)} of {len(seen)} GPUs are counted. Unset it to use all.",)
 
 

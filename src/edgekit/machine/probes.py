@@ -120,12 +120,12 @@ def choose(devices: tuple[Device, ...], environment: Mapping[str, str]) -> Findi
     """Devices that no variable hides, without integrated GPUs if there is a card, and notes on the others."""
     notes: list[str] = []
     by_vulkan = tuple(device for device in devices if device.vendor in _BY_VULKAN)
-    wanted = environment.get(_VULKAN)
+    value = environment.get(_VULKAN)
     chosen = devices
-    if wanted is not None and by_vulkan:
+    if value is not None and by_vulkan:
         seen = tuple(Seen(replace(device, index=place)) for place, device in enumerate(by_vulkan))
-        shown = visible(wanted, seen)
-        notes += hidden_note(_VULKAN, wanted, seen, shown)
+        shown = visible(value, seen)
+        notes += hidden_note(_VULKAN, value, seen, shown)
         if notes and shown:
             notes.append(_VULKAN_ORDER)
         others = (device for device in devices if device.vendor not in _BY_VULKAN)

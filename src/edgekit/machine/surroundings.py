@@ -55,7 +55,7 @@ def _nvml() -> Nvml:
         )
     }
 
-    def ask(function: str, *arguments: Any) -> Any:
+    def call(function: str, *arguments: Any) -> Any:
         call = named.get(function) or getattr(pynvml, function, None)
         if call is None:
             raise NvmlError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -64,7 +64,7 @@ def _nvml() -> Nvml:
         except pynvml.NVMLError as error:
             raise NvmlError(int(error.value)) from error
 
-    return ask
+    return call
 
 
 def _sysctl(name: str) -> bytes | None:

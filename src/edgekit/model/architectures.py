@@ -135,7 +135,7 @@ WIDTHS: Mapping[str, WidthRule] = _named(
 )
 ADJUSTMENTS: Mapping[str, PairRule] = _named(
     feedforward.halved,
-    feedforward.residual_beside,
+    feedforward.parallel_residual,
     feedforward.scaled_hidden,
     feedforward.shared_without_experts,
 )

@@ -169,9 +169,9 @@ def eight_thirds(hyper: Hyper) -> int:
 def _divisible(hyper: Hyper, ratio: Any) -> int:
     """OpenELM: a ratio per layer, rounded to a multiple of the divisor, but never down by more than a tenth."""
     divisor = hyper.number("width_divisor") or 8
-    wanted = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
-    near = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
-    return near + divisor if near < 0.9 * wanted else near
+    exact = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
+    near = max(divisor, int(exact + divisor / 2) // divisor * divisor)
+    return near + divisor if near < 0.9 * exact else near
 
 
 def _block_width(hyper: Hyper, block: Any) -> int:
@@ -212,7 +212,7 @@ def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
     return (replace(dense, width=width), experts) if dense and width else pair
 
 
-def residual_beside(hyper: Hyper, pair: Pair) -> Pair:
+def parallel_residual(hyper: Hyper, pair: Pair) -> Pair:
     """Arctic: the dense part parallel to the experts is as wide as the model."""
     dense, experts = pair
     if dense is None or experts is None:

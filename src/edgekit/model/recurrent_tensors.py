@@ -182,8 +182,8 @@ def _into(out: int, family: TensorFamily) -> Rows:
 
 
 def _out_of(inner: int, family: TensorFamily) -> Rows:
-    said = family.recipe.state_out_bias or family.recipe.state_bias
-    yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.has(said))
+    bias_switch = family.recipe.state_out_bias or family.recipe.state_bias
+    yield from linear(TensorRole.STATE_OUT, family.hidden, inner, bias=family.has(bias_switch))
 
 
 def _conv(channels: int, kind: Recurrent, family: TensorFamily) -> Rows:

@@ -77,13 +77,13 @@ def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
         raise UsageError(
             f"a job must not be negative (got {job.prompt_tokens}+{job.new_tokens} tokens)"
         )
-    wanted = job.prompt_tokens + job.new_tokens + JOB_MARGIN_TOKENS
+    needed = job.prompt_tokens + job.new_tokens + JOB_MARGIN_TOKENS
     because = (
         f"prompt {job.prompt_tokens:,} + {job.new_tokens:,} new tokens + {JOB_MARGIN_TOKENS} spare"
     )
-    if wanted > native_tokens:
+    if needed > native_tokens:
         because += f", cut to the model's context length of {native_tokens:,}"
-    return min(wanted, native_tokens), because
+    return min(needed, native_tokens), because
 
 
 TIMES_DIVIDED = 3  # a new split changes the buffers, which changes the split
@@ -287,11 +287,11 @@ class Fitting:
 
         A --min-context above 16K applies to every model. The built-in engine's minimum is lower.
         """
-        wanted = self.task.min_context
+        requested = self.task.min_context
         usual = EMBEDDING_TOKENS if self.task.embeds else MINIMUM_TOKENS
         if self.engine.streams_weights:
             usual = STREAM_MINIMUM_TOKENS
-        least = usual if wanted is None else wanted
+        least = usual if requested is None else requested
         whole = least * self.streams
         return whole if least > MINIMUM_TOKENS else max(min(whole, self.most), self.least)
 

@@ -106,9 +106,9 @@ def _longest_anywhere(found: Candidate) -> int:
 def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
     top = found.held
     if top.requested is None and top.minimum > top.most:
-        length, wanted = top.most // top.streams, top.minimum // top.streams
+        length, minimum = top.most // top.streams, top.minimum // top.streams
         return [
-            f"the model has a context of {length:,} tokens, and --min-context asks for {wanted:,}"
+            f"the model has a context of {length:,} tokens, and --min-context asks for {minimum:,}"
         ]
     return list(top.reasons(found.priced, longest_tokens))
 

@@ -50,8 +50,8 @@ def _sections(plan: TierPlan) -> Sections:
     steps = [f"{_LABELS[step.lever]}: {step.value}: {step.because}" for step in plan.steps]
     yield "Why", [*plan.verdict.reasons, *steps]
     need = plan.ram.need
-    least, wanted = format_bytes(need.min_bytes), format_bytes(need.recommended_bytes)
-    sizes = f"at least {least}, {wanted} recommended ({need.source})"
+    least, recommended = format_bytes(need.min_bytes), format_bytes(need.recommended_bytes)
+    sizes = f"at least {least}, {recommended} recommended ({need.source})"
     yield "Guard", [f"{plan.ram.level.value}: {plan.ram.because}; {sizes}"]
     if not plan.verdict.can_load:
         missing = format_bytes(plan.to_add_bytes)

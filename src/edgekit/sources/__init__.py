@@ -36,15 +36,15 @@ def locate(reference: str, *, reach: Reach | None = None) -> ModelFiles:
         from edgekit.sources.local import locate_path
 
         return locate_path(path, text, within=reach.within)
-    wanted = parse_reference(text, hub_hosts=_hub_hosts())
-    if isinstance(wanted, SampleName):
+    parsed = parse_reference(text, hub_hosts=_hub_hosts())
+    if isinstance(parsed, SampleName):
         from edgekit.sources.stores import locate_sample
 
-        return replace(locate_sample(wanted.name), reference=text)
+        return replace(locate_sample(parsed.name), reference=text)
     from edgekit.sources.search import locate_name
 
     try:
-        return replace(locate_name(wanted, reach), reference=text)
+        return replace(locate_name(parsed, reach), reference=text)
     except RemoteInspectError as error:
         path = Path(text)  # a name that the network does not have may be a misspelt path
         if reach.within is not None or "/" not in text or not path.parent.is_dir():
@@ -61,8 +61,8 @@ def hub_model_of(reference: str, *, reach: Reach | None = None) -> HubModel | No
     """The hub model that `reference` means; None for a path and for every other kind of name."""
     text = clean_text(reference)
     path = path_of(text, whole=reach is not None and reach.within is not None)
-    wanted = parse_reference(text, hub_hosts=_hub_hosts()) if path is None else None
-    return wanted if isinstance(wanted, HubModel) else None
+    parsed = parse_reference(text, hub_hosts=_hub_hosts()) if path is None else None
+    return parsed if isinstance(parsed, HubModel) else None
 
 
 def path_of(text: str, *, whole: bool = False) -> Path | None:

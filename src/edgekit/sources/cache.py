@@ -82,7 +82,7 @@ class CachedRange:
     linked_etag: str | None
     prefix: IO[bytes]
     length: int
-    kept_at: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    cached_at: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
 
 def new_prefix() -> IO[bytes]:
@@ -143,14 +143,14 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
     try:
         title = json.loads(file.readline(MAX_TITLE_BYTES))
         texts = (title["etag"], title["last_modified"], title["linked_etag"])
-        length, total_bytes, kept_at = title["length"], title["total_bytes"], title["kept_at"]
+        length, total_bytes, cached_at = title["length"], title["total_bytes"], title["kept_at"]
         is_valid = (
             (title["format"], title["url"]) == (FORMAT, url)
             and all(text is None or _is_validator(text) for text in texts)
             and (type(length) is type(total_bytes) is int)
             and 0 <= length <= total_bytes < LARGEST
             and length <= MAX_HEADER_BYTES
-            and (type(kept_at) is int and 0 <= kept_at <= _LAST_SECOND)
+            and (type(cached_at) is int and 0 <= cached_at <= _LAST_SECOND)
         )
         sha256 = title["sha256"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -174,7 +174,7 @@ def _read_entry(file: IO[bytes], url: str) -> CachedRange | None:
         linked_etag=linked_etag,
         prefix=prefix,
         length=length,
-        kept_at=kept_at,
+        cached_at=cached_at,
     )
 
 
@@ -195,7 +195,7 @@ def _write_entry(path: Path, url: str, entry: CachedRange) -> None:
         "linked_etag": entry.linked_etag,
         "total_bytes": entry.version.total_bytes,
         "length": entry.length,
-        "kept_at": entry.kept_at,
+        "kept_at": entry.cached_at,
         "sha256": digest.hexdigest(),
     }
     line = json.dumps(title).encode() + b"\n"

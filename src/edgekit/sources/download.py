@@ -165,7 +165,7 @@ def download_model(
 ) -> ModelFiles:
     """The files of a hub model, downloaded if they are not in the hub's cache yet.
 
-    `because` is why the light inspection failed; `lacking` is what else is missing. `because` is raised again for
+    `because` is the error of the light inspection; `lacking` says why files are needed. `because` is raised again for
     anything except a hub model, for a model that the hub does not have, when offline, and with advice if `confirm`
     refuses (None always refuses). SourceError if the disk is too full; RemoteAccessError says how to log in.
     """

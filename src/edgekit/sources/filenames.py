@@ -111,8 +111,8 @@ def quant_tag(name: str) -> str | None:
 
 def with_quant(sets: Iterable[FileSet], quant: str) -> list[FileSet]:
     """The sets of one quantisation: by name, UD- form or alias, else by any part of the path."""
-    sets, wanted = list(sets), _canonical(quant)
-    for tag in (wanted, f"UD-{wanted}", _ALIASES.get(wanted, wanted)):
+    sets, requested = list(sets), _canonical(quant)
+    for tag in (requested, f"UD-{requested}", _ALIASES.get(requested, requested)):
         if found := [one for one in sets if one.tag == tag]:
             return found
     loose = re.compile(rf"(?:^|[-._/]){re.escape(quant)}(?:$|[-./])", re.IGNORECASE)
@@ -170,12 +170,12 @@ def shard_names(name: str) -> list[str]:
     return [f"{match['stem']}-{number:0{width}d}-of-{count}{suffix}" for number in numbers]
 
 
-def close_names(wanted: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple[str, ...]:
-    """Those of the first 500 `known` that look like `wanted`, best first: swapped letters, a common typo, go first."""
+def close_names(name: str, known: Iterable[str], *, limit: int = SHOWN) -> tuple[str, ...]:
+    """Names among the first 500 of `known` that are similar to `name`, the best first; swapped letters rank highest."""
     from difflib import get_close_matches  # slow to import, and only typos need it
 
-    folded = {name[:MAX_COMPARED_CHARS].lower(): name for name in islice(known, MAX_COMPARED)}
-    typed = wanted[:MAX_COMPARED_CHARS].lower()
+    folded = {one[:MAX_COMPARED_CHARS].lower(): one for one in islice(known, MAX_COMPARED)}
+    typed = name[:MAX_COMPARED_CHARS].lower()
     matches = get_close_matches(typed, folded, n=limit)
     matches.sort(key=lambda match: sorted(match) != sorted(typed))
     return tuple(folded[match] for match in matches)

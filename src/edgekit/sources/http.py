@@ -159,13 +159,13 @@ class Exchange:
 
     def _work(self, client: httpx2.Client, token: str | None) -> None:
         try:
-            self._talk(client, token)
+            self._request(client, token)
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             self._error = error
         finally:
             self._done.set()
 
-    def _talk(self, client: httpx2.Client, token: str | None) -> None:
+    def _request(self, client: httpx2.Client, token: str | None) -> None:
         import ssl
 
         import httpx2
@@ -438,17 +438,17 @@ class Patience:
 
     def wait(self, trouble: Trouble) -> None:
         """Returns when it is time to retry; raises if the retries are used up or the wait is too long."""
-        asked_s = trouble.retry_after_s or 0.0
+        retry_after_s = trouble.retry_after_s or 0.0
         self._timeouts += trouble.timed_out
-        if asked_s > MAX_RETRY_AFTER_S:
+        if retry_after_s > MAX_RETRY_AFTER_S:
             raise RemoteInspectError(
-                f"{self._name}: {trouble.what} and asked us to wait; try again in {asked_s:.0f} s"
+                f"{self._name}: {trouble.what} and asked us to wait; try again in {retry_after_s:.0f} s"
             )
         if self._retries >= MAX_RETRIES or self._timeouts > MAX_TIMEOUT_RETRIES:
             raise RemoteInspectError(
                 f"{self._name}: {trouble.what} ({self._retries + 1} attempts); {trouble.advice}"
             )
-        pause_s = max(FIRST_PAUSE_S * 2**self._retries, asked_s)
+        pause_s = max(FIRST_PAUSE_S * 2**self._retries, retry_after_s)
         self._retries += 1
         self._transport.pause(pause_s, name=self._name)
 

@@ -62,7 +62,7 @@ def locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
     return _chosen(model, files)
 
 
-def locate_kept(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
+def locate_cached(model: HubModel, reach: Reach, because: RemoteInspectError) -> ModelFiles | None:
     """The model from the disk cache of earlier responses; None if that has nothing.
 
     Reading anything else raises `because`.
@@ -73,21 +73,21 @@ def locate_kept(model: HubModel, reach: Reach, because: RemoteInspectError) -> M
     transport = Transport(reach, cut_off=because)
     filename = _named_gguf(model)
     if filename is None:
-        listing = kept_listing(_tree_url(model))
+        listing = cached_listing(_tree_url(model))
         if listing is None:
             return None
-        files, kept_at = _model_files(model, listing.entries, transport), listing.kept_at
+        files, cached_at = _model_files(model, listing.entries, transport), listing.cached_at
     else:
         files = _named_files(model, filename, transport)
         entry = cache.load(file_url(model, files[0].name))
         if entry is None:
             return None
         entry.prefix.close()
-        kept_at = entry.kept_at
+        cached_at = entry.cached_at
     found = _chosen(model, files)
     is_online = Transport(reach).is_online
     silent = f"could not reach Hugging Face ({because})" if is_online else "offline"
-    day = time.strftime("%Y-%m-%d", time.localtime(kept_at))
+    day = time.strftime("%Y-%m-%d", time.localtime(cached_at))
     note = f"{silent}: using the answer cached on {day}, which may be out of date"
     return replace(found, notes=(*found.notes, note))
 
@@ -183,7 +183,7 @@ def _listed_files(model: HubModel, transport: Transport) -> list[ModelFile]:
     except RemoteNotFoundError as error:
         raise _with_candidates(error, _repos_like(model.repo, transport)) from error
     if transport.reach.cache:
-        keep_listing(url, entries)
+        store_listing(url, entries)
     return _model_files(model, entries, transport)
 
 
@@ -278,10 +278,10 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     entries: tuple[FileEntry, ...]
-    kept_at: int  # seconds since 1970: when the hub answered
+    cached_at: int  # seconds since 1970: when the hub answered
 
 
-def keep_listing(url: str, entries: Iterable[FileEntry]) -> None:
+def store_listing(url: str, entries: Iterable[FileEntry]) -> None:
     """Store a listing in the hub's format, so that it is validated like a response when it is read."""
     if has_secrets(url):
         return
@@ -297,7 +297,7 @@ def keep_listing(url: str, entries: Iterable[FileEntry]) -> None:
         cache.store(url, entry)
 
 
-def kept_listing(url: str) -> Listing | None:
+def cached_listing(url: str) -> Listing | None:
     entry = None if has_secrets(url) else cache.load(url)
     if entry is None:
         return None
@@ -310,4 +310,4 @@ def kept_listing(url: str) -> Listing | None:
         return None
     found = map(_file_entry, items if isinstance(items, list) else ())
     entries = tuple(entry for entry in found if entry is not None)
-    return Listing(entries=entries, kept_at=entry.kept_at) if entries else None
+    return Listing(entries=entries, cached_at=entry.cached_at) if entries else None

@@ -212,8 +212,8 @@ class LocalFile:
         if offset < 0 or length < 0:
             raise ValueError(f"read of {length} bytes at {offset}")
         descriptor = self._open()
-        wanted = min(length, max(self._size_bytes - offset, 0))
-        return read_exactly(descriptor, self._path, offset, wanted)
+        count = min(length, max(self._size_bytes - offset, 0))
+        return read_exactly(descriptor, self._path, offset, count)
 
     def close(self) -> None:
         if self._descriptor is not None:

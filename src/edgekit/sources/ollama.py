@@ -61,15 +61,15 @@ def find_ollama(model: OllamaModel | BareName) -> ModelFiles | None:
     HeaderError for something that is not a manifest, NotFoundError if a blob is missing.
     """
     try:
-        wanted = ollama_model(model) if isinstance(model, BareName) else model
+        parsed = ollama_model(model) if isinstance(model, BareName) else model
     except UsageError:
         return None  # a bare name that Ollama cannot have
-    parts = (wanted.host or _REGISTRY, wanted.namespace, wanted.name, wanted.tag)
+    parts = (parsed.host or _REGISTRY, parsed.namespace, parsed.name, parsed.tag)
     for store in _stores():
         path = _ignoring_case(store / "manifests", parts)
         body = None if path is None else read_small(path, limit=MAX_MANIFEST_BYTES)
         if body is not None:
-            return _stored_files(wanted.label, store, body)
+            return _stored_files(parsed.label, store, body)
     return None
 
 

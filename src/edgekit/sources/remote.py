@@ -222,14 +222,14 @@ class HttpFile:
             )
         start, known = self._available_bytes, self._version
         stop = stop if known is None else min(stop, known.total_bytes)
-        asked_bytes = min(stop - start, MAX_RANGE_BYTES)
-        headers = {"range": f"bytes={start}-{start + asked_bytes - 1}"}
+        requested_bytes = min(stop - start, MAX_RANGE_BYTES)
+        headers = {"range": f"bytes={start}-{start + requested_bytes - 1}"}
         if known is not None and known.validator is not None:
             headers["if-range"] = known.validator
         if entry is not None:
             headers |= entry.version.condition
         if self._transport.reach.progress is not None:
-            self._transport.reach.progress(f"{self._name}: reading {format_bytes(asked_bytes)}")
+            self._transport.reach.progress(f"{self._name}: reading {format_bytes(requested_bytes)}")
         pieces: list[Piece] = []
 
         def want(answer: ResponseHead) -> int:
@@ -238,11 +238,18 @@ class HttpFile:
             if known is None:
                 whole_bytes = self._stride.whole_bytes
                 piece = first_piece(
-                    answer, asked_bytes=asked_bytes, whole_bytes=whole_bytes, name=self._name
+                    answer,
+                    requested_bytes=requested_bytes,
+                    whole_bytes=whole_bytes,
+                    name=self._name,
                 )
             else:
                 piece = next_piece(
-                    answer, start=start, asked_bytes=asked_bytes, known=known, name=self._name
+                    answer,
+                    start=start,
+                    requested_bytes=requested_bytes,
+                    known=known,
+                    name=self._name,
                 )
             pieces.append(piece)
             return piece.length
@@ -320,8 +327,10 @@ class Piece:
     length: int
 
 
-def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, name: str) -> Piece:
-    """The bytes announced by the response to `bytes=0-(asked_bytes - 1)`.
+def first_piece(
+    answer: ResponseHead, *, requested_bytes: int, whole_bytes: int, name: str
+) -> Piece:
+    """The bytes announced by the response to `bytes=0-(requested_bytes - 1)`.
 
     The server may send the whole file instead if that is at most `whole_bytes`.
     """
@@ -331,7 +340,7 @@ def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, nam
             raise _odd(answer, "reports an empty file (416)", name=name)
         return Piece(version=_version(answer, 0), length=0)
     if answer.status == 206:
-        return _ranged_piece(answer, start=0, asked_bytes=asked_bytes, name=name)
+        return _ranged_piece(answer, start=0, requested_bytes=requested_bytes, name=name)
     if answer.status != 200:
         raise _odd(answer, f"answered {answer.status} to a range request", name=name)
     length = answer.headers.get("content-length", "")
@@ -341,7 +350,7 @@ def first_piece(answer: ResponseHead, *, asked_bytes: int, whole_bytes: int, nam
 
 
 def next_piece(
-    answer: ResponseHead, *, start: int, asked_bytes: int, known: Version, name: str
+    answer: ResponseHead, *, start: int, requested_bytes: int, known: Version, name: str
 ) -> Piece:
     """The bytes announced by the response to a later range of a file whose version is known."""
     changed = RemoteChangedError(
@@ -349,7 +358,7 @@ def next_piece(
     )
     if answer.status == 206:
         _refuse_web_page(answer, name=name)
-        piece = _ranged_piece(answer, start=start, asked_bytes=asked_bytes, name=name)
+        piece = _ranged_piece(answer, start=start, requested_bytes=requested_bytes, name=name)
         if not piece.version.is_same(known):
             raise changed
         return piece
@@ -362,7 +371,7 @@ def next_piece(
     raise _odd(answer, f"answered {answer.status} to a range request", name=name)
 
 
-def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: str) -> Piece:
+def _ranged_piece(answer: ResponseHead, *, start: int, requested_bytes: int, name: str) -> Piece:
     """The announced bytes; fewer than requested are allowed (some servers send little at a time), other ranges not."""
     text = answer.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text.strip())
@@ -370,8 +379,10 @@ def _ranged_piece(answer: ResponseHead, *, start: int, asked_bytes: int, name: s
         stated = f"Content-Range {text[:60]!r}" if text else "no Content-Range"
         raise _odd(answer, f"answered a range request with {stated}", name=name)
     first, last, total_bytes = (int(number) for number in match.groups())
-    if not (first == start <= last < min(start + asked_bytes, total_bytes)):
-        what = f"was asked for bytes {start}-{start + asked_bytes - 1} and announced {text[:60]!r}"
+    if not (first == start <= last < min(start + requested_bytes, total_bytes)):
+        what = (
+            f"was asked for bytes {start}-{start + requested_bytes - 1} and announced {text[:60]!r}"
+        )
         raise _odd(answer, what, name=name)
     length = last - first + 1
     stated_length = answer.headers.get("content-length", str(length))

@@ -15,7 +15,7 @@ from edgekit.errors import (
 )
 from edgekit.sources.address import is_offline
 from edgekit.sources.filenames import close_names
-from edgekit.sources.hub import locate_hub, locate_kept
+from edgekit.sources.hub import locate_cached, locate_hub
 from edgekit.sources.ollama import find_ollama, locate_ollama
 from edgekit.sources.reference import BareName, HubModel, OllamaModel, WebFile, ollama_model
 from edgekit.sources.remote import locate_url
@@ -30,14 +30,14 @@ from edgekit.sources.stores import (
 from edgekit.sources.types import ModelFiles, Reach
 
 
-def locate_name(wanted: HubModel | OllamaModel | BareName | WebFile, reach: Reach) -> ModelFiles:
-    match wanted:
+def locate_name(reference: HubModel | OllamaModel | BareName | WebFile, reach: Reach) -> ModelFiles:
+    match reference:
         case HubModel():
-            return _locate_hub(wanted, reach)
+            return _locate_hub(reference, reach)
         case OllamaModel():
-            return find_ollama(wanted) or _from_registry(wanted, reach)
+            return find_ollama(reference) or _from_registry(reference, reach)
         case BareName():
-            return _locate_bare(wanted, reach)
+            return _locate_bare(reference, reach)
         case WebFile(url=url):
             _require_network(reach, "the file at that address")
             return locate_url(url, reach)
@@ -69,8 +69,8 @@ def _locate_hub(model: HubModel, reach: Reach) -> ModelFiles:
             return found
         if isinstance(error, RemoteNotFoundError | RemoteAccessError):
             raise  # the hub refused: cached headers may be out of date
-        if (kept := locate_kept(model, reach, error)) is not None:
-            return kept
+        if (cached := locate_cached(model, reach, error)) is not None:
+            return cached
         raise
 
 
@@ -85,10 +85,10 @@ def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
         if found is None and model.filename is None and model.revision is None:
             found = find_lm_studio(model.repo, quant=model.quant)
     except NotFoundError:  # part of the model is there, but not what was requested
-        if (kept := locate_kept(model, reach, offline)) is not None:
-            return kept
+        if (cached := locate_cached(model, reach, offline)) is not None:
+            return cached
         raise
-    found = found or locate_kept(model, reach, offline)
+    found = found or locate_cached(model, reach, offline)
     if found is None:
         raise offline
     return found
@@ -99,16 +99,16 @@ def _from_registry(model: OllamaModel, reach: Reach) -> ModelFiles:
     return locate_ollama(model, reach)
 
 
-def _locate_bare(wanted: BareName, reach: Reach) -> ModelFiles:
-    name, cache = wanted.name, hub_cache_folder()
-    found = find_ollama(wanted) or find_lm_studio(name) or find_hub_cached_name(name, cache)
+def _locate_bare(reference: BareName, reach: Reach) -> ModelFiles:
+    name, cache = reference.name, hub_cache_folder()
+    found = find_ollama(reference) or find_lm_studio(name) or find_hub_cached_name(name, cache)
     if found is not None:
         return found
     cause: EdgekitError | None = None
     network = "and the network was not searched"
     if reach.network:
         try:
-            return _from_registry(ollama_model(wanted), reach)
+            return _from_registry(ollama_model(reference), reach)
         except PrivateAddressError:
             raise
         except (UsageError, RemoteNotFoundError, RemoteAccessError) as error:

@@ -53,9 +53,9 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
 
     None if it has no such model, NotFoundError with candidates if it has several.
     """
-    wanted = name.lower()
+    lower_name = name.lower()
     repositories = _lm_studio_repositories()
-    by_name = [r for r in repositories if wanted in {r.lower(), base_of(r).lower()}]
+    by_name = [r for r in repositories if lower_name in {r.lower(), base_of(r).lower()}]
     if len(by_name) > 1:
         raise NotFoundError(f"LM Studio has {name} more than once", candidates=tuple(by_name))
     files = list_folder(repositories[by_name[0]]) if by_name else ()
@@ -63,7 +63,7 @@ def find_lm_studio(name: str, *, quant: str | None = None) -> ModelFiles | None:
         return choose_files(
             files, reference=name, label=by_name[0], origin=Origin.LM_STUDIO, quant=quant
         )
-    stem = wanted.removesuffix(".gguf")
+    stem = lower_name.removesuffix(".gguf")
     by_file = [
         (repo, one.files[0].name, listing)
         for repo, folder in repositories.items()
@@ -154,8 +154,8 @@ def find_hub_cached(model: HubModel, hub_cache: Path) -> ModelFiles | None:
 
 def find_hub_cached_name(name: str, hub_cache: Path) -> ModelFiles | None:
     """The repository of this name in the hub's cache, from any publisher."""
-    wanted = name.lower()
-    repos = [repo for repo in _cached_repos(hub_cache) if base_of(repo).lower() == wanted]
+    lower_name = name.lower()
+    repos = [repo for repo in _cached_repos(hub_cache) if base_of(repo).lower() == lower_name]
     if len(repos) > 1:
         raise NotFoundError(f"the hub's cache has {name} more than once", candidates=tuple(repos))
     return find_hub_cached(HubModel(repo=repos[0]), hub_cache) if repos else None
@@ -212,16 +212,16 @@ def sample_names() -> tuple[str, ...]:
 def locate_sample(name: str) -> ModelFiles:
     """The header of that name in the package, as if the whole file were there; NotFoundError with other names."""
     index = _sample_index()
-    wanted = name.lower()
-    if wanted not in index:
-        near = close_names(wanted, index) or tuple(index)
+    lower_name = name.lower()
+    if lower_name not in index:
+        near = close_names(lower_name, index) or tuple(index)
         raise NotFoundError(f"no such sample: {name!r}", candidates=near)
-    entry = index[wanted]
+    entry = index[lower_name]
     file, size_bytes = str(entry["file"]), int(entry["size_bytes"])
     title = file.removesuffix(".head.gz")
     opener = partial(_open_sample, file, title, size_bytes)
     return ModelFiles(
-        reference=f"sample:{wanted}",
+        reference=f"sample:{lower_name}",
         label=title,
         origin=Origin.SAMPLE,
         container=Container.GGUF,

@@ -373,6 +373,6 @@ def test_pages_of_a_file_that_is_read_again_and_again_do_not_stop_us(
 
 def test_limits_of_this_machine_are_named_and_sorted() -> None:
     watch = Monitor(budget_bytes=GIB)
-    rooms = [watch._room_bytes(limit) for limit in watch.limits]
-    assert rooms == sorted(rooms)
+    remaining = [watch._remaining_bytes(limit) for limit in watch.limits]
+    assert remaining == sorted(remaining)
     assert any(limit.name == monitor_module.BUDGET for limit in watch.limits)

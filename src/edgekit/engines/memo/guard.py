@@ -117,7 +117,9 @@ def read_manifest(path: Path) -> RamNeed:
                 f"{path}: ramBudgetMb.{name} is {str(value)[:40]}, not a number of megabytes"
             )
         numbers.append(value)
-    least, wanted = numbers
-    if wanted < least:
-        raise UsageError(f"{path}: ramBudgetMb recommends {wanted:,}, less than its min {least:,}")
-    return RamNeed(min_bytes=least * MIB, recommended_bytes=wanted * MIB, source="manifest")
+    least, recommended = numbers
+    if recommended < least:
+        raise UsageError(
+            f"{path}: ramBudgetMb recommends {recommended:,}, less than its min {least:,}"
+        )
+    return RamNeed(min_bytes=least * MIB, recommended_bytes=recommended * MIB, source="manifest")

@@ -126,14 +126,16 @@ def recommend_tier(
     `tasks` are the same request for each tier. Of the variants in one series, the one with the longest context is
     chosen. Cold pages are spilled only if no tier holds the whole context.
     """
-    wanted = tasks[0].load.context_tokens or 0
+    requested = tasks[0].load.context_tokens or 0
     lines: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda one: tier_of(one.model).size):
-        if wanted <= tier_of(task.model).window:
+        if requested <= tier_of(task.model).window:
             lines.setdefault(tier_of(task.model).line, []).append(task)
     if not lines:
         longest = max(tier_of(task.model).window for task in tasks)
-        raise UsageError(f"no tier has a context of {wanted:,} tokens; the longest is {longest:,}")
+        raise UsageError(
+            f"no tier has a context of {requested:,} tokens; the longest is {longest:,}"
+        )
     tried: list[TierPlan] = []
     for variants in reversed(lines.values()):
         plans = [plan_tier(one, placement, may_spill=False) for one in variants]
@@ -145,7 +147,7 @@ def recommend_tier(
             if larger:
                 why += f" that fits; {larger[0].tier.name}: {larger[0].verdict.reasons[0]}"
             return _with_model(best, why, tried)
-    if may_spill and wanted > SPILL_FROM_TOKENS:
+    if may_spill and requested > SPILL_FROM_TOKENS:
         largest_first = [task for variants in reversed(lines.values()) for task in variants]
         spilled = _first_spilled(largest_first, placement)
         if spilled is not None:
@@ -587,20 +589,20 @@ def choose_sequences(
         )
     is_cut = not context.is_given and tokens < capacity.most_tokens(context.layout)
     if not fits:
-        wanted, why = 1, "no memory is left for more"
+        target, why = 1, "no memory is left for more"
     elif context.spill is not None or is_cut:
-        wanted, why = FEW, "the cache limits the context"
+        target, why = FEW, "the cache limits the context"
     elif tokens >= LONG_TOKENS:
-        wanted, why = MANY, f"the context has {LONG_TOKENS:,} tokens or more"
+        target, why = MANY, f"the context has {LONG_TOKENS:,} tokens or more"
     else:
-        wanted, why = SOME, f"the context is shorter than {LONG_TOKENS:,} tokens"
+        target, why = SOME, f"the context is shorter than {LONG_TOKENS:,} tokens"
     each = tier.state_bytes + (drafter.state_bytes if drafter is not None else 0)
     left = capacity.left_bytes(context, drafter)
-    count = wanted
+    count = target
     while count > 1 and (count - 1) * each > left:  # the first is in the bill
         count //= 2
-    if each and count < wanted:
-        why = f"{wanted} by the rule, but each one more needs {format_bytes(each)} of state, which does not fit"
+    if each and count < target:
+        why = f"{target} by the rule, but each one more needs {format_bytes(each)} of state, which does not fit"
     elif each and count > 1:
         why += f"; they share the context, and each has {format_bytes(each)} of state"
     elif count > 1:
