@@ -1,8 +1,8 @@
-"""llama-quantize: the tensors of a GGUF and the name of a mix -> the type that each would have.
+"""llama-quantize: the tensors of a GGUF and a mix -> the type of each tensor.
 
-Its own choice (src/llama-quant.cpp @ 0c1e570), without running it. The mixes are the "llamacpp" sections of
-formats/mixes.json: for every category of tensors a list of cases, of which the first that holds counts, and the mix's
-own type where none does. A case is the names of its conditions, then a type; "" keeps the mix's own.
+Reproduces src/llama-quant.cpp @ 0c1e570 without running it. The mixes are the "llamacpp" sections of
+formats/mixes.json: a list of cases per tensor category; the first case that holds applies, otherwise the mix's base
+type. A case is the names of its conditions, then a type; "" keeps the mix's own.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from edgekit.sources.filenames import SHORT_MIXES
 from edgekit.terminal import unquoted
 
 DEFAULT_MIX = "Q4_K_M"
-# Those that people publish, the largest first.
+# Commonly published mixes, largest first.
 USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
 
 
 def default_mix(model: Model) -> str:
-    """What a model is converted to if no mix is asked for: Q4_K_M, or the form it was released in."""
+    """The mix if none is requested: Q4_K_M, or the one that the model was released in."""
     return known_architecture(model.geometry.architecture).default_mix or DEFAULT_MIX
 
 
@@ -45,7 +45,7 @@ def default_mix(model: Model) -> str:
 
 
 class TensorCategory(enum.Enum):
-    """llama.cpp's categories of tensors. Fused queries, keys and values, and MLA's kv_b, count as values."""
+    """llama.cpp's categories of tensors. Fused QKV and MLA's kv_b count as V."""
 
     OUTPUT = "output"
     EMBEDDING = "token embedding"
@@ -61,10 +61,10 @@ class TensorCategory(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixFacts:
-    """What the choice depends on."""
+    """Facts of a model that the choice depends on."""
 
-    architecture: str  # as GGUF names it
-    layers: int  # with prediction blocks
+    architecture: str  # its GGUF name
+    layers: int  # including prediction blocks
     experts: int = 0
     group: int = 1  # heads per KV head in layer 0; 0: no heads
     seventy: bool = False  # llama.cpp calls it a "70B"
@@ -73,7 +73,7 @@ class MixFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
-    """Where a tensor is among those of its category."""
+    """A tensor's position within its category."""
 
     index: int
     of: int
@@ -82,7 +82,7 @@ class TensorPlace:
 
 
 def _has_more_bits(place: TensorPlace) -> bool:
-    """The first and the last eighth, and every third between."""
+    """True for the first and the last eighth, and for every third layer between."""
     start = place.of // 8
     return place.index < start or place.index >= 7 * place.of // 8 or (place.index - start) % 3 == 2
 
@@ -91,7 +91,7 @@ CONDITIONS: Mapping[str, Callable[[TensorPlace], bool]] = {
     "falcon": lambda place: place.model.architecture == "falcon",
     "grouped": lambda place: place.model.group >= 4,
     "grouped_or_routed": lambda place: place.model.group >= 4 or place.model.experts >= 4,
-    # Mixtral: its attention is so small next to the experts that more bits cost nothing.
+    # Mixtral: attention is small compared with the experts, so more bits cost little.
     "eight_experts": lambda place: place.model.experts == 8,
     "imatrix": lambda place: place.imatrix,
     "no_imatrix": lambda place: not place.imatrix,
@@ -126,7 +126,7 @@ _EIGHT_BIT_KEYS = _cases([["eight_experts", "Q8_0"]])
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixRow:
     name: str
-    base: str  # the type of what no case raises or lowers
+    base: str  # the type if no case applies
     output: str = "Q6_K"
     embedding: str = ""
     value: Cases = ()
@@ -135,7 +135,7 @@ class MixRow:
     out: Cases = ()
     down: Cases = ()
     gate_up: Cases = ()
-    down_by_count: bool = False  # counts down matrices as they come, not by their layer
+    down_by_count: bool = False  # counts down matrices in file order, not by layer
     needs_imatrix: bool = False  # llama-quantize refuses to make it without one
     raises_values: bool = True  # more bits for values of Mixtral and of the 70B
 
@@ -159,7 +159,7 @@ class MixRow:
 
 @cache
 def mix_rows() -> Mapping[str, MixRow]:
-    """Those that llama-quantize makes, by name."""
+    """The mixes that llama-quantize supports, by name."""
     made = {}
     for record in mix_records():
         if "llamacpp" in record:
@@ -179,7 +179,7 @@ def mix_row(mix: str) -> MixRow:
     return row
 
 
-# The type that is used where the block does not divide a row (tensor_type_fallback).
+# The fallback if the block size does not divide a row (tensor_type_fallback).
 FALLBACKS = {
     **dict.fromkeys(
         ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
@@ -220,7 +220,7 @@ KEPT_NAMES = frozenset({"position_embd.weight", "token_types.weight"})
 
 
 class SourceTensor(NamedTuple):
-    """A tensor that llama-quantize reads, and what it takes it for, whatever the mix."""
+    """An input tensor of llama-quantize with its category, for any mix."""
 
     tensor: GgufTensor
     block: int
@@ -229,8 +229,8 @@ class SourceTensor(NamedTuple):
 
 
 def in_order(tensors: Iterable[GgufTensor]) -> tuple[SourceTensor, ...]:
-    """Block by block, as llama-quantize reads them."""
-    # What a tensor is depends only on its name within the block and on its shape.
+    """The tensors block by block, as llama-quantize reads them."""
+    # The category depends only on the name within the block and on the shape.
     known: dict[tuple[str, tuple[int, ...]], tuple[TensorCategory, bool]] = {}
     found = []
     for one in tensors:
@@ -246,7 +246,7 @@ def in_order(tensors: Iterable[GgufTensor]) -> tuple[SourceTensor, ...]:
 def quantize(
     tensors: Sequence[SourceTensor], mix: str, model: MixFacts, *, imatrix: bool | None = None
 ) -> tuple[GgufTensor, ...]:
-    """The same tensors at that mix. `imatrix`: made with an importance matrix; None: only where it must be."""
+    """The tensors at this mix. `imatrix`: quantised with an importance matrix; None: only if required."""
     row = mix_row(mix)
     used = row.needs_imatrix if imatrix is None else imatrix
     values = sum(one.kind is TensorCategory.VALUE for one in tensors)
@@ -255,7 +255,7 @@ def quantize(
 
 
 class _Chooser:
-    """Counts tensors as llama-quantize reads them: later ones may get fewer bits."""
+    """Counts tensors in llama-quantize's order: later ones may get fewer bits."""
 
     def __init__(self, row: MixRow, model: MixFacts, *, imatrix: bool, values: int) -> None:
         self.row, self.model, self.imatrix, self.values = row, model, imatrix, values
@@ -346,7 +346,7 @@ def _is_quantised(tensor: GgufTensor) -> bool:
 
 
 def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
-    """Without outer dimensions of length 1, as ggml counts them."""
+    """The number of dimensions without outer ones of length 1, as in ggml."""
     shape = tensor.shape
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
@@ -354,7 +354,7 @@ def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
 
 
 def _fitting(name: str, tensor: GgufTensor) -> TensorType:
-    """The type itself, or its fallback if its blocks do not divide a row."""
+    """The type, or its fallback if its blocks do not divide a row."""
     wanted, row = by_name(name), tensor.shape[-1]
     if row % wanted.block_elements == 0:
         return wanted
@@ -371,7 +371,7 @@ def _fitting(name: str, tensor: GgufTensor) -> TensorType:
 
 
 def facts_of_header(header: ModelHeader) -> MixFacts:
-    """From the keys of a GGUF, as the loader would read them."""
+    """Facts from the keys of a GGUF, as the loader reads them."""
     architecture = str(header.keys.get("general.architecture", ""))
     heads = _first(header, f"{architecture}.attention.head_count") or 0
     kv_heads = _first(header, f"{architecture}.attention.head_count_kv")
@@ -388,7 +388,7 @@ def facts_of_header(header: ModelHeader) -> MixFacts:
 
 
 def facts_of_geometry(geometry: ModelGeometry, architecture: str) -> MixFacts:
-    """From the geometry, before there is a GGUF; `architecture` is its name there."""
+    """Facts from the geometry, before there is a GGUF; `architecture`: its GGUF name."""
     heads, kv_heads = _group_of(geometry)
     layers = len(geometry.layers) // geometry.loops
     return MixFacts(
@@ -417,7 +417,7 @@ def _is_seventy(architecture: str, layers: int, *, alone: bool) -> bool:
 
 
 def _first(header: ModelHeader, key: str) -> int | None:
-    """A number, or the one of layer 0."""
+    """The key's number, or that of layer 0."""
     value = header.keys.get(key)
     if isinstance(value, tuple):
         value = value[0] if value else None
@@ -425,7 +425,7 @@ def _first(header: ModelHeader, key: str) -> int | None:
 
 
 def _group_of(geometry: ModelGeometry) -> tuple[int, int]:
-    """Heads and KV heads of layer 0 as a GGUF states them. MLA has one KV head."""
+    """Heads and KV heads of layer 0, as a GGUF states them. MLA has one KV head."""
     for layer in geometry.layers[
         : 1 if conversion_of(geometry.architecture).lists_kv_heads else None
     ]:

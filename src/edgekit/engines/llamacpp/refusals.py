@@ -1,7 +1,7 @@
-"""A GGUF's keys and tensor directory -> the reason for which llama.cpp would not load it.
+"""A GGUF's keys and tensor directory -> the reason why llama.cpp would not load it.
 
 Follows llama-model.cpp (load_hparams, load_tensors) and llama-model-loader.cpp (check_tensor_dims,
-done_getting_tensors). Nothing is refused that the table does not know: an unknown word, key or condition passes.
+done_getting_tensors). Unknown variables, keys and conditions are never a reason for refusal.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from edgekit.sources.types import Container
 
 MAX_EXPERTS = 512  # LLAMA_MAX_EXPERTS
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
-PER_LAYER = (  # a number, or one for each layer
+PER_LAYER = (  # one number, or one per layer
     "expert_used_count",
     "feed_forward_length",
     "attention.head_count",
     "attention.head_count_kv",
 )
 SECTIONS = "rope.dimension_sections"
-FUSED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight")  # in the place of others
+FUSED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight")  # replace separate matrices
 SCALES = (".scale", ".input_scale")  # optional next to any weight
 Shape = tuple[int | None, ...]  # None: not known
 
 
 def refusal(model: Model) -> str:
-    """Why llama.cpp would not load this file; empty where nothing speaks against it."""
+    """Why llama.cpp would not load this file; empty if no reason is known."""
     header = model.header
     if header.container is not Container.GGUF:
         return ""
@@ -57,7 +57,7 @@ def refusal(model: Model) -> str:
 
 
 def _reasons(model: Model) -> Iterator[str]:
-    """In the order of the loader."""
+    """The reasons in the loader's order."""
     loader = loader_of(model.geometry.architecture)
     keys = _Keys(model.header, model.geometry.architecture)
     yield from _missing_keys(keys, loader)
@@ -75,7 +75,7 @@ def _reasons(model: Model) -> Iterator[str]:
 
 
 def _width_checks(model: Model) -> Iterator[tuple[str, str]]:
-    """Keys and values are as wide as the cache's rows; else building the graph aborts."""
+    """K and V must be as wide as the cache rows; otherwise building the graph aborts."""
     message = _failed("a->ne[0] == b->ne[0]")
     if all(isinstance(layer.mixer, LatentAttention) for layer in model.geometry.layers):
         yield "not is_mla or n_embd_k_gqa == n_lora_kv + n_rot", message
@@ -84,7 +84,7 @@ def _width_checks(model: Model) -> Iterator[tuple[str, str]]:
 
 
 class _Keys:
-    """The keys of one architecture, as get_key finds them."""
+    """The keys of one architecture, looked up like get_key."""
 
     def __init__(self, header: ModelHeader, architecture: str) -> None:
         self.header = header
@@ -97,7 +97,7 @@ class _Keys:
         return self.header.keys.get(self.name(key))
 
     def count(self, key: str) -> int | None:
-        """How many elements an array has, None where the key is not one."""
+        """The length of an array; None if the key is not an array."""
         value = self.value(key)
         if isinstance(value, tuple):
             return len(value)
@@ -109,7 +109,7 @@ class _Keys:
         return name in header.keys or name in header.arrays or name in header.long_strings
 
     def number(self, key: str, default: int | None = None) -> int | None:
-        """A whole number, the first of an array; None where it cannot be known."""
+        """An integer, or the first element of an array; None if unknown."""
         value = self.value(key)
         if value is None and not self.is_there(self.name(key)):
             return default
@@ -197,7 +197,7 @@ def _failed(assertion: str) -> str:
 
 
 def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
-    """llama.cpp's hyper-parameters, as far as they follow from keys and geometry; those of block 0 without their il."""
+    """llama.cpp's hyperparameters that follow from keys and geometry; those of block 0 without the suffix _il."""
     layers, predicting = keys.number("block_count"), keys.number("nextn_predict_layers", 0)
     width = keys.number("embedding_length")
     token_types = model.header.keys.get("tokenizer.ggml.token_type_count", 0)
@@ -228,7 +228,7 @@ def _words(model: Model, keys: _Keys, loader: Loader) -> dict[str, int]:
 
 
 def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[str, int]:
-    """The words of one block: il itself, and those that end in _il."""
+    """The variables of one block: il, and those that end in _il."""
     at = partial(keys.of_layer, layer=block)
     width, heads = keys.number("embedding_length"), keys.number("attention.head_count", 0)
     head = width // heads if width is not None and heads else 0
@@ -254,13 +254,13 @@ def _block_words(model: Model, keys: _Keys, loader: Loader, block: int) -> dict[
         found[f"n_embd_{side}_gqa_il"] = _product(found[f"{word}_il"], found["n_head_kv_il"])
     own = keys.number("rope.dimension_count", keys.number("attention.key_length", head))
     found["n_rot_il"] = keys.number("rope.dimension_count_swa", own) if slides else own
-    for computed in loader.computed - {"is_recr", "is_swa"}:  # geometry knows those two
+    for computed in loader.computed - {"is_recr", "is_swa"}:  # the geometry has these two
         found[f"{computed}_il"] = None
     return {"il": block, **{word: value for word, value in found.items() if value is not None}}
 
 
 def _latent_words(model: Model, found: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Multi-head latent attention: whether the file has its own key and value widths for it."""
+    """MLA variables: whether the file states separate K and V widths."""
     key, value = found.get("n_embd_head_k_mla"), found.get("n_embd_head_v_mla")
     mixer = model.geometry.layers[0].mixer
     ranks = {"n_lora_q": mixer.query_rank} if isinstance(mixer, LatentAttention) else {}
@@ -292,7 +292,7 @@ def _product(a: int | None, b: int | None) -> int | None:
 
 
 def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
-    """Missing and misshapen ones in the order of the loader, then those it leaves over."""
+    """Missing tensors and wrong shapes in the loader's order, then a wrong tensor count."""
     tensors, layers = model.header.tensors or (), words.get("n_layer")
     if layers is None:
         return
@@ -316,7 +316,7 @@ def _bad_tensors(model: Model, loader: Loader, words: Words) -> Iterator[str]:
 
 
 def _empty_blocks(model: Model) -> Iterator[str]:
-    """What can be checked without knowing an architecture's tensors."""
+    """Checks that do not need an architecture's tensor table."""
     if model.header.tensors is None:
         return
     found = {block_number(tensor.name) for tensor in model.header.tensors}
@@ -337,7 +337,7 @@ def _split(name: str) -> tuple[int | None, str]:
 
 
 class _Part:
-    """The tensors of one block, or those outside of blocks. Blocks that are alike are worked out once."""
+    """The tensors of one block, or those outside the blocks. Equal blocks are computed once."""
 
     def __init__(self, loader: Loader, *, in_block: bool) -> None:
         self.needs = [one for one in loader.tensors if one.in_block is in_block]
@@ -345,7 +345,7 @@ class _Part:
         self.known: dict[Hashable, tuple[tuple[str, ...], dict[str, list[Shape]]]] = {}
 
     def load(self, there: Mapping[str, Tensor], words: Words, prefix: str) -> tuple[list[str], int]:
-        """What the loader stops at, and how many of the tensors it takes."""
+        """The loader's errors, and the number of tensors that it uses."""
         has = {HAS + re.sub(r"\W", "_", name): True for name in there}
         holds = {one: evaluate(one, {**words, **has}) for one in self.conditions}
         alike = (
@@ -379,7 +379,7 @@ class _Part:
     def _expected(
         self, there: Mapping[str, Tensor], words: Words, holds: Mapping[str, Number | None]
     ) -> tuple[tuple[str, ...], dict[str, list[Shape]]]:
-        """Names that must be there, and the shapes of those that may be. An unknown condition requires nothing."""
+        """Required names, and the allowed shapes by name. An unknown condition requires nothing."""
         required: list[str] = []
         shapes: dict[str, list[Shape]] = {}
         for need in self.needs:
@@ -395,7 +395,7 @@ class _Part:
 def _named(
     need: NeededTensor, there: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """A need as tensors: names, shapes, whether the loader insists on them."""
+    """The tensors of a table entry: name, shape, and whether the loader requires it."""
     if need.name == QKV:
         width, *parts = need.shape
         fused = " + ".join(f"({part})" for part in parts)
@@ -405,7 +405,7 @@ def _named(
             yield "attn_qkv.bias", (fused,), False
         for letter, part in zip("qkv", parts, strict=True):
             if not whole:
-                yield f"attn_{letter}.weight", (width, part), True  # without them the graph crashes
+                yield f"attn_{letter}.weight", (width, part), True  # without it the graph crashes
             if "attn_qkv.bias" not in there or not whole:
                 yield f"attn_{letter}.bias", (part,), False
     elif need.name == GATE_UP:
@@ -420,7 +420,7 @@ def _named(
 
 
 def _fits(dimensions: tuple[int, ...], shape: Shape) -> bool:
-    """Whether a tensor has this shape, missing dimensions being 1; what is not known fits."""
+    """True if a tensor has this shape; missing dimensions are 1, unknown ones match."""
     if shape == (None,):
         return True
     rest = len(shape) - len(dimensions)

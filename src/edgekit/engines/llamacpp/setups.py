@@ -36,12 +36,12 @@ from edgekit.sources.filenames import SHORT_MIXES
 
 
 def default_setup() -> LlamaCppSetup:
-    """llama-server of the default version."""
+    """llama-server of the default llama.cpp version."""
     return LlamaCppSetup(mode=LlamaMode.SERVER, **default_version()._asdict())
 
 
 def setup(values: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
-    """What the flags ask of llama.cpp. Raises UsageError."""
+    """The load and setup that the flags describe. Raises UsageError."""
     return Load(**field_values(TABLE, values, Load)), _setup(values)
 
 
@@ -71,7 +71,7 @@ def _implied_backend(values: Mapping[str, Any]) -> str:
 
 
 def this_cpu() -> Cpu:
-    """That of the machine at hand; a machine that is judged has its own."""
+    """The CPU of this machine, not of a machine that is judged."""
     return Cpu.ARM if is_arm() else Cpu.X86
 
 
@@ -97,21 +97,19 @@ def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
         own = (DeviceSlot(),) * max(least, len(split) - len(servers))
     mode, main = SplitMode(values.get("split_mode", "layer")), values.get("main_gpu", 0)
     if mode is SplitMode.NONE and main >= len(servers) and not (memory or split or count):
-        return (
-            DeviceSlot(number=main - len(servers)),
-        )  # how many GPUs there are is not known here
+        return (DeviceSlot(number=main - len(servers)),)  # the number of GPUs is not known here
     return used_devices((*servers, *own), mode, main)
 
 
 def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
-    """And back: read again, they give this load and setup."""
+    """The inverse of `setup`: flag values that give this load and setup."""
     found = given_values(TABLE, load, setup)
     if setup.servers:
         found["rpc"] = tuple(_server_entries(setup))
     own = [one for one in setup.devices if not one.rpc]
     if any(one.free_bytes is not None for one in own):
         memory = [one.free_bytes for one in own]
-        if own[0].number is not None:  # -sm none: the other cards are not known any more
+        if own[0].number is not None:  # -sm none: the other cards are no longer known
             memory *= max(own[0].number + 1, len(setup.tensor_split) - len(setup.servers))
         found["device_memory"] = tuple(memory)
     if found.pop("load_mtp", False):
@@ -119,7 +117,7 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
     implied = {
         "mode": "server",
         "cpu": this_cpu().value,
-        # next to servers a GPU is counted only where it is asked for
+        # with servers, a GPU counts only if requested
         "backend": None if setup.servers and own else _implied_backend({**found, "backend": None}),
     }
     stated = {"mode": setup.mode.value, "cpu": setup.cpu.value, "backend": setup.backend.value}
@@ -131,7 +129,7 @@ def values(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
 
 
 def _is_default_version(setup: LlamaCppSetup) -> bool:
-    """False where the environment names no version: then the version was given."""
+    """True if the setup has the default version; False if the environment names an invalid one."""
     try:
         return (setup.rules, setup.version) == default_version()
     except UsageError:
@@ -139,7 +137,7 @@ def _is_default_version(setup: LlamaCppSetup) -> bool:
 
 
 def _server_entries(setup: LlamaCppSetup) -> Iterator[str]:
-    """HOST:PORT=FREE+FREE of each server: its devices follow each other."""
+    """HOST:PORT=FREE+FREE for each server, whose devices are consecutive."""
     memory: dict[str, list[str]] = {}
     for one in setup.servers:
         endpoint = one.rpc.partition("[")[2].removesuffix("]")
@@ -148,12 +146,12 @@ def _server_entries(setup: LlamaCppSetup) -> Iterator[str]:
 
 
 def read_row(options: Mapping[str, Any], backend: str | None) -> tuple[Load, LlamaCppSetup]:
-    """A row of a batch, in llama.cpp's own parameters: as a program that uses the library. Raises UsageError."""
+    """A row of a batch in llama.cpp's parameters, for a program that uses the library. Raises UsageError."""
     return setup({"mode": "library", "unified": False, **_read_options(options, backend)})
 
 
 def read_keywords(options: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
-    """The same for llama-server. Raises UsageError."""
+    """Python keywords, for llama-server. Raises UsageError."""
     return setup(_read_options(options, options.get("backend")))
 
 
@@ -176,7 +174,7 @@ def _read_options(options: Mapping[str, Any], backend: str | None) -> dict[str, 
 
 
 def read_quant(name: str) -> str | None:
-    """The quantisation of `--quant NAME` as llama-quantize calls it: q4_k -> Q4_K_M."""
+    """`--quant NAME` in llama-quantize's spelling: q4_k -> Q4_K_M."""
     upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
     mix = SHORT_MIXES.get(upper, upper)
     return mix if mix in mix_rows() else None
@@ -187,7 +185,7 @@ def quant_names() -> tuple[str, ...]:
 
 
 def placement(setup: LlamaCppSetup) -> dict[str, Any]:
-    """Where a plan has put the model, as values of flags."""
+    """A plan's placement as flag values."""
     if not setup.has_device:
         return {}
     layers, _, some_experts = ROUGH_PLACEMENT
@@ -202,7 +200,7 @@ def placement(setup: LlamaCppSetup) -> dict[str, Any]:
 
 
 def describe(load: Load, estimate: MemoryEstimate) -> str:
-    """What was asked for, as llama.cpp resolved it."""
+    """The request as llama.cpp resolved it, in words."""
     facts = LoadFacts.of(estimate)
     count, shared = facts.n_seq_max, facts.kv_streams == 1
     who = "shared by" if shared and count != 1 else "for"

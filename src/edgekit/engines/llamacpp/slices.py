@@ -1,6 +1,7 @@
 """-sm tensor: which slice of a weight or a cache each device holds; -sm row: which rows of a matrix.
 
-Follows llama_meta_device_get_split_state of llama-model.cpp @ b11549. What is not sliced is on every device whole.
+Follows llama_meta_device_get_split_state of llama-model.cpp @ b11549. Tensors that are not sliced are complete on every
+device.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from edgekit.model.types import (
     attention_of,
 )
 
-LANES = 128  # slices are multiples of it, for the kernels
+LANES = 128  # kernels need slices that are multiples of this
 
-# Name of a weight in a block -> the axis it is sliced along, and what the slices are cut for.
+# Name of a weight in a block -> the axis it is sliced along, and the rule for the slice sizes.
 _RULES = tuple(
     (re.compile(rf"blk\.\d*\.{pattern}"), axis, kind)
     for pattern, axis, kind in (
@@ -51,7 +52,7 @@ _RULES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """`times` runs of `elements`, each cut at multiples of `grain`."""
+    """`times` runs of `elements`, each divided at multiples of `grain`."""
 
     elements: int
     times: int
@@ -60,7 +61,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Sliced(LayerKind):
-    """What one device remembers of a layer."""
+    """The caches and states of a layer on one device."""
 
     own: tuple[Stream, ...]
     kept: tuple[State, ...]
@@ -86,7 +87,7 @@ def check_sliced(model: Model) -> None:
 
 
 class Slicer:
-    """A model divided among devices; `split`: their shares, equal where it is empty."""
+    """A model divided among devices; `split`: their shares; empty: equal shares."""
 
     def __init__(self, model: Model, devices: int, split: tuple[float, ...]) -> None:
         self.devices = devices
@@ -97,7 +98,7 @@ class Slicer:
         self.turns = list(_turns(self.mixers))
 
     def weights(self, tensor: Tensor, block: int | None) -> list[Tensor]:
-        """The slice of each device."""
+        """The slice of a weight on each device."""
         axis, parts = self._parts(tensor, block)
         if axis is None:
             return [tensor] * self.devices
@@ -105,14 +106,14 @@ class Slicer:
         return [_sliced(tensor, axis, size) for size in sizes]
 
     def rows(self, tensor: Tensor) -> list[Tensor]:
-        """-sm row: the rows of a matrix on each device."""
+        """-sm row: the rows of a matrix on each device; empty for tensors that are not divided."""
         if len(tensor.shape) != 2 or tensor.name.endswith((".ssm_a", ".ssm_conv1d.weight")):
             return []
         sizes = self._cut([_Part(tensor.shape[0], 1, LANES)], 0)
         return [_sliced(tensor, 1, size) for size in sizes]
 
     def remembered(self, mixer: LayerKind, block: int) -> list[LayerKind]:
-        """What each device keeps of a layer."""
+        """The caches and states of a layer on each device."""
         if known_architecture(self.architecture).mirrored_caches:
             return [mixer] * self.devices
         turn = self._turn(block)
@@ -207,7 +208,7 @@ class Slicer:
         return [_Part(length, 1, grains.get(name.split(".", 1)[0], queries))]
 
     def _grains(self, attention: Attention, block: int) -> tuple[int, int, int]:
-        """Of queries, keys and values: whole heads, and whole blocks of the matrix behind them."""
+        """Slice sizes of Q, K and V: whole heads, and whole blocks of the output matrix."""
         out = self._named(block, "attn_output.weight", "ssm_out.weight")
         ratio = attention.heads // max(1, attention.kv_heads)
         wide = ratio * attention.key_dim
@@ -219,7 +220,7 @@ class Slicer:
         return queries, keys, keys // attention.key_dim * attention.value_dim
 
     def _delta(self, mixer: Recurrent, block: int, *, whole: bool) -> list[_Part]:
-        """A gated delta net's keys, queries and values, or its values alone."""
+        """The parts of a gated delta net: Q, K and V, or only V."""
         out = self._named(block, "ssm_out.weight")
         width = max(1, mixer.state_size)
         grain = lcm(out.type.block_elements if out else 1, LANES, width)
@@ -240,7 +241,7 @@ class Slicer:
         return self.turns[min(block, len(self.turns) - 1)] % self.devices
 
     def _cut(self, parts: Iterable[_Part], turn: int) -> list[int]:
-        """Which device is first goes round, layer by layer, so that what is left over is shared too."""
+        """Divides a part among the devices. The first device rotates layer by layer, which also spreads remainders."""
         sizes = [0] * self.devices
         shares = [self.split[(j + turn) % self.devices] for j in range(self.devices) if self.split]
         for part in parts:
@@ -260,7 +261,7 @@ class Slicer:
 
 
 def _turns(mixers: list[LayerKind]) -> Iterable[int]:
-    """How many layers of the same kind come before each."""
+    """For each layer, the number of earlier layers of its kind."""
     seen: dict[tuple[bool, bool], int] = {}
     for mixer in mixers:
         sliding = any(stream.span is not Span.ALL for stream in mixer.streams)
@@ -270,7 +271,7 @@ def _turns(mixers: list[LayerKind]) -> Iterable[int]:
 
 
 def _along(tensor: Tensor, axis: int) -> int:
-    """Of ggml's axes, which are counted from the innermost."""
+    """The length of a ggml axis; axes count from the innermost dimension."""
     return tensor.shape[-1 - axis] if axis < len(tensor.shape) else 1
 
 

@@ -1,4 +1,4 @@
-"""How fast llama.cpp is: tables by backend and device, what a token reads, and what was measured on this machine."""
+"""llama.cpp's speed: tables by backend and device, bytes read per token, and measurements on this machine."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from edgekit.units import MIB
 if TYPE_CHECKING:
     from edgekit.machine.types import Pace
 
-# A token of a smaller model may read from the caches of the CPU.
+# A smaller model may be read from CPU caches.
 LEAST_READ_BYTES = 256 * MIB
-CARD_SPREAD = 0.15  # how far off another model is, compared with the one measured on the same card
-CORE_SPREAD = 0.3  # ... on the same CPU: the quantisation matters more
-BANDWIDTH_OFF = 0.1  # beyond this, the bandwidth is not the one that was modelled with
+CARD_SPREAD = 0.15  # error for a model other than the one measured on this card
+CORE_SPREAD = 0.3  # error on the same CPU: the quantisation matters more
+BANDWIDTH_OFF = 0.1  # above this, the measured bandwidth differs from the modelled one
 
 READING: dict[Backend, Reading] = {
     Backend.CUDA: reading("llama.cpp on CUDA"),
@@ -59,7 +59,7 @@ def speed(
 def sequence_run(
     model: Model, load: Load, setup: LlamaCppSetup, bill: MemoryEstimate, machine: Machine
 ) -> SequenceRun:
-    """On the devices of the machine."""
+    """The run of one sequence on the machine's devices."""
     cards = () if bill.backend == Backend.CPU.value else devices(machine)
     return SequenceRun(
         model=model,
@@ -82,7 +82,7 @@ def reads_per_token(
 
 
 def _outside(sizes: Mapping[Pool, float], outside: LayerShare) -> dict[Pool, float]:
-    """Tables stay on the host; the head, and nothing else that is large, is with the last layer."""
+    """Bytes read outside the layers: embedding tables stay on the host; the head is with the last layer."""
     head = outside.active
     devices = {pool: size for pool, size in sizes.items() if pool.kind is PoolKind.DEVICE}
     host = {pool: min(size, head) for pool, size in sizes.items() if pool not in devices}
@@ -102,9 +102,8 @@ def fastest_tokens_per_s(read_bytes: float, held_bytes: int, machine: Machine) -
 
 
 def measured_ratio(machine: Machine, setup: LlamaCppSetup) -> MeasuredRatio | None:
-    """From a measurement of the same placement: all on its cards, or all on its CPU.
-
-    None if it says nothing about this one: a model that fits CPU caches, or another expectation since.
+    """The ratio from a measurement of the same placement: all on the cards, or all on the CPU. None if it does not
+    apply: the model fits CPU caches, or the modelled speed has changed since.
     """
     if machine.measured is None or machine.what_if:
         return None

@@ -1,4 +1,4 @@
-"""How llama.cpp is started, in its own words."""
+"""How llama.cpp is started, with llama.cpp's own names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LlamaMode(enum.Enum):
-    """Who calls llama.cpp: it decides how many rows of logits are kept and how sequences share the cache."""
+    """How llama.cpp is used: decides the rows of logits and whether sequences share the cache."""
 
     LIBRARY = (
         "library"  # llama-cli, llama-bench, bindings: every token of a micro-batch may have logits
@@ -50,28 +50,28 @@ class SplitMode(enum.Enum):
 
 
 class Cpu(enum.Enum):
-    """What a build that is made for its own CPU is made for."""
+    """The CPU family that a native build targets."""
 
     X86 = "x86"
     ARM = "arm"
 
 
-ALL_LAYERS = 1_000_000  # beyond the blocks of any header
+ALL_LAYERS = 1_000_000  # more than any model has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSlot:
-    """A GPU, or a device of an RPC server, as far as placement cares."""
+    """What placement needs to know about a GPU or an RPC device."""
 
-    free_bytes: int | None = None  # layers are split by it where no split is given
+    free_bytes: int | None = None  # decides the split of layers if none is given
     max_buffer_bytes: int | None = None  # Metal: a longer span of the file is mapped in pieces
     rpc: str = ""  # of an RPC server: llama.cpp's name for its buffers, "RPC0[10.0.0.5:50052]"
-    number: int | None = None  # of a GPU, where it is not its place among those listed
+    number: int | None = None  # of a GPU, if it differs from its index in the list
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What a process of llama.cpp was measured to hold on the host in addition to its bill."""
+    """Measured host memory of a llama.cpp process beyond its bill."""
 
     size_bytes: int
     because: str  # "measured on this machine with xllamacpp 2026.10"
@@ -79,7 +79,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One entry of -ot: tensors whose name the pattern is found in go to that buffer type."""
+    """One entry of -ot: tensors whose names match the pattern go to that buffer type."""
 
     pattern: str
     buffer: str  # "CPU", "CUDA0", "RPC0[10.0.0.5:50052]"
@@ -90,8 +90,8 @@ class LlamaCppSetup:
     mode: LlamaMode = LlamaMode.LIBRARY
     backend: Backend = Backend.CPU
     n_gpu_layers: int = ALL_LAYERS
-    n_cpu_moe: int = 0  # the experts of this many first blocks stay on the host
-    cpu_moe: bool = False  # those of all blocks do
+    n_cpu_moe: int = 0  # the experts of the first N blocks stay on the host
+    cpu_moe: bool = False  # the experts of all blocks stay on the host
     devices: tuple[DeviceSlot, ...] = (DeviceSlot(),)
     tensor_split: tuple[float, ...] = ()
     split_mode: SplitMode = SplitMode.LAYER
@@ -99,7 +99,7 @@ class LlamaCppSetup:
     servers: tuple[
         DeviceSlot, ...
     ] = ()  # of --rpc: in `devices` as well, unless -sm none leaves them out
-    overrides: tuple[Override, ...] = ()  # the first that matches decides, before n_cpu_moe
+    overrides: tuple[Override, ...] = ()  # the first match applies, before n_cpu_moe
     offload_kqv: bool = True
     use_mmap: bool = True
     repack: bool = False  # the build keeps copies of weights on the host, rearranged for the CPU
@@ -109,11 +109,11 @@ class LlamaCppSetup:
     cache_ram_mib: int = 8192  # llama-server --cache-ram
     ctx_checkpoints: int = 32  # llama-server --ctx-checkpoints, of each slot
     ctx_shift: bool = False  # llama-server --context-shift: a full window drops its older half
-    mix: str | None = None  # as if the weights were quantised so; None: as the file has them
-    draft_max: int = 0  # tokens a drafter proposes: that many more rows of logits per sequence
+    mix: str | None = None  # quantise the weights to this mix; None: as in the file
+    draft_max: int = 0  # drafted tokens: N more rows of logits per sequence
     rules: int = NEWEST  # a build of llama.cpp (versions.py)
-    version: str | None = None  # the version that is billed, where the rules' own is another one
-    overhead: Overhead | None = None  # only of the machine that it was measured on
+    version: str | None = None  # the billed version, if not that of the rules
+    overhead: Overhead | None = None  # applies only to the machine it was measured on
 
     @property
     def has_device(self) -> bool:
@@ -121,14 +121,14 @@ class LlamaCppSetup:
 
     @property
     def version_name(self) -> str:
-        """The version of llama.cpp that is billed, as reports have it."""
+        """The billed llama.cpp version, as reports name it."""
         return version_name(self.rules, self.version)
 
 
 def used_devices(
     devices: tuple[DeviceSlot, ...], mode: SplitMode, main_gpu: int = 0
 ) -> tuple[DeviceSlot, ...]:
-    """Those that llama.cpp uses of all there are, servers first: with -sm none one. Raises UsageError."""
+    """The devices that llama.cpp uses, servers first; one with -sm none. Raises UsageError."""
     if mode is not SplitMode.NONE:
         return devices
     if main_gpu >= len(devices):
@@ -142,7 +142,7 @@ def used_devices(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What llama_context makes of the options."""
+    """The resolved options of llama_context."""
 
     n_ctx: int
     n_ctx_seq: int
@@ -154,9 +154,7 @@ class Context:
     cells: int  # of one stream
     swa_cells: int  # of one stream of the sliding layers; 0 without any
     flash_attn: bool
-    v_trans: (
-        bool  # V is stored transposed: without flash attention, unless that was given up only later
-    )
+    v_trans: bool  # V is stored transposed: flash attention was off when the cache was made
     type_k: CacheType = F16
     type_v: CacheType = F16
     embeddings: bool = False
@@ -176,7 +174,7 @@ class Context:
 
 
 class LoadFacts(NamedTuple):
-    """What llama.cpp made of a load: the facts of a bill, by their public names."""
+    """How llama.cpp resolved a load: the facts of a bill, by their public names."""
 
     n_ctx: int
     n_ctx_seq: int
@@ -203,21 +201,21 @@ CELL_PADDING = 256
 
 # Heads that CUDA has a flash attention kernel for: fattn.cu @ 0c1e570
 SAME_HEADS = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
-WIDER_KEYS = {192: 128, 320: 256, 576: 512}  # key size -> the value size there is a kernel for
+WIDER_KEYS = {192: 128, 320: 256, 576: 512}  # K size -> the V size that has a kernel
 GQA_MULTIPLE = {192: 8, 320: 32}
 NEEDS_GQA = frozenset({192, 320, 512, 576})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
-    """What the options are checked against."""
+    """Head sizes that options are checked against."""
 
     key_dims: frozenset[int]
     value_dims: frozenset[int]
     latent: bool  # V is a part of K: both must have one type
-    apart: bool  # sequences have separate caches, requested or not (DeepSeek-V4)
-    window: int  # tokens a sliding layer sees, 0 without any
-    widest_value: int  # numbers of one token's V in the widest layer
+    apart: bool  # sequences always have separate caches (DeepSeek-V4)
+    window: int  # sliding window in tokens; 0: none
+    widest_value: int  # V elements per token in the widest layer
     flashes: bool  # CUDA has a flash attention kernel for all of them
 
     @classmethod
@@ -261,7 +259,7 @@ def _value_width(attention: Attention | LatentAttention) -> int:
 
 
 def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
-    """Whether CUDA has one for heads of these sizes, `ratio` of them for each KV head."""
+    """True if CUDA has a flash attention kernel for these head sizes, with `ratio` heads per KV head."""
     if keys in WIDER_KEYS:
         fits = values == WIDER_KEYS[keys] and ratio % GQA_MULTIPLE.get(keys, 1) == 0
     else:
@@ -273,16 +271,16 @@ def has_flash_kernel(keys: int, values: int, ratio: int) -> bool:
 class TensorPlacement:
     """Where each block is. The output counts as the block after the last."""
 
-    blocks: tuple[Pool, ...]  # every round of every block, those of multi-token prediction included
-    own_blocks: int  # how many of them have weights: rounds after the first use the same
+    blocks: tuple[Pool, ...]  # every loop of every block, including multi-token prediction
+    own_blocks: int  # number of blocks with weights: later loops reuse them
     output: Pool
     offload_kqv: bool = True
-    host_expert_blocks: int = 0  # how many of the first blocks have their experts on the host
+    host_expert_blocks: int = 0  # the first N blocks have their experts on the host
     host_scans: bool = False  # ssm_a stays on the host: the device has no kernel for its scan
     moved: Mapping[str, Pool] = field(default_factory=dict)  # single tensors, by their names: -ot
-    overridden: bool = False  # -ot was given, whether it moves anything or not
-    slicer: Slicer | None = None  # -sm tensor: what is on device 0 is shared by all of them
-    rows: Slicer | None = None  # -sm row: matrices on devices are shared by all of them
+    overridden: bool = False  # -ot was given, even if it moves nothing
+    slicer: Slicer | None = None  # -sm tensor: everything on device 0 is shared by all devices
+    rows: Slicer | None = None  # -sm row: matrices are shared by all devices
     pipelined: bool = True  # -sm layer: devices may work on several micro-batches in turn
 
     def cache_pool(self, block: int) -> Pool:
@@ -290,12 +288,12 @@ class TensorPlacement:
 
     @property
     def ranks(self) -> int:
-        """Devices that hold a slice each of what is on device 0."""
+        """Number of devices that hold a slice of what is placed on device 0."""
         return 1 if self.slicer is None else self.slicer.devices
 
     @property
     def together(self) -> bool:
-        """Everything is on devices: nothing but the token embedding was left on the host, or moved."""
+        """True if everything except the token embedding is on devices, and -ot moves nothing."""
         whole = self.output is not HOST and HOST not in self.blocks
         moved = self.overridden or self.host_expert_blocks
         return whole and self.offload_kqv and not moved
@@ -311,13 +309,13 @@ class TensorPlacement:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        """Those that hold weights of blocks."""
+        """The pools that hold weights of blocks."""
         return tuple(dict.fromkeys(self.blocks[: self.own_blocks]))
 
 
 @dataclass(slots=True)
 class TensorGroup:
-    """Tensors stored together, whatever the placement."""
+    """Tensors that are always placed together."""
 
     name: str  # of one of them
     block: int | None

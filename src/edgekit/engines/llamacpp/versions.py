@@ -1,6 +1,6 @@
-"""The version of llama.cpp that is billed: how it is named, which rules it follows, and which one is the default.
+"""llama.cpp versions: names, the rules that each follows, and the default.
 
-llama.cpp numbers its builds by commits (b9294), and itself 0.1.0, 0.2.0 ... since August 2026. Wheels of xllamacpp are
+llama.cpp numbers builds by commit (b9294) and, since August 2026, versions (0.1.0, 0.2.0 ...). Wheels of xllamacpp are
 named by month and build: 2026.5.9294.
 """
 
@@ -22,9 +22,8 @@ WHEEL = "xllamacpp"  # the llama.cpp that `edgekit run` starts
 
 
 class Rules(enum.IntEnum):
-    """Builds at which something that is billed changed: `rules >= Rules.F16_MASK`.
-
-    Where only two builds around a change were read, those in between follow whichever rule needs more memory.
+    """Builds that changed the bill: `rules >= Rules.F16_MASK`. If only the builds before and after a change were read,
+    those in between follow the rule that needs more memory.
     """
 
     ROTATION_PER_CACHE = 8699  # llama-kv-cache.cpp @ 4eb1951: heads of quantised caches may differ
@@ -57,7 +56,7 @@ _MONTHS = {
 }
 _NEWEST_NUMBER = (6, 0)  # 0.6.0
 _BEFORE_0_4_1, _0_4_1 = 10809, 11063  # which call themselves 0.4.0-dev and 0.4.1-dev
-_LEAST_BUILD = 1000  # a source archive calls itself build 0 or 1
+_LEAST_BUILD = 1000  # a source archive reports build 0 or 1
 
 _BUILD = re.compile(r"(?:b(?=\d)|(?=\d{4}))(\d{1,6})(?: \([0-9a-f]+\))?")
 _WHEEL = re.compile(
@@ -69,10 +68,10 @@ _NUMBER = re.compile(
 
 
 class LlamaVersion(NamedTuple):
-    """One version: fields of LlamaCppSetup."""
+    """One version, as fields of LlamaCppSetup."""
 
-    rules: int  # a build: that version, or one that is billed the same
-    version: str | None = None  # its name, where the rules were checked against another one
+    rules: int  # a build: this version, or one with the same bill
+    version: str | None = None  # its name, if the rules were checked against another
 
 
 def read_version(text: str) -> LlamaVersion:
@@ -129,7 +128,7 @@ def _of_number(minor: int, patch: int) -> LlamaVersion:
 
 
 def is_newer(version: str | None) -> bool:
-    """Whether a version is newer than the newest that the rules were checked against."""
+    """True if a version is newer than the newest one that the rules were checked against."""
     if version is None:
         return False
     if version.startswith("b"):
@@ -138,16 +137,16 @@ def is_newer(version: str | None) -> bool:
 
 
 def version_name(rules: int, version: str | None) -> str:
-    """How reports name a version: by its own name, or by the version that its rules were checked against."""
+    """A version's name in reports: its own, or that of the version its rules were checked against."""
     if version is not None and read_version(version).rules == rules:
         return version
     return _CHECKED.get(rules, f"b{rules}")
 
 
 def answered_version(text: str) -> LlamaVersion:
-    """The version in an engine's answer: `2026.10.11549 (llama.cpp 0.6.0-dev)`. The newest if it names none.
+    """The version in an engine's reply: `2026.10.11549 (llama.cpp 0.6.0-dev)`. The newest if it names none.
 
-    Bindings with a numbering of their own are known by the library's version: `0.2.13 (llama.cpp 0.6.0-dev)`.
+    Bindings with their own numbering are identified by the library's version: `0.2.13 (llama.cpp 0.6.0-dev)`.
     """
     binding, _, library = text.partition(" (llama.cpp ")
     for name in (binding, library.removesuffix(")")):
@@ -158,7 +157,7 @@ def answered_version(text: str) -> LlamaVersion:
 
 
 def wheel_version(text: str) -> LlamaVersion:
-    """The llama.cpp in a wheel of xllamacpp. Wheels before 2026.4 (0.2.14) count as the oldest build known."""
+    """The llama.cpp in a wheel of xllamacpp. Wheels before 2026.4 (0.2.14) count as the oldest known build."""
     try:
         return LlamaVersion(OLDEST) if text.startswith("0.") else read_version(text)
     except UsageError:
@@ -166,7 +165,7 @@ def wheel_version(text: str) -> LlamaVersion:
 
 
 def default_version() -> LlamaVersion:
-    """What EDGEKIT_LLAMA_VERSION names, else the llama.cpp that `edgekit run` would start, else the newest known."""
+    """EDGEKIT_LLAMA_VERSION, else the llama.cpp that `edgekit run` would start, else the newest known."""
     named = os.environ.get(VARIABLE)
     if not named:
         return installed_version() or LlamaVersion(NEWEST)
@@ -178,7 +177,9 @@ def default_version() -> LlamaVersion:
 
 @cache
 def installed_version() -> LlamaVersion | None:
-    """By the folder of the wheel's metadata: importlib.metadata takes longer than a whole bill."""
+    """The installed wheel's version, from the name of its metadata folder: importlib.metadata is slower than a whole
+    bill.
+    """
     pattern = re.compile(rf"{WHEEL}-(.+)\.dist-info")
     for folder in sys.path:
         with suppress(OSError):

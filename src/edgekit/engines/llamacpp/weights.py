@@ -1,4 +1,4 @@
-"""Placed tensors -> the lines of the weights, one for each block and pool; Metal maps spans of the file."""
+"""Placed tensors -> the weight lines, one per block and pool; Metal maps spans of the file."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ REPACKED_TYPES = {
     Cpu.X86: frozenset({"Q2_K", "Q4_0", "Q4_K", "IQ4_NL"}),
     Cpu.ARM: frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL"}),
 }
-REPACK_WITHIN = (
-    0.5  # which of them depends on the CPU's further abilities and on rows that divide by 8
-)
+REPACK_WITHIN = 0.5  # depends on further CPU features and on row counts divisible by 8
 PAGE_BYTES = 16 * KIB  # Apple silicon
 FILE_ALIGNMENT = 32  # general.alignment of nearly every file
 _Extent = tuple[int, int, int]  # shard, first byte, end
@@ -55,7 +53,7 @@ def weights_key(placement: TensorPlacement, setup: LlamaCppSetup) -> WeightsKey:
 def _lines(
     model: Model, placement: TensorPlacement, setup: LlamaCppSetup
 ) -> tuple[MemoryLine, ...]:
-    if not setup.repack and not maps_spans(setup):  # no tensor is looked at by itself
+    if not setup.repack and not maps_spans(setup):  # sums are enough
         return tuple(_block_lines(placed_sums(model, placement, setup)))
     placed = placed_tensors(model, placement, setup)
     repacked = tuple(_repacked(model, placement, placed, setup)) if setup.repack else ()
@@ -66,8 +64,8 @@ def _lines(
 
 
 def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetup) -> int:
-    """What a build that repacks weights needs more of the host: the originals in a mapped file are not read again, and
-    the system drops them from memory when it runs short.
+    """Extra host memory of a build that repacks weights: the originals in a mapped file are not read again, and the
+    system drops them when memory is short.
     """
     setup = replace(setup, use_mmap=False)
     key = weights_key(placement, replace(setup, repack=True))
@@ -80,7 +78,7 @@ def repacked_bytes(model: Model, placement: TensorPlacement, setup: LlamaCppSetu
 
 
 def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Iterator[MemoryLine]:
-    """What belongs to no block first."""
+    """Weight lines by block and pool; tensors outside the blocks come first."""
 
     def place(item: tuple[tuple[int | None, Pool], tuple[int, int]]) -> tuple[int, str]:
         block, pool = item[0]
@@ -100,9 +98,9 @@ def _block_lines(sums: Mapping[tuple[int | None, Pool], tuple[int, int]]) -> Ite
 def _repacked(
     model: Model, placement: TensorPlacement, placed: Sequence[PlacedTensor], setup: LlamaCppSetup
 ) -> Iterator[MemoryLine]:
-    """Copies on the host, repacked for the CPU. Of a mapped file the originals stay in memory too, until it runs short.
+    """Copies on the host, repacked for the CPU. The originals of a mapped file stay in memory until it runs short.
 
-    With a CUDA or Vulkan device there are none: its buffer type for the host comes first (llama-model.cpp @ b21e4de:
+    With a CUDA or Vulkan device there are none: its host buffer type has priority (llama-model.cpp @ b21e4de:
     make_cpu_buft_list). Metal has no such buffer type.
     """
     if setup.has_device and setup.backend is not Backend.METAL:
@@ -152,9 +150,9 @@ def maps_spans(setup: LlamaCppSetup) -> bool:
 def mapped(
     placed: Sequence[PlacedTensor], tensors: Iterable[Tensor], setup: LlamaCppSetup
 ) -> tuple[tuple[PlacedTensor, ...], tuple[MemoryLine, ...]]:
-    """The tensors that keep a line of their own, and a line for the rest of each device's spans.
+    """The tensors with their own lines, and one line for the rest of each device's spans.
 
-    Metal maps the file: the GPU's buffer is the span from its first tensor to its last, with the host's in between
+    Metal maps the file: the GPU's buffer is the span from its first tensor to its last, including the host's in between
     (llama-model-loader.cpp: get_mapping_range; llama-model.cpp: load_tensors; ggml-metal-device.m:
     ggml_metal_buffer_map). A buffer counts in full against the GPU's working set. The CPU reads the same pages, so
     what is inside a span is billed once, on the device.
@@ -199,8 +197,8 @@ def mapped(
 
 
 def buffer_bytes(first: int, end: int, largest_bytes: int, max_buffer_bytes: int | None) -> int:
-    """What Metal allocates for a span: whole pages. Beyond the longest buffer of the device it is cut into views
-    that overlap by the largest tensor, so that every tensor is whole in one of them.
+    """What Metal allocates for a span: whole pages. Beyond the device's maximum buffer length it is split into views
+    that overlap by the largest tensor, so that every tensor is complete in one of them.
     """
     size = pad(end - first + first % PAGE_BYTES, PAGE_BYTES)
     if max_buffer_bytes is None or size <= max_buffer_bytes:
@@ -211,13 +209,13 @@ def buffer_bytes(first: int, end: int, largest_bytes: int, max_buffer_bytes: int
         return size  # no view holds the largest tensor: llama.cpp fails, and the span exceeds the limit anyway
     views = -(-size // step)
     whole = min(views, max(0, (size - max_buffer_bytes) // step + 1))
-    cut = sum(range(whole, views))  # each of these ends with the span
+    cut = sum(range(whole, views))  # shorter views, which end with the span
     return whole * max_buffer_bytes + (views - whole) * size - step * cut
 
 
 def _extents(tensors: Iterable[Tensor]) -> dict[str, _Extent]:
-    """Where each tensor is in its file. A file that does not exist yet (all offsets are 0) is laid out as
-    llama-quantize writes it: tensors outside of blocks first, then block by block, by name.
+    """The position of each tensor in its file. A file that does not exist yet (all offsets are 0) is laid out as
+    llama-quantize writes it: tensors outside the blocks, then block by block, by name.
     """
     found = tuple(tensors)
     if any(tensor.offset for tensor in found):

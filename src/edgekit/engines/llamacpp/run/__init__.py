@@ -1,1 +1,1 @@
-"""llama.cpp at work: started from a plan, watched, and stopped in time."""
+"""Running llama.cpp: starts it from a plan, watches it, and stops it before memory runs out."""

@@ -1,6 +1,6 @@
-"""How EdgeKit reaches a llama.cpp on this machine: in a child process, through xllamacpp or llama-fit-params.
+"""How EdgeKit calls a local llama.cpp: in a child process, through xllamacpp or llama-fit-params.
 
-To add another: its functions, and its row in `METHODS`.
+To add another method, add its functions and a row in `METHODS`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from edgekit.engines.program import Resident
 from edgekit.errors import EngineError, UsageError
 
 SCRIPT = Path(__file__).parents[1] / "child.py"
-PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # threads that wait do not spin
-# A GPU takes part even when no layer is offloaded: hidden where only the CPU is meant.
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}  # waiting threads do not spin
+# llama.cpp uses a GPU even if no layer is offloaded: hide it for CPU-only runs.
 NO_DEVICES = dict.fromkeys(
     ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"), ""
 )
 _ENVIRONMENT = {
-    "GGML_NO_BACKTRACE": "1",  # an abort would start a debugger on itself
+    "GGML_NO_BACKTRACE": "1",  # otherwise an abort starts a debugger on itself
     "MALLOC_ARENA_MAX": "2",  # each arena reserves 64 MiB of the address space
 }
-_FOREIGN = ("AIP_MODE",)  # llama.cpp would listen where Google's platform wants it to
-# What both sides name. The engine keeps prompt caches and its driver's context to itself.
+_FOREIGN = ("AIP_MODE",)  # makes llama.cpp listen where Google's platform expects it
+# Components that the engine reports too. It does not report prompt caches and the driver's context.
 COMPARED = (
     Component.WEIGHTS,
     Component.KV_CACHE,
@@ -51,13 +51,13 @@ COMPARED = (
     Component.OUTPUT,
     Component.COMPUTE,
 )
-# An adapter that is not there. After its dry run a server would go on to load what has no memory, and die of
-# it before its log is written; so it gives up instead.
+# A missing adapter, which stops a server after its dry run. Otherwise it would load the model without memory for it and
+# crash before its log is written.
 STOP = "no-adapter.gguf"
 XLLAMACPP_NAME = "xllamacpp"
 INSTALL_XLLAMACPP = "pip install 'edgekit-models[llama]'"
-_AUTO = -1  # n_parallel: what llama-server does by default
-_VERBOSE = 5  # from here on the dry run of its fit logs its buffers
+_AUTO = -1  # n_parallel: llama-server's default
+_VERBOSE = 5  # from this verbosity on, its dry run logs buffers
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps=CPU"  # arg.cpp: --cpu-moe
 FIT_TOOL_NAME = "llama-fit-params"
 _VERSION_TIMEOUT_S = 20.0
@@ -72,9 +72,8 @@ def start_child(
     on_message: Callable[[Message], None] | None = None,
     title: str = "",
 ) -> ChildProcess:
-    """`job` is one of the script's; `title`, by default the name of the model's file, shows in the list of processes.
-
-    EngineError where it cannot be started.
+    """Starts the child. `job`: one of child.py's; `title`: shown in process lists, by default the model's file name.
+    EngineError if it cannot be started.
     """
     ours = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     child = ChildProcess(
@@ -88,7 +87,7 @@ def start_child(
 
 
 def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
-    """From what `read_status` found; None where it found nothing."""
+    """Resident memory from `read_status`; None if that is empty."""
     if "VmRSS" not in memory:
         return None
     return Resident(
@@ -102,7 +101,7 @@ def resident_at(when: str, memory: Mapping[str, int]) -> Resident | None:
 
 
 def resident_of(pid: int, when: str) -> Resident | None:
-    """Of any process; None where it is gone, or its memory is unknown."""
+    """Resident memory of a process; None if it is gone or its memory is unknown."""
     if (found := resident_at(when, read_status(pid))) is not None:
         return found
     with suppress(psutil.Error):
@@ -112,32 +111,32 @@ def resident_of(pid: int, when: str) -> Resident | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadQuestion:
-    """What the engine is asked: how much this file takes with this load and setup."""
+    """A question to the engine: the memory of this file with this load and setup."""
 
     path: Path
     load: Load
     setup: LlamaCppSetup
     really: bool = False  # load the weights and decode a few tokens
-    pacing: Pacing | None = None  # then read and write more of them, to see how fast it is
+    pacing: Pacing | None = None  # then process more tokens to measure speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """How the speed of a loaded model is measured: several times the same, the best counts."""
+    """How to measure a loaded model's speed: several identical runs, of which the best counts."""
 
-    vocabulary: int  # token ids below it exist
-    prompt_tokens: int = 512  # at most: fewer where that would take too long
+    vocabulary: int  # token ids are below this
+    prompt_tokens: int = 512  # at most; fewer if that would take too long
     new_tokens: int = 32
     times: int = 5
-    seconds: float = 20.0  # for all of them; one is always done
+    seconds: float = 20.0  # for all runs; at least one is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """What a child process may take before it is ended."""
+    """Limits of a child process."""
 
     timeout_s: float
-    memory_bytes: int | None = None  # address space; None where a GPU driver reserves what it likes
+    memory_bytes: int | None = None  # address space; None with a GPU driver, which reserves at will
 
 
 def has_xllamacpp() -> bool:
@@ -152,7 +151,7 @@ def xllamacpp_version() -> str:
 
 
 def xllamacpp_request(question: LoadQuestion) -> dict[str, Any]:
-    """For the child process: plain parameters, and enums by their names."""
+    """The request to the child process: plain parameters, and enums by name."""
     load, setup = question.load, question.setup
     if load.output_rows is not None:
         raise UsageError("llama-server chooses the number of output rows itself")
@@ -168,7 +167,7 @@ def xllamacpp_request(question: LoadQuestion) -> dict[str, Any]:
 
 
 def private_server() -> dict[str, Any]:
-    """A server for this process only: one thread on a loopback address, with a key."""
+    """Parameters of a private server: one thread on a loopback address, with a key."""
     return {
         "api_keys": [secrets.token_hex(16)],
         "hostnames": ["127.0.0.1"],
@@ -179,7 +178,7 @@ def private_server() -> dict[str, Any]:
 
 
 def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
-    """Xllamacpp's public parameters that are not enums, as the table of flags names them."""
+    """The parameters of xllamacpp that are not enums, from the table of flags."""
     if setup.has_device and setup.servers:
         raise UsageError(
             "xllamacpp is built without RPC: start llama-server with the command that check prints"
@@ -189,7 +188,7 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
         if flag.parameter is None or flag.parameter.enum or value is None:
             continue
         is_placed = flag.group in {"placement", "devices", "servers"}
-        # a switch is always set: another build may have another default
+        # always set a switch: builds have different defaults
         is_given = isinstance(value, bool) or value != default
         if not is_placed or (setup.has_device and is_given):
             plain = list(value) if isinstance(value, tuple) else value
@@ -207,7 +206,7 @@ def parameters(load: Load, setup: LlamaCppSetup) -> dict[str, Any]:
 
 
 def _override_words(setup: LlamaCppSetup) -> list[str]:
-    """The first that matches decides: what was given comes before the experts."""
+    """Overrides in order; the first match applies, so given ones precede those for experts."""
     given = [f"{one.pattern}={one.buffer}" for one in setup.overrides]
     if not setup.has_device:
         return given
@@ -217,19 +216,19 @@ def _override_words(setup: LlamaCppSetup) -> list[str]:
 
 
 def _dry_or_real(question: LoadQuestion) -> dict[str, Any]:
-    """Dry: its fit works every buffer out first, before anything else can go wrong."""
+    """Parameters for a dry or a real run. A dry run computes all buffers before anything can fail."""
     run: dict[str, Any] = {
         "no_alloc": not question.really,
         "fit_params": not question.really,
         "verbosity": _VERBOSE,
     }
-    if question.pacing is not None:  # what is kept of prompts would count as the engine's own
+    if question.pacing is not None:  # cached prompts would count as the engine's memory
         run |= {"cache_ram_mib": 0, "n_ctx_checkpoints": 0}
     return run
 
 
 def enum_parameters(load: Load, setup: LlamaCppSetup) -> dict[str, tuple[str, str]]:
-    """Those that are enums: the enum, and the name of its member."""
+    """Enum parameters: the enum and the name of its member."""
     members: dict[str, dict[Any, str]] = {
         "llama_flash_attn_type": {None: "AUTO", True: "ENABLED", False: "DISABLED"},
         "llama_load_mode": {True: "MMAP", False: "NONE"},
@@ -254,7 +253,7 @@ def has_fit_tool() -> bool:
 
 
 def fit_tool_version() -> str:
-    """As its --version has it: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
+    """The tool's version from its --version: 'version: 0.5.0-dev (build 1, commit 0c1e570)'."""
     try:
         done = subprocess.run(  # noqa: S603 - a tool of the user's own PATH
             [shutil.which(FIT_TOOL_NAME) or FIT_TOOL_NAME, "--version"],
@@ -277,7 +276,7 @@ def fit_tool_request(question: LoadQuestion) -> dict[str, Any]:
 
 
 def _require_askable(question: LoadQuestion) -> None:
-    """It knows the flags that all of llama.cpp's tools share, not those of llama-server."""
+    """UsageError for flags of llama-server: the tool only has those that all llama.cpp tools share."""
     load = question.load
     refused = {
         "load a model for real": question.really,
@@ -293,7 +292,7 @@ def _require_askable(question: LoadQuestion) -> None:
 
 
 def _fit_tool_words(load: Load, setup: LlamaCppSetup) -> list[str]:
-    """As the table of flags has them; llama.cpp would fit what is left out to the memory it finds."""
+    """The tool's command-line words. All are set: llama.cpp fits unset ones to the free memory."""
     groups = {"context", "sequences", "batch", "cache", "placement", "devices", "servers"}
     known = {flag.key for flag in TABLE if flag.group in groups} - {
         "rpc",
@@ -313,10 +312,10 @@ def _fit_tool_words(load: Load, setup: LlamaCppSetup) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyMethod:
-    """A program that says what llama.cpp would allocate."""
+    """A program that reports what llama.cpp would allocate."""
 
     name: str
-    mode: LlamaMode  # as whom it starts llama.cpp
+    mode: LlamaMode  # how it uses llama.cpp
     install: str
     is_here: Callable[[], bool]
     version: Callable[[], str]
@@ -343,7 +342,7 @@ METHODS = (XLLAMACPP, FIT_TOOL)
 
 
 def choose_method(mode: LlamaMode | None = None, *, really: bool = False) -> VerifyMethod:
-    """The first that is here, and that starts llama.cpp as `mode`. EngineError when none is."""
+    """The first installed method that runs llama.cpp in this mode. EngineError if there is none."""
     fitting = [method for method in METHODS if mode in {None, method.mode}]
     if really:
         fitting = [method for method in fitting if method.name == XLLAMACPP_NAME]

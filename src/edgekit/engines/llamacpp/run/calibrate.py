@@ -1,4 +1,4 @@
-"""llama.cpp, started once for real -> the memory it takes in addition to its bill, and how fast it is."""
+"""One real run of llama.cpp -> its memory beyond the bill, and its speed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from edgekit.units import format_bytes
 
 CONTEXT_TOKENS = 1024
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
-WORDS = 32_000  # ids that are drawn: an embedding may have rows at its end that no word belongs to
-_ROOM_TIMES = 2  # as much of the disk is left free as the file takes
+WORDS = 32_000  # random ids stay below: an embedding may end with unused rows
+_ROOM_TIMES = 2  # leave as much disk space free as the file takes
 
 
 def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
@@ -42,7 +42,7 @@ def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
 
 @contextmanager
 def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
-    """Deleted afterwards, whatever happens."""
+    """A generated test model, always deleted afterwards."""
     shape: Shape = request.options.shape or Shape()
     size = file_bytes(shape)
     with tempfile.TemporaryDirectory(
@@ -61,7 +61,7 @@ def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
 
 
 def _run(request: CalibrateRequest, method: VerifyMethod, opened: OpenModel) -> EngineRun:
-    """On the cards that are here if the engine finds them, else on the CPU."""
+    """Runs on the machine's cards if the engine finds them, else on the CPU."""
     cards = devices(request.machine)
     if not cards:
         return _on(request, method, opened, ())
@@ -120,7 +120,7 @@ def _notes(found: Verification, busy: str) -> Iterator[str]:
 
 
 def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:
-    """None for a model that answers nothing, or whose window is too short to time anything."""
+    """None for a model that does not generate, or whose context is too short to time."""
     geometry = opened.model.geometry
     room = (load.context_tokens or 0) - 2 * NEW_TOKENS
     if geometry.causal is False or not geometry.vocabulary or room < NEW_TOKENS:
@@ -136,7 +136,7 @@ def _pacing(opened: OpenModel, load: Load, seconds: float) -> Pacing | None:
 def _pace(
     machine: Machine, opened: OpenModel, load: Load, setup: LlamaCppSetup, paced: Paced
 ) -> Pace:
-    """What was measured, next to the middle of what was expected at the same length."""
+    """The measured speed, with the middle of the expected range at the same length."""
     model = opened.model
     bill = estimate(model, load, setup)
     filled = (paced.prompt_tokens, paced.prompt_tokens + paced.new_tokens)

@@ -1,4 +1,4 @@
-"""A launch -> llama.cpp in a child process, loaded and ready (`start`): what it reports and how it ends."""
+"""Starts llama.cpp in a child process until it is ready (`start`), reads its reports, and explains how it ended."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from edgekit.errors import EngineError, MemoryPressureError, MissingExtraError
 from edgekit.machine.surroundings import number_in, pairs_of
 from edgekit.units import GIB, format_bytes
 
-GRACE_S = 5.0  # from the request to end until it is killed
+GRACE_S = 5.0  # between asking it to end and killing it
 
 _LINE_CHARS = 400
 _LAST_LINES = 24
 _SHOWN_LINES = 3
 _MOST_WARNINGS = 64
 _WARNING = re.compile(r"[\d.]+ [WE] ")
-_JOIN_S = 2.0  # a grandchild that keeps a pipe open does not delay us further
+_JOIN_S = 2.0  # in case a grandchild keeps a pipe open
 _END_POLL_S = 0.05
 _POLL_S = 0.1
-_TELL_S = 1.0  # between two words about the loading, at least
+_TELL_S = 1.0  # minimum time between two progress messages
 _STEPS = 10
 _HEALTH_S = 5.0
-_LOG_S = 10.0  # for a log that is written already, on a busy machine
+_LOG_S = 10.0  # for a finished log to arrive on a busy machine
 _BIND_FAILED = "couldn't bind"
-# What llama.cpp leaves out with a warning although it was requested.
+# Requested features that llama.cpp only warns about and then skips.
 _CANNOT_ROLL = (
     "this model's KV cache cannot roll: run it without a rolling window or, if it has "
     "sliding-window layers, with a full-size cache for them (--swa-full)"
@@ -63,17 +63,17 @@ _GIVEN_UP: tuple[tuple[str, str, Callable[[Launch], bool]], ...] = (
 
 
 class EngineProcess:
-    """The process, from its start to its end."""
+    """The engine's process, from start to end."""
 
     def __init__(self, launch: Launch) -> None:
-        """Started at once. UsageError, NotFoundError, SourceError for a launch that cannot be; EngineError."""
+        """Starts it. UsageError, NotFoundError, SourceError for an impossible launch; EngineError otherwise."""
         settings = make_settings(launch)
         self.launch = launch
         self.files = MappedFiles(launch.files)
         self.log = EngineLog()
         self._why = ""
         self._ended: Ended | None = None
-        self._lock = threading.Lock()  # for how it ended
+        self._lock = threading.Lock()  # guards the way it ended
         self._stopping = threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self.warnings: list[str] = []  # of the engine, while it loaded
@@ -97,7 +97,7 @@ class EngineProcess:
 
     @property
     def last_words(self) -> str:
-        """While it loads its first complaints, which say most; later the last of its last lines."""
+        """While loading, its first error lines, which say most; later, its last line."""
         if not self._log_read.is_set():
             return self.log.last_words()
         lines = self.recent
@@ -110,7 +110,7 @@ class EngineProcess:
         return list(self._last)
 
     def message(self, timeout_s: float) -> Message | None:
-        """The next message of the child; None where none came in time."""
+        """The child's next message; None on timeout."""
         try:
             return self._child.message(timeout_s)
         except EOFError:  # it is about to end
@@ -118,11 +118,11 @@ class EngineProcess:
             return None
 
     def has_log(self, timeout_s: float) -> bool:
-        """Whether everything logged while loading is in `log`. What comes after is about requests."""
+        """True if `log` holds everything logged while loading. Later lines are about requests."""
         return self._log_read.wait(timeout_s)
 
     def resident(self, when: str = "now") -> Resident | None:
-        """What it holds as the system counts it; None where it is gone, or the system does not tell."""
+        """Its resident memory; None if it is gone or the system does not tell."""
         return None if self.poll() is not None else resident_of(self.pid, when)
 
     def poll(self) -> Ended | None:
@@ -145,7 +145,7 @@ class EngineProcess:
         return ended
 
     def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
-        """Asks it to end, and kills it with everything it started when it does not. Idempotent."""
+        """Asks it to end, and kills its whole process group if it does not. Idempotent."""
         with self._stopping:
             if (ended := self.poll()) is not None:
                 return ended
@@ -170,7 +170,7 @@ class EngineProcess:
         )
 
     def _explained(self, killed: str | None, code: int) -> str:
-        """An end that was not requested here."""
+        """Explains an end that was not requested."""
         changes = self.files.changes()
         cut = next((one for one in changes if one.fatal and self.launch.maps(one.path)), None)
         how = f"llama.cpp died of {killed}" if killed else f"llama.cpp exited (code {code})"
@@ -201,18 +201,18 @@ class EngineProcess:
 
 
 def _oom_kills() -> int | None:
-    """How often the kernel has killed a process for lack of memory; None where it does not count."""
+    """The kernel's count of out-of-memory kills; None if it does not count them."""
     return number_in(pairs_of(Path("/proc/vmstat"), " ").get("oom_kill", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Running:
-    """As a context manager it is gone at the end of the block."""
+    """A running engine; as a context manager, it is stopped at the end of the block."""
 
     address: str  # "http://127.0.0.1:8080"
     version: str  # of xllamacpp, and of the llama.cpp in it
     held: Held = field(repr=False)
-    idle: Resident | None = None  # the process with its library, before anything was loaded
+    idle: Resident | None = None  # with its library, before loading anything
     process: EngineProcess = field(repr=False)
 
     @property
@@ -229,12 +229,12 @@ class Running:
 
     @property
     def reported(self) -> Mapping[Component, MeasuredBytes]:
-        """What the engine says it made room for, as exactly as it says it."""
+        """The engine's reported allocations, at the precision of its log."""
         return self.held.parts
 
     @property
     def resolved(self) -> Mapping[str, str]:
-        """n_ctx, n_seq_max ... as the engine has them."""
+        """n_ctx, n_seq_max ... as the engine resolved them."""
         return self.held.resolved
 
     @property
@@ -245,7 +245,7 @@ class Running:
         return self.process.resident()
 
     def resident_bytes(self) -> int | None:
-        """None where it is gone, or its memory is unknown."""
+        """Its resident bytes; None if it is gone or its memory is unknown."""
         found = self.resident()
         return None if found is None else found.resident_bytes
 
@@ -258,7 +258,7 @@ class Running:
         return self.process.wait(timeout_s)
 
     def stop(self, why: str = "", *, grace_s: float = GRACE_S) -> Ended:
-        """How it ended, which may have been before."""
+        """Stops it and returns how it ended, which may have been earlier."""
         return self.process.stop(why, grace_s=grace_s)
 
     def __enter__(self) -> Self:
@@ -283,11 +283,10 @@ def start(
     recheck: Callable[[], None] | None = None,
     probes: Probes | None = None,
 ) -> Running:
-    """Loaded and ready, or nothing of it is left.
-
-    `recheck` is called just before anything is loaded, and raises where it does not fit any more. `tell` hears how far
-    it is. UsageError for a port that is taken, MissingExtraError without an engine, MemoryPressureError where memory
-    runs out meanwhile, EngineError with its last words for the rest.
+    """Starts an engine until it is ready, or cleans up completely. `recheck` is called just before loading, and raises
+    if the model no longer fits. `tell` receives progress messages. UsageError for a port that is taken,
+    MissingExtraError without an engine, MemoryPressureError if memory runs out meanwhile, otherwise EngineError with
+    its last log lines.
     """
     if not binding.has_xllamacpp():
         raise MissingExtraError(f"llama.cpp is not installed: {binding.INSTALL_XLLAMACPP}")
@@ -304,7 +303,7 @@ def start(
 
 
 def health(address: str, timeout_s: float = _HEALTH_S) -> int | None:
-    """200 when it is ready, 503 while it loads; None: no answer."""
+    """The HTTP status: 200 if ready, 503 while loading; None: no answer."""
     connection = http.client.HTTPConnection(address.partition("://")[2], timeout=timeout_s)
     try:
         connection.request("GET", "/health")
@@ -325,7 +324,7 @@ def _ready(process: EngineProcess, watch: Watch, tell: Callable[[str], None]) ->
 
 
 def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None]) -> list[Message]:
-    """The child's messages: its version first, its address last."""
+    """Reads the child's messages: first its version, last its address."""
     deadline, next_s = time.monotonic() + launch.timeout_s, time.monotonic() + _TELL_S
     progress = Progress(title=launch.title, size_bytes=process.files.size_bytes, tell=tell)
     messages: list[Message] = []
@@ -334,7 +333,7 @@ def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None])
         if word is not None:
             messages.append(word)
         elif (ended := process.poll()) is not None:
-            if _BIND_FAILED in ended.last_words:  # another program was faster
+            if _BIND_FAILED in ended.last_words:  # another program took the port
                 raise in_use(launch.at.host, launch.at.port)
             raise EngineError(f"{ended.why}: {ended.last_words or 'it printed nothing'}")
         elif time.monotonic() > deadline:
@@ -350,7 +349,7 @@ def _loaded(process: EngineProcess, launch: Launch, tell: Callable[[str], None])
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Reported in steps of a tenth of the file, or a GiB."""
+    """Loading progress, in steps of a tenth of the file or 1 GiB."""
 
     title: str
     size_bytes: int
@@ -391,7 +390,7 @@ def _running(process: EngineProcess, messages: list[Message]) -> Running:
 
 
 def _require_all(process: EngineProcess) -> None:
-    """EngineError where llama.cpp went on without something that was requested."""
+    """EngineError if llama.cpp skipped something that was requested."""
     for line in process.warnings:
         for words, meaning, was_requested in _GIVEN_UP:
             if words in line and was_requested(process.launch):

@@ -1,8 +1,8 @@
-"""Lines of llama.cpp's log -> what it made room for.
+"""Lines of llama.cpp's log -> its allocations.
 
-A dry run makes no room, so the figures are those that it works out: the caches' own `size =` lines, the
-output and compute buffers, and the weights in the breakdown (common_memory_breakdown_print, whole MiB). A real
-run tells its weights buffer by buffer, to hundredths of a MiB, and a second context where a drafter has one.
+A dry run allocates nothing, so its computed figures count: the caches' `size =` lines, the
+output and compute buffers, and the weights in the breakdown (common_memory_breakdown_print, whole MiB). A real run logs
+its weights per buffer, to 0.01 MiB, and a second context for a drafter.
 Formats: llama-model.cpp, llama-kv-cache.cpp, llama-memory-recurrent.cpp, llama-context.cpp, common/fit.cpp @ 0c1e570.
 """
 
@@ -19,13 +19,13 @@ from edgekit.engines.program import NOTHING, MeasuredBytes
 from edgekit.errors import EngineError
 from edgekit.units import MIB
 
-_LAST_LINES = 3  # kept for when the engine dies, and its first complaints
+_LAST_LINES = 3  # shown with the first errors if the engine dies
 _COMPLAINTS = 3
 _LINE_CHARS = 400
 
 _NEW_CONTEXT = "llama_context: constructing llama_context"
 _SLIDES = re.compile(r"creating +(non-)?SWA KV cache")
-_RESERVING = "sched_reserve: reserving"  # what was reserved for this context before is given back
+_RESERVING = "sched_reserve: reserving"  # frees what was reserved for this context before
 _SIZE = r"= +(\d+\.\d\d) MiB"
 _WEIGHTS = re.compile(r"load_tensors: +(\S+) model buffer size " + _SIZE)
 _FIGURES = (
@@ -39,29 +39,29 @@ _FLASH = re.compile(r"Flash Attention (enabled|disabled)|Flash Attention was aut
 # "|   - CUDA0 (H200) | 143771 = 142000 + (1617 = 1137 + 448 + 32) + 154 |": the one in brackets
 _BREAKDOWN = re.compile(r"\| +- (\S.*?) *\|.*?(\d+) = +(\d+) \+ +(\d+) \+ +(\d+)\b")
 _HOST = "Host"
-_HOST_ROWS = (_HOST, "CPU")  # "CPU_REPACK" too: rearranged weights in the host's memory
+_HOST_ROWS = (_HOST, "CPU")  # and "CPU_REPACK": repacked weights on the host
 _STAMP = re.compile(r"^[\d.]+ [A-Z] ")
-# An abort is written past the log, perhaps into the middle of a line of it.
+# An abort message bypasses the log and may land in the middle of a log line.
 _COMPLAINT = re.compile(
     r"^[\d.]+ E |^(?![\d.]+ [A-Z] ).*error\b|GGML_ASSERT|fatal error|what\(\)", re.IGNORECASE
 )
 
 
 def hundredths(text: str) -> MeasuredBytes:
-    """'448.00' MiB: printed with two digits, out of a 32-bit float."""
+    """'448.00' MiB, printed with two decimals from a 32-bit float."""
     middle = round(float(text) * MIB)
     slack = MIB // 200 + (middle >> 23) + 1
     return MeasuredBytes(low_bytes=max(0, middle - slack), high_bytes=middle + slack)
 
 
 def whole(text: str) -> MeasuredBytes:
-    """'1137' MiB: what is left of a whole number of bytes divided by a MiB."""
+    """'1137' MiB: bytes divided by a MiB, rounded down."""
     return MeasuredBytes(low_bytes=int(text) * MIB, high_bytes=(int(text) + 1) * MIB - 1)
 
 
 @dataclass(slots=True)
 class _Context:
-    """What one llama_context logs about itself."""
+    """What one llama_context logs."""
 
     parts: dict[Component, MeasuredBytes] = field(default_factory=dict)
     resolved: dict[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a real run made room for, with its drafter's share."""
+    """The allocations of a real run, including the drafter's."""
 
     parts: dict[Component, MeasuredBytes]
     weights: tuple[tuple[str, MeasuredBytes], ...]  # by buffer: "CPU_Mapped", "CUDA0"
@@ -77,12 +77,12 @@ class Held:
 
 
 def is_complaint(line: str) -> bool:
-    """A line of the log that says what went wrong."""
+    """True for a log line that reports an error."""
     return _COMPLAINT.search(line) is not None
 
 
 class EngineLog:
-    """Takes the log line by line until it holds the whole answer."""
+    """Parses the log line by line until it is complete."""
 
     def __init__(self) -> None:
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -104,7 +104,7 @@ class EngineLog:
 
     @property
     def answered(self) -> bool:
-        """Complete, except perhaps for further rows of the breakdown."""
+        """True if complete, except perhaps for further rows of the breakdown."""
         return _HOST in self._breakdown and Component.COMPUTE in self._parts
 
     def add(self, line: str) -> None:
@@ -161,7 +161,7 @@ class EngineLog:
             self.resolved["flash_attn"] = found[1] or found[2]
 
     def held(self) -> Held:
-        """What a real run logged while it loaded. EngineError when the log is not what we know."""
+        """What a real run logged while loading. EngineError if the log's format is unknown."""
         contexts = [context for context in self._contexts if context.parts]
         logged = {kind for context in contexts for kind in context.parts}
         if not self._weights or not {Component.COMPUTE, Component.OUTPUT} <= logged:
@@ -181,7 +181,7 @@ class EngineLog:
         )
 
     def parts(self) -> dict[Component, MeasuredBytes]:
-        """Every part of the answer of a dry run. EngineError when the log is not what we know."""
+        """All parts that a dry run reports. EngineError if the log's format is unknown."""
         if not self._breakdown or not {Component.COMPUTE, Component.OUTPUT} <= self._parts.keys():
             raise EngineError(f"llama.cpp did not finish its answer: {self.last_words()}")
         model, context, compute = (
@@ -206,7 +206,7 @@ class EngineLog:
             )
 
     def last_words(self) -> str:
-        """Its complaints, of which the first says most; the last lines where there is none."""
+        """Its errors, the first of which says most; without errors, its last lines."""
         return " | ".join(self._complaints or self._last) or "no output"
 
 

@@ -30,17 +30,17 @@ from edgekit.units import KIB, MIB, format_bytes
 ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 5, 6, 7, 8, 9, 10
 _PROBE_BYTES = 8 * MIB
-_TAKEN_BYTES = 512 * KIB  # more than this of the probe on disk: the hole is not one
+_TAKEN_BYTES = 512 * KIB  # if the probe takes more on disk, holes are not sparse
 _SMALL_BYTES = 64 * MIB  # may be written out in full
 TEST_MODEL = "a generated test model"
 _NORMAL, _CONTROL = 1, 3  # llama.h @ b21e4de: enum llama_token_type
-# No byte is larger: read as a half or a float it is a small number, never infinite.
+# The largest weight byte: read as f16 or f32, it gives small finite numbers.
 _LARGEST_BYTE = 0x30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HollowFile:
-    """All of a file but its weights. A ByteSource: the hole reads as zeros."""
+    """A file without its weights. A ByteSource: the hole reads as zeros."""
 
     name: str
     header: bytes = field(repr=False)
@@ -55,7 +55,7 @@ class HollowFile:
 
 
 def hollow_out(files: ModelFiles) -> tuple[HollowFile, ...]:
-    """The headers of all shards, read once; of a remote file nothing else is fetched."""
+    """The headers of all shards; nothing else is fetched from a remote file."""
     if files.container is not Container.GGUF:
         raise UsageError(
             f"{files.label} is {files.container.value}, but verify runs llama.cpp, which "
@@ -73,7 +73,7 @@ def _hollow_file(source: ByteSource, _: int) -> HollowFile:
 
 
 def files_of(files: ModelFiles, hollow: Sequence[HollowFile]) -> ModelFiles:
-    """The same model, from memory."""
+    """The model's files, served from memory."""
 
     def stand_in(file: HollowFile) -> ModelFile:
         return ModelFile(name=file.name, open=lambda: file, size_bytes=file.size_bytes)
@@ -83,9 +83,8 @@ def files_of(files: ModelFiles, hollow: Sequence[HollowFile]) -> ModelFiles:
 
 @contextmanager
 def on_disk(hollow: Sequence[HollowFile]) -> Iterator[Path]:
-    """The path of the first, all of them in a folder that is gone afterwards, whatever happens.
-
-    EngineError where the files would really take their size.
+    """Writes the files to a temporary folder, which is always deleted; yields the path of the first. EngineError on a
+    file system without sparse files.
     """
     with ending_in_order(), ExitStack() as stack:
         try:
@@ -180,7 +179,7 @@ def _padded(size_bytes: int) -> int:
 
 
 def _key(name: str, value: Value, kind: int | None = None) -> bytes:
-    """`kind` is that of an array's elements, where their values do not tell."""
+    """One key's bytes. `kind`: the type of an array's elements, if their values do not show it."""
     if isinstance(value, tuple):
         kind = kind or max((_kind(one) for one in value), default=_UINT32)
         packed = b"".join(_packed(one, kind) for one in value)
@@ -236,12 +235,12 @@ class Shape:
 
 
 def file_bytes(shape: Shape) -> int:
-    """What the file takes on the disk."""
+    """The file's size on disk."""
     return _test_header(shape)[1]
 
 
 def write_made_up(path: Path, shape: Shape) -> None:
-    """Raises OSError where there is no room."""
+    """Writes the test model. Raises OSError if the disk is full."""
     low = bytes(byte % _LARGEST_BYTE for byte in range(256))
     tile = random.Random(0).randbytes(MIB).translate(low)  # noqa: S311 - nothing is kept secret by it
     with path.open("wb") as out:

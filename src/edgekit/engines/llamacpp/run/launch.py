@@ -1,6 +1,6 @@
 """How llama.cpp is started for `run` and `serve`: a launch, and xllamacpp's parameters for the child process.
 
-`fit_params` is off: llama.cpp would plan a second time, and not hold what was promised.
+`fit_params` is off: llama.cpp would plan again and might deviate from the bill.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ LOAD_TIMEOUT_S = 600.0  # 60 GB from a disk of 100 MB/s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What llama.cpp is started with. Nothing of it is worked out again while it runs."""
+    """Everything that llama.cpp is started with."""
 
-    weights: LocalWeights  # of a model in several files, the first
+    weights: LocalWeights  # the first file of a sharded model
     at: Address = field(default_factory=Address)
     load: Load
     setup: LlamaCppSetup
-    sinks: int = 0  # first tokens that stay when the window moves on, after llama.cpp's BOS
-    rolling: bool = False  # when the window is full the older half is dropped, and it goes on
+    sinks: int = 0  # first tokens, after BOS, that stay when the window rolls
+    rolling: bool = False  # drop the older half when the window is full
     drafter_load: Load | None = None  # with the types of the drafter's cache; None: the model's
-    threads: int | None = None  # None: as many as there are cores
+    threads: int | None = None  # None: one per core
     chat_template: str | None = None  # None: the file's own
     environment: Mapping[str, str] = field(default_factory=dict)  # which cards, and their order
     timeout_s: float = LOAD_TIMEOUT_S
@@ -48,23 +48,23 @@ class Launch:
 
     @property
     def is_drafted(self) -> bool:
-        """By another model, or by its own prediction blocks."""
+        """True if another model or its own prediction blocks draft tokens."""
         return self.weights.drafter is not None or self.setup.load_mtp
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that the engine opens."""
+        """All files that the engine opens."""
         model, drafter = self.weights.model, self.weights.drafter
         models = (model,) if drafter is None else (model, drafter)
         return (*(path for model in models for path in _shards(model)), *self._copied)
 
     def maps(self, path: Path) -> bool:
-        """Whether a file of it is read again while it works."""
+        """True if the engine keeps the file mapped."""
         return self.setup.use_mmap and path not in self._copied
 
     @property
     def _copied(self) -> tuple[Path, ...]:
-        """llama.cpp copies adapters and projectors into memory, however the model is loaded."""
+        """Adapters and projectors: llama.cpp always copies them into memory."""
         adapters, projector = self.weights.adapters, self.weights.projector
         return adapters if projector is None else (*adapters, projector)
 
@@ -73,18 +73,18 @@ def _shards(path: Path) -> list[Path]:
     return [one for one in map(path.with_name, shard_names(path.name)) if one.exists()] or [path]
 
 
-_TELLS_BUFFERS = 4  # from this verbosity on llama.cpp logs its buffers while it loads
+_TELLS_BUFFERS = 4  # from this verbosity on, llama.cpp logs its buffers
 # A connection that is kept open has a thread for 5 s after its last request (cpp-httplib): clients beyond the threads
 # would wait for that. llama.cpp has one for each slot and four more; a thread that waits costs some 10 KiB.
 _HTTP_THREADS = 64
-_SPARE_TOKENS = 4  # server-context.cpp: no more sinks than the window less these
+_SPARE_TOKENS = 4  # server-context.cpp: sinks are limited to the window minus these
 _OFFLOAD_ALL = -1
-_BUILT_IN = "chatml"  # llama.cpp always has a template; this one is its own, and cannot be broken
+_BUILT_IN = "chatml"  # llama.cpp's own template, which always works
 _TYPES = {True: "COMMON_SPECULATIVE_TYPE_DRAFT_MTP", False: "COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE"}
 
 
 def make_settings(launch: Launch) -> dict[str, Any]:
-    """UsageError where llama.cpp cannot be started like this."""
+    """The child's settings. UsageError if llama.cpp cannot be started like this."""
     _require_sense(launch)
     return {
         "parent": os.getpid(),
@@ -132,7 +132,7 @@ def _require_room(launch: Launch) -> None:
 
 
 def _server(launch: Launch) -> dict[str, Any]:
-    """Other web pages may use it only with a key: without one a browser would let them in."""
+    """HTTP settings. CORS is allowed only with an API key: otherwise any web page could use the server."""
     found: dict[str, Any] = {
         "hostnames": [launch.at.host],
         "port": launch.at.port,
@@ -152,12 +152,12 @@ def _session(launch: Launch) -> dict[str, Any]:
         "no_mmproj": launch.weights.projector is None,
         "mmproj_use_gpu": launch.setup.has_device,
         "fit_params": False,
-        "warmup": True,  # the first decode takes what it takes now, not with the first request
+        "warmup": True,  # allocate now, not with the first request
     }
 
 
 def _drafter(launch: Launch) -> dict[str, Any] | None:
-    """Its layers are where the model's are, its cache has the given types; that of a model's own blocks is f16."""
+    """The drafter is placed like the model, with the given cache types; a model's own blocks use f16."""
     setup = launch.setup
     if not launch.is_drafted:
         return None
