@@ -109,13 +109,13 @@ def plan_spill(
     resident_budget_bytes: int,
     store: Store,
     purpose: Purpose = Purpose.TEXT,
-    room_bytes: int | None = None,
+    store_free_bytes: int | None = None,
     spill_from_tokens: int = SPILL_FROM_TOKENS,
 ) -> Spill:
     """The split of a cache. Raises KvSpillUnsupportedError, with the numbers, if it must not be spilled.
 
-    `resident_budget_bytes` is the cache's budget where the model computes, `room_bytes` the free capacity of the store
-    (None: unknown, not checked).
+    `resident_budget_bytes` is the cache's budget where the model computes, `store_free_bytes` the free capacity of the
+    store (None: unknown, not checked).
     """
     for what, number, least in (
         ("the context", context_tokens, 1),
@@ -136,7 +136,7 @@ def plan_spill(
         store=store,
         purpose=purpose,
     )
-    why = _refusal(spill, room_bytes, spill_from_tokens) if spill.is_needed else ""
+    why = _refusal(spill, store_free_bytes, spill_from_tokens) if spill.is_needed else ""
     if why:
         raise KvSpillUnsupportedError(
             f"a cache of {context_tokens:,} tokens x {bytes_per_token:,} B = {format_bytes(whole_bytes)} "
@@ -145,7 +145,7 @@ def plan_spill(
     return spill
 
 
-def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> str:
+def _refusal(spill: Spill, store_free_bytes: int | None, spill_from_tokens: int) -> str:
     """Why the cache must not be spilled; empty if it may be."""
     if spill.context_tokens <= spill_from_tokens:
         return f"only contexts over {spill_from_tokens:,} tokens can spill: use a shorter context"
@@ -154,9 +154,9 @@ def _refusal(spill: Spill, room_bytes: int | None, spill_from_tokens: int) -> st
         return f"at least {LEAST_PAGES} pages ({least}) must stay in memory: use a smaller model"
     if not spill.is_in_time:
         return f"reading a spilled page back would take too long: {spill.restore_text}; use a shorter context"
-    if room_bytes is not None and spill.spilled_bytes > room_bytes:
+    if store_free_bytes is not None and spill.spilled_bytes > store_free_bytes:
         return (
             f"{format_bytes(spill.spilled_bytes)} of spilled pages do not fit in the "
-            f"{format_bytes(max(0, room_bytes))} left in {spill.store.value}: use a shorter context"
+            f"{format_bytes(max(0, store_free_bytes))} left in {spill.store.value}: use a shorter context"
         )
     return ""

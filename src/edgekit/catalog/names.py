@@ -28,7 +28,7 @@ SHOWN = 6  # names in one message
 
 
 def find_entry(name: str, catalog: Catalog | None = None) -> Entry:
-    """By id or repository, in any spelling: 'Gemma 3 27B', 'gemma3:27b', 'google/gemma-3-27b-it'.
+    """The entry of an id or repository in any spelling: 'Gemma 3 27B', 'gemma3:27b', 'google/gemma-3-27b-it'.
 
     Raises NotFoundError with the nearest ids if there is none, or if several match.
     """

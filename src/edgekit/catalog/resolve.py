@@ -73,7 +73,7 @@ def resolve(
     try:
         found = read(source)
     except PrivateAddressError:
-        raise  # an answer from the catalog would hide what was refused
+        raise  # an answer from the catalog would hide the refusal
     except (NotFoundError, RemoteInspectError) as error:
         if entry is None or not (is_users or names.may_stand_in(name, error)):
             raise names.with_near(error, name, catalog) from error

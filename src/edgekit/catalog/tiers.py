@@ -141,7 +141,7 @@ _SHORT_NAMES = {
 
 
 def find_layout(text: str) -> Layout:
-    """By its name, or 'polar', 'turbo3'. Raises UsageError that lists the names."""
+    """The layout with this name, or 'polar', 'turbo3'. Raises UsageError that lists the names."""
     plain = text.strip().lower()
     for layout in layouts():
         if layout.name == _SHORT_NAMES.get(plain, plain):

@@ -214,7 +214,7 @@ def whole_bits(value: Any) -> int | None:
 
 
 def _group(settings: Mapping[str, Any]) -> int | None:
-    """None for -1, which means a whole row."""
+    """The group size; None for -1, which means a whole row."""
     for key in ("group_size", "q_group_size"):
         value = settings.get(key)
         if type(value) is int and value > 0:

@@ -76,7 +76,7 @@ class ModelHeader:
     version: int | None = None  # GGUF version
     big_endian: bool = False
     mlx: bool = False  # safetensors written by MLX
-    # of a GGUF: its keys, and what was too long to store among them
+    # of a GGUF: its keys, and those that were too long to store
     keys: Mapping[str, Value] = field(default_factory=dict, repr=False)
     arrays: Mapping[str, ArrayFact] = field(default_factory=dict, repr=False)
     long_strings: Mapping[str, int] = field(default_factory=dict, repr=False)  # their bytes

@@ -174,14 +174,14 @@ def _weights(
 
 
 def _stored_weights(header: ModelHeader) -> int | None:
-    """None if the tensor directory was not read, or its packing is not known."""
+    """The number of weights; None if the tensor directory was not read or the packing is unknown."""
     return None if header.tensors is None else count_weights(header.tensors, header.quantization)
 
 
 def _active(
     header: ModelHeader, geometry: ModelGeometry | None, roles: tuple[Role, ...], stored: int
 ) -> int | None:
-    """Weights used for one token of text; None if the experts cannot be told from the rest."""
+    """Weights used for one token of text; None if the experts cannot be identified."""
     has_experts = geometry is not None and any(layer.experts for layer in geometry.layers)
     if not has_experts and _IDLE.isdisjoint(roles):
         return stored

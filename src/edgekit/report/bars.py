@@ -81,7 +81,7 @@ def parts_in(pools: Collection[Pool], estimate: MemoryEstimate) -> dict[str, int
 
 
 def bar(memory: Memory, width: int, glyphs: Glyphs = BLOCKS, *, in_parts: bool = False) -> str:
-    """`[██████····|··]`: brackets hold the free memory, the mark ends what is usable of it.
+    """`[██████····|··]`: the brackets are the free memory, the mark is the end of its usable part.
 
     The bar passes the mark only if the load needs more than is usable, and the bracket only if it needs more than is
     free. `in_parts` draws the parts of the load.

@@ -150,7 +150,7 @@ def _device_rows(device: Device, raised: RaisedLimit | None) -> Iterator[str]:
 
 
 def _bandwidth(bytes_per_s: int) -> str:
-    """In GB/s (10**9), as vendors state it."""
+    """'936 GB/s', in units of 10**9 as vendors state it."""
     return f"{bytes_per_s / 10**9:,.0f} GB/s"
 
 
@@ -158,7 +158,7 @@ Usable = tuple[Budget, ...] | HardwareError
 
 
 def usable_by_engines(machine: Machine) -> Iterator[tuple[Engine, Usable]]:
-    """Each engine with its budgets on the machine, or why it does not run there."""
+    """Engines with their budgets on the machine, or the reason why they do not run on it."""
     for engine in every_engine():
         try:
             engine.check_runs(machine)
@@ -230,7 +230,7 @@ def measured_rate(tokens_per_s: float) -> str:
 
 
 def gigabytes(bytes_per_s: float) -> str:
-    """In GB/s (10**9), with two decimals below ten."""
+    """'9.4 GB/s', in units of 10**9, with two significant digits below ten."""
     figure = bytes_per_s / 10**9
     return f"{figure:,.0f} GB/s" if figure >= 10 else f"{figure:.2g} GB/s"
 

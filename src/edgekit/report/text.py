@@ -134,7 +134,7 @@ def hanging(row: str, width: int) -> list[str]:
 
 
 def joined(parts: Iterable[str], width: int, separator: str) -> list[str]:
-    """As many parts to a line as fit."""
+    """Parts joined to lines, each as full as the width allows."""
     lines: list[str] = []
     for part in map(printable, filter(None, parts)):
         if lines and len(lines[-1]) + len(separator) + len(part) <= width:

@@ -310,7 +310,7 @@ class Transport:
     def left_s(self) -> float:
         return self.reach.total_timeout_s - self._watch.seconds
 
-    def ask(
+    def request(
         self,
         url: str,
         headers: Mapping[str, str],
@@ -353,7 +353,7 @@ class Transport:
         """A whole small document, with retries; one that is too large is an error."""
         patience = Patience(self, name=name)
         while True:
-            reply = self.ask(url, {"accept": accept}, name=name, want=lambda _: limit_bytes)
+            reply = self.request(url, {"accept": accept}, name=name, want=lambda _: limit_bytes)
             if reply.trouble is not None:
                 patience.wait(reply.trouble)
                 continue

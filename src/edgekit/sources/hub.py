@@ -230,7 +230,7 @@ def _tree_entries(url: str, model: HubModel, transport: Transport) -> Iterator[F
 
 
 def _file_entry(item: Any) -> FileEntry | None:
-    """None for a folder, and for a path that no file in a repository can have."""
+    """Path and size of a file; None for a folder, and for a path that is invalid in a repository."""
     if not isinstance(item, dict) or item.get("type") != "file":
         return None
     path, lfs = item.get("path"), item.get("lfs")
@@ -261,7 +261,7 @@ def _repos_like(repo: str, transport: Transport) -> tuple[str, ...]:
     for query in ({"search": name, "limit": 5}, {"author": author, "limit": 200}):
         url = f"{hub_endpoint()}/api/models?{urlencode(query)}"
         try:
-            reply = transport.ask(url, {}, name=repo, want=lambda _: MAX_PAGE_BYTES)
+            reply = transport.request(url, {}, name=repo, want=lambda _: MAX_PAGE_BYTES)
             items = _json_list(reply.body, url, name=repo)
         except RemoteInspectError:
             return ()

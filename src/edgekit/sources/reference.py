@@ -52,7 +52,7 @@ class OllamaModel:
 
     @property
     def label(self) -> str:
-        """As `ollama list` shows it: without Ollama's own registry and `library`."""
+        """The name as `ollama list` shows it, without Ollama's own registry and `library`."""
         is_own = self.host is None or self.host in OLLAMA_HOSTS
         host = "" if is_own else f"{self.host}/"
         namespace = "" if is_own and self.namespace == "library" else f"{self.namespace}/"
@@ -123,7 +123,7 @@ def clean_text(text: str) -> str:
 
 
 def _parse_plain(text: str, hub_hosts: frozenset[str]) -> Reference:
-    """Without a scheme: a host name, org/name, name:tag or a bare name."""
+    """Text without a scheme: a host name, org/name, name:tag or a bare name."""
     if (body := _after_host(text, hub_hosts)) is not None:
         return _parse_hub_page(body, text)
     if _after_host(text, OLLAMA_HOSTS) is not None:

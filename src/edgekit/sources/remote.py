@@ -67,7 +67,7 @@ JSON = Stride(first_bytes=64 * KIB, step_bytes=64 * KIB, whole_bytes=16 * MIB)
 
 
 def stride_of(filename: str) -> Stride:
-    """By the name's suffix; an unknown one is read like a GGUF."""
+    """The stride for a file's suffix; a file with an unknown suffix is read like a GGUF."""
     lowered = filename.lower()
     if lowered.endswith(".safetensors"):
         return SAFETENSORS
@@ -197,7 +197,7 @@ class HttpFile:
         patience = Patience(self._transport, name=self._name)
         while self._version is None or self._available_bytes < min(stop, self.size_bytes):
             before_bytes = self._available_bytes
-            reply, piece = self._ask(stop, entry)
+            reply, piece = self._request(stop, entry)
             if entry is not None and _confirms(reply, piece, entry):
                 self._adopt(entry)
                 return
@@ -211,7 +211,7 @@ class HttpFile:
             if trouble is not None:
                 patience.wait(trouble)
 
-    def _ask(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
+    def _request(self, stop: int, entry: cache.CachedRange | None) -> tuple[Reply, Piece | None]:
         self._ranges += 1
         self._transport.count(ranges=1)
         if self._ranges > MAX_RANGES:
@@ -257,7 +257,7 @@ class HttpFile:
         def settled(answer: ResponseHead) -> bool:
             return entry is not None and _is_linked(answer, entry)
 
-        reply = self._transport.ask(
+        reply = self._transport.request(
             self._final_url, headers, name=self._name, want=want, settled=settled
         )
         return reply, pieces[0] if pieces else None

@@ -84,7 +84,7 @@ def _locate_hub_offline(model: HubModel, reach: Reach) -> ModelFiles:
         found = find_hub_cached(model, cache)
         if found is None and model.filename is None and model.revision is None:
             found = find_lm_studio(model.repo, quant=model.quant)
-    except NotFoundError:  # part of the model is there, but not what was requested
+    except NotFoundError:  # part of the model is cached, but not the requested part
         if (cached := locate_cached(model, reach, offline)) is not None:
             return cached
         raise

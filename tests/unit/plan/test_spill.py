@@ -14,7 +14,9 @@ from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.units import GIB, MIB
 
 
-def spilled(per_token: int, store: Store, purpose: Purpose, room_bytes: int | None = None) -> Spill:
+def spilled(
+    per_token: int, store: Store, purpose: Purpose, store_free_bytes: int | None = None
+) -> Spill:
     """131,072 tokens, of which half fit."""
     return plan_spill(
         context_tokens=131_072,
@@ -22,7 +24,7 @@ def spilled(per_token: int, store: Store, purpose: Purpose, room_bytes: int | No
         resident_budget_bytes=65_536 * per_token,
         store=store,
         purpose=purpose,
-        room_bytes=room_bytes,
+        store_free_bytes=store_free_bytes,
     )
 
 
@@ -116,9 +118,9 @@ def test_two_pages_must_stay(pages: int, *, is_enough: bool) -> None:
 
 def test_a_store_that_is_too_small_is_named() -> None:
     needed = 65_536 * 1000
-    assert spilled(1000, Store.HOST_RAM, Purpose.TEXT, room_bytes=needed).is_needed
+    assert spilled(1000, Store.HOST_RAM, Purpose.TEXT, store_free_bytes=needed).is_needed
     with pytest.raises(KvSpillUnsupportedError, match=re.escape("62.50 MiB left in RAM")):
-        spilled(1000, Store.HOST_RAM, Purpose.TEXT, room_bytes=needed - 1)
+        spilled(1000, Store.HOST_RAM, Purpose.TEXT, store_free_bytes=needed - 1)
 
 
 @pytest.mark.parametrize(

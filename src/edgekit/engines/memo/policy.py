@@ -443,7 +443,7 @@ def _spill(capacity: Capacity, layout: Layout, tokens: int) -> Spill | None:
         resident_budget_bytes=left,
         store=store,
         purpose=capacity.setup.purpose,
-        room_bytes=store_bytes,
+        store_free_bytes=store_bytes,
     )
 
 

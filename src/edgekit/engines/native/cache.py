@@ -419,7 +419,7 @@ def check_gate(
         resident_budget_bytes=pages * PAGE_TOKENS * bytes_per_token,
         store=Store.NVME,
         purpose=purpose,
-        room_bytes=_room_bytes(folder),
+        store_free_bytes=_room_bytes(folder),
         spill_from_tokens=spill_from_tokens,
     )
     _refuse_memory(folder)
