@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edgekit.cli.output import is_terminal, show_progress
-from edgekit.engines.chat import Message, Prompt
 from edgekit.errors import SourceError, UsageError
 from edgekit.request import Session
 from edgekit.sources.local import models_in
@@ -18,6 +17,7 @@ from edgekit.sources.types import Reach
 from edgekit.terminal import printable
 
 if TYPE_CHECKING:
+    from edgekit.engines.chat import Prompt
     from edgekit.sources.download import Download
 
 MAX_MODELS = 10_000  # in one call: a folder with more is a mistake
@@ -81,6 +81,8 @@ MAX_PROMPT_BYTES = 64 * 2**20
 
 def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
     """The prompt, or None for a chat. Raises UsageError or SourceError if it cannot be read."""
+    from edgekit.engines.chat import Message, Prompt  # not for check, which reads names here
+
     text = arguments.prompt
     if arguments.file is not None:
         text = _from_file(arguments.file)
