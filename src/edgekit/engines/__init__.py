@@ -1,6 +1,6 @@
 """The engines. `LIST` is the only place that names them all: to add one, add its folder and a line here.
 
-Importing this module and the folder of an engine is cheap; an engine imports its rules when it is first asked.
+Importing this module and the folder of an engine is cheap; an engine imports its rules at first use.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def startable(verb: str) -> tuple[Engine, ...]:
 
 
 def planned_engines() -> tuple[str, ...]:
-    """Those that a plan can be made for."""
+    """The engines that can be planned for."""
     return tuple(one.name for one in every_engine() if one.can_plan)
 
 
@@ -61,7 +61,7 @@ def engine_name(name: str) -> str:
 
 
 def engine_named(name: str) -> Engine:
-    """By its name in any spelling. Raises UsageError."""
+    """The engine of this name, in any spelling. Raises UsageError."""
     engines = _by_name()
     wanted = name.lower()
     found = engines.get(wanted)
@@ -75,17 +75,17 @@ def engine_named(name: str) -> Engine:
 
 
 def default_engine() -> Engine:
-    """The first choice: it runs on every machine, quantises, and divides a model between GPU and RAM."""
+    """The default: runs on every machine, quantises, and splits a model between GPU and RAM."""
     return every_engine()[0]
 
 
 def engine_for(model: Model) -> str:
-    """The engine that a model's files are made for."""
+    """The engine for the format of a model's files."""
     return next(one.name for one in every_engine() if one.is_made_for(model))
 
 
 def engine_on(model: Model, machine: Machine) -> str:
-    """The engine for a model's files on this machine; where none of them runs there, the default after a conversion."""
+    """The engine for a model's files on this machine; if none of them runs there, the default, after conversion."""
     for one in every_engine():
         if one.is_made_for(model):
             try:

@@ -1,4 +1,4 @@
-"""A conversation: prompts, how the next token is chosen, and what an engine has written."""
+"""A conversation: prompts, sampling, and an engine's output."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def _seed(value: Any) -> bool:
 
 
 ROLES = ("system", "user", "assistant")
-RECENT_TOKENS = 4_096  # that a repetition penalty may look back
-RANDOM_SEED = 2**32 - 1  # what llama.cpp takes for "any": LLAMA_DEFAULT_SEED in llama.h
-_PENALTY = 1e-6, 1e6  # 1.0 to 1.5 in use; a logit of 1,000 is a number still, however it is scaled
+RECENT_TOKENS = 4_096  # maximum look-back of the repetition penalty
+RANDOM_SEED = 2**32 - 1  # llama.cpp's "random": LLAMA_DEFAULT_SEED in llama.h
+_PENALTY = 1e-6, 1e6  # 1.0 to 1.5 in use; logits stay finite
 _RULES: dict[str, tuple[str, Callable[[Any], bool], str]] = {
     "temperature": ("temp", _number(0, math.inf), "a number of at least 0"),
     "top_k": ("top-k", _whole(2**31 - 1), "a whole number of tokens, 0 for all"),
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Messages, written as the model was taught; or a plain text to go on with."""
+    """Messages for the chat template, or plain text to continue."""
 
     messages: tuple[Message, ...] = ()
     text: str = ""
@@ -64,16 +64,16 @@ class Prompt:
 
     @property
     def size_bytes(self) -> int:
-        """No tokenizer here makes more tokens of a text than it has bytes."""
+        """An upper bound of the tokens: no tokenizer makes more tokens than bytes."""
         texts = (self.text, *(one.content for one in self.messages))
         return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 @dataclass(slots=True)
 class Written:
-    """What came of one request; filled while it runs."""
+    """The result of one request; filled while it runs."""
 
-    finish: str = ""  # "stop", "length"; "": it was broken off
+    finish: str = ""  # "stop", "length"; "": interrupted
     prompt_tokens: int = 0
     new_tokens: int = 0
     timings: Mapping[str, float] = field(default_factory=dict)
@@ -88,34 +88,34 @@ class Written:
 
 
 class Talker(Protocol):
-    """An engine that is up, with its window."""
+    """A running engine with its context window."""
 
     @property
     def window_tokens(self) -> int: ...
 
     @property
     def reads_beyond(self) -> bool:
-        """Whether a prompt that is longer than the window may simply be read, and its beginning leaves."""
+        """True if a prompt may be longer than the window: its beginning is then dropped."""
         ...
 
     def tokens(self, prompt: Prompt) -> list[int]:
-        """The prompt as the engine cuts it."""
+        """The prompt's tokens."""
         ...
 
     def write(
         self, tokens: Sequence[int], sampling: Sampling, *, max_tokens: int | None, into: Written
     ) -> Iterator[str]:
-        """Text as it comes. Who stops listening ends the work."""
+        """Streams the text. Closing the iterator cancels the request."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A prompt that the window holds, and how many tokens may follow."""
+    """A prompt that fits the window, and the limit of new tokens."""
 
     tokens: tuple[int, ...]
-    max_tokens: int | None  # None: until the model ends
-    note: str = ""  # what was cut, where something was
+    max_tokens: int | None  # None: until the model stops
+    note: str = ""  # what was cut, if anything
 
 
 def fit_prompt(
@@ -126,8 +126,8 @@ def fit_prompt(
     sinks: int,
     rolling: bool,
 ) -> Fitted:
-    """ContextTooLargeError for a prompt that leaves no room, unless the window rolls: then the first tokens and the
-    last ones stay, as if all had been read and the middle had left the window.
+    """ContextTooLargeError for a prompt that leaves no space, unless the window rolls: then the first and the last
+    tokens stay, as if the middle had been read and dropped.
     """
     room = window_tokens - len(tokens)
     if room >= 1:
@@ -147,7 +147,7 @@ def fit_prompt(
             f"{len(tokens) + (max_tokens or 512)}), or a rolling window (--rolling "
             "--sinks 4)"
         )
-    kept = max(sinks + 1, window_tokens // 2)  # as llama.cpp: half of what may leave does
+    kept = max(sinks + 1, window_tokens // 2)  # as in llama.cpp: drops half of what may be dropped
     last = max(1, kept - sinks)
     short = (*tokens[:sinks], *tokens[len(tokens) - last :])
     note = (
@@ -159,15 +159,15 @@ def fit_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a token is chosen. Raises UsageError. The defaults are llama.cpp's (common/common.h @ b21e4de)."""
+    """Sampling parameters. Raises UsageError. The defaults are llama.cpp's (common/common.h @ b21e4de)."""
 
-    temperature: float = 0.8  # 0: the likeliest, always
+    temperature: float = 0.8  # 0: greedy
     top_k: int = 40  # 0: all
     top_p: float = 0.95  # 1: all
     min_p: float = 0.05  # 0: all
     repeat_penalty: float = 1.0  # 1: none
-    repeat_last: int = 64  # tokens that the penalty looks back; 0: none
-    seed: int | None = None  # None: another one each time
+    repeat_last: int = 64  # look-back of the penalty in tokens; 0: none
+    seed: int | None = None  # None: random
 
     def __post_init__(self) -> None:
         for name, (flag, holds, wanted) in _RULES.items():

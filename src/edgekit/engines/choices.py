@@ -1,4 +1,4 @@
-"""What engines share: budgets of memory, pairs of cache types, and how accurate a quantisation is."""
+"""Shared by engines: memory budgets, pairs of cache types, and the accuracy of quantisations."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def pair_name(key: str, value: str) -> str:
 
 
 def pair_cache_name(load: Load) -> str:
-    """The cache of this load, by the name that choices have."""
+    """The name of this load's cache types, as choices have it."""
     keys, values = (kind.name if kind else "f16" for kind in (load.cache_k, load.cache_v))
     return pair_name(keys, values)
 
 
 def given_pair(load: Load) -> CacheChoice | None:
-    """The choice of a load that gives both types; None where it leaves one open."""
+    """The load's pair if it gives both types; None if it leaves one open."""
     if load.cache_k is None or load.cache_v is None:
         return None
     name = pair_cache_name(load)
@@ -48,7 +48,7 @@ def given_pair(load: Load) -> CacheChoice | None:
 
 
 def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
-    """These pairs, with the type that the load gives for one of the two; only its own where it gives both."""
+    """The pairs that agree with the types that the load gives."""
     both = given_pair(load)
     if both is not None:
         yield both
@@ -71,7 +71,7 @@ def pair_choices(load: Load, pairs: Pairs) -> Iterator[CacheChoice]:
 
 
 def as_named(model: Model, name: str = AS_NAMED, reference: str = "") -> tuple[Variant, ...]:
-    """Nothing to choose: the file or repository that was named."""
+    """The given file or repository as the only variant."""
     return (Variant(name=name, model=model, accuracy=USUAL_ACCURACY, reference=reference),)
 
 
@@ -81,13 +81,13 @@ def stored_quant(files: ModelFiles) -> str:
 
 
 def accuracy_of(mix: str) -> int | None:
-    """By the bits of its name: a file's average differs by model, the order of the names does not. None: unknown."""
+    """Accuracy by the bits in a quantisation's name, whose order is the same for all models. None: unknown."""
     known = mix_by_name(mix)
     return round(known.bits_per_weight * 100) if known is not None else None
 
 
 def stored_accuracy(model: Model) -> int:
-    """By the bits that the weights of a file really have; the usual where its directory was not read."""
+    """Accuracy by the actual bits of a file's weights; the usual one if its directory was not read."""
     weights = [tensor for tensor in model.header.tensors or () if len(tensor.shape) > 1]
     elements = sum(math.prod(tensor.shape) for tensor in weights)
     size = sum(tensor.size_bytes for tensor in weights)
@@ -95,13 +95,13 @@ def stored_accuracy(model: Model) -> int:
 
 
 def usual_variant(variants: tuple[Variant, ...]) -> Variant:
-    """The one that people take: about four and a half bits, or the nearest to it."""
+    """The most common variant: about 4.5 bits, or the nearest to it."""
     good = [one for one in variants if one.is_good] or list(variants)
     return next((one for one in good if one.accuracy <= USUAL_ACCURACY), good[-1])
 
 
 def devices_of(machine: Machine, vendors: tuple[Vendor, ...]) -> tuple[Device, ...]:
-    """The machine's devices of the first of these vendors that it has any of: an engine uses one vendor at a time."""
+    """The devices of the first of these vendors that the machine has: an engine uses one vendor at a time."""
     for vendor in vendors:
         found = tuple(one for one in machine.devices if one.vendor is vendor)
         if found:
@@ -118,7 +118,7 @@ def names_of(cards: tuple[Device, ...]) -> str:
 
 
 def known_ram(machine: Machine) -> HostMemory:
-    """Raises HardwareError where its size is unknown."""
+    """The machine's RAM. Raises HardwareError if its size is unknown."""
     if machine.host is None:
         raise HardwareError("RAM unknown: add --ram 32G")
     return machine.host

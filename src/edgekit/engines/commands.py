@@ -1,4 +1,4 @@
-"""Commands ready to paste: what engines need to write them, what they call a model, and the settings of LM Studio."""
+"""Commands to paste: what engines need to write them, names of models, and LM Studio's settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LM_STUDIO_OFFLOAD = "llm.load.llama.acceleration.offloadRatio"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One text that is ready to paste: a command, a file, or settings to make by hand."""
+    """A text to paste: a command, a file, or settings to enter by hand."""
 
     program: str  # that runs it, as --for takes it: "llama-server", "ollama"
     name: str  # "llama-server", "Ollama Modelfile"
@@ -47,7 +47,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Startup:
-    """A verdict, and what else the commands that start the engine like this depend on."""
+    """A verdict, and what else its commands depend on."""
 
     verdict: Verdict
     variant: Variant  # the weights of the verdict
@@ -61,7 +61,7 @@ class Startup:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """What the engine made of the load."""
+        """How the engine resolved the load."""
         return MappingProxyType(dict(self.verdict.estimate.facts))
 
     @property
@@ -95,7 +95,7 @@ class Startup:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Keeps the engine to the cards of the placement. Empty where it uses all of them anyway."""
+        """Environment that limits the engine to the placement's cards. Empty if it uses all of them."""
         if self.nodes > 1:
             return {}
         return visible_cards(self.placement, self.devices)
@@ -120,7 +120,7 @@ class Startup:
 
 
 def shell_text(words: Sequence[str], environment: Mapping[str, str], system: System) -> str:
-    """One line for the shell that people use there: PowerShell on Windows, else a POSIX shell."""
+    """One line for the system's usual shell: PowerShell on Windows, else a POSIX shell."""
     words = [printable(word) for word in words]
     if system is not System.WINDOWS:
         set_first = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
@@ -136,12 +136,12 @@ def _bare_or_quoted(word: str) -> str:
 
 
 def _powershell(word: str) -> str:
-    """In single quotes only the quote itself is special: it is doubled."""
+    """Single-quoted for PowerShell, with quotes doubled."""
     return "'" + word.replace("'", "''") + "'"
 
 
 def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
-    """Of the devices that the engine would use. Empty where all are used and their order does not matter."""
+    """The environment that selects the cards. Empty if all are used and their order does not matter."""
     used = placement.cards
     if not used or used[0].vendor is not Vendor.NVIDIA:
         return {}
@@ -154,12 +154,12 @@ def visible_cards(placement: Placement, devices: Sequence[Device]) -> dict[str, 
 
 
 def leaves_some(placement: Placement, devices: Sequence[Device]) -> bool:
-    """Whether the machine has cards that the engine must not use. A card that is named by number hides no other."""
+    """True if the machine has cards that the engine must not use. A card selected by number hides no other."""
     return len(placement.cards) < len(devices) and not placement.by_number
 
 
 def repository_word(files: ModelFiles | None, known: str = "") -> str:
-    """What vLLM and mlx-lm call the model: a hub id or a folder. `known`: its id, where there are no files."""
+    """How vLLM and mlx-lm refer to the model: a hub id or a folder. `known`: its id, if there are no files."""
     if files is None:
         return known or PLACEHOLDER
     if files.origin is not Origin.LOCAL:
@@ -169,7 +169,7 @@ def repository_word(files: ModelFiles | None, known: str = "") -> str:
 
 
 def own_word(files: ModelFiles | None, label: str = "", mix: str = "") -> str:
-    """What EdgeKit itself calls it: a file, a hub id, an address, or a name of the catalog with a quantisation."""
+    """How EdgeKit's own commands refer to the model: a file, a hub id, a URL, or a catalog name with a quantisation."""
     if files is None:
         return f"{label.removeprefix('sample:')}:{mix or UNCONVERTED}"
     if files.origin is Origin.URL:
@@ -182,7 +182,7 @@ def as_file(name: str) -> str:
 
 
 def gguf_search(label: str) -> str:
-    """Where to look for GGUF files of a model."""
+    """A search for GGUF files of a model."""
     return f"https://huggingface.co/models?library=gguf&search={quote_plus(plain_name(label))}"
 
 
@@ -193,7 +193,7 @@ def plain_name(label: str) -> str:
 
 
 def local_file(files: ModelFiles) -> str:
-    """The first file of the set, in the folder that was named."""
+    """The first file of the set, in the given folder."""
     if files.origin is not Origin.LOCAL or not files.weights:
         return files.label
     path = Path(files.reference).expanduser()
@@ -229,7 +229,7 @@ def lm_studio_texts(
 ) -> Iterator[Command]:
     """The settings as its screen names them, as the JSON it stores, and the part that `lms load` takes.
 
-    `model` is the name that LM Studio has for it.
+    `model`: LM Studio's name for it.
     """
     listed = "".join(f"{one.name}: {_setting_shown(one)}\n" for one in settings if one.name)
     yield Command(

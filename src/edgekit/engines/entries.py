@@ -1,4 +1,4 @@
-"""An entry -> a model that an engine can be asked about, as if its header had been read."""
+"""A catalog entry -> a model, as if its header had been read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ KEPT = 32  # some 1 MB each
 
 @lru_cache(maxsize=KEPT)
 def open_entry(entry: Entry, engine: str) -> OpenModel:
-    """As a GGUF for engines that load one if the entry has its keys, else from its config; its label is the entry's id.
-
-    The last few are kept, with what engines worked out for them. Raises UsageError for an unknown engine, RefusedError
+    """As a GGUF for engines that load GGUF if the entry has its keys, else from its config. The label is the entry's
+    id. The last few are cached, with their prepared results. Raises UsageError for an unknown engine, RefusedError
     if the entry has nothing that the engine loads, HeaderError if it is damaged.
     """
     wanted = engine_named(engine)
@@ -39,13 +38,13 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
 
 
 def _repository(entry: Entry) -> str:
-    """That of the version people run: a packaged entry may be known by the config of its base model."""
+    """The repository that people run: a packaged entry may use the config of its base model."""
     known = "" if entry.is_users else original_repository(entry.id)
     return known or entry.repository or ""
 
 
 def _as_gguf(entry: Entry) -> Model:
-    """Its tensors have the types they were recorded with: setup.mix says what they should have."""
+    """The entry as a GGUF with its recorded tensor types; setup.mix selects others."""
     tensors = tensors_of(entry.tensors, name=entry.id)
     header = ModelHeader(
         name=entry.id,

@@ -1,8 +1,8 @@
-"""A row of an engine's table of flags, and what is read and written by it.
+"""A row of an engine's table of flags, and the functions that read and write flags.
 
 The table is the only place that spells an engine's parameters: the command line, REST and Python fields, rows of a
 batch, printed commands, the parameters of the engine's own library and the controls of the page are all made from it.
-A flag that was not given leaves no trace, so that the engine's own default counts.
+A flag that was not given is absent, so that the engine's own default applies.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Read = Callable[[str], Any]
 
 
 class Meaning(NamedTuple):
-    """How a flag's value becomes the value of its field, and back."""
+    """Converts a flag's value to its field's value, and back."""
 
     field_of: Callable[[Any], Any]
     value_of: Callable[[Any], Any]
 
 
 class Parameter(NamedTuple):
-    """What the engine's own library calls it."""
+    """The name of the flag in the engine's library."""
 
     name: str
     enum: str = ""  # the C enum that its values are members of
@@ -39,11 +39,11 @@ class Parameter(NamedTuple):
 
 
 class Control(NamedTuple):
-    """How the page shows it."""
+    """The flag's control on the page."""
 
     label: str
     choices: tuple[str, ...] = ()  # of a menu
-    default: str | float | None = None  # what the engine takes by itself
+    default: str | float | None = None  # the engine's default
     fact: str = ""  # the fact of an estimate that has what the engine took
     need: str = ""  # what the model or the machine must have
     kind: str = ""  # where the flag does not tell: "layers", "share"
@@ -62,7 +62,7 @@ class CacheFlags(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What the page says about an engine."""
+    """Texts of the page about an engine."""
 
     label: str
     program: str  # the heading of its command
@@ -107,7 +107,7 @@ class Flag(NamedTuple):
 
 
 def read_flags(flags: Iterable[Flag], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Their values. Raises UsageError that names the flag."""
+    """The flags' values. Raises UsageError that names the flag."""
     values: dict[str, Any] = {}
     for flag in flags:
         text = given.get(flag.key)
@@ -145,7 +145,7 @@ def flag_words(
 
 
 def companions_in(flags: Iterable[Flag], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is loaded next to the model: the field of Companions -> what was given for it."""
+    """Companion files: the field of Companions -> the given value."""
     named = {flag.companion: values.get(flag.key) for flag in flags if flag.companion}
     return {companion: value for companion, value in named.items() if value is not None}
 
@@ -165,7 +165,7 @@ def field_values(flags: Iterable[Flag], values: Mapping[str, Any], kind: type) -
 
 
 def given_values(flags: Iterable[Flag], *described: Any) -> dict[str, Any]:
-    """And back: the fields of these dataclasses that differ from their defaults, as values of flags."""
+    """The inverse of `field_values`: fields that differ from their defaults, as flag values."""
     found: dict[str, Any] = {}
     for flag, value, default in fields_of(flags, *described):
         if value != default:
@@ -221,7 +221,7 @@ def yes_no(name: str, value: Any) -> bool:
 
 
 def typed(values: Mapping[str, Any]) -> dict[str, str | bool]:
-    """Values as they are typed: read again they are the same."""
+    """Values as one would type them; reading them gives the same values."""
     return {
         key: value if isinstance(value, bool) else _word(value) for key, value in values.items()
     }
@@ -288,7 +288,7 @@ def read(flag: str, reader: Read, text: str) -> int:
 
 
 def share(text: str) -> float:
-    """A part of a whole, above 0 and up to 1."""
+    """Reads a share above 0 and up to 1."""
     try:
         number = float(text)
     except ValueError:

@@ -20,7 +20,7 @@ _CONTEXT_WORDS = frozenset(
 
 
 def chosen_engines(given: Mapping[str, Values], named: str | None) -> tuple[str, ...]:
-    """The engine that was named, else the one whose flags were given. Raises UsageError for another engine's flags."""
+    """The named engine, else the one whose flags were given. Raises UsageError for another engine's flags."""
     able = [one for one in ((named,) if named else given) if not _foreign(one, given)]
     if given and not able:
         wrong: list[str] = []
@@ -68,7 +68,7 @@ def with_one_quant(
 
 
 def given_to(engine: str, given: Mapping[str, Values]) -> dict[str, Any]:
-    """Its own flags that were given, and those that it shares with another engine."""
+    """The given flags of this engine, including those that it shares with another."""
     lent = {
         flag.key: given[lender_of(flag)][flag.key]
         for flag in _lent(engine)
@@ -131,7 +131,7 @@ def options_with_quant(
 
 
 class RowOptions(Mapping[str, Any]):
-    """A mapping that remembers what was looked up: the rest has changed nothing."""
+    """A mapping that records which options were read: the rest had no effect."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -152,7 +152,7 @@ class RowOptions(Mapping[str, Any]):
         return tuple(name for name in self._values if name not in self._asked)
 
     def require_known(self, engine: str) -> None:
-        """After all was read: UsageError that names an option which the engine does not have, and the nearest."""
+        """Call after reading: UsageError for an option that the engine lacks, with the nearest one."""
         unused = engine_named(engine).unused_options
         unknown = [name for name in self.ignored if name not in unused]
         if unknown:
@@ -172,7 +172,7 @@ def context_option(engine: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], engine: str) -> str:
-    """': did you mean n_ctx?'; empty where nothing is near."""
+    """': did you mean n_ctx?'; empty if nothing is similar."""
     near = close_names(name, sorted(known), limit=1)
     people_write = _CONTEXT_WORDS | {context_option(one.name) for one in every_engine()}
     if name.lower() in people_write:

@@ -1,4 +1,4 @@
-"""A child process that may die, and whether a server can listen on a port.
+"""A child process that may crash, and checks whether a server can listen on a port.
 
 The child reads and writes messages as lines of JSON on standard input and output, and writes its log to standard error.
 """
@@ -47,7 +47,7 @@ class ChildProcess:
         on_line: Callable[[str], None],
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
-        """Started at once. EngineError where it cannot be."""
+        """Starts the process. EngineError if it cannot be started."""
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own script, by our own interpreter
                 list(command),
@@ -83,7 +83,7 @@ class ChildProcess:
             stream.flush()
 
     def message(self, timeout_s: float) -> Message | None:
-        """The next one; None where none came in time. EOFError after the last."""
+        """The next message; None on timeout. EOFError after the last."""
         try:
             found = self._messages.get(timeout=timeout_s)
         except queue.Empty:
@@ -94,7 +94,7 @@ class ChildProcess:
         return found
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit code; None where it has not ended in time."""
+        """Its exit code; None on timeout."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout_s)
         return None
@@ -105,8 +105,8 @@ class ChildProcess:
             self._process.terminate()
 
     def kill(self) -> None:
-        """With everything that it started."""
-        if self._process.poll() is None:  # otherwise its number may be another's by now
+        """Kills it and everything that it started."""
+        if self._process.poll() is None:  # otherwise its pid may have been reused
             with suppress(ProcessLookupError, PermissionError):
                 if hasattr(os, "killpg"):
                     os.killpg(self._process.pid, signal.SIGKILL)
@@ -182,7 +182,7 @@ def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def check_port(host: str, port: int) -> None:
-    """UsageError where nothing can listen there; 0 is any port that is free."""
+    """UsageError if the port cannot be used; 0: any free port."""
     if not 0 <= port <= LARGEST_PORT:
         raise UsageError(f"port {port:,} is not between 0 and {LARGEST_PORT:,}")
     refused = [_refusal(family, address) for family, address in _addresses(host, port)]
@@ -196,7 +196,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there. UsageError where there is no such address."""
+    """True if only this machine can reach a server that listens there. UsageError if there is no such address."""
     return all(
         ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
         for _, address in _addresses(host, 0)
@@ -249,7 +249,7 @@ def _advice(refused: list[OSError | None]) -> str:
 
 
 def _by_whom(port: int) -> str:
-    """As far as the system tells: other users' processes are theirs."""
+    """The process that holds the port, if the system tells: not for other users' processes."""
     try:
         listeners = {
             one.pid
@@ -262,7 +262,7 @@ def _by_whom(port: int) -> str:
 
 
 def _named(process: psutil.Process) -> str:
-    """Of another program only its name: what it was started with may be secret."""
+    """Only the name of another program: its arguments may be secret."""
     words: list[str] = process.cmdline()
     if len(words) > 1 and any(_ENGINE.search(word) for word in words):
         model = words[-1][:_NAME_CHARS]
@@ -278,5 +278,5 @@ def connectable(host: str) -> str:
 
 
 def in_address(host: str) -> str:
-    """As an URL has it."""
+    """The host as written in a URL."""
     return f"[{host}]" if ":" in host else host

@@ -3,8 +3,8 @@
 A decoded token reads every active weight and the cache once, so its time is bytes over bandwidth, plus a fixed time per
 layer. A prompt token costs operations instead. Engines differ in a `SequenceRun`: engines/X/speed.py makes it.
 
-Nobody publishes the shares and rates in the tables here and there. They are drawn around measurements, so that the slow
-end is below and the fast end above nearly all of them: docs/speed.md has them.
+The shares and rates in the tables are fitted to measurements, so that nearly all of them lie between the slow and the
+fast end: see docs/speed.md.
 """
 
 from __future__ import annotations
@@ -482,7 +482,7 @@ def speed_bound(
 
 
 def _largest_ratio(machine: Machine, engine: str) -> float:
-    """No speed is scaled by more than this."""
+    """The largest factor by which a speed is scaled."""
     if machine.measured is None or machine.what_if:
         return 1.0
     paces = [one.pace for one in machine.measured.engines if one.engine == engine]

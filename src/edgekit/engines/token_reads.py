@@ -93,7 +93,7 @@ class TokenReads(NamedTuple):
     weights: ActiveWeights
 
 
-# Bytes outside the layers by pool, and how much of them is active -> the bytes that a token reads.
+# Bytes outside the layers by pool and their active part -> the bytes that a token reads.
 Outside = Callable[[Mapping[Pool, float], LayerShare], dict[Pool, float]]
 
 
@@ -264,7 +264,7 @@ def _crossings(layers_of: Mapping[Pool, set[int]], count: int) -> int:
 
 
 class _Prepared:
-    """Of one model, for every engine."""
+    """Cached with a model, for every engine."""
 
     def __init__(self) -> None:
         self.weights: Cached[ActiveWeights] = Cached()

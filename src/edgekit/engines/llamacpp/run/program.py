@@ -45,9 +45,9 @@ from edgekit.errors import ContextTooLargeError, EngineError, MemoryPressureErro
 from edgekit.model.types import Model
 from edgekit.sources.types import ModelFiles
 
-# For one conversation: no slots for others, and no prompts of others cached.
+# For a single conversation: one slot and no prompt cache.
 _ALONE = {"parallel": "1", "cache_ram": "0", "ctx_checkpoints": "0"}
-_LAST_MOMENT_S = 2.0  # a server that is gone closes its connections before its end is known
+_LAST_MOMENT_S = 2.0  # a dying server closes its connections before its exit is seen
 _LINE_BYTES = 4 * 2**20  # one event: a token and its figures
 _REPLY_BYTES = 64 * 2**20  # one whole reply: the tokens of a prompt
 _OVER = "exceed_context_size_error"  # tools/server/server-task.cpp: ERROR_TYPE_EXCEED_CONTEXT_SIZE
@@ -60,7 +60,7 @@ class LlamaCppProgram:
     has_budget = False
 
     def settled(self, options: RunOptions) -> dict[str, Any]:
-        """The bill is that of the llama.cpp that will be started, whichever version is named elsewhere."""
+        """The flags for these options. The bill follows the installed llama.cpp, regardless of other settings."""
         found = installed_version()
         return {
             **({} if found is None else {"llama_version": version_name(*found)}),
@@ -94,11 +94,11 @@ PROGRAM = LlamaCppProgram()
 
 class LlamaCppStarter:
     def tokens_in(self, _prompt: Prompt) -> None:
-        """Only the server can count them."""
+        """None: only the server can count tokens."""
 
     @contextmanager
     def start(self, given: EngineStart) -> Iterator[Up]:
-        """Watched until the end of the block, and gone after it."""
+        """Runs the engine, watched, until the end of the block."""
         running = start(_launch(given), tell=given.say, recheck=given.recheck)
         with Watch(running, warn=given.warn) as watch:
             try:
@@ -142,7 +142,7 @@ def _launch(given: EngineStart) -> Launch:
 
 
 def _window_tokens(load: Load, resolved: Mapping[str, str]) -> int:
-    """Of one sequence, as the engine has it; never more than was planned."""
+    """The context of one sequence as the engine resolved it; at most the planned one."""
     found = resolved.get("n_ctx_seq") or resolved.get("n_ctx")
     planned = load.context_tokens or 0
     return min(int(found), planned) if found and found.isdigit() else planned
@@ -185,7 +185,7 @@ class Client:
         self._key, self._timeout_s = api_key, timeout_s
 
     def tokens_of(self, text: str, *, special: bool = True) -> list[int]:
-        """As the engine cuts it; `special`: with the tokens it puts before and after a text."""
+        """The text's tokens; `special`: including those added before and after a text."""
         body = {"content": text, "add_special": special, "parse_special": True}
         tokens = self._call("/tokenize", body).get("tokens")
         if not isinstance(tokens, list):
@@ -193,7 +193,7 @@ class Client:
         return [int(token) for token in tokens]
 
     def as_prompt(self, messages: Sequence[Message]) -> str:
-        """By the model's own chat template."""
+        """The messages as a prompt, by the model's chat template."""
         reply = self._call(
             "/apply-template",
             {"messages": [{"role": one.role, "content": one.content} for one in messages]},
@@ -209,7 +209,7 @@ class Client:
         sinks: int = 0,
         into: Written,
     ) -> Iterator[str]:
-        """What the engine goes on with, as text."""
+        """The engine's completion, as text."""
         body = {
             "prompt": list(tokens),
             "n_keep": sinks,
@@ -224,7 +224,7 @@ class Client:
                 into.prompt_tokens = int(event.get("tokens_evaluated", 0))
                 into.new_tokens = int(event.get("tokens_predicted", 0))
             yield str(event.get("content", ""))
-        if not ended:  # a stream that is cut ends like one that is over
+        if not ended:  # a broken stream ends like a complete one
             raise EngineError("llama.cpp stopped in the middle of an answer")
 
     def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class LlamaTalker:
     reads_beyond: bool = False  # the server refuses a prompt that is longer than its window
 
     def tokens(self, prompt: Prompt) -> list[int]:
-        """A chat template writes the first special token itself where the model wants one; the engine adds it once."""
+        """The prompt's tokens. If the chat template already writes BOS, the engine does not add a second one."""
         text = prompt.text if prompt.is_plain else self.client.as_prompt(prompt.messages)
         tokens = self.client.tokens_of(text)
         if not tokens:
@@ -332,22 +332,22 @@ def _refusal(
 
 
 def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[ComparedRow, ...]:
-    """With the bounds of `verify`. A line of the bill that is modelled may be off by what it says itself."""
+    """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines."""
     estimate = told_of(estimate)
     parts = dict(running.reported) | {Component.WEIGHTS: _reported_weights(running)}
     return tuple(_with_modelled_slack(row, estimate) for row in compare(estimate, parts))
 
 
 def told_of(estimate: MemoryEstimate) -> MemoryEstimate:
-    """The lines of which the engine's log tells: adapters and projectors are loaded later, in words of their own."""
+    """The lines that the engine's log covers: adapters and projectors are loaded later and logged differently."""
     lines = tuple(line for line in estimate.lines if line.part not in _UNTOLD)
     return replace(estimate, lines=lines)
 
 
 def _reported_weights(running: Running) -> MeasuredBytes:
-    """Of a mapped file the engine tells a range, from the first tensor that it needs to the last. Where the rest of
-    them went to a device, or was rearranged, the range says no more than that the others are in the file. On Metal
-    the CPU and the GPU both map it, and their ranges may overlap.
+    """For a mapped file the engine reports a range from its first tensor to its last. If other tensors went to a device
+    or were repacked, the range is only an upper bound. On Metal both CPU and GPU map the file, and their ranges may
+    overlap.
     """
     weights = running.held.weights
     mapped = [size for name, size in weights if name.endswith(_MAPPED)]

@@ -1,4 +1,4 @@
-"""A model and how it is started -> the prediction next to the engine's own figures: `verify_model`."""
+"""`verify_model`: compares the prediction for a model with the engine's own figures."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from edgekit.sources.local import LocalFile
 from edgekit.sources.types import ModelFiles
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
-COMPUTE_ALLOWED = 0.10  # the graph of another version has an input more or less
-COMPUTE_FLOOR_BYTES = 4 * MIB  # ... or one or two hidden states more: much of a small graph
+COMPUTE_ALLOWED = 0.10  # another version's graph may have one more or fewer inputs
+COMPUTE_FLOOR_BYTES = 4 * MIB  # or one or two more hidden states: a lot in a small graph
 DRY_TIMEOUT_S = 60.0  # 5 s with the largest vocabulary, on a slow machine
 LOAD_TIMEOUT_S = 600.0
 _CHILD_BYTES = 4 * GIB  # address space of Python, the library and a header with its vocabulary
 Predict = Callable[[Model, Load, LlamaCppSetup], MemoryEstimate]
-# Builds of June and July 2026 crash in one of 200 dry runs while they exit, before their log is written.
+# Builds of June and July 2026 crash at exit in 1 of 200 dry runs, before their log is written.
 DRY_TRIES = 3
 _PATIENCE_S = 0.5  # llama-fit-params says nothing after its breakdown
 _POLL_S = 0.02
@@ -77,16 +77,16 @@ def verify_model(
     pacing: Pacing | None = None,
     predict: Predict | None = None,
 ) -> Verification:
-    """The bill next to the engine's. Raises EngineError with the engine's last words when it has none.
+    """Compares the bill with the engine's. Raises EngineError with the engine's last log lines if it reports none.
 
-    `setup` is taken as far as `method` can start llama.cpp so: its mode, and weights that are not mapped.
+    `setup` is adapted to what `method` supports: its mode, and weights that are not mapped.
     `really` loads the weights too, from a local file, and decodes a few tokens; `pacing` then measures its speed.
     """
     path = _local_path(files) if really else None
     hollow = hollow_out(files)
     header = read_header(files_of(files, hollow))
     model = Model(header=header, geometry=read_geometry(header))
-    likely = installed_version() or LlamaVersion(NEWEST)  # until the engine says which it is
+    likely = installed_version() or LlamaVersion(NEWEST)  # until the engine reports its version
     asked = replace(setup, mode=method.mode, use_mmap=False, **likely._asdict())
     predicted = predict or llamacpp.estimate
 
@@ -149,7 +149,7 @@ def verify_model(
 def compare(
     estimate: MemoryEstimate, parts: Mapping[Component, MeasuredBytes]
 ) -> tuple[ComparedRow, ...]:
-    """Caches, weights and output must agree as far as the log tells them, compute within a tenth or 4 MiB."""
+    """Caches, weights and output must agree to the log's precision, compute to 10 % or 4 MiB."""
     return tuple(
         ComparedRow(
             part=component.value,
@@ -177,7 +177,7 @@ def _total(rows: tuple[ComparedRow, ...]) -> ComparedRow:
 
 
 def _notes(estimate: MemoryEstimate, answer: EngineReport) -> list[str]:
-    """Where the engine understood the options otherwise, every number may differ for it."""
+    """Notes on options that the engine resolved differently: then every figure may differ."""
     facts = {name: str(value) for name, value in estimate.facts}
     return [
         f"the engine uses {name} = {answer.resolved[name]}, the prediction {facts[name]}"
@@ -187,7 +187,9 @@ def _notes(estimate: MemoryEstimate, answer: EngineReport) -> list[str]:
 
 
 def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
-    """A dry run still makes room for states and output. A GPU's driver reserves address space at will."""
+    """The memory limit of a dry run, which still allocates states and output. None with a GPU, whose driver reserves at
+    will.
+    """
     if setup.has_device:
         return None
     real = estimate.of(Component.STATE, Component.OUTPUT)
@@ -204,9 +206,9 @@ def _dry_memory(estimate: MemoryEstimate, setup: LlamaCppSetup) -> int | None:
 def beside_bytes(
     resident: Sequence[Resident], estimate: MemoryEstimate, setup: LlamaCppSetup
 ) -> int | None:
-    """What the process held on the host besides its bill: libraries, the vocabulary, threads, scratch.
+    """Host memory of the process beyond its bill: libraries, the vocabulary, threads, scratch.
 
-    None where the system does not tell, or where weights were repacked: that is only modelled. Caches and states are
+    None if unknown, or if weights were repacked, which is only modelled. Caches and states are
     written in full when they are made, so they count in full. Compute buffers are only as full as the longest prompt so
     far made them: after a short prompt nothing of them is subtracted, after a long one all of it, and the larger result
     counts. So the number is never less than the truth, and at most a few megabytes more.
@@ -247,7 +249,7 @@ def _require_room(estimate: MemoryEstimate) -> None:
 
 
 def available_bytes() -> int | None:
-    """Memory that programs can have without swapping; None where the system does not say."""
+    """Memory available without swapping; None if unknown."""
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as lines:
             for line in lines:
@@ -270,12 +272,12 @@ class _ChildReport:
     resident: list[Resident] = field(default_factory=list)
     paced: list[Mapping[str, float]] = field(default_factory=list)
     timed_out: bool = False
-    enough: bool = False  # its log has the whole answer
+    enough: bool = False  # its log is complete
     exit_code: int | None = None
 
 
 def ask_engine(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> EngineReport:
-    """What the engine would make room for. EngineError with its last words when it does not say."""
+    """What the engine would allocate. EngineError with its last log lines if it does not report it."""
     begun = time.monotonic()
     child = _run(method, question, limits)
     devices = tuple(child.log.devices)
@@ -304,7 +306,7 @@ def load_for_real(
 
 
 def _best(found: Sequence[Mapping[str, float]]) -> Paced | None:
-    """Of several times the same: what else ran on the machine only takes."""
+    """The best of several identical runs: other load only makes them slower."""
     if not found:
         return None
     return Paced(
@@ -329,16 +331,18 @@ def _run(method: VerifyMethod, question: LoadQuestion, limits: ChildLimits) -> _
 def _run_once(
     request: Mapping[str, Any], question: LoadQuestion, limits: ChildLimits
 ) -> _ChildReport:
-    """A dry run is ended as soon as its log is complete: further on it would use memory it never got."""
+    """Runs the child once. A dry run is ended as soon as its log is complete: after that it would use unallocated
+    memory.
+    """
     child, to_the_end = _ChildReport(), question.really
-    complete, noting = threading.Event(), threading.Lock()  # two threads note memory
+    complete, noting = threading.Event(), threading.Lock()  # two threads record memory
 
     def take(line: str) -> None:
         child.log.add(line)
         if to_the_end and _WEIGHTS_LOADED in line and len(child.resident) == 1:
             found = resident_at("weights loaded", read_status(process.pid))
             with noting:
-                # Only if nothing else was noted meanwhile: on a busy machine the log comes late.
+                # Only if nothing else was recorded meanwhile: on a busy machine the log comes late.
                 if found is not None and len(child.resident) == 1:
                     child.resident.append(found)
         elif child.log.complete and not to_the_end:

@@ -22,10 +22,10 @@ from edgekit.machine.types import MemoryLimit
 from edgekit.units import MIB, format_bytes
 
 EVERY_S = 0.5
-LIMIT_PERCENT = 95  # of a limit, in use by pages that cannot be dropped: stop if it still rises
+LIMIT_PERCENT = 95  # of a limit, by unreclaimable pages: stop if it still rises
 LITTLE_BYTES = 64 * MIB  # of a GPU: the next request may fail
 
-_LOOKS = 2  # a GPU is gone when two looks in a row say so
+_LOOKS = 2  # a GPU counts as gone after two failed probes in a row
 
 
 class Watched(Protocol):
@@ -47,7 +47,7 @@ def say_nothing(_: str) -> None:
 
 
 class Watch:
-    """Looks at memory, GPUs and mapped files twice a second, in a thread, for a `with` block.
+    """Checks memory, GPUs and mapped files twice a second, in a thread, for a `with` block.
 
     `warn` is called once for each problem that does not end the engine.
     """
@@ -68,20 +68,20 @@ class Watch:
         self._probes = probes or probes_of(engine.launch)
         self._every_s = every_s
         self._said: set[str] = set()
-        self._used: dict[str, int] = {}  # of each limit, at the last look
-        self._gone: dict[str, int] = {}  # looks in a row
+        self._used: dict[str, int] = {}  # of each limit, at the last check
+        self._gone: dict[str, int] = {}  # failed probes in a row
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="edgekit-watch", daemon=True)
 
     @property
     def reason(self) -> str:
-        """Why it stopped the engine; empty if it did not."""
+        """Why the watch stopped the engine; empty if it did not."""
         self._settle()
         return self._reason
 
     @property
     def starved(self) -> bool:
-        """Whether it stopped the engine for lack of memory."""
+        """True if it stopped the engine for lack of memory."""
         self._settle()
         return self._starved
 
@@ -195,7 +195,7 @@ class FileChange:
 
 
 class MappedFiles:
-    """Held open, to tell the mapped file from one that has its name now. Close it at the end."""
+    """Holds the files open, to tell the mapped file from a new one of the same name. Must be closed."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Raises NotFoundError or SourceError if one cannot be opened."""
@@ -211,7 +211,7 @@ class MappedFiles:
         self.size_bytes = sum(before.st_size for _, _, before in self._held)
 
     def changes(self) -> tuple[FileChange, ...]:
-        """Since they were opened: the worst change of each file; none once they are closed."""
+        """The worst change of each file since it was opened; none once closed."""
         with self._lock:
             found = [_change(path, os.fstat(held), before) for path, held, before in self._held]
         return tuple(change for change in found if change is not None)
@@ -266,7 +266,7 @@ class ProbedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """What is watched of an engine's process: one callable each, so that a test can pass its own."""
+    """The probes of an engine's process: one callable each, so that a test can pass its own."""
 
     limits: Callable[[int], tuple[MemoryLimit, ...]]
     available_bytes: Callable[[], int]
@@ -274,7 +274,7 @@ class Probes:
 
 
 def probes_of(launch: Launch, here: Surroundings | None = None) -> Probes:
-    """For an engine that was started like this."""
+    """The probes for an engine started by this launch."""
     here = here or Surroundings()
     memory = MemoryProbe(
         here
