@@ -63,10 +63,10 @@ def engine_name(name: str) -> str:
 def engine_named(name: str) -> Engine:
     """The engine of this name, in any spelling. Raises UsageError."""
     engines = _by_name()
-    wanted = name.lower()
-    found = engines.get(wanted)
+    spelling = name.lower()
+    found = engines.get(spelling)
     if found is None:
-        found = next((one for one in engines.values() if wanted in one.aliases), None)
+        found = next((one for one in engines.values() if spelling in one.aliases), None)
     if found is None:
         raise UsageError(
             f"unknown engine {name[:40]!r}; choose one of {', '.join(engines)}", about="engine"

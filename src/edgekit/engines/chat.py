@@ -170,10 +170,10 @@ class Sampling:
     seed: int | None = None  # None: random
 
     def __post_init__(self) -> None:
-        for name, (flag, holds, wanted) in _RULES.items():
+        for name, (flag, holds, rule) in _RULES.items():
             value = getattr(self, name)
             if not holds(value):
-                raise UsageError(f"{name} (--{flag}) must be {wanted} (got {quoted(value)})")
+                raise UsageError(f"{name} (--{flag}) must be {rule} (got {quoted(value)})")
 
     @property
     def is_greedy(self) -> bool:

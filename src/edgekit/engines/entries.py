@@ -25,12 +25,12 @@ def open_entry(entry: Entry, engine: str) -> OpenModel:
     id. The last few are cached, with their prepared results. Raises UsageError for an unknown engine, RefusedError
     if the entry has nothing that the engine loads, HeaderError if it is damaged.
     """
-    wanted = engine_named(engine)
-    if entry.keys and wanted.loads_gguf:
+    target = engine_named(engine)
+    if entry.keys and target.loads_gguf:
         return OpenModel(label=entry.id, model=_as_gguf(entry), repository=_repository(entry))
     if not entry.config:
         raise RefusedError(
-            f"the catalog has only the GGUF header of {entry.id}, which {wanted.name} cannot "
+            f"the catalog has only the GGUF header of {entry.id}, which {target.name} cannot "
             "load: give its safetensors repository or its config.json"
         )
     found = open_config(entry.config, label=entry.id)

@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.companions import bill_with_drafter
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.engine import Progress, start
 from edgekit.engines.llamacpp.run.launch import make_settings
-from edgekit.engines.llamacpp.run.program import compare_reported, told_of
+from edgekit.engines.llamacpp.run.program import compare_reported, logged_part
 from edgekit.engines.llamacpp.types import Backend
 from edgekit.engines.process import check_port
 from edgekit.engines.program import Resident
@@ -253,7 +253,7 @@ def test_what_the_log_does_not_tell_is_not_compared() -> None:
         backend="cpu",
         lines=tuple(map(line, ("", "drafter", "adapter", "projector"))),
     )
-    assert [one.part for one in told_of(bill).lines] == ["", "drafter"]
+    assert [one.part for one in logged_part(bill).lines] == ["", "drafter"]
 
 
 def test_an_adapter_on_a_model_whose_template_is_broken(tmp_path: Path) -> None:

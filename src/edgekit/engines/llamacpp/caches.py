@@ -163,11 +163,11 @@ def _as_cached(mixer: LayerKind, architecture: str, rules: int) -> LayerKind:
 
 
 def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -> Iterator[_Entry]:
-    for component, streams in _by_reach(mixer.streams).items():
+    for component, streams in _by_component(mixer.streams).items():
         size = sum(_stream_bytes(stream, context, pool, heads) for stream in streams)
         if not size:
             continue
-        yield component, size, _told(component, streams, context, heads)
+        yield component, size, _reason(component, streams, context, heads)
     if mixer.states:
         sizes = [STATE_BYTES * state.elements * context.n_seq_max for state in mixer.states]
         on_host = pool.kind is PoolKind.HOST
@@ -179,7 +179,7 @@ def _entries(mixer: LayerKind, context: Context, pool: Pool, heads: HeadSizes) -
         yield Component.STATE, size, because
 
 
-def _by_reach(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
+def _by_component(streams: tuple[Stream, ...]) -> dict[Component, list[Stream]]:
     found: dict[Component, list[Stream]] = {}
     for stream in streams:
         sliding = stream.span is not Span.ALL
@@ -195,7 +195,7 @@ def _cells(stream: Stream, context: Context) -> int:
     return pad(-(-cells // stream.tokens_per_row), CELL_PADDING)  # llama-kv-cache-dsv4.cpp:1294
 
 
-def _kept_as(stream: Stream, context: Context) -> CacheType:
+def _stored_type(stream: Stream, context: Context) -> CacheType:
     return context.type_v if stream.name in {"v", INDEX_V} else context.type_k
 
 
@@ -206,17 +206,17 @@ def _width(stream: Stream, context: Context, heads: HeadSizes) -> int:
 
 
 def _stream_bytes(stream: Stream, context: Context, pool: Pool, heads: HeadSizes) -> int:
-    width, kept_as = _width(stream, context, heads), _kept_as(stream, context)
-    size = kept_as.row_bytes(width) * _cells(stream, context) * context.streams
+    width, stored_type = _width(stream, context, heads), _stored_type(stream, context)
+    size = stored_type.row_bytes(width) * _cells(stream, context) * context.streams
     if pool.kind is PoolKind.HOST:
         return pad(size, HOST_ALIGNMENT)
-    return device_bytes(size, width, kept_as.block_elements, kept_as.block_bytes)
+    return device_bytes(size, width, stored_type.block_elements, stored_type.block_bytes)
 
 
-def _told(component: Component, streams: list[Stream], context: Context, heads: HeadSizes) -> str:
+def _reason(component: Component, streams: list[Stream], context: Context, heads: HeadSizes) -> str:
     cells = _cells(streams[0], context)
     rows = " + ".join(
-        f"{stream.name.upper()} {_kept_as(stream, context).name} {_width(stream, context, heads)}"
+        f"{stream.name.upper()} {_stored_type(stream, context).name} {_width(stream, context, heads)}"
         for stream in streams
     )
     sharing = f"{context.streams} streams x " if context.streams > 1 else ""

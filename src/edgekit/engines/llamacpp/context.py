@@ -111,13 +111,13 @@ def _check_numbers(load: Load) -> None:
 
 def _flash_attention(geometry: ModelGeometry, load: Load, type_v: CacheType) -> bool:
     able = not known_architecture(geometry.architecture).no_flash_attention
-    wanted = able and load.flash_attention is not False  # None: auto, which is on if possible
-    if not wanted and type_v.is_quantized:
+    is_on = able and load.flash_attention is not False  # None: auto, which is on if possible
+    if not is_on and type_v.is_quantized:
         raise RefusedError(
             "llama.cpp: a quantised V cache requires flash attention (-fa on); "
             "without it only f32, f16 and bf16 work"
         )
-    return wanted
+    return is_on
 
 
 def _check_types(heads: HeadSizes, type_k: CacheType, type_v: CacheType) -> None:

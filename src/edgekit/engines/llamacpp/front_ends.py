@@ -150,8 +150,8 @@ def _ollama_cache(startup: Startup) -> str:
 def _ollama_notes(startup: Startup) -> Iterator[str]:
     """Notes on settings that Ollama lacks."""
     load, setup = startup.load, startup.setup
-    wanted = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
-    if wanted != {_ollama_cache(startup)}:
+    requested = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
+    if requested != {_ollama_cache(startup)}:
         yield _CACHES_ALIKE.format(_ollama_cache(startup))
     if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
         yield _NO_EXPERTS

@@ -82,18 +82,18 @@ def gguf_source(
         if files.origin in {Origin.HUB, Origin.HUB_CACHE}:
             return GgufSource(_hub_words(files.label))
         return GgufSource(["-m", local_file(files)])
-    wanted = mix or DEFAULT_MIX
+    quant = mix or DEFAULT_MIX
     if files is not None and files.origin in {Origin.LOCAL, Origin.LM_STUDIO, Origin.OLLAMA_STORE}:
-        name = made_name(label, wanted)
+        name = made_name(label, quant)
         if stored:
-            steps = f"llama-quantize {local_file(files)} {name} {wanted}"
+            steps = f"llama-quantize {local_file(files)} {name} {quant}"
         else:
             convert = (
                 f"convert_hf_to_gguf.py {repository_word(files)} --outtype bf16 --outfile bf16.gguf"
             )
-            steps = f"{convert}, then llama-quantize bf16.gguf {name} {wanted}"
+            steps = f"{convert}, then llama-quantize bf16.gguf {name} {quant}"
         return GgufSource(["-m", name], f"make {name} first: {steps}")
-    return published_gguf(label, wanted, projector=projector)
+    return published_gguf(label, quant, projector=projector)
 
 
 def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSource:

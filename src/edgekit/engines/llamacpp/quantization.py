@@ -355,13 +355,13 @@ def _dimensions(tensor: GgufTensor) -> tuple[int, ...]:
 
 def _fitting(name: str, tensor: GgufTensor) -> TensorType:
     """The type, or its fallback if its blocks do not divide a row."""
-    wanted, row = by_name(name), tensor.shape[-1]
-    if row % wanted.block_elements == 0:
-        return wanted
-    if name not in FALLBACKS and wanted.block_elements > 32:
+    kind, row = by_name(name), tensor.shape[-1]
+    if row % kind.block_elements == 0:
+        return kind
+    if name not in FALLBACKS and kind.block_elements > 32:
         raise RefusedError(
             f"llama-quantize has no fallback for {name} in {unquoted(tensor.name)}: rows "
-            f"of {row:,} are not a multiple of {wanted.block_elements}"
+            f"of {row:,} are not a multiple of {kind.block_elements}"
         )
     fallback = by_name(FALLBACKS.get(name, name))
     return by_name("F16") if row % fallback.block_elements else fallback

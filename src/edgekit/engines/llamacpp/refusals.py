@@ -425,5 +425,5 @@ def _fits(dimensions: tuple[int, ...], shape: Shape) -> bool:
         return True
     rest = len(shape) - len(dimensions)
     padded = (*dimensions, *([1] * max(rest, 0)))
-    wanted = (*shape, *([1] * max(-rest, 0)))
-    return all(want is None or want == have for want, have in zip(wanted, padded, strict=True))
+    expected = (*shape, *([1] * max(-rest, 0)))
+    return all(want is None or want == have for want, have in zip(expected, padded, strict=True))

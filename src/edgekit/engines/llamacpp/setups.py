@@ -58,12 +58,12 @@ def _setup(values: Mapping[str, Any]) -> LlamaCppSetup:
     given = {**implied, **values}
     if not drafts:
         given.pop("draft_max", None)
-    wanted = field_values(TABLE, given, LlamaCppSetup) | {
+    fields = field_values(TABLE, given, LlamaCppSetup) | {
         "devices": _devices(values),
         "servers": _given_servers(values),
     }
     billed = default_version() if version is None else read_version(version)
-    return LlamaCppSetup(**wanted, **billed._asdict())
+    return LlamaCppSetup(**fields, **billed._asdict())
 
 
 def _implied_backend(values: Mapping[str, Any]) -> str:
@@ -157,10 +157,10 @@ def read_keywords(options: Mapping[str, Any]) -> tuple[Load, LlamaCppSetup]:
 
 def _read_options(options: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
     given = read_options(TABLE, options)
-    asked = any(options.get(name) for name in GPU_OPTIONS)
-    wanted = str(backend or ("cuda" if asked else "cpu")).lower()
+    requests_gpu = any(options.get(name) for name in GPU_OPTIONS)
+    name = str(backend or ("cuda" if requests_gpu else "cpu")).lower()
     known = [one.value for one in Backend]
-    if wanted not in known:
+    if name not in known:
         raise UsageError(f"backend {backend!r} is not one of {', '.join(known)}")
     least = 0 if given.get("rpc") else 1
     if "n_devices" in options:
@@ -170,7 +170,7 @@ def _read_options(options: Mapping[str, Any], backend: str | None) -> dict[str, 
         given["devices"] = count
     elif not least:
         given["devices"] = 0
-    return {"cpu": "x86", **given, "backend": wanted}
+    return {"cpu": "x86", **given, "backend": name}
 
 
 def read_quant(name: str) -> str | None:

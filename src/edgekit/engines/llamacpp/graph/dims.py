@@ -15,7 +15,7 @@ Monomial: TypeAlias = tuple[
 ]  # variables in order, one for each factor: T * T * S is ("S", "T", "T")
 
 
-_kept = lru_cache(maxsize=4096)  # graphs ask for the same few again and again
+_cached = lru_cache(maxsize=4096)  # graphs ask for the same few again and again
 
 
 class Dim:
@@ -36,7 +36,7 @@ class Dim:
     def __repr__(self) -> str:
         return " + ".join("*".join((str(c), *m)) for m, c in sorted(self.terms.items()))
 
-    @_kept
+    @_cached
     def __add__(self, other: Size) -> Size:
         terms = dict(self.terms)
         for monomial, factor in _terms(other).items():
@@ -54,7 +54,7 @@ class Dim:
     def __rsub__(self, other: Size) -> Size:
         return -self + other
 
-    @_kept
+    @_cached
     def __mul__(self, other: Size) -> Size:
         terms: dict[Monomial, int] = {}
         for mine, factor in self.terms.items():
@@ -65,7 +65,7 @@ class Dim:
 
     __rmul__ = __mul__
 
-    @_kept
+    @_cached
     def __floordiv__(self, other: Size) -> Size:
         """Exact division; raises if there is a remainder."""
         ((by, divisor),) = _terms(other).items()

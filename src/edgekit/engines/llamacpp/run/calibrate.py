@@ -30,7 +30,7 @@ from edgekit.units import format_bytes
 CONTEXT_TOKENS = 1024
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
 WORDS = 32_000  # random ids stay below: an embedding may end with unused rows
-_ROOM_TIMES = 2  # leave as much disk space free as the file takes
+_FREE_FACTOR = 2  # leave as much disk space free as the file takes
 
 
 def measure(method: VerifyMethod, request: CalibrateRequest) -> EngineRun:
@@ -50,7 +50,7 @@ def _made_up(request: CalibrateRequest) -> Iterator[OpenModel]:
     ) as folder:
         path = Path(folder) / "made-up.gguf"
         free = shutil.disk_usage(folder).free
-        if free < size * _ROOM_TIMES:
+        if free < size * _FREE_FACTOR:
             raise EngineError(
                 f"{path.parents[1]} has {format_bytes(free)} free, and the generated test "
                 f"model takes {format_bytes(size)}"

@@ -110,7 +110,7 @@ def _require_sense(launch: Launch) -> None:
             f"this file is not {launch.setup.mix}, so it cannot be run as that: quantise "
             f"it first (llama-quantize {launch.weights.model.name} OUTPUT.gguf {launch.setup.mix})"
         )
-    _require_room(launch)
+    _require_context(launch)
     if launch.rolls and launch.weights.projector is not None:
         raise UsageError(
             "llama.cpp cannot combine a rolling context with a projector: leave out one of them"
@@ -119,7 +119,7 @@ def _require_sense(launch: Launch) -> None:
         raise UsageError(f"the number of threads must be at least 1 (got {launch.threads})")
 
 
-def _require_room(launch: Launch) -> None:
+def _require_context(launch: Launch) -> None:
     window = launch.load.context_tokens
     if window is not None and window <= _SPARE_TOKENS:
         raise UsageError(

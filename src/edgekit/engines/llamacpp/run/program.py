@@ -333,12 +333,12 @@ def _refusal(
 
 def compare_reported(estimate: MemoryEstimate, running: Running) -> tuple[ComparedRow, ...]:
     """Compares the bill with the engine's report, with `verify`'s bounds and those of modelled lines."""
-    estimate = told_of(estimate)
+    estimate = logged_part(estimate)
     parts = dict(running.reported) | {Component.WEIGHTS: _reported_weights(running)}
     return tuple(_with_modelled_slack(row, estimate) for row in compare(estimate, parts))
 
 
-def told_of(estimate: MemoryEstimate) -> MemoryEstimate:
+def logged_part(estimate: MemoryEstimate) -> MemoryEstimate:
     """The lines that the engine's log covers: adapters and projectors are loaded later and logged differently."""
     lines = tuple(line for line in estimate.lines if line.part not in _UNTOLD)
     return replace(estimate, lines=lines)

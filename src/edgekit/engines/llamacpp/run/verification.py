@@ -122,7 +122,7 @@ def verify_model(
     resident: tuple[Resident, ...] = ()
     paced: Paced | None = None
     if path is not None:
-        _require_room(estimate)
+        _require_memory(estimate)
         question = LoadQuestion(path=path, load=load, setup=setup, really=True, pacing=pacing)
         limits = ChildLimits(timeout_s=timeout_s or LOAD_TIMEOUT_S)
         resident, paced = load_for_real(method, question, limits)
@@ -239,7 +239,7 @@ def _local_path(files: ModelFiles) -> Path:
     return Path(source.name)
 
 
-def _require_room(estimate: MemoryEstimate) -> None:
+def _require_memory(estimate: MemoryEstimate) -> None:
     available, needed = available_bytes(), estimate.total_bytes
     if available is not None and needed > available:
         raise UsageError(

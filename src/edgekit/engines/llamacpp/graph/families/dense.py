@@ -190,8 +190,8 @@ class Chameleon(Transformer):
         build.embd = cur
         build.output(cur)
         cur = project(build.weight("output") or build["token_embd"], cur)
-        out_of_reach = ggml.clamp(ggml.new("NONE", F32, shape(PICTURE_TOKENS)))
-        cur = ggml.new("SET", cur.type, cur.ne, cur, out_of_reach)
+        suppressed = ggml.clamp(ggml.new("NONE", F32, shape(PICTURE_TOKENS)))
+        cur = ggml.new("SET", cur.type, cur.ne, cur, suppressed)
         build.output(cur)
         build.expand(cur)
 
