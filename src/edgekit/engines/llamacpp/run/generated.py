@@ -123,10 +123,14 @@ def _keeps_holes(folder: Path) -> bool:
     probe = folder / "probe"
     with probe.open("wb") as out:
         out.truncate(_PROBE_BYTES)
-        # Windows does not report blocks: a hole takes its full size on disk there.
-        blocks = getattr(os.fstat(out.fileno()), "st_blocks", None)
+        blocks = _blocks(out.fileno())
     probe.unlink()
     return blocks is not None and blocks * 512 <= _TAKEN_BYTES
+
+
+def _blocks(descriptor: int) -> int | None:
+    """Blocks that a file takes on disk. None on Windows, where a hole takes its full size."""
+    return getattr(os.fstat(descriptor), "st_blocks", None)
 
 
 def generated_files(header: ModelHeader, *, label: str) -> ModelFiles:
