@@ -182,7 +182,7 @@ def _options(choices: Choices) -> _Options:
 
 
 def _check(choices: Mapping[str, object]) -> None:
-    """Raises UsageError: an unknown option would be ignored silently."""
+    """Raises UsageError for an unknown option, a wrong type or a value that is too small."""
     known = Choices.__annotations__
     for name, value in choices.items():
         if name not in known:

@@ -44,7 +44,7 @@ class Control(NamedTuple):
     label: str
     choices: tuple[str, ...] = ()  # of a menu
     default: str | float | None = None  # the engine's default
-    fact: str = ""  # the fact of an estimate that has what the engine took
+    fact: str = ""  # the fact of an estimate with the engine's chosen value
     need: str = ""  # what the model or the machine must have
     kind: str = ""  # where the flag does not tell: "layers", "share"
     extra: int = 0  # of layers: those beyond the model's blocks

@@ -131,7 +131,7 @@ def options_with_quant(
 
 
 class RowOptions(Mapping[str, Any]):
-    """A mapping that records which options were read: the rest had no effect."""
+    """A mapping that records which options were read, so that unread ones can be reported."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values

@@ -245,7 +245,7 @@ def _advice(refused: list[OSError | None]) -> str:
         return "ports below 1024 are reserved for the administrator: choose a higher one"
     if codes & _NOT_HERE:
         return "use 127.0.0.1 for this machine only, 0.0.0.0 for all its addresses"
-    return "choose another"
+    return "choose another host or port"
 
 
 def _by_whom(port: int) -> str:

@@ -520,7 +520,7 @@ class Engine:
         _opened: OpenModel,
         /,
     ) -> Iterable[str]:
-        """What to know before running it."""
+        """Notes shown with the estimate's command."""
         return []
 
     # --- reports

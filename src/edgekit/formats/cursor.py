@@ -84,7 +84,7 @@ class Cursor:
         return value
 
     def whole_numbers(self, codes: str) -> tuple[int, ...]:
-        """A number for each of struct's `codes`, none of which is a float's."""
+        """A number for each of `codes`, which must be integer codes of struct."""
         return cast("tuple[int, ...]", self.numbers(codes))
 
     def numbers(self, codes: str) -> tuple[int | float, ...]:
@@ -216,8 +216,8 @@ _BYTES: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", f"a zip archive, probably {_PYTORCH}"),
     (b"\x80\x02", f"a Python pickle, probably {_PYTORCH}"),
     (b"\x80\x04", f"a Python pickle, probably {_PYTORCH}"),
-    (b"\x1f\x8b", "compressed with gzip; unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd; unpack it first"),
+    (b"\x1f\x8b", "a gzip-compressed file; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd-compressed file; unpack it first"),
     (b"\x89HDF", "an HDF5 file"),
 )
 _TEXTS: tuple[tuple[bytes, str], ...] = (
@@ -242,5 +242,5 @@ def describe(first: bytes) -> str:
     if first[8:9] == b"{" and first[7:8] == b"\0":
         return "it looks like a safetensors file"
     if first and not first.strip(b"\0"):
-        return "it looks like nothing but zeros (an interrupted download?)"
+        return "it contains only zeros (an interrupted download?)"
     return f"it starts with {first[:8]!r}"

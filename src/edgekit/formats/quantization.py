@@ -225,7 +225,7 @@ def _group(settings: Mapping[str, Any]) -> int | None:
 # Tensors that belong to a packed weight, such as its scales: (end of the name, ends of the weight's name). Without
 # that weight in the file, such a tensor is a parameter like any other.
 _COMPANIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (".scales", (".weight", ".qweight")),  # MLX; GPTQ and AWQ
+    (".scales", (".weight", ".qweight")),  # .weight: MLX; .qweight: GPTQ and AWQ
     (".biases", (".weight",)),  # MLX
     (".qzeros", (".qweight",)),
     (".g_idx", (".qweight",)),

@@ -32,7 +32,7 @@ def load_records(package: str, file: str) -> tuple[Record, ...]:
 def read_fields(
     made: type[Made], values: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str
 ) -> Made:
-    """The fields converted to their annotated types, by a reader or as they are if the type already matches."""
+    """A dataclass whose fields are converted by the reader of their annotation; lists without one become tuples."""
     types = {one.name: str(one.type) for one in fields(made)}
     try:
         return made(**{key: _value(types[key], value, readers) for key, value in values.items()})

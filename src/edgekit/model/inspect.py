@@ -344,7 +344,7 @@ def read_metadata(header: ModelHeader, geometry: ModelGeometry) -> ModelMetadata
 
 
 def _kv_heads(first: Attention | LatentAttention | None) -> int | None:
-    """A latent cache counts as one head; a GGUF that cannot use one has all heads."""
+    """A latent cache counts as one head; without absorption every head is cached."""
     match first:
         case Attention():
             return first.kv_heads

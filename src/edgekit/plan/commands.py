@@ -101,7 +101,7 @@ def start_commands(
     *,
     users: int | None = None,
 ) -> tuple[Command, ...]:
-    """Commands as `plan` prints them; none for llama.cpp as a library, whose bill has the command."""
+    """Commands as `plan` prints them. Empty in library mode: the estimate already has the command."""
     if values.get("mode") == "library":
         return ()
     return commands_of(

@@ -149,7 +149,7 @@ def _run_sections(plan: Plan, ready: Sequence[Command]) -> Sections:
 
 
 def _command_lines(shown: Sequence[Command], system: System, width: int) -> Iterator[str]:
-    """Commands, each under its machine if there are several, else under its name unless it starts with that."""
+    """Each command, headed by its machine if it has one; of several, else by its name unless it starts with it."""
     for one in shown:
         if one.where:
             yield from folded(f"# {one.where}", width)

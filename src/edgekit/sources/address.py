@@ -179,7 +179,7 @@ def hub_token() -> str | None:
         return None
     library = hub_library()
     path = Path(library.constants.HF_TOKEN_PATH)
-    # The library would wait forever for a pipe's writer. A pipe in HF_TOKEN_PATH has one, as in <(...).
+    # get_token() blocks forever on a pipe without a writer. A pipe that the user put in HF_TOKEN_PATH has one.
     if not os.environ.get("HF_TOKEN_PATH") and path.is_fifo():
         raise RemoteAccessError(
             f"{path} is a pipe: log in again with `hf auth login`, or set HF_TOKEN"

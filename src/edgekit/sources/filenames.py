@@ -238,7 +238,7 @@ def choose_files(
     if quant is not None and not models:
         raise NotFoundError(f"{label} has no GGUF files, so there is no {quant}: leave out the tag")
     root = [file for file in listing if "/" not in file.name]
-    if models and (quant is not None or not _is_whole(root)):
+    if models and (quant is not None or not _is_complete(root)):
         return _choose_gguf(models, listing, request)
     found = _choose_safetensors(root, listing, request)
     return replace(found, alternatives=tuple(dict.fromkeys(one.title for one in models)))
@@ -395,8 +395,8 @@ def _safetensors_files(
     )
 
 
-def _is_whole(root: list[ModelFile]) -> bool:
-    """Whether there is a config.json with all its safetensors."""
+def _is_complete(root: list[ModelFile]) -> bool:
+    """Whether config.json and every safetensors shard are present."""
     try:
         chosen = safetensors_set(root, "")
     except NotFoundError:

@@ -63,7 +63,7 @@ _GROUPS = (
 )  # of flags that the page treats alike
 
 _lock = threading.Lock()
-_seen: list[tuple[float, Machine]] = []  # when, and the machine
+_seen: list[tuple[float, Machine]] = []  # monotonic time and the machine found then; at most one
 
 
 @dataclass(frozen=True, slots=True)

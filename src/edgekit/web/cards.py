@@ -18,7 +18,7 @@ from edgekit.web.failures import TooManyError, failure_json
 from edgekit.web.jobs import PING_S, JobEvent, Wakeup
 from edgekit.web.types import WebSettings
 
-KEPT_MACHINES = 8  # each with one engine; 300 cards take about 400 KB
+KEPT_MACHINES = 8  # pairs of a machine and an engine; 300 cards take about 400 KB
 MOST_FOLLOWED = 16
 KEPT_S = 3600.0  # then models that the user added may have changed
 MOST_STARTS = 3  # of a worker for one machine: what crashes it will crash it again

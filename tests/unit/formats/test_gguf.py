@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "git lfs": (b"version https://git-lfs.github.com/spec/v1\n", "run `git lfs pull`"),
     "safetensors": (struct.pack("<Q", 90) + b'{"a":' + bytes(90), "a safetensors file"),
     "json": (b'{"model_type": "llama"}', "JSON text"),
-    "zeros": (bytes(64), "nothing but zeros"),
+    "zeros": (bytes(64), "only zeros"),
     "noise": (b"\x13\x37" * 20, "it starts with"),
     "too many keys": (gguf(key_count=10_001), "number of keys: 10,001 is over the limit of 10,000"),
     "2^63 keys": (gguf(key_count=2**63), "number of keys"),

@@ -580,7 +580,10 @@ def choose_drafter(
 def choose_sequences(
     capacity: Capacity, context: ContextChoice, drafter: Tier | None, *, fits: bool
 ) -> tuple[int, Decision]:
-    """The number of sequences that share the context: each costs only its state. Users with own contexts are billed."""
+    """The number of sequences that share the context: each costs only its state.
+
+    Sequences with contexts of their own are already in the bill.
+    """
     tier, load, tokens = capacity.tier, context.load, context.tokens
     if load.sequences is not None:
         own = f", each with a context of {tokens:,} tokens" if load.unified is False else ""

@@ -49,7 +49,7 @@ Tokens = NDArray[np.int64]
 class Buffers:
     """Everything that a pass writes to, as large as the largest pass needs it."""
 
-    x: Floats  # the tokens
+    x: Floats  # hidden states, one row per token
     query: Floats
     arena: Floats  # keys and values, then feed-forward
     chunk: Floats  # the tokens of a chunk, between two steps

@@ -59,7 +59,10 @@ class TokenMean:
         WeightsError for a row that is missing or not finite.
         """
         if into.shape != (len(texts), self._width) or into.dtype != np.float32:
-            raise ValueError(f"{len(texts)} vectors of {self._width} do not go into {into.shape}")
+            shape = (len(texts), self._width)
+            raise ValueError(
+                f"output must be float32 of shape {shape}, got {into.dtype} of {into.shape}"
+            )
         self._file.check_unchanged()
         pause = _Pause(checkpoint, sum(map(len, texts)), 4 * self._width)
         with np.errstate(over="ignore"):  # noticed when the vector is scaled

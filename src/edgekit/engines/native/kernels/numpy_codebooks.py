@@ -158,7 +158,7 @@ def iq3_s(blocks: U8, out: Floats, work: Workspace) -> None:
 
 
 def iq4_xs(blocks: U8, out: Floats, work: Workspace) -> None:
-    """2 d, 2 bytes of eight times two upper bits of a scale, 4 of two lower halves, 128 of codes."""
+    """Block: d (2 bytes), high 2 bits of 8 scales (2), low 4 bits of 8 scales (4), 4-bit codes (128)."""
     rows = len(blocks)
     d = work.block_scales(blocks, 0)
     packed = _both_nibbles(blocks[:, 4:8], work)

@@ -262,9 +262,9 @@ def _pattern_of(starts: Mapping[str, object]) -> str:
 _EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff0c"
 _SURE = f"0-9A-Za-z{_EAST}"  # every table of letters agrees on these
 _MARKS = rf"\n,.!?{_EAST_MARKS}"
-# Before a space after a letter or digit, before a line end or a mark after one of _SURE. No pattern of
-# pretokenizers.json matches across such a position (except, across spaces, those with ends_words=False), looks back
-# across it, or matches differently if the text ends there.
+# Safe split points: before a space after a letter or digit, and before a line end or a mark after one of _SURE. No
+# pattern of pretokenizers.json matches across such a position (except, across spaces, those with ends_words=False),
+# looks back across it, or matches differently if the text ends there.
 _BEFORE_MARK = rf"(?<=[{_SURE}])(?=[{_MARKS}])"
 _AFTER_PHRASE = re.compile(_BEFORE_MARK)
 _AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|{_BEFORE_MARK}")
