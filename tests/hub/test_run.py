@@ -125,7 +125,7 @@ def test_run_chooses_the_quantisation_of_a_catalog_name(
     assert len(downloads(server)) == 1
 
 
-@pytest.mark.parametrize("words", [NAMED, ("serve", "qwen3-0.6b:Q8_0")])
+@pytest.mark.parametrize("words", [NAMED, ("serve", "qwen3-0.6b:Q8_0", "--port", "0")])
 def test_a_catalog_name_is_not_downloaded_without_consent(
     server: RawServer, hub_cache: Path, words: tuple[str, ...], content: bytes
 ) -> None:

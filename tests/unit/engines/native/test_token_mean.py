@@ -221,7 +221,7 @@ def test_token_mean_refuses_arrays_of_another_shape(shape: tuple[int, ...], tmp_
     path = tmp_path / "model.gguf"
     table(path, "Q8_0", 32, [], rows=10)
     file, mean = opened(path)
-    with file, pytest.raises(ValueError, match="do not go into"):
+    with file, pytest.raises(ValueError, match="output must be float32"):
         mean.encode([[1]], np.empty(shape, np.float32), never)
 
 
