@@ -152,7 +152,8 @@ def test_memory_that_only_seems_free(
 def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
     """Fifty tokens in a window that has begun to roll: views and small numbers only.
 
-    Up to three times: what a thread of another test takes meanwhile is in one round, what a step keeps is in all.
+    Up to twelve rounds: what another test's thread or the interpreter's own caches take is in a few
+    of them; what a step keeps is in all.
     """
     setup = {"rolling": True, "sinks": 2, "keep_bytes": 30_000}
     with session(models["gemma3"], window=32, setup=setup) as engine:
@@ -162,7 +163,7 @@ def test_a_step_allocates_nothing_that_grows(models: dict[str, Path]) -> None:
         tracemalloc.start()
         try:
             rounds = [_round(engine)]
-            while len(rounds) < 3 and not _is_small(*rounds[-1]):
+            while len(rounds) < 12 and not _is_small(*rounds[-1]):
                 rounds.append(_round(engine))
         finally:
             tracemalloc.stop()
