@@ -16,7 +16,7 @@ from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.architectures import architecture_names
-from edgekit.engines.llamacpp.graph.families import family_of
+from edgekit.engines.llamacpp.graph.plan import family_of
 from edgekit.engines.llamacpp.setups import read_row
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind

@@ -9,8 +9,7 @@ from tests.recorded import engine_models, rows
 from tests.thoroughness import sampled_rows
 
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.graph import compute_bytes
-from edgekit.engines.llamacpp.graph.families import family_of
+from edgekit.engines.llamacpp.graph.plan import compute_bytes, family_of
 from edgekit.engines.llamacpp.setups import read_row
 from edgekit.errors import RefusedError
 

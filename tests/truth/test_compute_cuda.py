@@ -11,7 +11,7 @@ from tests.thoroughness import LONG, sampled_rows
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.graph.families import family_of
+from edgekit.engines.llamacpp.graph.plan import family_of
 from edgekit.engines.llamacpp.setups import read_row
 from edgekit.machine.types import PoolKind
 

@@ -14,7 +14,7 @@ from tests.thoroughness import sampled_rows
 from edgekit.bill.types import CACHES, Component
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.graph import compute_bytes
+from edgekit.engines.llamacpp.graph.plan import compute_bytes
 from edgekit.engines.llamacpp.setups import read_row
 
 

@@ -18,8 +18,8 @@ from edgekit.catalog.store import packaged_entries
 from edgekit.catalog.types import Entry
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.graph import NoGraphError
 from edgekit.engines.llamacpp.graph.attention import widest_rotation
+from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.errors import EdgekitError
 from edgekit.model.types import Model

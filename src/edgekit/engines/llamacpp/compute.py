@@ -13,8 +13,9 @@ from edgekit.bill.types import F16, Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.caches import layer_cache_bytes, shares_of
 from edgekit.engines.llamacpp.context import head_sizes
-from edgekit.engines.llamacpp.graph import CPU_ONLY, NoGraphError, compute_bytes
-from edgekit.engines.llamacpp.graph.target import pools, spread
+from edgekit.engines.llamacpp.graph.plan import CPU_ONLY, compute_bytes
+from edgekit.engines.llamacpp.graph.scheduler import pools, spread
+from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.placement import HEAD, placed_tensors
 from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, TensorPlacement
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, is_newer

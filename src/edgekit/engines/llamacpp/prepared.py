@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgekit.bill.types import MemoryLine
     from edgekit.engines.llamacpp.converted import Converted, SourceModel
     from edgekit.engines.llamacpp.graph.build import GraphFacts
-    from edgekit.engines.llamacpp.graph.program import GraphPlan, KeptLayers, Structure
+    from edgekit.engines.llamacpp.graph.plan import GraphPlan, KeptLayers, Structure
     from edgekit.engines.llamacpp.types import (
         Backend,
         Cpu,

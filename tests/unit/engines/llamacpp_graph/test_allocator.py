@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.program import Program, ProgramSizes, Section
-from edgekit.engines.llamacpp.graph.trace import ALLOCATE, FREE, WHOLE, Event
+from edgekit.engines.llamacpp.graph.allocator import (
+    ALLOCATE,
+    FREE,
+    WHOLE,
+    Event,
+    Program,
+    ProgramSizes,
+    Section,
+    high_water,
+)
 from edgekit.errors import RefusedError
 
 UNIT = 32

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.dims import variable
-from edgekit.engines.llamacpp.graph.tensor import F32, Graph, GraphTensor
+from edgekit.engines.llamacpp.graph.tensor import F32, Graph, GraphTensor, variable
 
 T = variable("T")
 

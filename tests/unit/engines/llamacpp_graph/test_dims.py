@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.engines.llamacpp.graph.dims import Dim, Size, product, value, variable
-from edgekit.engines.llamacpp.graph.program import ProgramSizes
+from edgekit.engines.llamacpp.graph.allocator import ProgramSizes
+from edgekit.engines.llamacpp.graph.tensor import Dim, Size, product, value, variable
 
 T, S, C = variable("T"), variable("S"), variable("C")
 AT = {"T": 512, "S": 4, "C": 4096}

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.dims import Size, variable
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
@@ -17,7 +16,9 @@ from edgekit.engines.llamacpp.graph.tensor import (
     Home,
     Shape,
     ShapeError,
+    Size,
     shape,
+    variable,
 )
 from edgekit.formats.dtype import TensorType, by_name
 

@@ -13,12 +13,13 @@ from tests.thoroughness import LONG
 
 from edgekit.bill.types import Load, cache_type
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.graph import NoGraphError, compute_bytes
 from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.families import family_of
 from edgekit.engines.llamacpp.graph.plan import (
     CPU_ONLY,
     built,
+    compute_bytes,
+    family_of,
+    keep_all,
     known,
     load_values,
     options_of,
@@ -26,7 +27,7 @@ from edgekit.engines.llamacpp.graph.plan import (
     sizes_of,
     structured,
 )
-from edgekit.engines.llamacpp.graph.program import keep_all
+from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
 from edgekit.engines.llamacpp.versions import Rules

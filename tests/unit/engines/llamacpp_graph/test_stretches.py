@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engines.llamacpp.graph.program import LayerStretch, keep_some
+from edgekit.engines.llamacpp.graph.plan import LayerStretch, keep_some
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.allocator import high_water
-from edgekit.engines.llamacpp.graph.dims import Size, variable
-from edgekit.engines.llamacpp.graph.program import fold, keep_all
-from edgekit.engines.llamacpp.graph.tensor import F32, Graph, GraphTensor, Home, shape
-from edgekit.engines.llamacpp.graph.trace import CPU, Buffer, Log, PlacedGraph, trace
+from edgekit.engines.llamacpp.graph.allocator import (
+    CPU,
+    Buffer,
+    Log,
+    PlacedGraph,
+    high_water,
+    trace,
+)
+from edgekit.engines.llamacpp.graph.plan import fold, keep_all
+from edgekit.engines.llamacpp.graph.tensor import (
+    F32,
+    Graph,
+    GraphTensor,
+    Home,
+    Size,
+    shape,
+    variable,
+)
 
 T = variable("T")
 

@@ -12,10 +12,11 @@ from tests.thoroughness import LONG
 
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.graph import compute_bytes
 from edgekit.engines.llamacpp.graph.allocator import high_water
 from edgekit.engines.llamacpp.graph.plan import (
     built,
+    compute_bytes,
+    keep_all,
     known,
     load_values,
     options_of,
@@ -23,8 +24,7 @@ from edgekit.engines.llamacpp.graph.plan import (
     sizes_of,
     structured,
 )
-from edgekit.engines.llamacpp.graph.program import keep_all
-from edgekit.engines.llamacpp.graph.target import spread
+from edgekit.engines.llamacpp.graph.scheduler import spread
 from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Backend, Context, DeviceSlot, LlamaCppSetup, LlamaMode

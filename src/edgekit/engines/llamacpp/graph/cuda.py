@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 
-from edgekit.engines.llamacpp.graph.dims import Size, value
-from edgekit.engines.llamacpp.graph.feed_forward import PRECISE
-from edgekit.engines.llamacpp.graph.scheduler import strided_bytes
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home
-from edgekit.engines.llamacpp.graph.trace import Buffer
+from edgekit.engines.llamacpp.graph.allocator import Buffer
+from edgekit.engines.llamacpp.graph.layers import PRECISE
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home, Size, value
 from edgekit.engines.llamacpp.placement import SCAN_STATES
 from edgekit.engines.llamacpp.types import has_flash_kernel
 from edgekit.engines.llamacpp.versions import Rules
@@ -35,12 +33,9 @@ def extra_bytes(tensor: GraphTensor) -> Size:
     if tensor.op == "FLASH_ATTN_EXT":
         return _flash_bytes(tensor) - tensor.bytes
     kind, row = tensor.type, tensor.ne[0]
-    if kind.block_elements == 1 and tensor.strides is None:
-        return 0
-    extra = strided_bytes(tensor)
     if kind.block_elements > 1 and isinstance(row, int) and row % ROW_PADDING:
-        extra = extra + (-row % ROW_PADDING) * kind.block_bytes // kind.block_elements
-    return extra
+        return (-row % ROW_PADDING) * kind.block_bytes // kind.block_elements
+    return 0
 
 
 def _flash_bytes(node: GraphTensor) -> Size:

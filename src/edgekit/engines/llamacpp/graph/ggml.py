@@ -6,8 +6,16 @@ file would otherwise give a wrong result.
 
 from __future__ import annotations
 
-from edgekit.engines.llamacpp.graph.dims import Size, product
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, Shape, ShapeError, shape
+from edgekit.engines.llamacpp.graph.tensor import (
+    F32,
+    I32,
+    GraphTensor,
+    Shape,
+    ShapeError,
+    Size,
+    product,
+    shape,
+)
 from edgekit.formats.dtype import TensorType
 
 

@@ -1,14 +1,134 @@
-"""A ggml tensor without its data: type, shape, view and sources; and the graph that tensors are collected in."""
+"""Tensors without data: symbolic sizes, tensors (type, shape, view and sources), and the graph that holds them.
+
+A size is a number or a polynomial over the few numbers that a load sets, so one graph serves every load of the same
+shape. A batch has T tokens of each of S sequences, T * S in all: every division in llama.cpp is exact here too.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
-from edgekit.engines.llamacpp.graph.dims import Size, product
 from edgekit.errors import EdgekitError
 from edgekit.formats.dtype import TensorType, by_name
+
+Monomial: TypeAlias = tuple[
+    str, ...
+]  # variables in order, one for each factor: T * T * S is ("S", "T", "T")
+
+
+_cached = lru_cache(maxsize=4096)  # graphs ask for the same few again and again
+
+
+class Dim:
+    """A polynomial that is not constant. Equal polynomials compare equal."""
+
+    __slots__ = ("_hash", "terms")
+
+    def __init__(self, terms: Mapping[Monomial, int]) -> None:
+        self.terms = terms
+        self._hash = hash(frozenset(terms.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Dim) and self.terms == other.terms)
+
+    def __repr__(self) -> str:
+        return " + ".join("*".join((str(c), *m)) for m, c in sorted(self.terms.items()))
+
+    @_cached
+    def __add__(self, other: Size) -> Size:
+        terms = dict(self.terms)
+        for monomial, factor in _terms(other).items():
+            terms[monomial] = terms.get(monomial, 0) + factor
+        return _simple(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __sub__(self, other: Size) -> Size:
+        return self + -other
+
+    def __rsub__(self, other: Size) -> Size:
+        return -self + other
+
+    @_cached
+    def __mul__(self, other: Size) -> Size:
+        terms: dict[Monomial, int] = {}
+        for mine, factor in self.terms.items():
+            for theirs, times in _terms(other).items():
+                monomial = tuple(sorted(mine + theirs))
+                terms[monomial] = terms.get(monomial, 0) + factor * times
+        return _simple(terms)
+
+    __rmul__ = __mul__
+
+    @_cached
+    def __floordiv__(self, other: Size) -> Size:
+        """Exact division; raises if there is a remainder."""
+        ((by, divisor),) = _terms(other).items()
+        terms: dict[Monomial, int] = {}
+        for monomial, factor in self.terms.items():
+            left = list(monomial)
+            for variable in by:
+                left.remove(variable)
+            if factor % divisor:
+                raise ValueError(f"{other} does not divide {self}")
+            terms[tuple(left)] = factor // divisor
+        return _simple(terms)
+
+    def __rfloordiv__(self, other: int) -> Size:
+        if other:
+            raise ValueError(f"{self} does not divide {other}")
+        return 0
+
+
+Size: TypeAlias = int | Dim
+
+
+@lru_cache
+def variable(name: str) -> Dim:
+    return Dim({(name,): 1})
+
+
+def product(sizes: Sequence[Size]) -> Size:
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def value(size: Size, values: Mapping[str, int]) -> int:
+    """The value for a load."""
+    if isinstance(size, int):
+        return size
+    total = 0
+    for monomial, factor in size.terms.items():
+        for name in monomial:
+            factor *= values[name]  # noqa: PLW2901 - a product in the making
+        total += factor
+    return total
+
+
+def _terms(size: Size) -> Mapping[Monomial, int]:
+    return size.terms if isinstance(size, Dim) else {(): size}
+
+
+def _simple(terms: dict[Monomial, int]) -> Size:
+    kept = {monomial: factor for monomial, factor in terms.items() if factor}
+    if not kept:
+        return 0
+    if len(kept) == 1 and () in kept:
+        return kept[()]
+    return Dim(kept)
+
 
 F32, F16, I32, I64 = by_name("F32"), by_name("F16"), by_name("I32"), by_name("I64")
 

@@ -9,14 +9,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import AttnInput, attend, input_kv
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import SideCache, get_k, get_v, store_k, store_v
-from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.attention import (
+    AttnInput,
+    SideCache,
+    attend,
+    get_k,
+    get_v,
+    input_kv,
+    store_k,
+    store_v,
+)
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import hadamard, normalize, project, qkv
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I32, I64, GraphTensor, NoGraphError
+from edgekit.engines.llamacpp.graph.layers import hadamard, normalize, project, qkv
+from edgekit.engines.llamacpp.graph.tensor import (
+    F16,
+    F32,
+    I32,
+    I64,
+    GraphTensor,
+    NoGraphError,
+    Size,
+)
 
 RANKED_POSITIONS = 256  # llama-kv-cache-msa.cpp @ 0c1e570: get_n_pos of an empty cache
 

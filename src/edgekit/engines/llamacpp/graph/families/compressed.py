@@ -16,26 +16,31 @@ from edgekit.engines.llamacpp.graph.attention import (
     AttnInput,
     CacheInput,
     Extras,
+    SideCache,
     mask_type,
     product,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, weight
-from edgekit.engines.llamacpp.graph.cache import SideCache
-from edgekit.engines.llamacpp.graph.dims import Dim, Size
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
 from edgekit.engines.llamacpp.graph.families.indexed import only
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
-from edgekit.engines.llamacpp.graph.feed_forward import experts, shared_expert
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import hadamard, normalize, project
-from edgekit.engines.llamacpp.graph.outputs import results
+from edgekit.engines.llamacpp.graph.layers import (
+    experts,
+    hadamard,
+    normalize,
+    project,
+    results,
+    shared_expert,
+)
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
     F32,
     I32,
     I64,
+    Dim,
     GraphTensor,
     NoGraphError,
+    Size,
     shape,
 )
 from edgekit.engines.llamacpp.types import CELL_PADDING

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import attend
+from edgekit.engines.llamacpp.graph.attention import StateInput, attend, read_states, state
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import StateInput, read_states, state
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.mamba import Ssm, keep_tail, linear
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
-from edgekit.engines.llamacpp.graph.feed_forward import experts, feed_forward, shared_expert
-from edgekit.engines.llamacpp.graph.matrices import Heads, normalize, qkv
-from edgekit.engines.llamacpp.graph.outputs import output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.layers import (
+    Heads,
+    experts,
+    feed_forward,
+    normalize,
+    output_rows,
+    qkv,
+    results,
+    rows_after_norm,
+    shared_expert,
+)
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 

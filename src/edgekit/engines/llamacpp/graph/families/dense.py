@@ -13,7 +13,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_kv_iswa,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.hybrid import residual_scale
 from edgekit.engines.llamacpp.graph.families.latent import Latent
 from edgekit.engines.llamacpp.graph.families.transformer import (
@@ -25,9 +25,15 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     no_layer,
     sections_if_stated,
 )
-from edgekit.engines.llamacpp.graph.feed_forward import Act, experts, feed_forward
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project, qkv
+from edgekit.engines.llamacpp.graph.layers import (
+    Act,
+    Norm,
+    experts,
+    feed_forward,
+    normalize,
+    project,
+    qkv,
+)
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
 from edgekit.errors import RefusedError
 

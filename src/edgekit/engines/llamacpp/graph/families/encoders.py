@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import AttnInput, attend_now, input_no_cache
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
-from edgekit.engines.llamacpp.graph.feed_forward import Act, Routing, experts, feed_forward
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, qkv
+from edgekit.engines.llamacpp.graph.layers import (
+    Act,
+    Norm,
+    Routing,
+    experts,
+    feed_forward,
+    normalize,
+    qkv,
+)
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv_iswa
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, rope_factors
-from edgekit.engines.llamacpp.graph.feed_forward import Routing, experts, feed_forward
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize, project, qkv
-from edgekit.engines.llamacpp.graph.outputs import output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.layers import (
+    Routing,
+    experts,
+    feed_forward,
+    normalize,
+    output_rows,
+    project,
+    qkv,
+    results,
+    rows_after_norm,
+)
 from edgekit.engines.llamacpp.graph.tensor import I32, GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.model.types import SharedCache

@@ -6,14 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import AttnInput, attend, input_kv, input_kv_iswa
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import StateInput, input_rs
+from edgekit.engines.llamacpp.graph.attention import (
+    AttnInput,
+    StateInput,
+    attend,
+    input_kv,
+    input_kv_iswa,
+    input_rs,
+)
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, never
-from edgekit.engines.llamacpp.graph.feed_forward import experts, feed_forward, shared_expert
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize, qkv
-from edgekit.engines.llamacpp.graph.outputs import logits, output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.layers import (
+    experts,
+    feed_forward,
+    logits,
+    normalize,
+    output_rows,
+    qkv,
+    results,
+    rows_after_norm,
+    shared_expert,
+)
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, NoGraphError
 
 Mixer = Callable[[Build, GraphLayer, StateInput, GraphTensor], GraphTensor]

@@ -9,19 +9,26 @@ from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
     CacheInput,
     Extras,
+    SideCache,
+    get_k,
     input_k,
     product,
+    store_k,
     widest_rotation,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import SideCache, get_k, store_k
-from edgekit.engines.llamacpp.graph.dims import Size
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.kimi import absorbed
 from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
-from edgekit.engines.llamacpp.graph.feed_forward import Gating
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project
-from edgekit.engines.llamacpp.graph.tensor import F16, F32, I64, GraphTensor, NoGraphError, shape
+from edgekit.engines.llamacpp.graph.layers import Gating, Norm, normalize, project
+from edgekit.engines.llamacpp.graph.tensor import (
+    F16,
+    F32,
+    I64,
+    GraphTensor,
+    NoGraphError,
+    Size,
+    shape,
+)
 from edgekit.engines.llamacpp.types import CELL_PADDING
 from edgekit.formats.dtype import TensorType
 

@@ -8,17 +8,28 @@ from functools import partial
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import Extras, attend_k
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import StateInput, read_states, state
+from edgekit.engines.llamacpp.graph.attention import (
+    Extras,
+    StateInput,
+    attend_k,
+    read_states,
+    state,
+)
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalized
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import query
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
-from edgekit.engines.llamacpp.graph.feed_forward import Act, experts, feed_forward, shared_expert
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize
-from edgekit.engines.llamacpp.graph.outputs import output_rows, results, rows_after_norm
+from edgekit.engines.llamacpp.graph.layers import (
+    Act,
+    experts,
+    feed_forward,
+    normalize,
+    output_rows,
+    results,
+    rows_after_norm,
+    shared_expert,
+)
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
 

@@ -14,16 +14,14 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_k,
     input_kv,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Shared,
     Transformer,
     rope_factors,
     stated_routing,
 )
-from edgekit.engines.llamacpp.graph.feed_forward import Gating, Routing
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize
+from edgekit.engines.llamacpp.graph.layers import Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 from edgekit.engines.llamacpp.versions import Rules
 

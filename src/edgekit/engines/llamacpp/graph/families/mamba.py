@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import StateInput, read_states, state
-from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize, project
-from edgekit.engines.llamacpp.graph.tensor import GraphTensor
+from edgekit.engines.llamacpp.graph.attention import StateInput, read_states, state
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.layers import normalize, project
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Size
 from edgekit.engines.llamacpp.versions import Rules
 
 

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import StateInput, input_rs, read_states, state
-from edgekit.engines.llamacpp.graph.feed_forward import feed_forward
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import Norm, normalize
-from edgekit.engines.llamacpp.graph.outputs import results
+from edgekit.engines.llamacpp.graph.attention import StateInput, input_rs, read_states, state
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.layers import Norm, feed_forward, normalize, results
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 TOKEN_SHIFTS = 2  # llama-hparams.h @ 0c1e570: token_shift_count

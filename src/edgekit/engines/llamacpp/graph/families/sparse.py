@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv, input_kv_iswa, input_no_cache
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.dense import Diffusion
 from edgekit.engines.llamacpp.graph.families.transformer import (
     QKV,
@@ -20,17 +20,19 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     sliding_layers,
     stated_routing,
 )
-from edgekit.engines.llamacpp.graph.feed_forward import (
+from edgekit.engines.llamacpp.graph.layers import (
     Act,
     Gating,
+    Norm,
     Routing,
     experts,
     feed_forward,
+    project,
+    qkv,
+    results,
+    rows_after_norm,
     shared_expert,
 )
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import Norm, project, qkv
-from edgekit.engines.llamacpp.graph.outputs import results, rows_after_norm
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
 from edgekit.engines.llamacpp.versions import Rules
 

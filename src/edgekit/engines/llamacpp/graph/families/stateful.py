@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edgekit.engines.llamacpp.graph import ggml
-from edgekit.engines.llamacpp.graph.attention import input_k, input_kv
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.cache import StateInput, input_rs, read_states, state
+from edgekit.engines.llamacpp.graph.attention import (
+    StateInput,
+    input_k,
+    input_kv,
+    input_rs,
+    read_states,
+    state,
+)
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import DeltaNet, linear_attention
 from edgekit.engines.llamacpp.graph.families.dense import if_trained
 from edgekit.engines.llamacpp.graph.families.hybrid import (
@@ -36,9 +42,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     sections_if_stated,
     stated_routing,
 )
-from edgekit.engines.llamacpp.graph.feed_forward import Act, Gating, Routing
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize
+from edgekit.engines.llamacpp.graph.layers import Act, Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
 
 

@@ -20,12 +20,9 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_kv,
     input_no_cache,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.dims import Size
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import normalize
-from edgekit.engines.llamacpp.graph.outputs import results
-from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraphError
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.layers import normalize, results
+from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor, NoGraphError, Size
 from edgekit.errors import RefusedError
 
 

@@ -15,21 +15,23 @@ from edgekit.engines.llamacpp.graph.attention import (
     input_kv,
     input_kv_iswa,
 )
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
-from edgekit.engines.llamacpp.graph.feed_forward import (
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
+from edgekit.engines.llamacpp.graph.layers import (
     Act,
     Gating,
+    Norm,
     Routing,
     experts,
     feed_forward,
+    normalize,
+    project,
+    qkv,
     shared_expert,
 )
-from edgekit.engines.llamacpp.graph.hparams import Hparams
-from edgekit.engines.llamacpp.graph.matrices import Norm, normalize, project, qkv
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.graph.cache import StateInput
+    from edgekit.engines.llamacpp.graph.attention import StateInput
 
 QKV = tuple[GraphTensor, GraphTensor, GraphTensor]
 MROPE_SECTIONS = 4  # positions per image token: GGML_MROPE_SECTIONS

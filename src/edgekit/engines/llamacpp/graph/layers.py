@@ -1,0 +1,493 @@
+"""The layers that architectures share, except attention: projections, norms, Q, K and V, feed-forwards, outputs.
+
+llama-graph.cpp @ 0c1e570: build_lora_mm, build_norm, build_qkv, build_ffn, build_moe_ffn and build_pooling.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from edgekit.engines.llamacpp.graph import ggml
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
+from edgekit.engines.llamacpp.versions import Rules
+from edgekit.errors import RefusedError
+
+
+class Norm(enum.Enum):
+    LAYER = "LLM_NORM"
+    RMS = "LLM_NORM_RMS"
+    GROUP = "LLM_NORM_GROUP"
+
+
+def project(
+    matrix: GraphTensor, cur: GraphTensor, *, scale: GraphTensor | None = None
+) -> GraphTensor:
+    cur = ggml.mul_mat(matrix, cur)
+    return cur if scale is None else ggml.mul(cur, scale)
+
+
+def project_experts(
+    experts: GraphTensor, cur: GraphTensor, ids: GraphTensor, *, scale: GraphTensor | None = None
+) -> GraphTensor:
+    """build_lora_mm_id: a scale has one value per expert."""
+    result = ggml.mul_mat_id(experts, cur, ids)
+    if scale is None:
+        return result
+    count, tokens = scale.ne[0], cur.ne[2]
+    scales = ggml.repeat(ggml.reshape(scale, 1, count, 1), 1, count, tokens, 1)
+    return ggml.mul(result, ggml.get_rows(scales, ids))
+
+
+def normalize(
+    cur: GraphTensor,
+    weight: GraphTensor | None,
+    bias: GraphTensor | None = None,
+    *,
+    kind: Norm = Norm.RMS,
+    layer: int | None = None,
+) -> GraphTensor:
+    if kind is Norm.GROUP:
+        wide = ggml.group_norm(ggml.reshape(cur, cur.ne[0], 1, cur.ne[1]))
+        cur = ggml.reshape(wide, wide.ne[0], wide.ne[2])
+    else:
+        cur = ggml.norm(cur) if kind is Norm.LAYER else ggml.rms_norm(cur)
+    if weight is not None or bias is not None:
+        cur.name, cur.layer = "norm", layer  # as llama.cpp calls it
+    if weight is not None:
+        cur = ggml.mul(cur, weight)
+    return cur if bias is None else ggml.add(cur, bias)
+
+
+def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTensor:
+    width = rotation.ne[0]
+    whole = build.graph.is_contiguous(cur)
+    if not whole and build.options.rules < Rules.ROTATION_OF_VIEWS:
+        raise RefusedError(
+            "llama.cpp aborts: builds before b9027 cannot use a quantised cache with fused matrices"
+        )
+    flatten = ggml.reshape if whole else ggml.cont
+    flat = flatten(cur, width, cur.elements // width)
+    return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)
+
+
+class Heads(NamedTuple):
+    """Head widths and counts of Q, K and V."""
+
+    q: tuple[int, int]
+    k: tuple[int, int]
+    v: tuple[int, int]
+
+    @classmethod
+    def of(cls, layer: GraphLayer) -> Heads:
+        facts = layer.facts
+        return cls(
+            (facts.n_embd_head_k, facts.n_head),
+            (facts.n_embd_head_k, facts.n_head_kv),
+            (facts.n_embd_head_v, facts.n_head_kv),
+        )
+
+
+def qkv(
+    build: Build,
+    layer: GraphLayer,
+    cur: GraphTensor,
+    *,
+    heads: Heads | None = None,
+    flat: bool = False,
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+    """Q, K and V as [width, heads, tokens]; `flat` (reshape = false): as [width x heads, tokens]."""
+    heads = heads or Heads.of(layer)
+    clamped = not flat and build.hparams.real("attention.clamp_kqv") > 0
+    if "attn_qkv" in layer:
+        return _fused(build, layer, cur, heads, flat=flat, clamped=clamped)
+    q, k, v = (_separate(layer, name, cur, clamped=clamped) for name in ("q", "k", "v"))
+    if flat:
+        return q, k, v
+    return (
+        ggml.reshape(q, *heads.q, build.n_tokens),
+        ggml.reshape(k, *heads.k, build.n_tokens),
+        ggml.reshape(v, *heads.v, build.n_tokens),
+    )
+
+
+def _separate(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) -> GraphTensor:
+    name = f"attn_{side}"
+    cur = project(layer[name], cur, scale=layer.scale(name))
+    if (bias := layer.bias(name)) is not None:
+        cur = ggml.add(cur, bias)
+    return ggml.clamp(cur) if clamped else cur
+
+
+def _fused(
+    build: Build, layer: GraphLayer, cur: GraphTensor, heads: Heads, *, flat: bool, clamped: bool
+) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
+    cur = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
+    if (bias := _fused_bias(layer)) is not None:
+        cur = ggml.add(cur, bias)
+    if clamped:
+        cur = ggml.clamp(cur)
+    if flat:
+        q, k, v = (
+            ggml.cont(ggml.view(cur, width * count, build.n_tokens, strides=(cur.nb[1],)))
+            for width, count in heads
+        )
+    else:
+        q, k, v = (
+            ggml.view(
+                cur,
+                width,
+                count,
+                build.n_tokens,
+                strides=(row_bytes(cur.type, width), cur.nb[1]),
+            )
+            for width, count in heads
+        )
+    return q, k, v
+
+
+def _fused_bias(layer: GraphLayer) -> GraphTensor | None:
+    """The fused QKV bias, or the three biases concatenated."""
+    whole = layer.bias("attn_qkv")
+    q, k, v = (layer.bias(f"attn_{side}") for side in ("q", "k", "v"))
+    if whole is None and q is not None and k is not None and v is not None:
+        return ggml.concat(ggml.concat(q, k, 0), v, 0)
+    return whole
+
+
+class Act(enum.Enum):
+    """The activation between the two products; only its number of nodes matters to the allocator."""
+
+    UNARY = "silu, gelu or relu, times up where there is a gate"
+    SQUARED = "relu, then its square"
+    FUSED = "gate and up are halves of one product"
+    CLAMPED = "silu and up are clamped before they are multiplied"
+    SITU = "two tanh and a sigmoid"
+
+
+def feed_forward(
+    layer: GraphLayer,
+    cur: GraphTensor,
+    *,
+    act: Act = Act.UNARY,
+    suffix: str = "",
+    parallel: bool = True,
+    scales: GraphTensor | None = None,
+    gated: bool = True,
+) -> GraphTensor:
+    """build_ffn with the tensors ffn_{up,gate,down}SUFFIX, with the biases and scales that the file has.
+
+    `parallel` (LLM_FFN_PAR): the gate reads the input of up; otherwise its output. `scales`: act_scales.
+    """
+    up, gate, down = (f"ffn_{name}{suffix}" for name in ("up", "gate", "down"))
+    tmp = _product(layer, up, cur) if up in layer else cur
+    has_gate = gated and gate in layer
+    cur = _product(layer, gate, cur if parallel else tmp) if has_gate else tmp
+    cur = _activated(cur, tmp if has_gate and parallel else None, act)
+    if scales is not None:
+        cur = ggml.div(cur, scales)
+    return _product(layer, down, cur) if down in layer else cur
+
+
+def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
+    cur = ggml.mul_mat(layer[name], cur)
+    if (bias := layer.bias(name)) is not None:
+        cur = ggml.add(cur, bias)
+    if (scale := layer.scale(name)) is not None:
+        cur = ggml.mul(cur, scale)
+    return cur
+
+
+def _activated(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor:
+    """`up` is None if the activation has no multiplicative gate."""
+    if act is Act.FUSED:
+        return ggml.glu(cur)
+    if act is Act.SQUARED:
+        cur = ggml.sqr(ggml.unary(cur))
+        return cur if up is None else ggml.mul(cur, up)
+    if up is None:
+        return ggml.unary(cur)
+    if act is Act.CLAMPED:
+        up = ggml.clamp(up)
+        return ggml.mul(ggml.clamp(ggml.unary(cur)), up)
+    if act is Act.SITU:
+        gate = ggml.mul(ggml.scale(ggml.unary(ggml.scale(cur))), ggml.unary(cur))
+        return ggml.mul(gate, ggml.scale(ggml.unary(ggml.scale(up))))
+    return ggml.glu(cur, up)
+
+
+PRECISE = "precise"  # a product that CUDA does not support (ggml_prec_set_src)
+
+
+class Gating(enum.Enum):
+    """llama_expert_gating_func_type; values are those of the key expert_gating_func."""
+
+    SOFTMAX = 1
+    SIGMOID = 2
+    SOFTMAX_WEIGHT = 3
+    SQRT_SOFTPLUS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How experts are selected and weighted."""
+
+    gating: Gating = Gating.SOFTMAX
+    norm_w: bool = True
+    scaled: bool = False  # weights have a scale other than 0 and 1
+    act: Act = Act.UNARY
+    weight_before: bool = False  # llama4: weights multiply the input, not the output
+    select_logits: bool = False  # llama4: experts are selected by logits
+    groups: int = 0  # of experts, `groups_used` of which are selected first
+    groups_used: int = 0
+    precise: bool = False  # mistral4: the input of the down projection may overflow f16
+
+
+def experts(
+    build: Build,
+    layer: GraphLayer,
+    cur: GraphTensor,
+    routing: Routing,
+    *,
+    probs_in: GraphTensor | None = None,
+    selected: GraphTensor | None = None,
+    suffix: str = "_exps",
+) -> GraphTensor:
+    """build_moe_ffn. `probs_in` and `selected`: logits and selected experts computed elsewhere."""
+    used = layer.facts.n_expert_used
+    tokens = cur.ne[1]
+    probs, selection = _scores(layer, cur, routing, probs_in)
+    if routing.groups > 1:
+        selection = _best_groups(selection, routing)
+    chosen = selected or ggml.argsort_top_k(selection, used)
+    weights = _weights(probs, chosen, routing, used)
+    build.expand(weights)
+    cur = ggml.reshape(cur, cur.ne[0], 1, tokens)
+    if routing.weight_before:
+        cur = ggml.mul(ggml.repeat(cur, cur.ne[0], used, tokens, 1), weights)
+    result = _run_experts(layer, cur, chosen, routing, suffix)
+    if not routing.weight_before:
+        result = ggml.mul(result, weights)
+    build.expand(result)
+    return _added_up(build, result, used)
+
+
+def _scores(
+    layer: GraphLayer, cur: GraphTensor, routing: Routing, probs_in: GraphTensor | None
+) -> tuple[GraphTensor, GraphTensor]:
+    """Router probabilities, and the scores that experts are selected by."""
+    logits = ggml.mul_mat(layer["ffn_gate_inp"], cur) if probs_in is None else probs_in
+    if (bias := layer.bias("ffn_gate_inp")) is not None:
+        logits = ggml.add(logits, bias)
+    probs = _gated(logits, routing.gating)
+    selection = probs
+    # Some loaders omit the suffix (hy-v3.cpp).
+    if (bias := layer.bias("exp_probs_b") or layer.tensor("exp_probs_b")) is not None:
+        selection = ggml.add(probs, bias)
+    return probs, logits if routing.select_logits else selection
+
+
+def _gated(logits: GraphTensor, gating: Gating) -> GraphTensor:
+    match gating:
+        case Gating.SOFTMAX:
+            return ggml.soft_max(logits)
+        case Gating.SIGMOID:
+            return ggml.unary(logits)
+        case Gating.SQRT_SOFTPLUS:
+            return ggml.sqrt(ggml.unary(logits))
+        case Gating.SOFTMAX_WEIGHT:
+            return logits
+
+
+def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
+    """Masks out the experts outside the best groups."""
+    count, tokens = selection.ne[:2]
+    groups = ggml.reshape(selection, count // routing.groups, routing.groups, tokens)
+    best = ggml.argsort_top_k(groups, 2)
+    scores = ggml.get_rows(ggml.reshape(groups, 1, *groups.ne[:3]), best)
+    scores = ggml.sum_rows(ggml.reshape(scores, *scores.ne[1:]))
+    scores = ggml.reshape(scores, scores.ne[1], scores.ne[2])
+    chosen = ggml.argsort_top_k(scores, routing.groups_used)
+    kept = ggml.get_rows(groups, chosen)
+    masked = ggml.set_rows(ggml.fill(groups), kept, chosen)
+    return ggml.reshape(masked, count, tokens)
+
+
+def _weights(probs: GraphTensor, chosen: GraphTensor, routing: Routing, used: int) -> GraphTensor:
+    count, tokens = probs.ne[0], probs.ne[1]
+    weights = ggml.get_rows(ggml.reshape(probs, 1, count, tokens), chosen)
+    if routing.gating is Gating.SOFTMAX_WEIGHT:
+        weights = ggml.soft_max(ggml.reshape(weights, used, tokens))
+        weights = ggml.reshape(weights, 1, used, tokens)
+    if routing.norm_w:
+        weights = ggml.reshape(weights, used, tokens)
+        total = ggml.clamp(ggml.sum_rows(weights))
+        weights = ggml.reshape(ggml.div(weights, total), 1, used, tokens)
+    return ggml.scale(weights) if routing.scaled else weights
+
+
+def _run_experts(
+    layer: GraphLayer, cur: GraphTensor, chosen: GraphTensor, routing: Routing, suffix: str
+) -> GraphTensor:
+    both = f"ffn_gate_up{suffix}"
+    if both in layer:
+        halves = _expert(layer, both, cur, chosen, scale=layer.scale(f"ffn_up{suffix}"))
+        width = halves.ne[0] // 2
+        ne, strides = (width, *halves.ne[1:3]), halves.nb[1:3]
+        gate: GraphTensor | None = ggml.view(halves, *ne, strides=strides)
+        up = ggml.view(halves, *ne, strides=strides)
+    else:
+        up = _expert(layer, f"ffn_up{suffix}", cur, chosen)
+        has_gate = f"ffn_gate{suffix}" in layer
+        gate = _expert(layer, f"ffn_gate{suffix}", cur, chosen) if has_gate else None
+    cur = _activated(up if gate is None else gate, None if gate is None else up, routing.act)
+    cur = _expert(layer, f"ffn_down{suffix}", cur, chosen)
+    if routing.precise:
+        cur.name = PRECISE
+    return cur
+
+
+def _expert(
+    layer: GraphLayer,
+    name: str,
+    cur: GraphTensor,
+    chosen: GraphTensor,
+    scale: GraphTensor | None = None,
+) -> GraphTensor:
+    cur = project_experts(layer[name], cur, chosen, scale=scale or layer.scale(name))
+    bias = layer.bias(name)
+    return cur if bias is None else ggml.add_id(cur, bias, chosen)
+
+
+def _added_up(build: Build, result: GraphTensor, used: int) -> GraphTensor:
+    """Sums the expert outputs. All views precede the sums in the graph."""
+    width, tokens = result.ne[0], result.ne[2]
+    views = [ggml.view(result, width, tokens, strides=(result.nb[2],)) for _ in range(used)]
+    for view in views:
+        build.expand(view)
+    total = views[0]
+    for view in views[1:]:
+        total = ggml.add(total, view)
+        if build.options.rules >= Rules.EXPERTS_FIRST:
+            build.expand(total)
+    return ggml.cont(total) if used == 1 else total
+
+
+def shared_expert(layer: GraphLayer, cur: GraphTensor, *, act: Act = Act.UNARY) -> GraphTensor:
+    return feed_forward(layer, cur, act=act, suffix="_shexp")
+
+
+def logits(build: Build, cur: GraphTensor) -> GraphTensor:
+    """Logits. Without an output matrix, the token embedding is used."""
+    matrix = build.weight("output") or build["token_embd"]
+    return project(matrix, cur, scale=build.tensor("output.scale"))
+
+
+def softcapped(cur: GraphTensor) -> GraphTensor:
+    return ggml.scale(ggml.unary(ggml.scale(cur)))
+
+
+def results(build: Build, embd: GraphTensor, *, scale: bool = False, softcap: bool = False) -> None:
+    """Sets t_embd and t_logits."""
+    build.embd = embd
+    build.output(embd)
+    cur = logits(build, embd)
+    cur = ggml.scale(cur) if scale else cur
+    cur = softcapped(cur) if softcap else cur
+    build.output(cur)
+    build.expand(cur)
+
+
+def output_rows(
+    build: Build, tensors: Sequence[GraphTensor], out_ids: GraphTensor
+) -> list[GraphTensor]:
+    """Selects the output rows after attention in the last layer."""
+    if not build.crops_early:
+        return list(tensors)
+    return [ggml.get_rows(one, out_ids) for one in tensors]
+
+
+def rows_after_norm(
+    build: Build, cur: GraphTensor, out_ids: GraphTensor, *, kind: Norm = Norm.RMS
+) -> GraphTensor:
+    """The final norm, which is also an output for prediction blocks (t_h_nextn), then its output rows."""
+    cur = normalize(cur, build["output_norm"], kind=kind)
+    if build.predicts:
+        build.output(cur)
+    return cur if build.crops_early else ggml.get_rows(cur, out_ids)
+
+
+class GraphPooling(enum.Enum):
+    """llama_pooling_type; values are those of the key pooling_type."""
+
+    NONE = 0
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+    RANK = 4
+
+
+_RANK_DEFAULTS = {"modern-bert": GraphPooling.MEAN.value}  # modern-bert.cpp
+_SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
+
+
+def pool(build: Build) -> None:
+    if not build.options.embeddings or build.embd is None:
+        return
+    cur = _pooled(build, build.embd, GraphPooling(build.hparams.whole("pooling_type", 0)))
+    build.expand(cur)
+    cur = _dense_out(build, cur)
+    build.output(cur)
+
+
+def _pooled(build: Build, cur: GraphTensor, pooling: GraphPooling) -> GraphTensor:
+    match pooling:
+        case GraphPooling.NONE:
+            return cur
+        case GraphPooling.MEAN:
+            return _mean(build, cur)
+        case GraphPooling.CLS | GraphPooling.LAST:
+            return ggml.get_rows(cur, build.input_cls())
+        case GraphPooling.RANK:
+            return _ranked(build, cur)
+
+
+def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
+    return ggml.mul_mat(ggml.cont(ggml.transpose(cur)), build.input_mean())
+
+
+def _ranked(build: Build, cur: GraphTensor) -> GraphTensor:
+    """The classification head; its optional parts are used if the file has them."""
+    default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
+    mean = build.hparams.whole("classifier.pooling_type", default) == GraphPooling.MEAN.value
+    cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())
+    if build.weight("cls") is not None:
+        cur = ggml.unary(_linear(build, "cls", cur))
+        if (norm := build.weight("cls.norm")) is not None:
+            cur = normalize(cur, norm, kind=Norm.LAYER)
+    if build.weight("cls.output") is not None:
+        cur = _linear(build, "cls.output", cur)
+    return ggml.soft_max(cur) if build.hparams.arch in _SOFT_MAX_RANK else cur
+
+
+def _linear(build: Build, name: str, cur: GraphTensor) -> GraphTensor:
+    cur = ggml.mul_mat(build[name], cur)
+    bias = build.tensor(f"{name}.bias")
+    return cur if bias is None else ggml.add(cur, bias)
+
+
+def _dense_out(build: Build, cur: GraphTensor) -> GraphTensor:
+    """The embedding model's projections after pooling."""
+    before = cur
+    if build.weight("dense_2") is not None:
+        cur = ggml.mul_mat(build["dense_2"], cur)
+    if (bias := build.tensor("dense_2.bias")) is not None:
+        cur = ggml.add(cur, bias)
+    if build.weight("dense_3") is not None:
+        cur = ggml.mul_mat(build["dense_3"], cur)
+    if cur is not before:
+        build.expand(cur)
+    return cur
