@@ -32,9 +32,9 @@ from tests.web.test_jobs import OPEN, stuck_hub
 import edgekit
 from edgekit.app import recommend as recommending
 from edgekit.app.check import check_named
+from edgekit.app.estimate import price_loads
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_named
-from edgekit.app.task import price_loads
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import ModelPurpose
 from edgekit.cli import main

@@ -16,8 +16,8 @@ from tests.thoroughness import sampled
 from tests.web.serving import LOCAL, ask, start
 from tests.web.test_api import write_model
 
+from edgekit.app.estimate import price_loads
 from edgekit.app.open import open_named
-from edgekit.app.task import price_loads
 from edgekit.bill.types import Component
 from edgekit.cli import main
 from edgekit.engines import machine_keys

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.app.answers import Answer, Check, EstimateAnswer, Unanswered
-from edgekit.app.estimate import bill_of
+from edgekit.app.estimate import EstimateAnswer, bill_of, takes_options, task_of, values_of
 from edgekit.app.open import (
     ResolvedModel,
     automatic,
     choose_file,
     open_named,
 )
-from edgekit.app.task import takes_options, task_of, values_of
 from edgekit.bill.types import Task
-from edgekit.bill.verdict import Verdict
+from edgekit.bill.verdict import Change, Verdict
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.flags import typed
 from edgekit.errors import (
@@ -40,12 +38,38 @@ from edgekit.sources.local import is_here
 from edgekit.sources.types import Traffic
 
 if TYPE_CHECKING:
+    from edgekit.engines.commands import Command
     from edgekit.plan.assumed import AssumedChoice
 
 TENSORS_NOT_CHECKED = (
     "tensors were not checked: the start of the file was enough to answer"
     " (--exact or exact=True reads the whole header)"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One model on one engine and machine."""
+
+    bill: EstimateAnswer = field(repr=False)
+    result: Verdict
+    changes: tuple[Change, ...] = ()
+    flags: Mapping[str, str | bool] = field(default_factory=dict)  # of the engine, as typed
+    ready: tuple[Command, ...] = field(default=(), repr=False)  # commands for every program
+    is_remote: bool = False  # the weights are not on this machine
+    is_assumed: bool = False  # from the size and quantisation in a name: no file was found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unanswered:
+    """A model that could not be checked, or not on this engine."""
+
+    reference: str
+    engine: str | None
+    error: EdgekitError
+
+
+Answer = Check | Unanswered
 
 
 def check_all(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
-from edgekit.app.answers import EngineAnswer, EngineComparison
-from edgekit.app.estimate import estimate_named
+from edgekit.app.estimate import EstimateAnswer, estimate_named
 from edgekit.app.open import open_named
 from edgekit.engines import every_engine
 from edgekit.engines.flags import read_flags
@@ -13,6 +13,24 @@ from edgekit.errors import EdgekitError
 from edgekit.plan.fit import DEFAULT_TOKENS
 from edgekit.request import Request, Session
 from edgekit.sources.types import Container
+
+
+class EngineAnswer(NamedTuple):
+    """An engine's bill, or why there is none."""
+
+    engine: str
+    bill: EstimateAnswer | None = None
+    error: EdgekitError | None = None
+
+
+class EngineComparison(NamedTuple):
+    """One load of one model on every engine."""
+
+    label: str
+    context_tokens: int
+    users: int
+    answers: tuple[EngineAnswer, ...]
+    hint: str = ""  # how to get answers from the engines that have none
 
 
 def compare(reference: str, request: Request, session: Session) -> EngineComparison:

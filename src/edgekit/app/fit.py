@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from edgekit.app.answers import Fit
-from edgekit.app.estimate import bill_of
+from edgekit.app.estimate import EstimateAnswer, bill_of, task_of, values_of
 from edgekit.app.open import ResolvedModel
-from edgekit.app.task import task_of, values_of
 from edgekit.bill.types import CacheChoice, Task, Variant
 from edgekit.bill.verdict import PricedLoad, Verdict
 from edgekit.catalog.resolve import CATALOG
@@ -27,6 +27,27 @@ from edgekit.plan.verdict import result_for
 from edgekit.request import AUTO, Request, Session, Values, in_order
 
 POINTS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """One load on one machine, without a search."""
+
+    label: str
+    reference: str  # of the same model on the command line
+    engine: str
+    flags: Mapping[str, Any]  # that determine the load, by their keys
+    context_tokens: int
+    native_context: int | None
+    notes: tuple[str, ...]
+    result: Verdict | None = (
+        None  # None: the engine refuses the model, or cannot run on the machine
+    )
+    bill: EstimateAnswer | None = field(default=None, repr=False)
+    command: str = ""  # starts the engine; "" if the model does not load
+    estimate_command: str
+    refused: str = ""
+    refused_about: str = ""  # the flag to blame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

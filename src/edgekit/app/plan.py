@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.app.answers import PlanAnswer
-from edgekit.app.estimate import model_notes
+from edgekit.app.estimate import model_notes, task_of
 from edgekit.app.open import ResolvedModel, automatic, choose_file, open_named
-from edgekit.app.task import task_of
 from edgekit.bill.types import Drafter, Task
 from edgekit.engines import either, engine_named, planned_engines
 from edgekit.errors import UsageError
@@ -24,6 +22,17 @@ from edgekit.plan.plan import (
 )
 from edgekit.request import AUTO, Request, Session
 from edgekit.sources.types import Reach
+
+if TYPE_CHECKING:
+    from edgekit.engines.commands import Command
+
+
+class PlanAnswer(NamedTuple):
+    """A plan, the commands that start it (none if nothing fits), and notes on the model."""
+
+    plan: Plan
+    ready: tuple[Command, ...]
+    notes: tuple[str, ...]
 
 
 def plan(reference: str | os.PathLike[str], request: Request, session: Session) -> PlanAnswer:

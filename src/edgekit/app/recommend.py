@@ -13,15 +13,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from edgekit import __version__
-from edgekit.app.answers import Recommendation
-from edgekit.app.estimate import check_one_engine
-from edgekit.app.task import task_of
+from edgekit.app.estimate import check_one_engine, task_of
 from edgekit.bill.types import Task
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import base_note
@@ -68,6 +66,22 @@ STEP_BYTES = 256 * MIB  # smaller changes of the free memory do not need a new s
 MAX_STORED_BYTES = 64 * 1024  # a stored answer has about 5 KB
 LEFTOVER_S = 3600  # age at which an unfinished file is certainly abandoned
 MOST_FILES = 64  # older ones are removed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The best models first. If nothing fits, `nearest` is the smallest model, with what would help."""
+
+    request: Request = field(repr=False)  # with its machine and engine
+    suggestions: tuple[Suggestion, ...]
+    passed_over: tuple[tuple[str, int], ...] = ()  # (reason, number of models)
+    nearest: Suggestion | None = None
+    notes: tuple[str, ...] = ()  # on the models and the catalog
+
+    @property
+    def purpose(self) -> ModelPurpose:
+        """What the models are for."""
+        return self.request.purpose or ModelPurpose.CHAT
 
 
 def recommend(request: Request, session: Session) -> Recommendation:

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.app.answers import Check
 from edgekit.app.calibrate import remember_rows
-from edgekit.app.check import check_named, check_opened
+from edgekit.app.check import Check, check_named, check_opened
+from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR_SIZE
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.task import NEXT_TO_MODEL, NO_PROJECTOR_SIZE
 from edgekit.bill.spill import Purpose
 from edgekit.bill.types import Job
 from edgekit.catalog import read_catalog

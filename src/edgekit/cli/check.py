@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edgekit.app.answers import Answer, Check, Unanswered
-from edgekit.app.check import check, check_all, worst_code
+from edgekit.app.check import Answer, Check, Unanswered, check, check_all, worst_code
 from edgekit.app.compare import compare
 from edgekit.cli.input import open_session, references
 from edgekit.cli.output import ReaderGoneError, counting, screen, show

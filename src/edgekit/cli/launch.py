@@ -56,7 +56,7 @@ from edgekit.sources.local import is_here
 from edgekit.units import format_download, parse_size
 
 if TYPE_CHECKING:
-    from edgekit.app.answers import Check
+    from edgekit.app.check import Check
     from edgekit.engines.program import Up
     from edgekit.sources.download import Download
 

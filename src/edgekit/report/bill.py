@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekit.app.answers import EngineComparison, EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
 from edgekit.engines import engine_named
@@ -34,6 +33,10 @@ from edgekit.report.text import (
     table,
 )
 from edgekit.units import format_bytes
+
+if TYPE_CHECKING:
+    from edgekit.app.compare import EngineComparison
+    from edgekit.app.estimate import EstimateAnswer
 
 RAM = "RAM"
 PARTS = ("model", "context", "compute", "other")  # the columns of the engines' own logs

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekit.app.answers import Recommendation
 from edgekit.basis import Basis
 from edgekit.bill.verdict import Lever
 from edgekit.catalog.repositories import Form, repository_at
@@ -43,6 +42,9 @@ from edgekit.report.text import (
 )
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_download, short_count
+
+if TYPE_CHECKING:
+    from edgekit.app.recommend import Recommendation
 
 _TASKS = {
     ModelPurpose.CHAT: "chat",

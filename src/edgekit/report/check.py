@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgekit.app.answers import Check, Fit
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.bill.verdict import Change, ChangeKind, Speed, Status, Usage, Verdict
 from edgekit.engines import engine_named
@@ -22,6 +21,10 @@ from edgekit.report.headline import VERDICTS, embeds, headline, is_beyond, range
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import PLAIN, Screen, Sections, View, command_lines, render
 from edgekit.units import GIB, format_download
+
+if TYPE_CHECKING:
+    from edgekit.app.check import Check
+    from edgekit.app.fit import Fit
 
 MAX_CHANGES = 3
 MIN_RAM_SHARE = 0.1

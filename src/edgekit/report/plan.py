@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from edgekit.app.answers import EstimateAnswer
+from edgekit.app.estimate import EstimateAnswer
 from edgekit.bill.verdict import Decision, Lever
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, SETTINGS, Command

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekit.app.answers import Check
 from edgekit.engines.chat import Written
 from edgekit.engines.program import ComparedRow, Up, Verification
 from edgekit.machine.calibration import Stored
@@ -27,6 +26,7 @@ from edgekit.units import format_bytes
 
 if TYPE_CHECKING:  # for the types only: `calibrate --list` measures nothing
     from edgekit.app.calibrate import Calibrated, Remembered
+    from edgekit.app.check import Check
 
 _HEAD = ("", "predicted", "engine", "precision", "difference", "", "")
 

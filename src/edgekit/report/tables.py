@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from edgekit.app.answers import Answer, Check, Unanswered
+from edgekit.app.check import Answer, Check, Unanswered
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError

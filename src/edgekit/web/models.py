@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 
+from edgekit.app.estimate import NEXT_TO_MODEL, price_loads
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.app.task import NEXT_TO_MODEL, price_loads
 from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in

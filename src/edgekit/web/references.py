@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from edgekit.app.task import NEXT_TO_MODEL
+from edgekit.app.estimate import NEXT_TO_MODEL
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_quantised, may_be_elsewhere, ollama_latest
 from edgekit.catalog.resolve import CATALOG

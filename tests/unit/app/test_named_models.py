@@ -12,10 +12,9 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import rated
 
-from edgekit.app.answers import Recommendation
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.app.plan import plan_model, task_to_plan
-from edgekit.app.recommend import recommended
+from edgekit.app.recommend import Recommendation, recommended
 from edgekit.bill.verdict import Lever
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry

@@ -11,8 +11,7 @@ from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, mac
 from tests.unit.plan.tasks import is_within, rated
 
-from edgekit.app.answers import Recommendation
-from edgekit.app.recommend import SLOW, TOO_LARGE, complete, find_best, task_for
+from edgekit.app.recommend import SLOW, TOO_LARGE, Recommendation, complete, find_best, task_for
 from edgekit.bill.verdict import ChangeKind
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry

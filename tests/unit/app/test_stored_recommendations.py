@@ -13,8 +13,13 @@ import pytest
 from tests.thoroughness import sampled
 from tests.unit.plan.machines import cards, cpu, host
 
-from edgekit.app.answers import Recommendation
-from edgekit.app.recommend import MOST_FILES, STEP_BYTES, recommended, with_rounded_memory
+from edgekit.app.recommend import (
+    MOST_FILES,
+    STEP_BYTES,
+    Recommendation,
+    recommended,
+    with_rounded_memory,
+)
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Catalog
 from edgekit.machine.types import Machine, MemoryLimit

@@ -20,7 +20,7 @@ from tests.unit.cli.test_estimate import write_model
 from tests.unit.cli.test_estimate_engines import CONFIG
 
 from edgekit.app import check as checking
-from edgekit.app.answers import Answer
+from edgekit.app.check import Answer
 from edgekit.cli import main
 
 FITTING, TIGHT, FAILING = "tinyllama-1.1b", "llama-3.1-8b", "gemma-3-27b"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgekit.app.answers import EstimateAnswer
+from edgekit.app.estimate import EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind

@@ -20,8 +20,7 @@ from tests.unit.report.test_plan import (
     two_cards,
 )
 
-from edgekit.app.answers import Recommendation
-from edgekit.app.recommend import complete, find_best
+from edgekit.app.recommend import Recommendation, complete, find_best
 from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose

@@ -23,8 +23,7 @@ from tests.unit.report.verdicts import (
     with_change,
 )
 
-from edgekit.app.answers import Check, Unanswered
-from edgekit.app.check import TENSORS_NOT_CHECKED
+from edgekit.app.check import TENSORS_NOT_CHECKED, Check, Unanswered
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import ChangeKind, Speed
 from edgekit.errors import NotFoundError

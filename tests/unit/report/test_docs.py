@@ -13,7 +13,7 @@ import pytest
 from tests.documented import documented
 from tests.unit.report.verdicts import RECORDED, TOO_LARGE, card, mac, machine, recorded
 
-from edgekit.app.answers import Unanswered
+from edgekit.app.check import Unanswered
 from edgekit.cli import main
 from edgekit.errors import HeaderError
 from edgekit.machine.types import HostMemory, MemoryLimit, Process

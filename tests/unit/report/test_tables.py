@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.unit.report.verdicts import LINES, TOO_LARGE, line, made, recorded
 
-from edgekit.app.answers import Answer as Found
-from edgekit.app.answers import Check, Unanswered
+from edgekit.app.check import Answer as Found
+from edgekit.app.check import Check, Unanswered
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import Status
 from edgekit.errors import EdgekitError, HardwareError, HeaderError, NotFoundError, RefusedError

@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.recorded import config_header, engine_models
 
-from edgekit.app.answers import Check, EstimateAnswer
+from edgekit.app.check import Check
+from edgekit.app.estimate import EstimateAnswer
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Placement, Start, Task
 from edgekit.bill.verdict import Change, ChangeKind, Status, Usage, Verdict
