@@ -27,7 +27,7 @@ from edgekit.engines.mlx.setups import read_row as read_mlx_row
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.setups import read_row as read_vllm_row
 from edgekit.machine.types import PoolKind
-from edgekit.model.open import open_config
+from edgekit.model import open_config
 from edgekit.model.types import HybridLayer, LatentAttention, Model, NoCache, Recurrent, Span
 
 PARTS = ("weights", "cache", "compute")

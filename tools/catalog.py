@@ -41,7 +41,7 @@ from edgekit.engines.mlx.types import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError
-from edgekit.model.open import open_config, open_model
+from edgekit.model import open_config, open_model
 from edgekit.model.types import Model, ModelGeometry, attention_of
 
 ROOT = Path(__file__).parents[1]

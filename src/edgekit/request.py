@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from edgekit.bill.types import Price
     from edgekit.catalog.types import ModelPurpose
     from edgekit.machine.types import Machine
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
     from edgekit.sources.download import Download
     from edgekit.sources.types import Reach
 

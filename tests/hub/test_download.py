@@ -33,7 +33,7 @@ from edgekit.errors import (
     SourceError,
 )
 from edgekit.formats import read_header
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.sources import download as fetch
 from edgekit.sources import locate
 from edgekit.sources.download import SPARE_BYTES, Download, download_model, library_error

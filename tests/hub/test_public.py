@@ -21,7 +21,7 @@ from tests.patience import wait_until
 
 from edgekit.app.open import open_named
 from edgekit.errors import CancelledError, PrivateAddressError, RemoteInspectError
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.models import inspect_model_remote
 from edgekit.request import Session
 from edgekit.sources import cache, locate

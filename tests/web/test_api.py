@@ -49,7 +49,7 @@ from edgekit.errors import (
     SourceError,
 )
 from edgekit.machine import probes
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.types import Origin, Reach
 from edgekit.web import calls as web_calls

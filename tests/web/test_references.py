@@ -25,7 +25,7 @@ from edgekit.errors import (
     RangeNotSupportedError,
     UsageError,
 )
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.request import Request, Session
 from edgekit.sources import path_of
 from edgekit.sources.download import download_model

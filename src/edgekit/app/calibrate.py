@@ -48,7 +48,7 @@ from edgekit.machine.types import (
     Machine,
     Pace,
 )
-from edgekit.model.open import OpenModel, open_model
+from edgekit.model import OpenModel, open_model
 from edgekit.sources.download import find_weights
 from edgekit.sources.types import Reach
 from edgekit.units import GIB, MIB, format_bytes

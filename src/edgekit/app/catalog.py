@@ -18,8 +18,8 @@ from edgekit.errors import EdgekitError, UsageError
 from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import ModelHeader
+from edgekit.model import OpenModel, open_config, open_model
 from edgekit.model.inspect import active_elements
-from edgekit.model.open import OpenModel, open_config, open_model
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model
 from edgekit.sources import hub_model_of

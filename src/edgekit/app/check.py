@@ -29,7 +29,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.types import Depth
-from edgekit.model.open import OpenModel, open_model
+from edgekit.model import OpenModel, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.commands import main_command, main_notes, start_commands
 from edgekit.plan.verdict import is_decided, judge, result_of

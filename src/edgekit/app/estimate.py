@@ -18,7 +18,7 @@ from edgekit.errors import UsageError
 from edgekit.formats import read_header
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.what_if import what_if_machine
-from edgekit.model.open import OpenModel
+from edgekit.model import OpenModel
 from edgekit.model.types import Model, ModelGeometry
 from edgekit.plan.choice import for_users
 from edgekit.request import ALL, Request, Session, Values, in_order

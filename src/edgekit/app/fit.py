@@ -17,7 +17,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
 from edgekit.engines.flags import CONTEXT, flag_words, given_values
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
-from edgekit.model.open import OpenModel
+from edgekit.model import OpenModel
 from edgekit.plan.choice import NOTHING, Candidate
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves

@@ -28,7 +28,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.formats.types import Depth
-from edgekit.model.open import OpenModel, open_model
+from edgekit.model import OpenModel, open_model
 from edgekit.plan.choice import Choice, choose
 from edgekit.request import AUTO, Session
 from edgekit.sources.filenames import MODEL_SUFFIXES, SHORT_MIXES, quant_tag

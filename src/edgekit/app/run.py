@@ -30,7 +30,7 @@ from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, Sou
 from edgekit.formats.mixes import mix_by_name
 from edgekit.machine import detect
 from edgekit.machine.types import MemoryLimit
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.request import Request, Session
 from edgekit.sources.download import Found, find_weights
 from edgekit.sources.local import is_here
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from edgekit.catalog.types import Entry
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.engines.program import EngineProgram, Starter, Up
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
     from edgekit.sources.download import Download
 
 

@@ -27,7 +27,7 @@ from edgekit.engines import engine_named, engine_names
 from edgekit.engines.options import RowOptions, context_option, did_you_mean, options_with_quant
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
-from edgekit.model.open import open_config
+from edgekit.model import open_config
 from edgekit.model.types import Model
 from edgekit.report.bill import answer_json, bill_json, bill_text, explain_text, layers_table
 from edgekit.report.json import json_text

@@ -11,8 +11,7 @@ from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError
 from edgekit.formats.types import ModelHeader
-from edgekit.model import read_geometry
-from edgekit.model.open import OpenModel, open_config
+from edgekit.model import OpenModel, open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.machine.types import Machine, Pace
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
     from edgekit.model.types import Model
     from edgekit.sources.types import ModelFiles
 

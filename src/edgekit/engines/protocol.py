@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from edgekit.engines.program import EngineProgram
     from edgekit.formats.types import ModelHeader
     from edgekit.machine.types import Budget, Device, Machine, Pool
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
     from edgekit.model.types import Model
 
 NONE: Mapping[str, str] = MappingProxyType({})

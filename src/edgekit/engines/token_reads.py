@@ -12,7 +12,7 @@ from edgekit.errors import UnknownArchitectureError
 from edgekit.formats.quantization import read_quantization
 from edgekit.formats.types import Tensor
 from edgekit.machine.types import Pool, PoolKind
-from edgekit.model.roles import Role, block_of, roles_of
+from edgekit.model import Role, block_of, roles_of
 from edgekit.model.types import Cached, Model, ModelGeometry, SharedCache, Span, attention_of
 from edgekit.sources.types import Container
 

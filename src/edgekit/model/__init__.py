@@ -1,16 +1,28 @@
-"""`read_geometry`: a model's geometry from its header. The rules of each architecture are in architectures.json."""
+"""Opens a model by its reference: reads the header, and builds the geometry by the rules in architectures.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import enum
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from edgekit.basis import Basis
-from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
-from edgekit.formats.types import ModelHeader
+from edgekit.errors import (
+    HeaderError,
+    HeaderLimitError,
+    PrivateAddressError,
+    RemoteInspectError,
+    UnknownArchitectureError,
+    UsageError,
+)
+from edgekit.formats import open_header, read_header
+from edgekit.formats.types import Depth, ModelHeader, Tensor
 from edgekit.model.architectures import STANDARD, Architecture, architecture_of, section_by_name
-from edgekit.model.arrangements import LayerType
-from edgekit.model.feedforward import feed_forwards
 from edgekit.model.hyperparameters import (
     MAX_LAYERS,
     MAX_NUMBER,
@@ -19,13 +31,14 @@ from edgekit.model.hyperparameters import (
     TOWER_SECTIONS,
     Hyper,
 )
+from edgekit.model.layers import LayerType, feed_forwards
 from edgekit.model.mixers import encoder
-from edgekit.model.roles import has_output_head
 from edgekit.model.types import (
     Attention,
     HybridLayer,
     Layer,
     LayerKind,
+    Model,
     ModelGeometry,
     NoCache,
     Rope,
@@ -33,9 +46,101 @@ from edgekit.model.types import (
     Span,
     Tower,
 )
+from edgekit.sources.types import Container, ModelFiles, Reach
 
-__all__ = ["not_a_language_model", "read_geometry"]
+if TYPE_CHECKING:
+    from edgekit.sources.download import Download
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenModel:
+    """A model and its source."""
+
+    label: str
+    model: Model = field(repr=False)
+    files: ModelFiles | None = field(default=None, repr=False)  # None: from a config or the catalog
+    repository: str = ""  # on the hub, of a model without files
+    mix: str = ""  # the quantisation that was chosen for a model without files
+    # Opens the model with its tensors; None if they were read, or there are none.
+    whole: Callable[[], OpenModel] | None = field(default=None, repr=False, compare=False)
+
+
+def open_model(
+    reference: str | os.PathLike[str],
+    *,
+    depth: Depth = Depth.TENSORS,
+    reach: Reach | None = None,
+    confirm: Callable[[Download], bool] | None = None,
+) -> OpenModel:
+    """Reads the header of a path, hub id, URL or name. Raises EdgekitError; never reads weights.
+
+    A hub model that cannot be read by ranges is downloaded first, if `confirm` allows it. After a time-out the hub has
+    another LISTING_TIMEOUT_S to list the files to download.
+    """
+    reach = reach or Reach()
+    end = time.monotonic() + reach.total_timeout_s
+    try:
+        try:
+            found = _opened(*open_header(reference, depth=depth, reach=reach))
+        except (HeaderError, UnknownArchitectureError):
+            if depth is Depth.TENSORS:
+                raise
+            found = _opened(*open_header(reference, reach=reach))  # the first range was not enough
+    except PrivateAddressError:
+        raise  # a download would contact the same address
+    except RemoteInspectError as error:
+        from edgekit.sources.download import LISTING_TIMEOUT_S, download_model
+
+        left_s = max(end - time.monotonic(), LISTING_TIMEOUT_S)
+        within = replace(reach, total_timeout_s=left_s)
+        fetched = download_model(os.fspath(reference), error, reach=within, confirm=confirm)
+        return _opened(fetched, read_header(fetched))
+    files, header = found.files, found.model.header
+    if files is None or header.tensors is not None or depth is not Depth.ARCHITECTURE:
+        return found
+    if not files.origin.is_remote or not files.weights:
+        return found
+
+    @cache
+    def whole() -> OpenModel:
+        """Continues the first read, or starts again if the server does not allow that."""
+        try:
+            return _opened(files, read_header(files))
+        except PrivateAddressError:
+            raise
+        except RemoteInspectError:
+            return open_model(reference, reach=reach, confirm=confirm)
+
+    return replace(found, whole=whole)
+
+
+def _opened(files: ModelFiles, header: ModelHeader) -> OpenModel:
+    return OpenModel(label=files.label, model=_model(header), files=files)
+
+
+def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> OpenModel:
+    """A model from a config.json that was already read."""
+    from edgekit.formats.quantization import read_quantization
+
+    header = ModelHeader(
+        name=label,
+        container=Container.CONFIG,
+        config=config,
+        quantization=read_quantization(config),
+    )
+    return OpenModel(label=label, model=_model(header))
+
+
+def _model(header: ModelHeader) -> Model:
+    other = not_a_language_model(header)
+    if other is not None:
+        raise UsageError(
+            f"{header.name} is {other}; memory can only be estimated for a language model"
+        )
+    return Model(header=header, geometry=read_geometry(header))
+
+
+# -- the geometry ---------------------------------------------------------------------------------
 
 # Hyper-parameters of layers that cannot be read without a record in architectures.json.
 _HINTS = (
@@ -360,3 +465,81 @@ def native_context(trained: int | None, rope: Rope | None, *, scaled: bool) -> i
     if rope.type in {"yarn", "deepseek_yarn"} and rope.original_context:
         return max(trained, int(rope.original_context * factor))
     return int(trained * factor)
+
+
+# -- the role of a tensor, by its name in a GGUF or in safetensors ---------------------------------
+
+
+class Role(enum.Enum):
+    EMBEDDING = "embedding"
+    OUTPUT = "output head"
+    ATTENTION = "attention"
+    FEED_FORWARD = "feed-forward"
+    EXPERTS = "experts"
+    ROUTER = "router"
+    RECURRENT = "recurrence"
+    NORM = "norms"
+    MTP = "token prediction (MTP)"
+    TOWER = "vision and audio"
+    OTHER = "other"
+
+
+# '#' matches any number: digits are replaced before names are matched. The first row that matches counts.
+_PATTERNS = (
+    (Role.MTP, r"\.nextn\.|(^|\.)mtp[._]|(^|\.)eh_proj"),
+    (Role.TOWER, r"^(v|a|mm|vpm|apm)\.|visual|vision|image_newline|audio|multi_modal_projector|mm_projector|vit\."),
+    (Role.TOWER, r"^(model\.)?(talker|token2wav|sam_model|mlp1|connector|patch_merger)\b|aligner|resampler"),
+    (Role.EXPERTS, r"_(ch)?exps\b|\.experts\.|experts\.#|\.experts_|switch_mlp|switch_glu|\.moe\.(gate|up|down)_proj"),
+    (Role.EXPERTS, r"ffn_(gate|up|down)\.#\.|block_sparse_moe\.(in|out)put_linear|\.experts$"),
+    (Role.ROUTER, r"ffn_gate_inp|\.router\b|\.gate\.(weight|wg|e_score)|block_sparse_moe\.gate|mlp\.gate\.|exp_probs"),
+    (Role.ROUTER, r"e_score_correction|shared_expert_gate|expert_bias"),
+    (Role.EMBEDDING, r"^(token_embd|position_embd|token_types|per_layer_token_embd|per_layer_model_proj)|embed_tokens"),
+    (Role.EMBEDDING, r"word_embeddings|\bwte\b|\bwpe\b|tok_embeddings|embed_in|position_embeddings"),
+    (Role.EMBEDDING, r"token_type_embeddings|embedding\."),
+    (Role.OUTPUT, r"^output\.|lm_head|embed_out|output_layer|^cls\b|^cls\.|^(model\.)?head\.weight"),
+    (Role.ATTENTION, r"Wqkv|norm_attn_norm\.attn"),
+    (Role.NORM, r"norm|ln_[f#]|layer_norm|\bln\b|LayerNorm"),
+    (Role.RECURRENT, r"ssm_|shortconv|time_mix|channel_mix|linear_attn|mamba"),
+    (Role.RECURRENT, r"\.mixer\.(A_log|D|dt|conv|in_proj|out_proj|x_proj)|\.conv\.|A_log|dt_bias|rg_lru|kda"),
+    (Role.RECURRENT, r"temporal_block"),
+    (Role.ATTENTION, r"attn|attention|self_attn|\.wq|\.wk|\.wv|\.wo\b|query_key_value|indexer|\.mixer\.[qkvo]_proj"),
+    (Role.FEED_FORWARD, r"ffn_|mlp|feed_forward|shared?_expert|ffn\.|\.fc#|\.w#\.|intermediate\.dense|output\.dense"),
+    (Role.FEED_FORWARD, r"dense_h|mixer\.(up|down)_proj|laurel|altup|per_layer"),
+)  # fmt: skip
+_RULES = tuple((role, re.compile(pattern.replace("#", "#+"))) for role, pattern in _PATTERNS)
+_NUMBERS = str.maketrans("0123456789", "#" * 10)
+# Every name that matches the pattern of the output head contains one of these.
+_HEAD_WORDS = ("head", "output", "embed_out", "cls")
+_BLOCK = re.compile(r"(?:^|\.)(?:blk|layers?|h|blocks)\.(\d{1,9})\.")
+
+# Names that differ in more than their digits: a few hundred in a real file. Any beyond the limit are "other".
+_MOST_NAMES = 1_024
+
+
+def roles_of(tensors: Iterable[Tensor], *, layers: int | None = None) -> tuple[Role, ...]:
+    """The role of each tensor. Blocks beyond `layers` predict further tokens (MTP)."""
+    known: dict[str, Role] = {}
+    found = []
+    for tensor in tensors:
+        name = tensor.name.translate(_NUMBERS)
+        role = known.get(name)
+        if role is None:
+            rules = _RULES if len(known) < _MOST_NAMES else ()
+            role = next((role for role, rule in rules if rule.search(name)), Role.OTHER)
+            known[name] = role
+        if layers is not None and role is not Role.TOWER and name != tensor.name:
+            block = block_of(tensor.name)
+            role = Role.MTP if block is not None and block >= layers else role
+        found.append(role)
+    return tuple(found)
+
+
+def block_of(name: str) -> int | None:
+    """The index of the layer that a tensor belongs to; None if it is outside the layers."""
+    found = _BLOCK.search(name)
+    return int(found[1]) if found is not None else None
+
+
+def has_output_head(tensors: Iterable[Tensor]) -> bool:
+    likely = (tensor for tensor in tensors if any(part in tensor.name for part in _HEAD_WORDS))
+    return Role.OUTPUT in roles_of(likely)

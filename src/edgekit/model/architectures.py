@@ -4,8 +4,8 @@ To add an architecture, add a record. It has its names in files ("gguf": general
 config.json), and only what differs from a plain transformer with full attention:
 
   like            the name of another record, whose layers, constants and tensors apply if this one has none
-  layers          fields of `Architecture`; its rules are named, and are functions of arrangements, mixers and
-                  feedforward. null: no rules yet, read like an unknown architecture
+  layers          fields of `Architecture`; a rule is the name of a function in layers.py or mixers.py.
+                  null: no rules yet, read like an unknown architecture
   gguf_layers     changes of `layers` in a GGUF, where llama.cpp's loader has its own rule
   constants       hyper-parameters that no config.json states; gguf_constants: that no GGUF states
   tensors         fields of `TensorRecipe`; gguf_tensors: used instead for the GGUF name
@@ -25,9 +25,8 @@ from functools import cache
 from typing import Any
 
 from edgekit.formats.records import Made, Reader, Record, damaged, load_records, read_fields
-from edgekit.model import arrangements, feedforward, mixers
-from edgekit.model.arrangements import Arrangement, LayerType
-from edgekit.model.feedforward import PairRule, WidthRule
+from edgekit.model import layers, mixers
+from edgekit.model.layers import Arrangement, PairRule, WidthRule
 from edgekit.model.mixers import AttentionBuilder, RecurrentBuilder
 
 FILE = "architectures.json"
@@ -40,14 +39,14 @@ STATED = frozenset({"layers", "hidden", "heads", "feed_forward", "vocabulary", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    arrange: Arrangement = arrangements.uniform
+    arrange: Arrangement = layers.uniform
     attend: AttentionBuilder = mixers.standard
     recur: RecurrentBuilder | None = None
     gated: bool = True  # a feed-forward has three matrices, not two
     dense_and_experts: bool = False  # a layer has experts and a dense feed-forward
     alternating: bool = False  # a layer is either a mixer or a feed-forward
-    width: WidthRule = feedforward.stated_width  # for a feed-forward width missing in the file
-    adjust: PairRule = feedforward.as_stated  # for a stated width that means something else
+    width: WidthRule = layers.stated_width  # for a feed-forward width missing in the file
+    adjust: PairRule = layers.as_stated  # for a stated width that means something else
     sublayers: int = 1  # attention blocks per layer as the file counts layers
     cache_owners: int = 0  # only the first N layers own a cache; 0: as stated
     context_is_scaled: bool = False  # the stated context already includes rope scaling
@@ -82,18 +81,18 @@ def names(*, gguf: bool) -> frozenset[str]:
 @cache
 def _built(name: str, *, gguf: bool) -> Architecture:
     record = whole_record(name, gguf=gguf)
-    layers: dict[str, Any] = {**record.get("layers", {})}
+    section: dict[str, Any] = {**record.get("layers", {})}
     if gguf:
-        layers |= record.get("gguf_layers", {})
-        layers["constants"] = record.get("gguf_constants", {})
+        section |= record.get("gguf_layers", {})
+        section["constants"] = record.get("gguf_constants", {})
     else:
-        layers |= {part: record[part] for part in ("constants", "library") if part in record}
-        layers["tied_by_default"] = record.get("tied_by_default", False)
-    return read_section(Architecture, layers, RULES, where=name)
+        section |= {part: record[part] for part in ("constants", "library") if part in record}
+        section["tied_by_default"] = record.get("tied_by_default", False)
+    return read_section(Architecture, section, RULES, where=name)
 
 
 # An unknown name with standard keys: windows and latents as the file states them, no recurrence.
-STANDARD = Architecture(arrange=arrangements.stated_windows, attend=mixers.latent)
+STANDARD = Architecture(arrange=layers.stated_windows, attend=mixers.latent)
 
 
 # -- the rules that records name --------------------------------------------------------------
@@ -131,47 +130,44 @@ RECURRENCE: Mapping[str, RecurrentBuilder] = _named(
     mixers.short_conv,
 )
 WIDTHS: Mapping[str, WidthRule] = _named(
-    feedforward.eight_thirds, feedforward.four_times_hidden, feedforward.two_thirds
+    layers.eight_thirds, layers.four_times_hidden, layers.two_thirds
 )
 ADJUSTMENTS: Mapping[str, PairRule] = _named(
-    feedforward.halved,
-    feedforward.parallel_residual,
-    feedforward.scaled_hidden,
-    feedforward.shared_without_experts,
+    layers.halved,
+    layers.parallel_residual,
+    layers.scaled_hidden,
+    layers.shared_without_experts,
 )
 # Factories of rules: the record has the arguments after the rule's name.
 ARRANGEMENTS: Mapping[str, Callable[..., Arrangement]] = {
-    "chunks": arrangements.chunks,
-    "full_at_indices": arrangements.full_at_indices,
-    "griffin": lambda: arrangements.griffin,
-    "groups": lambda: arrangements.groups,
-    "hybrid": lambda: arrangements.repeated(LayerType.BOTH),
-    "interval": arrangements.interval,
-    "late_windows": lambda: arrangements.late_windows,
-    "letters": lambda: arrangements.letters,
-    "mid_interval": arrangements.mid_interval,
-    "recurrent": lambda: arrangements.repeated(LayerType.RECURRENT),
-    "uniform": lambda: arrangements.uniform,
-    "windows": arrangements.windows,
-    "windows_after_dense": lambda period: arrangements.full_while_dense(
-        arrangements.windows(period)
+    **_named(
+        layers.chunks,
+        layers.full_at_indices,
+        layers.interval,
+        layers.mid_interval,
+        layers.windows,
+        layers.windows_after_dense,
+        layers.windows_and_first,
+        layers.windows_from_last,
+        layers.windows_with_layers,
     ),
-    "windows_and_first": lambda period: arrangements.also_first(arrangements.windows(period)),
-    "windows_at_indices": lambda: arrangements.windows_at_indices,
-    "windows_from_last": lambda period: arrangements.from_last(
-        arrangements.windows(period, full_first=True)
-    ),
-    "windows_with_layers": lambda layers, period: arrangements.only_with(
-        layers, arrangements.windows(period)
-    ),
+    "griffin": lambda: layers.griffin,
+    "groups": lambda: layers.groups,
+    "hybrid": lambda: layers.hybrid,
+    "late_windows": lambda: layers.late_windows,
+    "letters": lambda: layers.letters,
+    "recurrent": lambda: layers.recurrent,
+    "uniform": lambda: layers.uniform,
+    "windows_at_indices": lambda: layers.windows_at_indices,
 }
 
 
 def _arrangement(stated: Mapping[str, Any]) -> Arrangement:
-    figures = {**stated}
-    made, by_kv_heads = ARRANGEMENTS[figures.pop("rule")], figures.pop("by_kv_heads", False)
-    rule = made(**figures)
-    return arrangements.by_kv_heads(rule) if by_kv_heads else rule
+    arguments = {**stated}
+    make_rule = ARRANGEMENTS[arguments.pop("rule")]
+    by_kv_heads = arguments.pop("by_kv_heads", False)
+    rule = make_rule(**arguments)
+    return layers.by_kv_heads(rule) if by_kv_heads else rule
 
 
 RULES: Mapping[str, Reader] = {

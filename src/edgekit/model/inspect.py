@@ -11,8 +11,7 @@ from edgekit.formats import open_header
 from edgekit.formats.mixes import stated_mix
 from edgekit.formats.quantization import count_weights
 from edgekit.formats.types import Depth, ModelHeader, Tensor
-from edgekit.model import not_a_language_model, read_geometry, towers_of
-from edgekit.model.roles import Role, block_of, roles_of
+from edgekit.model import Role, block_of, not_a_language_model, read_geometry, roles_of, towers_of
 from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (

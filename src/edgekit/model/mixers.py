@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.errors import HeaderError
-from edgekit.model.arrangements import LayerType
 from edgekit.model.hyperparameters import Hyper
+from edgekit.model.layers import LayerType
 from edgekit.model.types import (
     Attention,
     Cell,

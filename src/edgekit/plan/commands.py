@@ -12,7 +12,7 @@ from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
 from edgekit.machine.gpu_limit import raised_limit
 
 if TYPE_CHECKING:
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
     from edgekit.plan.plan import Plan
     from edgekit.sources.types import ModelFiles
 

@@ -16,7 +16,7 @@ from edgekit.bill.types import Price
 from edgekit.engines import engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.errors import CancelledError, DeadlineError
-from edgekit.model.open import OpenModel
+from edgekit.model import OpenModel
 from edgekit.request import Session, Values
 from edgekit.sources.types import Origin, Reach
 from edgekit.web.limits import Places

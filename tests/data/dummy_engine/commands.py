@@ -11,7 +11,7 @@ from tests.data.dummy_engine.flags import FLAGS
 from edgekit.bill.types import MemoryEstimate
 from edgekit.engines.commands import Command, Startup
 from edgekit.engines.flags import flag_words
-from edgekit.model.open import OpenModel
+from edgekit.model import OpenModel
 
 
 def commands(startup: Startup) -> Iterator[Command]:

@@ -58,7 +58,7 @@ from edgekit.machine.types import (
     Pace,
     System,
 )
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.models import model_preflight
 from edgekit.request import Request, Session
 from edgekit.sources.local import data_folder

@@ -21,7 +21,7 @@ from edgekit.catalog.types import Entry
 from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.errors import EdgekitError
-from edgekit.model.open import open_config
+from edgekit.model import open_config
 from edgekit.model.types import Attention
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,7 @@ from edgekit.bill.types import CACHES, Component, Load
 from edgekit.cli import main
 from edgekit.engines.llamacpp.estimate import estimate as estimate_llamacpp
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.model import read_geometry
-from edgekit.model.open import open_config
+from edgekit.model import open_config, read_geometry
 from edgekit.model.types import Model
 from edgekit.units import GIB, MIB
 

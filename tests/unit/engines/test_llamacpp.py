@@ -29,7 +29,7 @@ from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSet
 from edgekit.engines.llamacpp.versions import Rules
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
-from edgekit.model.open import open_config
+from edgekit.model import open_config
 from edgekit.model.types import Attention, Model
 from edgekit.units import MIB
 

@@ -13,7 +13,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.versions import NEWEST, Rules, read_version
-from edgekit.model.open import open_config
+from edgekit.model import open_config
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
 SERVER = LlamaCppSetup(mode=LlamaMode.SERVER, rules=Rules.V0_5)

@@ -16,9 +16,8 @@ from tests.recorded import gguf_files, header_bytes, model_header, models
 from edgekit.basis import Basis
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Depth, Tensor
-from edgekit.model import read_geometry
+from edgekit.model import Role, read_geometry, roles_of
 from edgekit.model.inspect import _with_recurrence, inspect_model
-from edgekit.model.roles import Role, roles_of
 from edgekit.report.inspection import inspection_text
 
 MOE = {

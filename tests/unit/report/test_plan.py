@@ -23,7 +23,7 @@ from edgekit.engines.commands import Command
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.machine import requested_machine
 from edgekit.machine.types import System
-from edgekit.model.open import open_model
+from edgekit.model import open_model
 from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.report.check import MAX_CHANGES

@@ -28,7 +28,7 @@ from edgekit.engines.llamacpp.placements import placements
 from edgekit.engines.llamacpp.quantization import USUAL_MIXES, default_mix, mix_rows
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
-from edgekit.model.open import OpenModel
+from edgekit.model import OpenModel
 from edgekit.model.types import Model
 from edgekit.sources.filenames import SHORT_MIXES
 

@@ -37,7 +37,7 @@ from edgekit.model.types import Model, embeds_in_one_batch
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
 
 PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices", "servers")
 LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weights")

@@ -18,7 +18,7 @@ from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import HOST, Pool, PoolKind
-from edgekit.model.roles import block_of
+from edgekit.model import block_of
 from edgekit.model.types import Model
 from edgekit.sources.types import Container
 

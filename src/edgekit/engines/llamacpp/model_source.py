@@ -20,7 +20,7 @@ from edgekit.sources.types import Container, Origin
 
 if TYPE_CHECKING:
     from edgekit.engines.commands import Startup
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
     from edgekit.sources.types import ModelFiles
 
 PLACEHOLDER_FILE = "MODEL.gguf"

@@ -38,7 +38,7 @@ from edgekit.engines.mlx.types import (
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
 
 
 PROGRAM = "mlx"

@@ -29,8 +29,8 @@ from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.formats.quantization import is_companion, read_quantization
 from edgekit.formats.types import ModelHeader, Quantization, Tensor
 from edgekit.machine.types import DEVICE
+from edgekit.model import Role, block_of, roles_of
 from edgekit.model.hyperparameters import text_section
-from edgekit.model.roles import Role, block_of, roles_of
 from edgekit.model.tensor_recipes import ExpectedTensor, TensorKind, TensorRole
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import (

@@ -15,7 +15,7 @@ from edgekit.engines.protocol import Offload
 from edgekit.units import MIB
 
 if TYPE_CHECKING:
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
 
 OWN_CACHE = "f16"  # needs no flag
 

@@ -22,7 +22,7 @@ from edgekit.machine.devices import find_device
 from edgekit.machine.types import Device, Vendor
 
 if TYPE_CHECKING:
-    from edgekit.model.open import OpenModel
+    from edgekit.model import OpenModel
 
 PROGRAM = "vllm"
 RAY_PORT = 6379  # Ray's default

@@ -28,7 +28,7 @@ from edgekit.engines.vllm.models import vllm_model
 from edgekit.engines.vllm.sharding import Cut, padded
 from edgekit.engines.vllm.types import DTYPE_BYTES
 from edgekit.formats.types import Tensor
-from edgekit.model.roles import Role, block_of, roles_of
+from edgekit.model import Role, block_of, roles_of
 from edgekit.model.types import Cell, Layer, Model
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

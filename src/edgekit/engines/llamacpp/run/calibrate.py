@@ -24,7 +24,7 @@ from edgekit.engines.speed import middle, modelled_speed
 from edgekit.errors import EngineError, UsageError
 from edgekit.machine.calibration import stored_text, today, watched
 from edgekit.machine.types import Device, Machine, Pace
-from edgekit.model.open import OpenModel, open_model
+from edgekit.model import OpenModel, open_model
 from edgekit.units import format_bytes
 
 CONTEXT_TOKENS = 1024

@@ -1,0 +1,526 @@
+"""The layers of a model: rules for the type of each (full attention, sliding window, ...) and for its feed-forward."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from edgekit.errors import HeaderError
+from edgekit.model.hyperparameters import Hyper
+from edgekit.model.types import Experts, FeedForward
+
+
+class LayerType(enum.Enum):
+    FULL = "full"
+    WINDOW = "window"
+    CHUNK = "chunk"
+    RECURRENT = "recurrent"
+    BOTH = "both"
+    EXPERTS = "experts"  # experts only, no mixer
+    NONE = "none"
+
+
+Arrangement = Callable[[Hyper, int], tuple[LayerType, ...]]
+
+# Names in layer_types and similar lists.
+_TYPES = {
+    "full_attention": LayerType.FULL,
+    "attention": LayerType.FULL,
+    "sliding_attention": LayerType.WINDOW,
+    "chunked_attention": LayerType.CHUNK,
+    "linear_attention": LayerType.RECURRENT,
+    "deepseek_sparse_attention": LayerType.FULL,
+    "indexed_attention": LayerType.FULL,
+    "minimax_m3_sparse": LayerType.FULL,
+    "compressed_sparse_attention": LayerType.FULL,
+    "heavily_compressed_attention": LayerType.FULL,
+    "mamba": LayerType.RECURRENT,
+    "mamba2": LayerType.RECURRENT,
+    "conv": LayerType.RECURRENT,
+    "conv_mixer": LayerType.RECURRENT,
+    "recurrent": LayerType.RECURRENT,
+    "hybrid": LayerType.BOTH,
+    "moe": LayerType.EXPERTS,
+    "mlp": LayerType.NONE,
+    0: LayerType.RECURRENT,  # attn_type_list of MiniMax-01: 0 lightning, 1 softmax
+    1: LayerType.FULL,
+}
+_LETTERS = {
+    "M": LayerType.RECURRENT,
+    "*": LayerType.FULL,
+    "E": LayerType.EXPERTS,
+    "-": LayerType.NONE,
+}
+
+
+def listed_types(hyper: Hyper, layers: int) -> tuple[LayerType, ...] | None:
+    """The file's own list of layer types, if it has one."""
+    names = hyper.listed("layer_types", layers)
+    if names is None:
+        return None
+    for name in names:
+        if not isinstance(name, (str, int)) or name not in _TYPES:
+            raise HeaderError(
+                f"unknown layer type {name!r:.60}: upgrade edgekit, or add it to model/layers.py",
+                file=hyper.header.name,
+            )
+    return tuple(_TYPES[name] for name in names)
+
+
+def unless_listed(rule: Arrangement) -> Arrangement:
+    """The file's own list of layer types if it has one, else `rule`."""
+
+    @wraps(rule)
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        types = listed_types(hyper, layers)
+        return rule(hyper, layers) if types is None else types
+
+    return arrange
+
+
+@unless_listed
+def uniform(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Full attention in every layer. In pruned models, some layers have no attention."""
+    if (blocks := hyper.listed("block_configs", layers)) is not None:
+        return tuple(_block_type(hyper, block) for block in blocks)
+    if hyper.gguf and hyper.items("kv_heads") is not None:
+        heads = hyper.per_layer("kv_heads", layers) or ()
+        return tuple(LayerType.FULL if count else LayerType.NONE for count in heads)
+    return (LayerType.FULL,) * layers
+
+
+def _block_type(hyper: Hyper, block: object) -> LayerType:
+    attention = block.get("attention") if isinstance(block, dict) else None
+    if not isinstance(attention, dict):
+        raise HeaderError("an entry of block_configs has no attention", file=hyper.header.name)
+    off = attention.get("no_op") or attention.get("replace_with_linear")
+    return LayerType.NONE if off else LayerType.FULL
+
+
+@unless_listed
+def recurrent(_hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    return (LayerType.RECURRENT,) * layers
+
+
+@unless_listed
+def hybrid(_hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Attention and a recurrence in every layer."""
+    return (LayerType.BOTH,) * layers
+
+
+def windows(period: int, *, full_first: bool = False) -> Arrangement:
+    """Every `period`-th layer has full attention, the rest a sliding window; 0: all slide, if there is a window.
+
+    The file may state another period, list its sliding layers, or spell them out: "LLLG", repeated (EXAONE 4).
+    """
+
+    @unless_listed
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        if not hyper.number("window") or hyper.flag("use_window") is False:
+            return (LayerType.FULL,) * layers
+        if (marks := hyper.listed("window_pattern", layers)) is not None:
+            slides = [bool(mark) for mark in marks]
+        elif (text := hyper.text("window_pattern")) is not None:
+            if not text or not set(text) <= {"L", "G"}:
+                raise HeaderError(
+                    f"sliding_window_pattern {text!r:.40}: only L (local) and G (global) are "
+                    "supported",
+                    file=hyper.header.name,
+                )
+            slides = [text[i % len(text)] == "L" for i in range(layers)]
+        else:
+            stated_period = hyper.number("window_pattern")
+            step = period if stated_period is None else stated_period
+            full_at = 0 if full_first else step - 1
+            slides = [step == 0 or i % step != full_at for i in range(layers)]
+        return tuple(LayerType.WINDOW if slide else LayerType.FULL for slide in slides)
+
+    return arrange
+
+
+def windows_from_last(period: int) -> Arrangement:
+    """Muse: the pattern of `windows` counts backwards from the last layer."""
+
+    @unless_listed
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        return windows(period, full_first=True)(hyper, layers)[::-1]
+
+    return arrange
+
+
+def windows_and_first(period: int) -> Arrangement:
+    """MiMo-V2: like `windows`, but the first layer is full too, unless the file lists its layers."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        types = windows(period)(hyper, layers)
+        is_listed = hyper.items("layer_types") or hyper.raw("window_pattern")
+        return types if is_listed else (LayerType.FULL, *types[1:])
+
+    return arrange
+
+
+def windows_after_dense(period: int) -> Arrangement:
+    """Cohere's mixture of experts: the leading dense layers are full, and the pattern of `windows` follows."""
+
+    @unless_listed
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        lead = min(hyper.number("leading_dense") or 0, layers)
+        return (LayerType.FULL,) * lead + windows(period)(hyper, layers - lead)
+
+    return arrange
+
+
+def windows_at_indices(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Baichuan-M1: the file lists the indices of the sliding layers."""
+    listed = hyper.items("window_layer_indices") or ()
+    sliding = {index for index in listed if isinstance(index, int)}
+    return tuple(LayerType.WINDOW if i in sliding else LayerType.FULL for i in range(layers))
+
+
+def stated_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Windows only if the file lists them by layer: many files state a window that is not used."""
+    if hyper.raw("window_pattern") is None:
+        return uniform(hyper, layers)
+    return windows(0)(hyper, layers)
+
+
+def windows_with_layers(layers: int, period: int) -> Arrangement:
+    """EXAONE 4: only the model with that number of layers has the pattern of `windows`."""
+
+    def arrange(hyper: Hyper, count: int) -> tuple[LayerType, ...]:
+        return windows(period)(hyper, count) if count == layers else (LayerType.FULL,) * count
+
+    return arrange
+
+
+@unless_listed
+def late_windows(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Qwen2: a window only if it is switched on, and only from a given layer on."""
+    if not hyper.flag("use_window") or not hyper.number("window"):
+        return (LayerType.FULL,) * layers
+    start = hyper.number("window_from") or 0
+    return tuple(LayerType.WINDOW if i >= start else LayerType.FULL for i in range(layers))
+
+
+def chunks(period: int) -> Arrangement:
+    """Llama 4: chunked attention except on every `period`-th layer, which has full attention without rope."""
+
+    @unless_listed
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        if hyper.raw("window") == 0 or not hyper.number("chunk"):
+            return (LayerType.FULL,) * layers
+        if hyper.items("rope_layers"):  # an empty list means the default
+            roped = hyper.listed("rope_layers", layers) or ()
+            return tuple(LayerType.CHUNK if mark else LayerType.FULL for mark in roped)
+        step = hyper.number("rope_layer_step") or period
+        return tuple(
+            LayerType.FULL if (i + 1) % step == 0 else LayerType.CHUNK for i in range(layers)
+        )
+
+    return arrange
+
+
+def interval(period: int, *, offset: int | None = None) -> Arrangement:
+    """Attention on every `period`-th layer, a recurrence on the others."""
+
+    @unless_listed
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        if hyper.items("recurrent_layers") is not None:
+            marks = hyper.listed("recurrent_layers", layers) or ()
+            return tuple(LayerType.RECURRENT if mark else LayerType.FULL for mark in marks)
+        step = hyper.number("full_interval") or period
+        stated_offset = hyper.number("full_offset")
+        last = step - 1 if offset is None else offset
+        full_at = last if stated_offset is None else stated_offset
+        return tuple(
+            LayerType.FULL if i % step == full_at else LayerType.RECURRENT for i in range(layers)
+        )
+
+    return arrange
+
+
+def mid_interval(period: int) -> Arrangement:
+    """PLaMo 2: attention in the middle of every `period` layers."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        step = hyper.number("full_interval") or period
+        return interval(step, offset=step // 2)(hyper, layers)
+
+    return arrange
+
+
+@unless_listed
+def groups(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Bailing: the last layer of every group has attention, and so do all layers of an incomplete group."""
+    size = hyper.need("full_interval")
+    if size < 1:
+        raise hyper.missing("full_interval")
+    whole = layers - layers % size
+    return tuple(
+        LayerType.FULL if (i + 1) % size == 0 or i >= whole else LayerType.RECURRENT
+        for i in range(layers)
+    )
+
+
+def by_kv_heads(fallback: Arrangement) -> Arrangement:
+    """GGUF: layers without KV heads are recurrent; config.json has other keys for that."""
+
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        if hyper.gguf and hyper.items("kv_heads") is not None:
+            heads = hyper.per_layer("kv_heads", layers) or ()
+            return tuple(LayerType.FULL if count else LayerType.RECURRENT for count in heads)
+        return fallback(hyper, layers)
+
+    return arrange
+
+
+def full_at_indices(*, first: int, none_is_empty: bool = False) -> Arrangement:
+    """config.json lists the indices of the attention layers, counted from `first`."""
+
+    @unless_listed
+    def arrange(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+        listed = hyper.items("full_layer_indices")
+        if listed is None and not none_is_empty:
+            raise hyper.missing("full_layer_indices")
+        full = {index - first for index in listed or () if isinstance(index, int)}
+        return tuple(LayerType.FULL if i in full else LayerType.RECURRENT for i in range(layers))
+
+    return arrange
+
+
+def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """Nemotron-H: a letter per layer: M recurrence, * attention, E and - feed-forward only."""
+    if hyper.gguf:
+        heads = hyper.per_layer("kv_heads", layers) or (0,) * layers
+        widths = hyper.per_layer("feed_forward", layers) or (0,) * layers
+        return tuple(
+            LayerType.FULL if head else LayerType.NONE if width else LayerType.RECURRENT
+            for head, width in zip(heads, widths, strict=True)
+        )
+    if (types := listed_types(hyper, layers)) is not None:
+        return types
+    pattern = hyper.text("pattern_text")
+    if pattern is None or len(pattern) < layers or not set(pattern) <= set(_LETTERS):
+        raise hyper.missing("pattern_text")
+    return tuple(_LETTERS[letter] for letter in pattern[:layers])
+
+
+def griffin(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
+    """RecurrentGemma lists one cycle of its layers; all of its attention has a sliding window."""
+    listed = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
+    types = {"recurrent": LayerType.RECURRENT, "attention": LayerType.WINDOW}
+    if not set(map(repr, listed)) <= set(map(repr, types)):
+        raise HeaderError(f"unknown block_types {listed!r:.60}", file=hyper.header.name)
+    return tuple(types[listed[i % len(listed)]] for i in range(layers))
+
+
+# -- feed-forwards: dense, experts, or both ----------------------------------------------------
+
+Pair = tuple[FeedForward | None, Experts | None]  # the dense and the expert part of a layer
+WidthRule = Callable[[Hyper], int]  # the width if the file does not state one
+PairRule = Callable[[Hyper, Pair], Pair]  # corrects a width that means something else here
+
+
+def feed_forwards(
+    hyper: Hyper,
+    types: tuple[LayerType, ...],
+    *,
+    gated: bool,
+    dense_and_experts: bool,
+    alternating: bool,
+    width: WidthRule,
+) -> tuple[Pair, ...]:
+    """The dense and the expert part of each layer.
+
+    `dense_and_experts`: layers have both. `alternating`: layers are a mixer or a feed-forward.
+    """
+    count = len(types)
+    # Alternating models may consist of recurrences and experts only.
+    has_dense = LayerType.NONE in types or not alternating
+    widths = _dense_widths(hyper, count, width) if has_dense else (0,) * count
+    dense = tuple(FeedForward(width=w, gated=gated) if w else None for w in widths)
+    experts = _experts(hyper, width, gated=gated)
+    routed = _routed_layers(hyper, count) if experts is not None else (False,) * count
+    needed = LayerType.NONE in types if alternating else not all(routed)
+    # The tensors of a GGUF show which layers have one; a pruned model lists the layers without.
+    optional = hyper.gguf or width is not stated_width or hyper.states("block_configs")
+    if needed and not any(dense) and not optional:
+        raise hyper.missing("feed_forward")
+    if not alternating:
+        return tuple(
+            (half if dense_and_experts or not moe else None, experts if moe else None)
+            for half, moe in zip(dense, routed, strict=True)
+        )
+    experts_at = {LayerType.EXPERTS}
+    if hyper.gguf and experts is not None:  # a GGUF does not distinguish the two
+        experts_at.add(LayerType.NONE)
+    return tuple(
+        (None, experts) if kind in experts_at else (half if kind is LayerType.NONE else None, None)
+        for kind, half in zip(types, dense, strict=True)
+    )
+
+
+def _experts(hyper: Hyper, rule: WidthRule, *, gated: bool) -> Experts | None:
+    count = hyper.number("experts") or 0
+    if count <= 1:
+        return None
+    used = hyper.number("experts_used") or 0
+    if not 0 < used <= count:
+        raise HeaderError(f"invalid expert counts: {used} used of {count}", file=hyper.header.name)
+    width = _count_of(hyper, "expert_feed_forward") or hyper.number("feed_forward") or rule(hyper)
+    if not width:
+        raise hyper.missing("expert_feed_forward")
+    shared = hyper.number("shared_feed_forward")
+    if shared is None:
+        shared = _count_of(hyper, "shared_experts") * width
+    latent = hyper.number("expert_latent") or 0
+    return Experts(
+        count=count, used=used, width=width, shared_width=shared, latent=latent, gated=gated
+    )
+
+
+def _count_of(hyper: Hyper, name: str) -> int:
+    """A number, or the largest of a list (Hunyuan, ERNIE-VL)."""
+    listed = hyper.items(name)
+    if listed is None:
+        return hyper.number(name) or 0
+    return max((hyper.whole(name, item) for item in listed), default=0)
+
+
+def _routed_layers(hyper: Hyper, layers: int) -> tuple[bool, ...]:
+    if (types := hyper.listed("mlp_layer_types", layers)) is not None:
+        return tuple(kind != "dense" for kind in types)
+    if (marks := hyper.listed("moe_step", layers)) is not None:
+        return tuple(bool(mark) for mark in marks)
+    if (named := _named_layers(hyper)) is not None:
+        return tuple(i in named for i in range(layers))
+    step = hyper.number("moe_step")
+    if step == 0:
+        return (False,) * layers
+    step = step or 1
+    offset = hyper.number("moe_offset")
+    routed_at = step - 1 if offset is None else offset
+    lead = hyper.number("leading_dense") or 0
+    dense = {index for index in hyper.items("mlp_only_layers") or () if isinstance(index, int)}
+    return tuple(i >= lead and i % step == routed_at and i not in dense for i in range(layers))
+
+
+def _named_layers(hyper: Hyper) -> frozenset[int] | None:
+    """Step lists the layers with experts as text: "4,5,6"."""
+    text = hyper.text("moe_layers")
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and len(part) < 9 for part in parts):
+        raise HeaderError(f"moe_layers_enum is {text!r:.60}", file=hyper.header.name)
+    return frozenset(map(int, parts))
+
+
+def _dense_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
+    stated = hyper.per_layer("dense_feed_forward", layers) or hyper.per_layer(
+        "feed_forward", layers
+    )
+    if stated is None:
+        stated = _derived_widths(hyper, layers, rule)
+    stated = tuple(hyper.override("feed_forward", i) or width for i, width in enumerate(stated))
+    if hyper.flag("width_is_raw"):
+        # LFM2's own code shrinks the stated width by a third and rounds it.
+        scale, multiple = hyper.ratio("width_scale") or 1.0, hyper.number("width_multiple") or 1
+        stated = tuple(_round_up(int(int(2 * w / 3) * scale), multiple) for w in stated)
+    if hyper.flag("wide_shared_ffn"):
+        shared = hyper.number("shared_cache_layers") or 0
+        return tuple(w * 2 if i >= layers - shared else w for i, w in enumerate(stated))
+    return stated
+
+
+def _derived_widths(hyper: Hyper, layers: int, rule: WidthRule) -> tuple[int, ...]:
+    """Widths of files that state a ratio instead, or rely on the family's default."""
+    if (blocks := hyper.listed("block_configs", layers)) is not None:
+        return tuple(_block_width(hyper, block) for block in blocks)
+    if (ratios := hyper.listed("width_ratios", layers)) is not None:
+        return tuple(_divisible(hyper, ratio) for ratio in ratios)
+    if hyper.number("width_multiple") and not hyper.flag("width_is_raw"):
+        # Meta's params.json: 8/3 of the hidden width, scaled, rounded up.
+        scaled = int(8 * hyper.need("hidden") / 3) * (hyper.ratio("width_scale") or 1.0)
+        return (_round_up(int(scaled), hyper.need("width_multiple")),) * layers
+    return (rule(hyper),) * layers
+
+
+def stated_width(hyper: Hyper) -> int:
+    """The rule of most families: the file states the width, unless every layer has experts only."""
+    if hyper.number("experts") or hyper.gguf:
+        return 0
+    raise hyper.missing("feed_forward")
+
+
+def four_times_hidden(hyper: Hyper) -> int:
+    """GPT-2 and similar models, which do not state the width."""
+    return 4 * hyper.need("hidden")
+
+
+def two_thirds(hyper: Hyper) -> int:
+    """flash-linear-attention: two thirds of hidden x ratio, because the feed-forward is gated."""
+    ratio = hyper.ratio("width_ratio") or 4
+    return _round_up(int(hyper.need("hidden") * ratio * 2 / 3), 256)
+
+
+def eight_thirds(hyper: Hyper) -> int:
+    """Lille: two thirds of four times, to the nearest 256."""
+    return 256 * round(int(8 * hyper.need("hidden") / 3) / 256)
+
+
+def _divisible(hyper: Hyper, ratio: Any) -> int:
+    """OpenELM: a ratio per layer, rounded to a multiple of the divisor, but never down by more than a tenth."""
+    divisor = hyper.number("width_divisor") or 8
+    exact = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
+    near = max(divisor, int(exact + divisor / 2) // divisor * divisor)
+    return near + divisor if near < 0.9 * exact else near
+
+
+def _block_width(hyper: Hyper, block: Any) -> int:
+    half = block.get("ffn") if isinstance(block, dict) else None
+    if not isinstance(half, dict) or half.get("no_op") or half.get("replace_with_linear"):
+        return 0
+    scale = half.get("ffn_mult")
+    if scale is None:
+        return hyper.whole("feed_forward", half.get("intermediate_size") or 0)
+    hidden = hyper.need("hidden")
+    return _round_up(int(2 * hyper.real("ffn_mult", scale) * hidden / 3), 256)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def as_stated(_: Hyper, pair: Pair) -> Pair:
+    return pair
+
+
+def halved(_: Hyper, pair: Pair) -> Pair:
+    """Qwen 1 and RecurrentGemma state the sum of gate and up."""
+    dense, experts = pair
+    return (replace(dense, width=dense.width // 2) if dense else None, experts)
+
+
+def scaled_hidden(hyper: Hyper, pair: Pair) -> Pair:
+    """AFM: "hidden_dim" is the model's width; the feed-forward is a multiple of it."""
+    width = int(hyper.need("hidden") * (hyper.ratio("width_ratio") or 3.25))
+    return (replace(pair[0], width=width) if pair[0] else None, pair[1])
+
+
+def shared_without_experts(hyper: Hyper, pair: Pair) -> Pair:
+    """Granite hybrids without experts have only the shared one."""
+    dense, experts = pair
+    width = None if hyper.gguf else hyper.number("shared_feed_forward")
+    return (replace(dense, width=width), experts) if dense and width else pair
+
+
+def parallel_residual(hyper: Hyper, pair: Pair) -> Pair:
+    """Arctic: the dense part parallel to the experts is as wide as the model."""
+    dense, experts = pair
+    if dense is None or experts is None:
+        return pair
+    return (replace(dense, width=hyper.need("hidden")), experts)
