@@ -21,7 +21,7 @@ from tests.unread import WITHOUT_CONFIG, from_config, from_keys
 from edgekit.bill.types import CACHES, Component, MemoryEstimate
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.setups import read_row
-from edgekit.engines.llamacpp.versions import NEWEST, Rules, version_name
+from edgekit.engines.llamacpp.types import NEWEST, Rules, version_name
 from edgekit.engines.mlx import estimate as mlx
 from edgekit.engines.mlx.setups import read_row as read_mlx_row
 from edgekit.engines.vllm import estimate as vllm

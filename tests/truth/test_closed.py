@@ -12,9 +12,9 @@ from edgekit.bill.types import Component, Load
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.compute import bound_bytes, pool_bounds
 from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.setups import read_row
 from edgekit.engines.llamacpp.types import HeadSizes, LlamaCppSetup
+from edgekit.engines.llamacpp.weights import place
 from edgekit.machine.types import HOST
 from edgekit.units import MIB
 

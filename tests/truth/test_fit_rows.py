@@ -14,8 +14,13 @@ from tests.thoroughness import LONG
 
 from edgekit.bill.types import CACHES, Component, Load, MemoryEstimate, Start, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LlamaMode, Override
-from edgekit.engines.llamacpp.versions import read_version
+from edgekit.engines.llamacpp.types import (
+    ALL_LAYERS,
+    LlamaCppSetup,
+    LlamaMode,
+    Override,
+    read_version,
+)
 from edgekit.machine.types import DEVICE, Device, HostMemory, Machine, System, Vendor
 from edgekit.plan.choice import Candidate, choose
 from edgekit.units import GIB, MIB

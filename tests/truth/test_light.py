@@ -14,8 +14,7 @@ from tests.thoroughness import LONG
 from edgekit.basis import Basis
 from edgekit.bill.types import Load
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, Rules
 from edgekit.errors import HeaderError
 from edgekit.formats import read_header
 from edgekit.formats.types import Depth, ModelHeader

@@ -16,8 +16,7 @@ from tests.thoroughness import LONG
 from edgekit.bill.types import Component, Load, MemoryEstimate, Start, Task, cache_type
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import NEWEST, Rules
+from edgekit.engines.llamacpp.types import NEWEST, Backend, LlamaCppSetup, LlamaMode, Rules
 from edgekit.machine.types import DEVICE, Device, Machine, System, Vendor
 from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB

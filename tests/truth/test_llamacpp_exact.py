@@ -8,12 +8,10 @@ import pytest
 from tests.recorded import engine_models, rows
 
 from edgekit.bill.types import CACHES, Component, MemoryLine
-from edgekit.engines.llamacpp.caches import cache_lines
 from edgekit.engines.llamacpp.compute import output_line
-from edgekit.engines.llamacpp.context import resolve
-from edgekit.engines.llamacpp.placement import place
+from edgekit.engines.llamacpp.context import cache_lines, resolve
 from edgekit.engines.llamacpp.setups import read_row
-from edgekit.engines.llamacpp.weights import weight_lines
+from edgekit.engines.llamacpp.weights import place, weight_lines
 from edgekit.errors import RefusedError
 from edgekit.machine.types import PoolKind
 from edgekit.model.types import Model

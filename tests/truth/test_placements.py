@@ -20,8 +20,8 @@ from edgekit.engines.llamacpp.types import (
     LlamaCppSetup,
     Override,
     SplitMode,
+    read_version,
 )
-from edgekit.engines.llamacpp.versions import read_version
 from edgekit.machine.types import HOST, Pool, PoolKind
 
 ROWS = list(rows("placements_06.jsonl.gz"))

@@ -24,8 +24,7 @@ from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.setups import setup as llamacpp_setup
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, Rules
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.sources.types import ModelFiles

@@ -21,8 +21,7 @@ from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.binding import ChildLimits, LoadQuestion, choose_method
 from edgekit.engines.llamacpp.run.generated import HollowFile, on_disk
 from edgekit.engines.llamacpp.run.verification import ask_engine
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.versions import NEWEST
+from edgekit.engines.llamacpp.types import NEWEST, LlamaCppSetup
 from edgekit.errors import EdgekitError, EngineError, RefusedError
 from edgekit.formats import read_header
 from edgekit.model import read_geometry

@@ -15,7 +15,7 @@ from edgekit.cli.options import add_flags
 from edgekit.engines import engine_named, every_engine
 from edgekit.engines.flags import Flag, flag_words, given_flags, read_flags
 from edgekit.engines.llamacpp.flags import command_words
-from edgekit.engines.llamacpp.versions import NEWEST, OLDEST
+from edgekit.engines.llamacpp.types import NEWEST, OLDEST
 from edgekit.engines.memo import ENGINE as MEMO
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError

@@ -24,9 +24,8 @@ from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.conversion import convert
-from edgekit.engines.llamacpp.placement import device_bytes, place, placed_sums, placed_tensors
-from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Backend, Cpu, DeviceSlot, LlamaCppSetup, LlamaMode, Rules
+from edgekit.engines.llamacpp.weights import device_bytes, place, placed_sums, placed_tensors
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model import open_config

@@ -11,8 +11,14 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import NEWEST, Rules, read_version
+from edgekit.engines.llamacpp.types import (
+    NEWEST,
+    Backend,
+    LlamaCppSetup,
+    LlamaMode,
+    Rules,
+    read_version,
+)
 from edgekit.model import open_config
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})

@@ -24,7 +24,7 @@ from edgekit.engines.llamacpp.architectures import (
     known_architecture,
 )
 from edgekit.engines.llamacpp.setups import default_setup, read_row
-from edgekit.engines.llamacpp.versions import (
+from edgekit.engines.llamacpp.types import (
     NEWEST,
     OLDEST,
     VARIABLE,

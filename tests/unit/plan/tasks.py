@@ -12,8 +12,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import as_named
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode, Rules
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model

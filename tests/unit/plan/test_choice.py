@@ -14,9 +14,9 @@ from edgekit.bill.types import Job, Load, Start, Task, cache_type
 from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import ALL_LAYERS
+from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight

@@ -11,11 +11,11 @@ from tests.unit.plan.tasks import LLAMA, MOE, gguf, of_config, one_file, rated
 
 from edgekit.bill.types import Component, Placement, Start, Task
 from edgekit.engines import default_engine, engine_named, engine_on, every_engine
-from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.placements import finer_placements
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.speed import reads_per_token
 from edgekit.engines.llamacpp.types import LlamaCppSetup
+from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.machine.types import DEVICE, HOST, Machine, together_bytes
 from edgekit.plan.commands import ready_commands

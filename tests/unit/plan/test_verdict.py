@@ -26,8 +26,8 @@ from edgekit.bill.types import (
 from edgekit.bill.verdict import Status, Usage, Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_on
-from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
+from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.errors import EdgekitError, HardwareError
 from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
 from edgekit.machine.what_if import what_if_machine

@@ -20,7 +20,7 @@ from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.cli import main
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.run import binding
-from edgekit.engines.llamacpp.versions import NEWEST, version_name
+from edgekit.engines.llamacpp.types import NEWEST, version_name
 from edgekit.machine.types import HOST
 from edgekit.units import MIB
 

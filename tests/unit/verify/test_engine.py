@@ -27,8 +27,14 @@ from edgekit.engines.llamacpp.run.binding import (
 )
 from edgekit.engines.llamacpp.run.generated import HollowFile, hollow_out, on_disk
 from edgekit.engines.llamacpp.run.verification import ask_engine, verify_model
-from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import NEWEST, answered_version, version_name
+from edgekit.engines.llamacpp.types import (
+    NEWEST,
+    Backend,
+    LlamaCppSetup,
+    LlamaMode,
+    answered_version,
+    version_name,
+)
 from edgekit.engines.program import Verification
 from edgekit.errors import EngineError, PredictionError, RefusedError, UsageError
 from edgekit.sources.local import locate_path

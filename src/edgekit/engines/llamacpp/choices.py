@@ -22,10 +22,9 @@ from edgekit.engines.choices import (
     stored_quant,
 )
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.converted import MixedModel
 from edgekit.engines.llamacpp.estimate import converted
 from edgekit.engines.llamacpp.placements import placements
-from edgekit.engines.llamacpp.quantization import USUAL_MIXES, default_mix, mix_rows
+from edgekit.engines.llamacpp.quantization import USUAL_MIXES, MixedModel, default_mix, mix_rows
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
 from edgekit.model import OpenModel

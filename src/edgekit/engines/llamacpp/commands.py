@@ -1,4 +1,4 @@
-"""A verdict -> its flags, and the commands that start llama.cpp with them.
+"""A verdict -> its flags, and the commands that start llama.cpp, Ollama or LM Studio with them.
 
 Flags as in common/arg.cpp @ b21e4de.
 """
@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekit.bill.types import F16, Drafter, MemoryEstimate, Placement
 from edgekit.bill.verdict import Status, Verdict
-from edgekit.engines.commands import Command, Startup, leaves_some
+from edgekit.catalog.repositories import Form, repository_at
+from edgekit.engines.commands import (
+    COMMAND,
+    FILE,
+    LM_STUDIO_CONTEXT,
+    LM_STUDIO_OFFLOAD,
+    LM_STUDIO_PARALLEL,
+    Command,
+    LmStudioSetting,
+    Startup,
+    leaves_some,
+    lm_studio_texts,
+    parsed,
+)
 from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes
 from edgekit.engines.llamacpp.flags import REPEATED, command_words, keys_of
-from edgekit.engines.llamacpp.front_ends import lm_studio_commands, ollama_commands
 from edgekit.engines.llamacpp.model_source import (
     NO_PROJECTOR,
     PLACEHOLDER_DRAFT,
@@ -24,20 +36,31 @@ from edgekit.engines.llamacpp.model_source import (
     model_draft_words,
     model_source,
 )
-from edgekit.engines.llamacpp.placement import has_experts_on_host
 from edgekit.engines.llamacpp.placements import backend_name, devices, pinned
 from edgekit.engines.llamacpp.quantization import DEFAULT_MIX
 from edgekit.engines.llamacpp.setups import placement as values_of_placement
 from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.setups import this_cpu, values
-from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode, LoadFacts, SplitMode
+from edgekit.engines.llamacpp.types import (
+    ALL_LAYERS,
+    Backend,
+    LlamaCppSetup,
+    LlamaMode,
+    LoadFacts,
+    SplitMode,
+)
+from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.engines.protocol import Offload
 from edgekit.machine.types import HOST, Device, Vendor
-from edgekit.model.types import Model, embeds_in_one_batch
+from edgekit.model.types import Model, block_count, embeds_in_one_batch
+from edgekit.sources.reference import HubModel
+from edgekit.sources.types import Origin
+from edgekit.terminal import printable
 from edgekit.units import format_bytes
 
 if TYPE_CHECKING:
     from edgekit.model import OpenModel
+
 
 PLACEMENT, DEVICES = keys_of("placement"), keys_of("devices", "servers")
 LIMITS, CHOSEN = keys_of("batch", "server"), PLACEMENT | keys_of("cache", "weights")
@@ -264,3 +287,258 @@ def _experts_in_ram(verdict: Verdict) -> str:
     if with_experts and moved == with_experts and not way.by_tensor:
         return "all experts"
     return f"the experts of {moved} layers" if moved else ""
+
+
+OLLAMA = "ollama"
+_PATHS = ("/", "./", "../", "~")
+# docs/faq.mdx: cache types, most accurate first, with bits per value
+_CACHE_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+_OWN_CACHE, _SMALLEST_CACHE = "f16", "q4_0"
+# llama-server reads these if no flag is given, and Ollama passes on its environment.
+_GROWTH_VARIABLES = {
+    "cache_ram": "LLAMA_ARG_CACHE_RAM",
+    "ctx_checkpoints": "LLAMA_ARG_CTX_CHECKPOINTS",
+}
+_CACHES_ALIKE = f"Ollama uses one cache type ({', '.join(_CACHE_BITS)}) for keys and values of all models: {{}} here"
+_NO_EXPERTS = (
+    "Ollama cannot move experts alone to RAM: without num_gpu it places whole layers itself"
+)
+_NO_SPLIT = "Ollama splits layers across GPUs itself; it has no -ts"
+_NO_OFFLOAD = "Ollama has no --no-kv-offload: the cache is where the layers are"
+_NOT_SHARED = (
+    "one request at a time: in Ollama each of {} parallel requests would have its own cache"
+)
+
+
+def ollama_commands(startup: Startup, notes: list[str]) -> Iterator[Command]:
+    """Ollama's commands. No Modelfile if Ollama's default placement is the one judged. `notes`: about the cards."""
+    server = ["ollama", "serve"]
+    yield startup.command(
+        OLLAMA,
+        "Ollama server",
+        server,
+        _ollama_environment(startup),
+        [*_ollama_notes(startup), *notes],
+    )
+    source, layers = _modelfile_source(startup), _ollama_layers(startup)
+    if not source.startswith(_PATHS) and _runs_by_default(startup, layers):
+        yield startup.command(OLLAMA, "Ollama", ["ollama", "run", source])
+        return
+    text = "\n".join(_modelfile(startup, source, layers)) + "\n"
+    note = model_source(startup).note
+    yield Command(
+        program=OLLAMA,
+        name="Ollama Modelfile",
+        kind=FILE,
+        text=text,
+        notes=(note,) if note else (),
+    )
+    own = _ollama_name(startup.label)
+    steps = (["ollama", "create", own, "-f", "Modelfile"], ["ollama", "run", own])
+    lines = [startup.command(OLLAMA, "Ollama", words).text for words in steps]
+    yield Command(program=OLLAMA, name="Ollama", kind=COMMAND, text="\n".join(lines))
+
+
+def _runs_by_default(startup: Startup, layers: int | None) -> bool:
+    """True if Ollama, with only the server's variables, places the model as judged."""
+    on_cpu = layers == 0 and not startup.machine.devices
+    whole = layers is None or layers == block_count(startup.variant.model.geometry) + 1
+    has_batch = bool(startup.load.microbatch_tokens)
+    return (on_cpu or whole) and startup.setup.use_mmap and not has_batch
+
+
+def _modelfile(startup: Startup, source: str, layers: int | None) -> Iterator[str]:
+    yield f"FROM {printable(source)}"  # one line, even for odd file names
+    yield f"PARAMETER num_ctx {startup.context_tokens}"
+    if layers is not None:
+        yield f"PARAMETER num_gpu {layers}"
+    if startup.load.microbatch_tokens:
+        yield f"PARAMETER num_batch {startup.load.microbatch_tokens}"
+    if not startup.setup.use_mmap:
+        yield "PARAMETER use_mmap false"
+
+
+def _modelfile_source(startup: Startup) -> str:
+    """A tag of Ollama's library, a model that Ollama has, hf.co/org/name:quant, or a file."""
+    files = startup.files
+    if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
+        return files.label
+    if not has_own_file(startup):
+        mix = startup.setup.mix or startup.variant.name
+        tag = repository_at(startup.label, Form.OLLAMA, mix)
+        if tag is not None:
+            return tag.name
+    first, word, *_ = model_source(startup).words
+    if first == "-hf":
+        return f"hf.co/{word}"
+    if first == "-mu":
+        return f"./{word.rsplit('/', maxsplit=1)[-1].partition('?')[0]}"
+    return word if word.startswith(_PATHS) or word[1:2] == ":" else f"./{word}"
+
+
+def _ollama_layers(startup: Startup) -> int | None:
+    """num_gpu; None if only experts are in RAM: Ollama cannot do that and places whole layers itself."""
+    setup = startup.setup
+    if setup.backend is Backend.CPU:
+        return 0
+    if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
+        return None
+    every = block_count(startup.variant.model.geometry) + 1  # plus the output layer
+    return every if setup.n_gpu_layers >= ALL_LAYERS else min(setup.n_gpu_layers, every)
+
+
+def _ollama_environment(startup: Startup) -> dict[str, str]:
+    """Server variables. Ollama multiplies the context by the number of parallel requests."""
+    cache, load, found = _ollama_cache(startup), startup.load, startup.environment
+    found["OLLAMA_CONTEXT_LENGTH"] = str(startup.context_tokens)
+    found["OLLAMA_NUM_PARALLEL"] = str(startup.verdict.streams)
+    if cache != _OWN_CACHE:
+        found["OLLAMA_KV_CACHE_TYPE"] = cache
+    if load.flash_attention is not None or cache != _OWN_CACHE:
+        found["OLLAMA_FLASH_ATTENTION"] = "0" if load.flash_attention is False else "1"
+    if len(startup.placement.cards) > 1:
+        found["OLLAMA_SCHED_SPREAD"] = "1"
+    limits = growth_limits(startup.verdict)
+    return found | {_GROWTH_VARIABLES[key]: str(number) for key, number in limits.items()}
+
+
+def _ollama_cache(startup: Startup) -> str:
+    """One type for K and V: the most accurate that is no larger than either."""
+    kinds = (startup.load.cache_k, startup.load.cache_v)
+    least = min(_CACHE_BITS[_OWN_CACHE] if kind is None else kind.bits for kind in kinds)
+    return next((name for name, bits in _CACHE_BITS.items() if bits <= least), _SMALLEST_CACHE)
+
+
+def _ollama_notes(startup: Startup) -> Iterator[str]:
+    """Notes on settings that Ollama lacks."""
+    load, setup = startup.load, startup.setup
+    requested = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
+    if requested != {_ollama_cache(startup)}:
+        yield _CACHES_ALIKE.format(_ollama_cache(startup))
+    if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
+        yield _NO_EXPERTS
+    if setup.tensor_split:
+        yield _NO_SPLIT
+    if not setup.offload_kqv:
+        yield _NO_OFFLOAD
+    sequences = LoadFacts.of(startup.verdict.estimate).n_seq_max
+    if sequences > 1 and startup.verdict.streams == 1:
+        yield _NOT_SHARED.format(sequences)
+
+
+def _ollama_name(label: str) -> str:
+    """The name in Ollama's spelling: lower case, digits, dots, dashes."""
+    plain = label.rsplit("/", maxsplit=1)[-1].removesuffix(".gguf").lower()
+    name = "".join(
+        char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in plain
+    )
+    return name.strip("._-")[:80] or "planned"
+
+
+def lm_studio_commands(startup: Startup) -> Iterator[Command]:
+    yield from lm_studio_texts(
+        startup,
+        list(_lm_studio_settings(startup)),
+        model=_lm_studio_model(startup),
+        notes=list(_lm_studio_notes(startup)),
+    )
+
+
+def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
+    setup: LlamaCppSetup = startup.setup
+    load, layers = startup.load, block_count(startup.variant.model.geometry)
+    facts = LoadFacts.of(startup.verdict.estimate)
+    yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, facts.n_ctx)
+    yield LmStudioSetting("", "llm.load.llama.autoFit", False)  # otherwise it fits layers by itself
+    yield _counted("GPU Offload", LM_STUDIO_OFFLOAD, _offload_share(setup, layers), layers)
+    if any(layer.experts for layer in startup.variant.model.geometry.layers):
+        experts = _experts_share(startup, layers)
+        key = "llm.load.numCpuExpertLayersRatio"
+        yield _counted("Layers with MoE weights on the CPU", key, experts, layers)
+    on_gpu = setup.offload_kqv
+    yield LmStudioSetting(
+        "Offload KV Cache to GPU Memory", "llm.load.offloadKVCacheToGpu", on_gpu, is_default=on_gpu
+    )
+    yield LmStudioSetting("Flash Attention", "llm.load.llama.flashAttention", facts.flash_attn)
+    for name, kind in (("K", load.cache_k), ("V", load.cache_v)):
+        yield LmStudioSetting(
+            f"{name} Cache Quantization Type",
+            f"llm.load.llama.{name.lower()}CacheQuantizationType",
+            {"checked": kind is not None, "value": "f16" if kind is None else kind.name},
+            "off (f16)" if kind is None else kind.name,
+            is_default=kind is None,
+        )
+    yield LmStudioSetting("Max Concurrent Predictions", LM_STUDIO_PARALLEL, facts.n_seq_max)
+    yield LmStudioSetting("Unified KV Cache", "llm.load.useUnifiedKvCache", facts.kv_streams == 1)
+    yield LmStudioSetting("Evaluation Batch Size", "llm.load.llama.evalBatchSize", facts.n_batch)
+    yield LmStudioSetting("Physical Batch Size", "llm.load.llama.physicalBatchSize", facts.n_ubatch)
+    mapped = setup.use_mmap
+    yield LmStudioSetting("Try mmap()", "llm.load.llama.tryMmap", mapped, is_default=mapped)
+    limits = growth_limits(startup.verdict)
+    if "ctx_checkpoints" in limits:
+        key = "llm.load.llama.contextCheckpoints"
+        yield LmStudioSetting("Context Checkpoints", key, limits["ctx_checkpoints"])
+    yield from _split_setting(startup)
+
+
+def _counted(name: str, key: str, share: str | float, layers: int) -> LmStudioSetting:
+    """A setting stored as a share of the layers, which the screen shows as a number."""
+    count = {"max": layers, "off": 0}[share] if isinstance(share, str) else round(share * layers)
+    return LmStudioSetting(
+        name, key, share, f"{count} of {layers} layers", is_default=share == "off"
+    )
+
+
+def _offload_share(setup: LlamaCppSetup, layers: int) -> str | float:
+    """The share of blocks on the GPU; the output layer goes with the last block."""
+    if setup.backend is Backend.CPU or not setup.n_gpu_layers:
+        return "off"
+    if setup.n_gpu_layers >= ALL_LAYERS or setup.n_gpu_layers > layers:
+        return "max"
+    return setup.n_gpu_layers / layers
+
+
+def _experts_share(startup: Startup, layers: int) -> str | float:
+    setup: LlamaCppSetup = startup.setup
+    if setup.backend is Backend.CPU:
+        return "off"
+    if setup.cpu_moe:
+        return "max"
+    blocks = sum(map(has_experts_on_host(setup), range(layers)))  # whole layers only
+    if startup.placement.by_tensor and not setup.n_cpu_moe and len(setup.overrides) == 1:
+        blocks += 1  # LM Studio moves the first layers' experts, not the last as -ot does: that frees less of the GPU
+    return blocks / layers if blocks else "off"
+
+
+def _split_setting(startup: Startup) -> Iterator[LmStudioSetting]:
+    """Shares of all visible cards in order of their numbers; 0: the card is not used."""
+    used, split = startup.placement.cards, startup.setup.tensor_split
+    known = devices(startup.machine)
+    if not used or (len(used) == len(known) and not split):
+        return
+    shares = split or tuple(float(card.free_bytes) for card in used)
+    by_card = dict(zip((card.index for card in used), shares, strict=False))
+    ratio = [round(by_card.get(card.index, 0.0), 3) for card in known]
+    if len(used) == 1:
+        ratio = [float(card.index == used[0].index) for card in known]
+    config = {"strategy": "custom", "disabledGpus": [], "priority": [], "customRatio": ratio}
+    shown = "custom, " + ":".join(f"{share:g}" for share in ratio)
+    yield LmStudioSetting("GPU split", "load.gpuSplitConfig", config, shown)
+
+
+def _lm_studio_model(startup: Startup) -> str:
+    if not has_own_file(startup):
+        return model_source(startup).words[1].partition(":")[0]
+    files = startup.files
+    name = files.label if files is not None else startup.variant.reference
+    found = parsed(name, is_name=files is not None and files.origin.is_remote)
+    return found.repo if isinstance(found, HubModel) else name
+
+
+def _lm_studio_notes(startup: Startup) -> Iterator[str]:
+    if note := model_source(startup).note:
+        yield note
+    if startup.verdict.streams > 1:
+        yield "LM Studio uses one cache for all requests, as large as the planned caches together"
+    if "cache_ram" in growth_limits(startup.verdict):
+        yield "LM Studio has no setting for llama-server's prompt cache: it can grow to 8 GiB of RAM"

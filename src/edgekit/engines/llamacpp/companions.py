@@ -9,11 +9,16 @@ from typing import Any
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
-from edgekit.engines.llamacpp.context import pad
 from edgekit.engines.llamacpp.flags import DRAFT_MAX
-from edgekit.engines.llamacpp.placement import PlacedTensor, place
 from edgekit.engines.llamacpp.setups import default_setup
-from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup, LoadFacts, TensorPlacement
+from edgekit.engines.llamacpp.types import (
+    ALL_LAYERS,
+    LlamaCppSetup,
+    LoadFacts,
+    TensorPlacement,
+    pad,
+)
+from edgekit.engines.llamacpp.weights import PlacedTensor, place
 from edgekit.engines.protocol import Companions
 from edgekit.errors import UsageError
 from edgekit.formats.types import ModelHeader

@@ -11,14 +11,20 @@ from typing import NamedTuple
 from edgekit.basis import Basis
 from edgekit.bill.types import F16, Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.caches import layer_cache_bytes, shares_of
-from edgekit.engines.llamacpp.context import head_sizes
+from edgekit.engines.llamacpp.context import head_sizes, layer_cache_bytes, shares_of
 from edgekit.engines.llamacpp.graph.plan import CPU_ONLY, compute_bytes
 from edgekit.engines.llamacpp.graph.scheduler import pools, spread
 from edgekit.engines.llamacpp.graph.tensor import NoGraphError
-from edgekit.engines.llamacpp.placement import HEAD, placed_tensors
-from edgekit.engines.llamacpp.types import Backend, Context, LlamaCppSetup, TensorPlacement
-from edgekit.engines.llamacpp.versions import NEWEST, Rules, is_newer
+from edgekit.engines.llamacpp.types import (
+    NEWEST,
+    Backend,
+    Context,
+    LlamaCppSetup,
+    Rules,
+    TensorPlacement,
+    is_newer,
+)
+from edgekit.engines.llamacpp.weights import HEAD, placed_tensors
 from edgekit.errors import RefusedError
 from edgekit.machine.types import HOST, Pool
 from edgekit.model.types import (

@@ -10,7 +10,6 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
-from edgekit.engines.llamacpp.converted import WITHIN, Converted, MixedModel, SourceModel
 from edgekit.engines.llamacpp.gguf_tensors import (
     ROPE_TABLES,
     gguf_tensor_count,
@@ -20,6 +19,10 @@ from edgekit.engines.llamacpp.gguf_tensors import (
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantization import (
     USUAL_MIXES,
+    WITHIN,
+    Converted,
+    MixedModel,
+    SourceModel,
     directory_tensors,
     facts_of_geometry,
     facts_of_header,

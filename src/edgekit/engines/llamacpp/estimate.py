@@ -20,20 +20,19 @@ from edgekit.bill.types import (
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import weights
 from edgekit.engines.llamacpp.architectures import architecture_names, known_architecture
-from edgekit.engines.llamacpp.caches import cache_lines, cache_sums
 from edgekit.engines.llamacpp.compute import (
     compute_lines,
     output_line,
     prediction_lines,
     shift_lines,
 )
-from edgekit.engines.llamacpp.context import resolve
+from edgekit.engines.llamacpp.context import cache_lines, cache_sums, resolve
 from edgekit.engines.llamacpp.flags import FLAGS
-from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantization import default_mix
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.types import (
+    NEWEST,
     Backend,
     Context,
     LlamaCppSetup,
@@ -41,8 +40,10 @@ from edgekit.engines.llamacpp.types import (
     LoadFacts,
     SplitMode,
     TensorPlacement,
+    is_newer,
+    version_name,
 )
-from edgekit.engines.llamacpp.versions import NEWEST, is_newer, version_name
+from edgekit.engines.llamacpp.weights import place
 from edgekit.errors import RefusedError
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import Cell, Model, Recurrent
@@ -50,7 +51,7 @@ from edgekit.sources.types import Container
 from edgekit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.engines.llamacpp.converted import Converted
+    from edgekit.engines.llamacpp.quantization import Converted
 
 MEASURED_BACKENDS = frozenset({Backend.CPU, Backend.CUDA})
 UNMEASURED_WITHIN = 0.02  # other alignments than CUDA's

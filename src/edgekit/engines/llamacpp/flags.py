@@ -101,7 +101,7 @@ def _backend(text: str) -> str:
 
 
 def _llama_version(text: str) -> str:
-    from edgekit.engines.llamacpp.versions import read_version
+    from edgekit.engines.llamacpp.types import read_version
 
     read_version(text)
     return text

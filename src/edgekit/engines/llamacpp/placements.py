@@ -11,7 +11,6 @@ from edgekit.bill.types import Component, Load, MemoryEstimate, Placement, Start
 from edgekit.bill.verdict import Usage
 from edgekit.engines.choices import card_budget, devices_of, known_ram, names_of, ram_budget
 from edgekit.engines.llamacpp.flags import keys_of
-from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import (
     ALL_LAYERS,
@@ -24,6 +23,7 @@ from edgekit.engines.llamacpp.types import (
     SplitMode,
     used_devices,
 )
+from edgekit.engines.llamacpp.weights import place
 from edgekit.errors import HardwareError, UsageError
 from edgekit.machine.gpu_limit import longest_buffer_bytes
 from edgekit.machine.types import (

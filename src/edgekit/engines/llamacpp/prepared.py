@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from edgekit.bill.types import MemoryLine
-    from edgekit.engines.llamacpp.converted import Converted, SourceModel
     from edgekit.engines.llamacpp.graph.build import GraphFacts
     from edgekit.engines.llamacpp.graph.plan import GraphPlan, KeptLayers, Structure
+    from edgekit.engines.llamacpp.quantization import Converted, SourceModel
     from edgekit.engines.llamacpp.types import (
         Backend,
         Cpu,

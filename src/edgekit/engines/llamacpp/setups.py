@@ -27,9 +27,10 @@ from edgekit.engines.llamacpp.types import (
     LlamaMode,
     LoadFacts,
     SplitMode,
+    default_version,
+    read_version,
     used_devices,
 )
-from edgekit.engines.llamacpp.versions import default_version, read_version
 from edgekit.errors import UsageError
 from edgekit.machine.types import is_arm
 from edgekit.sources.filenames import SHORT_MIXES

@@ -1,30 +1,87 @@
-"""Placed tensors -> the weight lines, one per block and pool; Metal maps spans of the file."""
+"""The pool of each block, tensor and cache, and the weight lines of the bill.
+
+Follows llama-model.cpp (load_tensors) and llama-model-loader.cpp (create_tensor) @ 0c1e570.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.context import pad
-from edgekit.engines.llamacpp.placement import (
-    EMBEDDING,
-    HEAD,
-    PlacedTensor,
-    block_number,
-    placed_sums,
-    placed_tensors,
-    sums_of,
-    tied_pool,
-)
+from edgekit.engines.llamacpp.overrides import searcher
 from edgekit.engines.llamacpp.prepared import WeightsKey, prepare
-from edgekit.engines.llamacpp.types import Backend, Cpu, LlamaCppSetup, TensorPlacement
+from edgekit.engines.llamacpp.slices import Slicer
+from edgekit.engines.llamacpp.types import (
+    Backend,
+    Cpu,
+    LlamaCppSetup,
+    Override,
+    SplitMode,
+    TensorGroup,
+    TensorPlacement,
+    pad,
+)
+from edgekit.errors import UsageError
 from edgekit.formats.types import Tensor
-from edgekit.machine.types import HOST, Pool, PoolKind
+from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.units import KIB
+
+DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
+MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: kernels may read quantised rows up to here
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+# llama-arch.cpp: LLM_TENSOR_LAYER_INPUT; they stay on the host.
+INPUT_TENSORS = frozenset({"token_embd", "position_embd", "token_types", "per_layer_token_embd"})
+# LLM_TENSOR_LAYER_REPEATING tensors without a block number belong to block 0.
+FIRST_BLOCK_TENSORS = frozenset({"token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"})
+# Those that every block uses: one copy in each pool that has a block.
+SHARED_TENSORS = frozenset({"rope_freqs", "rope_factors_long", "rope_factors_short"})
+# LFM2 calls its output norm by the name of an embedding norm.
+OUTPUT_NORM_ALIASES = {"lfm2": "token_embd_norm", "lfm2moe": "token_embd_norm"}
+
+# Tensors of a multi-token prediction block that are loaded even if it is not run.
+_SHARED_HEAD = r"nextn\.(embed_tokens|shared_head_head|shared_head_norm)\."
+_CHOOSING_BIAS = r"\.exp_probs_b"
+LOADED_IDLE = {
+    "cohere2moe": re.compile(_SHARED_HEAD),
+    "deepseek32": re.compile(_CHOOSING_BIAS),
+    "glm-dsa": re.compile(_CHOOSING_BIAS),
+    "hy_v3": re.compile(rf"{_SHARED_HEAD}|\.ffn_|{_CHOOSING_BIAS}"),
+    "step35": re.compile(
+        rf"{_SHARED_HEAD}|{_CHOOSING_BIAS}|\.attn_(q_norm|k_norm|gate)\."
+        r"|\.ffn_(gate|down|up)(_exps|_shexp)?\.|\.ffn_gate_inp\."
+    ),
+}
+
+SCAN_STATES = frozenset({96, 128, 256})  # ggml-cuda.cu: d_state that SSM_SCAN has kernels for
+# Builds that always load such blocks: from the first that could run them to 82dbc4f.
+_IF_RUN = 10212
+LOADED_ALWAYS = {
+    "cohere2moe": (9626, _IF_RUN),
+    "glm-dsa": (10174, _IF_RUN),
+    "hy_v3": (9993, _IF_RUN),
+    "qwen35": (9180, _IF_RUN),
+    "qwen35moe": (9180, _IF_RUN),
+    "step35": (9480, _IF_RUN),
+}
+
+# llama.cpp's buffer names by backend: CUDA0, or ROCm0 in builds for AMD.
+BUFFER_NAMES = {
+    Backend.CPU: (),
+    Backend.CUDA: ("CUDA", "ROCm"),
+    Backend.METAL: ("MTL",),
+    Backend.VULKAN: ("Vulkan",),
+}
+
+_BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
+_EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # arg.cpp: --cpu-moe
 
 # ggml-cpu/repack.cpp @ 0c1e570: what x86 with AVX2 and ARM with dot products rearrange.
 REPACKED_TYPES = {
@@ -35,6 +92,339 @@ REPACK_WITHIN = 0.5  # depends on further CPU features and on row counts divisib
 PAGE_BYTES = 16 * KIB  # Apple silicon
 FILE_ALIGNMENT = 32  # general.alignment of nearly every file
 _Extent = tuple[int, int, int]  # shard, first byte, end
+
+
+def place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
+    """Raises UsageError for a split without a device, and for an override to a missing device."""
+    return prepare(model).placements.get(setup, lambda: _place(model, setup))
+
+
+def _place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
+    layers, loops = len(model.geometry.layers), model.geometry.loops
+    blocks = layers + model.geometry.mtp_layers
+    pools = tuple(_block_pools(blocks, setup))
+    return TensorPlacement(
+        blocks=pools[:-1],
+        own_blocks=layers // loops if loops > 1 else blocks,
+        output=pools[-1],
+        offload_kqv=setup.offload_kqv,
+        host_expert_blocks=blocks if setup.cpu_moe else min(setup.n_cpu_moe, blocks),
+        host_scans=not _can_scan(model),
+        moved=_moved(model, setup),
+        overridden=bool(setup.overrides),
+        slicer=_slicer(model, setup) if setup.split_mode is SplitMode.TENSOR else None,
+        rows=_slicer(model, setup) if setup.split_mode is SplitMode.ROW else None,
+        pipelined=setup.split_mode is SplitMode.LAYER,
+    )
+
+
+def _slicer(model: Model, setup: LlamaCppSetup) -> Slicer | None:
+    if not setup.has_device:
+        return None
+    shares = setup.tensor_split
+    if setup.split_mode is SplitMode.ROW and not shares:  # llama.cpp uses their total memory
+        shares = tuple(float(one.free_bytes or 1) for one in setup.devices)
+    return Slicer(model, len(setup.devices), shares)
+
+
+def buffer_pools(setup: LlamaCppSetup) -> dict[str, Pool]:
+    """The buffer types that -ot may name (arg.cpp: parse_tensor_buffer_overrides), and their pools."""
+    found = {"CPU": HOST}
+    place = 0
+    for i, device in enumerate(setup.devices if setup.has_device else ()):
+        pool = Pool(PoolKind.DEVICE, i)
+        if device.rpc:
+            found[device.rpc] = pool
+            continue
+        number = place if device.number is None else device.number
+        found |= {f"{name}{number}": pool for name in BUFFER_NAMES[setup.backend]}
+        place += 1
+    return found
+
+
+def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
+    """The tensors that -ot places; the first matching entry applies."""
+    known = buffer_pools(setup)
+    for one in setup.overrides:
+        if one.buffer not in known:
+            shown = [name for name in known if not name.startswith("ROCm")]
+            raise UsageError(
+                f"--override-tensor: {one.buffer[:60]!r} is not a buffer type here; "
+                f"there is {', '.join(shown)}"
+            )
+    overrides = setup.overrides
+    names = prepare(model).overrides.get(overrides, lambda: _matches(model, overrides))
+    return {name: known[buffer] for name, buffer in names.items()}
+
+
+def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
+    """A test for blocks: true if -cmoe, -ncmoe or -ot leave some of its experts on the host."""
+    moving = [one.pattern for one in setup.overrides if one.buffer == "CPU"]
+    patterns = [searcher(one) for one in moving]
+
+    def is_on_host(block: int) -> bool:
+        names = (f"blk.{block}.ffn_{one}_exps.weight" for one in ("down", "gate", "up", "gate_up"))
+        moved = (is_found(name) for name in names for is_found in patterns)
+        return setup.cpu_moe or block < setup.n_cpu_moe or any(moved)
+
+    return is_on_host
+
+
+def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
+    if not overrides:
+        return {}
+    searchers = [searcher(one.pattern) for one in overrides]
+    found: dict[str, str] = {}
+    for tensor in model.header.tensors or ():
+        for one, is_found in zip(overrides, searchers, strict=True):
+            if is_found(tensor.name):
+                found[tensor.name] = one.buffer
+                break
+    return found
+
+
+def _can_scan(model: Model) -> bool:
+    """True if CUDA supports SSM_SCAN with the file's ssm_a shape (llama-model-loader.cpp: weight_buft_supported)."""
+    name = model.geometry.architecture
+    if not known_architecture(name).scans_state:
+        return True
+    shape = next(
+        (one.shape for one in model.header.tensors or () if one.name.endswith(".ssm_a")), ()
+    )
+    if not shape:
+        return True  # no layer has a scan
+    keys = (model.header.keys.get(f"{name}.ssm.{key}") for key in ("inner_size", "state_size"))
+    inner, state = (one if isinstance(one, int) else 0 for one in keys)
+    heads, width = (1, *shape)[-2:]
+    if width == 1:
+        return state in SCAN_STATES and inner // max(1, heads) % 16 == 0
+    groups = model.header.keys.get(f"{name}.ssm.group_count") or 1
+    return width == 16 and inner == heads and heads % 128 == 0 and groups == 1
+
+
+def _block_pools(blocks: int, setup: LlamaCppSetup) -> Iterator[Pool]:
+    """The pool of each block and of the output: the last n_gpu_layers of these are offloaded."""
+    if not setup.has_device:
+        yield from [HOST] * (blocks + 1)
+        return
+    start = max(blocks + 1 - setup.n_gpu_layers, 0)
+    offloaded = min(setup.n_gpu_layers, blocks + 1)
+    ends = [1.0] if setup.split_mode is SplitMode.TENSOR else _split_ends(setup)
+    for index in range(blocks + 1):
+        if index < start:
+            yield HOST
+        else:
+            yield Pool(PoolKind.DEVICE, bisect_right(ends, (index - start) / offloaded))
+
+
+def _split_ends(setup: LlamaCppSetup) -> list[float]:
+    """The cumulative shares of the devices; by free memory if no split is given."""
+    free = tuple(float(one.free_bytes or 1) for one in setup.devices)
+    shares = setup.tensor_split[: len(free)] or free
+    if setup.split_mode is SplitMode.NONE:
+        shares = free
+    known = {one.free_bytes is not None for one in setup.devices}
+    if len(known) > 1 and shares is free:
+        raise UsageError(
+            "layers are divided by free memory, which is unknown for some GPUs: give "
+            "--device-memory or --tensor-split (servers of --rpc come first)"
+        )
+    if any(share < 0 for share in shares) or not sum(shares):
+        raise UsageError(f"a tensor split needs positive shares (got {shares})")
+    total = sum(shares)
+    return [end / total for end in accumulate(shares)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTensor:
+    """One copy of a tensor in a pool."""
+
+    tensor: Tensor
+    pool: Pool
+    block: int | None
+    mapped: bool = False  # memory-mapped from the file: no padding
+
+    @property
+    def size_bytes(self) -> int:
+        tensor = self.tensor
+        if self.mapped:
+            return tensor.size_bytes
+        if self.pool.kind is PoolKind.HOST:
+            return pad(tensor.size_bytes, 32)
+        row = tensor.shape[-1] if tensor.shape else 1
+        return device_bytes(
+            tensor.size_bytes, row, tensor.type.block_elements, tensor.type.block_bytes
+        )
+
+
+def device_bytes(size_bytes: int, row_elements: int, block_elements: int, block_bytes: int) -> int:
+    """A tensor's size on a CUDA device: quantised rows are padded to 512 elements, everything to 128 bytes."""
+    missing = -row_elements % MATRIX_ROW_PADDING if block_elements > 1 else 0
+    extra = missing * block_bytes // block_elements
+    return pad(size_bytes + extra, DEVICE_ALIGNMENT)
+
+
+def loads_prediction(model: Model, setup: LlamaCppSetup) -> bool:
+    """True if multi-token prediction blocks are loaded: if they are run; always in some builds."""
+    first, end = LOADED_ALWAYS.get(model.geometry.architecture, (0, 0))
+    return setup.load_mtp or first <= setup.rules < end
+
+
+def placed_tensors(
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
+) -> tuple[PlacedTensor, ...]:
+    """Every copy of every tensor the engine loads."""
+    loaded_too = loads_prediction(model, setup)
+    blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
+    idle = LOADED_IDLE.get(model.geometry.architecture)
+    found: list[PlacedTensor] = []
+    for tensor, block in _blocks(model):
+        loaded = block is None or block < blocks or (idle and idle.search(tensor.name))
+        if loaded and (block is None or block < len(placement.blocks)):
+            pools = _pools(tensor.name, block, placement, model.geometry.architecture)
+            found.extend(PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in pools)
+    found.extend(_tied_head(model, placement))
+    if placement.slicer is None and placement.rows is None:
+        return tuple(found)
+    return tuple(part for one in found for part in _divided(one, placement))
+
+
+def _divided(one: PlacedTensor, placement: TensorPlacement) -> Iterator[PlacedTensor]:
+    """The share of a device tensor that each device holds."""
+    parts: list[Tensor] = []
+    if one.pool.kind is PoolKind.DEVICE and placement.slicer is not None:
+        parts = placement.slicer.weights(one.tensor, one.block)
+    elif one.pool.kind is PoolKind.DEVICE and placement.rows is not None:
+        parts = placement.rows.rows(one.tensor)
+    if not parts:
+        yield one
+    for i, tensor in enumerate(parts):
+        yield replace(one, tensor=tensor, pool=Pool(PoolKind.DEVICE, i))
+
+
+def placed_sums(
+    model: Model, placement: TensorPlacement, setup: LlamaCppSetup
+) -> dict[tuple[int | None, Pool], tuple[int, int]]:
+    """Block and pool -> bytes and number of the tensors that `placed_tensors` puts there."""
+    if placement.overridden or placement.slicer or placement.rows:
+        return sums_of(placed_tensors(model, placement, setup))
+    architecture = model.geometry.architecture
+    loaded_too = loads_prediction(model, setup)
+    blocks = len(placement.blocks) - (0 if loaded_too else model.geometry.mtp_layers)
+    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
+
+    def add(block: int | None, pool: Pool, size_bytes: int, count: int) -> None:
+        size, number = sums.get((block, pool), (0, 0))
+        sums[block, pool] = size + size_bytes, number + count
+
+    for one in prepare(model).tensor_groups.get(lambda: _tensor_groups(model)):
+        block = one.block
+        if block is not None and (
+            block >= len(placement.blocks) or not (block < blocks or one.is_idle)
+        ):
+            continue
+        for pool in _pools(one.name, block, placement, architecture):
+            size_bytes = one.host_bytes if pool.kind is PoolKind.HOST else one.device_bytes
+            add(block, pool, size_bytes, one.count)
+    for head in _tied_head(model, placement):
+        add(head.block, head.pool, head.size_bytes, 1)
+    return sums
+
+
+def sums_of(placed: Iterable[PlacedTensor]) -> dict[tuple[int | None, Pool], tuple[int, int]]:
+    """Block and pool -> bytes and number of tensors."""
+    sums: dict[tuple[int | None, Pool], tuple[int, int]] = {}
+    for one in placed:
+        size, count = sums.get((one.block, one.pool), (0, 0))
+        sums[one.block, one.pool] = (size + one.size_bytes, count + 1)
+    return sums
+
+
+def _tensor_groups(model: Model) -> tuple[TensorGroup, ...]:
+    idle = LOADED_IDLE.get(model.geometry.architecture)
+    groups: dict[tuple[object, ...], TensorGroup] = {}
+    sizes: dict[tuple[object, ...], tuple[int, int]] = {}  # a model has few different tensors
+    for tensor, block in _blocks(model):
+        name, is_idle = tensor.name, bool(idle and idle.search(tensor.name))
+        kind = (name,) if block is None else (bool(_EXPERTS.search(name)), name.endswith(".ssm_a"))
+        key = (block, is_idle, *kind)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = TensorGroup(name, block, is_idle)
+        own = (tensor.size_bytes, tensor.shape, tensor.type.name)
+        if own not in sizes:
+            placed = (
+                PlacedTensor(tensor=tensor, pool=pool, block=block) for pool in (HOST, DEVICE)
+            )
+            on_host, on_device = (one.size_bytes for one in placed)
+            sizes[own] = on_host, on_device
+        host_bytes, device_bytes = sizes[own]
+        group.count += 1
+        group.host_bytes += host_bytes
+        group.device_bytes += device_bytes
+    return tuple(groups.values())
+
+
+def _blocks(model: Model) -> tuple[tuple[Tensor, int | None], ...]:
+    tensors = model.header.tensors or ()
+    return prepare(model).tensor_blocks.get(
+        lambda: tuple((tensor, block_number(tensor.name)) for tensor in tensors)
+    )
+
+
+def block_number(name: str) -> int | None:
+    matched = _BLOCK.search(name)
+    return int(matched.group(1)) if matched else None
+
+
+def pools_of(name: str, placement: TensorPlacement, architecture: str) -> tuple[Pool, ...]:
+    """The pools of a tensor: several for one that every block uses."""
+    return _pools(name, block_number(name), placement, architecture)
+
+
+def _pools(
+    name: str, block: int | None, placement: TensorPlacement, architecture: str
+) -> tuple[Pool, ...]:
+    if name in placement.moved:
+        return (placement.moved[name],)
+    if block is not None:
+        on_host = block < placement.host_expert_blocks and _EXPERTS.search(name)
+        unscanned = placement.host_scans and name.endswith(".ssm_a")
+        return (HOST if on_host or unscanned else placement.blocks[block],)
+    stem = name.rsplit(".", 1)[0]
+    if stem in INPUT_TENSORS:
+        return (HOST,)
+    if stem in SHARED_TENSORS:
+        return placement.pools
+    first = stem in FIRST_BLOCK_TENSORS and stem != OUTPUT_NORM_ALIASES.get(architecture)
+    return (placement.blocks[0] if first and placement.blocks else placement.output,)
+
+
+def _tied_head(model: Model, placement: TensorPlacement) -> Iterator[PlacedTensor]:
+    """A second copy of the token embedding, as the head, if the file has none and the head is in another pool."""
+    known = known_architecture(model.geometry.architecture)
+    names = prepare(model).tensors_by_name.get(
+        lambda: {tensor.name: tensor for tensor in model.header.tensors or ()}
+    )
+    embedding = names.get(EMBEDDING)
+    if embedding is None and known.head_as_embedding and HEAD in names:
+        yield PlacedTensor(
+            tensor=names[HEAD], pool=placement.moved.get(HEAD, placement.output), block=None
+        )
+    if embedding is None or HEAD in names or known.without_head:
+        return
+    first = placement.moved.get(EMBEDDING, HOST)
+    again = tied_pool(placement)
+    if again != first or known.head_made_first:
+        yield PlacedTensor(tensor=embedding, pool=again, block=None)
+
+
+def tied_pool(placement: TensorPlacement) -> Pool:
+    """The pool of a tied head. -ot matches it by the embedding's name."""
+    return placement.moved.get(EMBEDDING, placement.output)
+
+
+# -- lines -------------------------------------------------------------------------------------
 
 
 def weight_lines(

@@ -29,8 +29,7 @@ from edgekit.engines.llamacpp.graph.plan import (
 )
 from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.types import Context, LlamaCppSetup
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Context, LlamaCppSetup, Rules
 from edgekit.errors import RefusedError
 from edgekit.model.types import Model
 

@@ -25,10 +25,17 @@ from edgekit.engines.llamacpp.graph.plan import (
     structured,
 )
 from edgekit.engines.llamacpp.graph.scheduler import spread
-from edgekit.engines.llamacpp.placement import place
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.types import Backend, Context, DeviceSlot, LlamaCppSetup, LlamaMode
-from edgekit.engines.llamacpp.versions import NEWEST, Rules
+from edgekit.engines.llamacpp.types import (
+    NEWEST,
+    Backend,
+    Context,
+    DeviceSlot,
+    LlamaCppSetup,
+    LlamaMode,
+    Rules,
+)
+from edgekit.engines.llamacpp.weights import place
 from edgekit.errors import RefusedError
 from edgekit.formats.dtype import by_name
 from edgekit.model.types import Model

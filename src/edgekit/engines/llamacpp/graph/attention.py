@@ -22,7 +22,7 @@ from edgekit.engines.llamacpp.graph.tensor import (
     Size,
     row_bytes,
 )
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 from edgekit.formats.dtype import TensorType
 
 

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.tensor import (
     Size,
     shape,
 )
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 from edgekit.errors import HeaderError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor, Value
@@ -233,7 +233,7 @@ class GraphOptions:
     type_v: TensorType
     embeddings: bool
     streams: bool  # each sequence has its own cache
-    rules: int  # a build of llama.cpp (versions.py)
+    rules: int  # a build of llama.cpp (Rules)
 
 
 class GraphLayer:

@@ -13,9 +13,8 @@ from itertools import chain
 from edgekit.engines.llamacpp.graph.allocator import Buffer
 from edgekit.engines.llamacpp.graph.layers import PRECISE
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Home, Size, value
-from edgekit.engines.llamacpp.placement import SCAN_STATES
-from edgekit.engines.llamacpp.types import has_flash_kernel
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules, has_flash_kernel
+from edgekit.engines.llamacpp.weights import SCAN_STATES
 
 ALIGNMENT = 128
 ROW_PADDING = 512

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 from edgekit.errors import RefusedError
 
 

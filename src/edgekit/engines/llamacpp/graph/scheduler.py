@@ -18,13 +18,8 @@ from edgekit.engines.llamacpp.graph.build import Build, Hparams
 from edgekit.engines.llamacpp.graph.cuda import Uses, optimized
 from edgekit.engines.llamacpp.graph.plan import Target, Values, load_values
 from edgekit.engines.llamacpp.graph.tensor import Graph, GraphTensor, Home
-from edgekit.engines.llamacpp.placement import (
-    SHARED_TENSORS,
-    block_number,
-    pools_of,
-)
-from edgekit.engines.llamacpp.types import Context, DeviceSlot, TensorPlacement
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Context, DeviceSlot, Rules, TensorPlacement
+from edgekit.engines.llamacpp.weights import SHARED_TENSORS, block_number, pools_of
 from edgekit.machine.types import HOST, Pool, PoolKind
 
 EMBEDDING = "token_embd.weight"

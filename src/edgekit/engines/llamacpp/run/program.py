@@ -28,8 +28,12 @@ from edgekit.engines.llamacpp.run.verification import compare, verify_model
 from edgekit.engines.llamacpp.run.watch import Watch
 from edgekit.engines.llamacpp.setups import describe
 from edgekit.engines.llamacpp.setups import setup as read_setup
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.versions import answered_version, installed_version, version_name
+from edgekit.engines.llamacpp.types import (
+    LlamaCppSetup,
+    answered_version,
+    installed_version,
+    version_name,
+)
 from edgekit.engines.program import (
     NOTHING,
     CalibrateRequest,

@@ -27,9 +27,9 @@ from edgekit.engines.llamacpp.run.binding import (
 )
 from edgekit.engines.llamacpp.run.engine_log import EngineLog
 from edgekit.engines.llamacpp.run.generated import files_of, hollow_out, on_disk
-from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.llamacpp.versions import (
+from edgekit.engines.llamacpp.types import (
     NEWEST,
+    LlamaCppSetup,
     LlamaVersion,
     answered_version,
     installed_version,

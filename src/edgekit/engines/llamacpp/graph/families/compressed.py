@@ -43,8 +43,7 @@ from edgekit.engines.llamacpp.graph.tensor import (
     Size,
     shape,
 )
-from edgekit.engines.llamacpp.types import CELL_PADDING
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import CELL_PADDING, Rules
 
 # llama-kv-cache-dsv4.cpp @ 0c1e570: DSV4_CSA_RATIO, DSV4_HCA_RATIO
 CLOSE = 4

@@ -21,7 +21,7 @@ from edgekit.engines.llamacpp.graph.layers import (
     rows_after_norm,
 )
 from edgekit.engines.llamacpp.graph.tensor import I32, GraphTensor
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 from edgekit.model.types import SharedCache
 
 # llama-hparams.h and models.h @ 0c1e570: n_altup, n_embd_altup, n_layer_sparsity

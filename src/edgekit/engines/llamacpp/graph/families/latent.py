@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
 )
 from edgekit.engines.llamacpp.graph.layers import Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 
 
 def is_mla(hparams: Hparams) -> bool:

@@ -9,7 +9,7 @@ from edgekit.engines.llamacpp.graph.attention import StateInput, read_states, st
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.layers import normalize, project
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, Size
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

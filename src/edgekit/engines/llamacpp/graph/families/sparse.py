@@ -34,7 +34,7 @@ from edgekit.engines.llamacpp.graph.layers import (
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
-from edgekit.engines.llamacpp.versions import Rules
+from edgekit.engines.llamacpp.types import Rules
 
 NO_ROPE_STEP = 4  # llama-hparams.h @ 0c1e570: n_no_rope_layer_step
 CLAMP_EPSILON = 1e-6  # llama-graph.cpp @ 0c1e570: build_ffn, build_moe_ffn
