@@ -37,7 +37,7 @@ from edgekit.engines import engine_named, engine_names
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.conversion import source_model
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError

@@ -43,7 +43,7 @@ from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.mlx import estimate as mlx
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.model.types import Model
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError

@@ -12,8 +12,8 @@ from tests.unit.plan.machines import cards, cpu
 
 from edgekit.bill.types import Load, Task
 from edgekit.bill.verdict import Verdict
+from edgekit.plan.choice import judge
 from edgekit.plan.fit import Fitting
-from edgekit.plan.verdict import judge
 
 EXAMPLES = 200 if LONG else 7  # of each law
 MODELS = (

@@ -14,7 +14,8 @@ from tests.recorded import config_header, rows
 
 from edgekit.bill.types import Load
 from edgekit.engines.mlx.estimate import estimate
-from edgekit.engines.mlx.types import PLAIN, MlxSetup, Quantize
+from edgekit.engines.mlx.quantization import PLAIN, Quantize
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.model import read_geometry
 from edgekit.model.tensors import expected_tensors
 from edgekit.model.types import Model, ModelGeometry

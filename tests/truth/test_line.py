@@ -18,7 +18,7 @@ from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.types import NEWEST, Backend, LlamaCppSetup, LlamaMode, Rules
 from edgekit.machine.types import DEVICE, Device, Machine, System, Vendor
-from edgekit.plan.verdict import judge
+from edgekit.plan.choice import judge
 from edgekit.units import GIB, MIB
 
 SETUP = LlamaCppSetup(mode=LlamaMode.SERVER, backend=Backend.CUDA, rules=Rules.V0_5)

@@ -21,10 +21,8 @@ from edgekit.machine.types import Machine
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.choice import with_weights
-from edgekit.plan.fit import Fitting
-from edgekit.plan.placement import Ladder, placements_of
-from edgekit.plan.verdict import judge
+from edgekit.plan.choice import judge, with_weights
+from edgekit.plan.fit import Fitting, Ladder, placements_of
 
 # Dense, grouped, sliding, latent, hybrid, recurrent, experts, encoder: a few of each class.
 CHOSEN = (

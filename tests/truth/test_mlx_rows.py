@@ -17,8 +17,7 @@ from edgekit.engines.mlx.caches import CacheSettings, layer_caches, read_session
 from edgekit.engines.mlx.compute import BOUND, compute_lines, read_work
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.models import mlx_model
-from edgekit.engines.mlx.setups import read_row
-from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.mlx.setups import MlxSetup, read_row
 from edgekit.errors import RefusedError
 from edgekit.model import read_geometry
 from edgekit.model.types import Model

@@ -45,7 +45,7 @@ PLANTED = {
         question="edgekit check qwen3-8b --engine mlx --device m2-16 -c 32k --kv-bits 8 --json",
     ),
     "one byte more for each graph of vLLM": Planted(
-        target="edgekit.engines.vllm.overhead.GRAPH_BYTES",
+        target="edgekit.engines.vllm.estimate.GRAPH_BYTES",
         change=lambda count: count + 1,
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090" -c 32k --json',
     ),

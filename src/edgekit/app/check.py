@@ -31,8 +31,8 @@ from edgekit.errors import (
 from edgekit.formats.types import Depth
 from edgekit.model import OpenModel, open_model
 from edgekit.plan.changes import changes
+from edgekit.plan.choice import is_decided, judge, result_of
 from edgekit.plan.commands import main_command, main_notes, start_commands
-from edgekit.plan.verdict import is_decided, judge, result_of
 from edgekit.request import AUTO, Request, Session, Values
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Traffic

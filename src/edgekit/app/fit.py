@@ -18,12 +18,10 @@ from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
 from edgekit.engines.flags import CONTEXT, flag_words, given_values
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.model import OpenModel
-from edgekit.plan.choice import NOTHING, Candidate
+from edgekit.plan.choice import NOTHING, Candidate, result_for
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
-from edgekit.plan.fit import Fitting
-from edgekit.plan.placement import Ladder, first_placement
-from edgekit.plan.verdict import result_for
+from edgekit.plan.fit import Fitting, Ladder, first_placement
 from edgekit.request import AUTO, Request, Session, Values, in_order
 
 POINTS = 16

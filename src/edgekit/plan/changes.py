@@ -24,13 +24,13 @@ from edgekit.plan.choice import (
     READING_TOKENS_PER_S,
     cache_choices,
     choose,
+    is_too_short,
+    result_of,
     with_cache,
     with_setup,
     with_weights,
 )
-from edgekit.plan.fit import Fitting
-from edgekit.plan.placement import placements_of
-from edgekit.plan.verdict import is_too_short, result_of
+from edgekit.plan.fit import Fitting, placements_of
 from edgekit.units import GIB, MIB, format_bytes
 
 SHORTER_TOKENS = (8192, 4096)  # below the minimum of 16K, and still useful

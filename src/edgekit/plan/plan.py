@@ -21,9 +21,10 @@ from edgekit.plan.choice import (
     Choice,
     check_users,
     choose,
+    pinned_candidate,
+    result_for,
 )
-from edgekit.plan.placement import Ladder, whole_placements
-from edgekit.plan.verdict import pinned_candidate, result_for
+from edgekit.plan.fit import Ladder, whole_placements
 from edgekit.units import format_bytes
 
 MOST_NODES = 64

@@ -17,11 +17,10 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import AS_NAMED
 from edgekit.engines.flags import typed
 from edgekit.machine.types import Machine
-from edgekit.plan.choice import with_weights
-from edgekit.plan.placement import first_placement
+from edgekit.plan.choice import download_bytes, with_weights
+from edgekit.plan.fit import first_placement
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion, rank_of
-from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import bar_lines, memories
 from edgekit.report.check import assumed_of, bars_json, changes_section
 from edgekit.report.hardware import machine_json

@@ -13,7 +13,7 @@ from edgekit.engines.flags import typed
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Machine
 from edgekit.machine.what_if import IDLE
-from edgekit.plan.verdict import download_bytes
+from edgekit.plan.choice import download_bytes
 from edgekit.report.bars import bar_lines, budget_names, memories, memory_lines, share_words
 from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from edgekit.bill.verdict import Speed, Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.machine.types import Device, together_bytes
-from edgekit.plan.choice import unchecked_bytes
-from edgekit.plan.verdict import is_too_short
+from edgekit.plan.choice import is_too_short, unchecked_bytes
 from edgekit.report.bars import memories, sizes_words
 from edgekit.terminal import printable
 from edgekit.units import GIB, MIB

@@ -11,9 +11,9 @@ from edgekit.bill.verdict import Decision, Lever
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, SETTINGS, Command
 from edgekit.machine.types import System
+from edgekit.plan.choice import download_bytes
 from edgekit.plan.commands import LIMIT, by_program, main_command
 from edgekit.plan.plan import Plan
-from edgekit.plan.verdict import download_bytes
 from edgekit.report.bars import bar_lines, memories, memory_lines
 from edgekit.report.bill import answer_json, basis_rows, bill_json
 from edgekit.report.check import (

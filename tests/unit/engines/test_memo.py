@@ -21,8 +21,13 @@ from edgekit.engines.memo import ENGINE
 from edgekit.engines.memo.estimate import MemoSetup, tier_model
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import DEVICE, Machine
-from edgekit.plan.placement import can_divide, first_placement, placements_of, whole_placements
-from edgekit.plan.verdict import judge
+from edgekit.plan.choice import judge
+from edgekit.plan.fit import (
+    can_divide,
+    first_placement,
+    placements_of,
+    whole_placements,
+)
 from edgekit.units import GIB
 
 FOLDER = "edgekit.engines.memo"

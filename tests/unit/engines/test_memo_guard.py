@@ -10,15 +10,16 @@ from tests.unit.engines.tier_tasks import card, planned, ram
 
 import edgekit.catalog
 from edgekit.catalog.tiers import find_tier
-from edgekit.engines.memo.guard import (
+from edgekit.engines.memo.estimate import RamNeed
+from edgekit.engines.memo.placements import (
     MANIFEST_BYTES,
+    OS_RESERVE_BYTES,
     RamLevel,
-    RamNeed,
     assess,
+    budgets,
     ram_need,
     read_manifest,
 )
-from edgekit.engines.memo.placements import OS_RESERVE_BYTES, budgets
 from edgekit.errors import NotFoundError, UsageError
 from edgekit.machine.types import Budget
 from edgekit.units import GIB, MIB

@@ -12,19 +12,18 @@ from edgekit.basis import Basis
 from edgekit.bill.types import F16, Component, Load, MemoryEstimate
 from edgekit.engines.mlx.estimate import estimate
 from edgekit.engines.mlx.models import MlxModel, mlx_model
-from edgekit.engines.mlx.quantization import read_quantize
-from edgekit.engines.mlx.setups import read_row
-from edgekit.engines.mlx.types import (
+from edgekit.engines.mlx.quantization import (
     AS_STORED,
     FOUR_BIT,
     PLAIN,
     AsStored,
     BitsRecipe,
-    MlxSetup,
     Packing,
     PackingMode,
     Quantize,
+    read_quantize,
 )
+from edgekit.engines.mlx.setups import MlxSetup, read_row
 from edgekit.errors import (
     EdgekitError,
     HeaderError,

@@ -15,7 +15,8 @@ from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryEstimate
 from edgekit.engines.mlx import estimate as mlx
 from edgekit.engines.mlx.compute import BUFFER_NUMBERS, BUFFER_OPERATIONS, Operation, held_numbers
-from edgekit.engines.mlx.types import PLAIN, MlxSetup
+from edgekit.engines.mlx.quantization import PLAIN
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 

@@ -20,7 +20,8 @@ from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import READING, reads_per_token, sequence_run
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, DeviceSlot, LlamaCppSetup
-from edgekit.engines.mlx.types import MlxSetup, Packing, Quantize
+from edgekit.engines.mlx.quantization import Packing, Quantize
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.speed import (
     CPU_READING,
     METAL_READING,

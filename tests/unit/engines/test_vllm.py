@@ -15,10 +15,10 @@ from edgekit.basis import Basis
 from edgekit.bill.types import F16, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.vllm import estimate as vllm
 from edgekit.engines.vllm.caches import BY_NAME
+from edgekit.engines.vllm.expected import stages
 from edgekit.engines.vllm.models import VllmModel, vllm_model
-from edgekit.engines.vllm.module_names import ListedModules
+from edgekit.engines.vllm.schemes import ListedModules
 from edgekit.engines.vllm.setups import read_row, values
-from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import Gpu, VllmSetup
 from edgekit.errors import EdgekitError, RefusedError, UsageError
 from edgekit.formats.dtype import by_safetensors

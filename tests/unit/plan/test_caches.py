@@ -14,7 +14,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.choices import pair_name
 from edgekit.engines.llamacpp.setups import default_setup
 from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup, LlamaMode
-from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import Machine
 from edgekit.plan.choice import cache_choices, with_cache, with_setup

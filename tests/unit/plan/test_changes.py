@@ -20,8 +20,8 @@ from edgekit.machine.gpu_limit import raised_limit
 from edgekit.machine.types import HostMemory
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.changes import changes
+from edgekit.plan.choice import judge
 from edgekit.plan.plan import make_plan
-from edgekit.plan.verdict import judge
 from edgekit.units import parse_size
 
 FAILING: dict[str, Task] = {

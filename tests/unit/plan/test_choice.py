@@ -20,9 +20,8 @@ from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
-from edgekit.plan.choice import cache_choices, choose
+from edgekit.plan.choice import cache_choices, choose, judge
 from edgekit.plan.plan import make_plan
-from edgekit.plan.verdict import judge
 from edgekit.report.headline import headline
 from edgekit.units import GIB
 

@@ -22,7 +22,7 @@ from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.setups import setup as llamacpp_setup
 from edgekit.engines.llamacpp.types import Backend
-from edgekit.engines.mlx.types import Packing, Quantize
+from edgekit.engines.mlx.quantization import Packing, Quantize
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.plan.commands import ready_commands
 from edgekit.plan.plan import Plan

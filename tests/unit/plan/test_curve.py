@@ -17,9 +17,9 @@ from edgekit.bill.verdict import covered_bytes
 from edgekit.engines import engine_named
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import PoolKind
+from edgekit.plan.choice import judge
 from edgekit.plan.curve import POINTS, Curve, curves, plan_curves
 from edgekit.plan.plan import Plan
-from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
 PLANS: dict[str, Callable[[], Plan]] = {

@@ -20,11 +20,11 @@ from edgekit.plan.fit import (
     LOOK_AHEAD,
     Fitting,
     budget_window,
+    first_placement,
     job_window,
     longest,
     recommended_context,
 )
-from edgekit.plan.placement import first_placement
 from edgekit.units import GIB, MIB
 
 

@@ -19,8 +19,13 @@ from edgekit.engines.llamacpp.weights import has_experts_on_host
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.machine.types import DEVICE, HOST, Machine, together_bytes
 from edgekit.plan.commands import ready_commands
-from edgekit.plan.fit import Fitting
-from edgekit.plan.placement import can_divide, first_placement, placements_of, whole_placements
+from edgekit.plan.fit import (
+    Fitting,
+    can_divide,
+    first_placement,
+    placements_of,
+    whole_placements,
+)
 from edgekit.plan.plan import Plan, make_plan
 from edgekit.report.headline import headline
 from edgekit.units import GIB

@@ -37,8 +37,8 @@ from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.machine.types import Machine, PoolKind
 from edgekit.plan.changes import changes
-from edgekit.plan.choice import with_weights
-from edgekit.plan.placement import placements_of
+from edgekit.plan.choice import judge, with_weights
+from edgekit.plan.fit import placements_of
 from edgekit.plan.plan import (
     MOST_USERS,
     OWN_BLOCKS,
@@ -50,7 +50,6 @@ from edgekit.plan.plan import (
     users_that_fit,
     with_drafter,
 )
-from edgekit.plan.verdict import judge
 from edgekit.units import GIB
 
 LAYERS = 62 + 1  # gemma-3-27b, and the output behind them

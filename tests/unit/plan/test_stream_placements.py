@@ -28,9 +28,9 @@ from edgekit.errors import HardwareError, UsageError
 from edgekit.formats.types import ArrayFact
 from edgekit.machine.types import HOST, HostMemory, Machine, System
 from edgekit.plan.changes import changes
-from edgekit.plan.placement import placements_of
+from edgekit.plan.choice import judge
+from edgekit.plan.fit import placements_of
 from edgekit.plan.plan import check_planned
-from edgekit.plan.verdict import judge
 from edgekit.units import GIB, MIB
 
 SEVEN_B = "qwen2.5-7b"  # 28 layers of 4 x 128 keys and values: 57,344 bytes a token at f16

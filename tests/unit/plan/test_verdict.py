@@ -33,8 +33,8 @@ from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
 from edgekit.machine.what_if import what_if_machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
+from edgekit.plan.choice import download_bytes, is_decided, judge
 from edgekit.plan.plan import make_plan
-from edgekit.plan.verdict import download_bytes, is_decided, judge
 from edgekit.units import GIB, MIB
 
 RESERVED = Budget(

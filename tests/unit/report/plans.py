@@ -15,8 +15,8 @@ from edgekit.engines import engine_named
 from edgekit.machine.types import Machine
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
+from edgekit.plan.choice import judge
 from edgekit.plan.plan import Plan
-from edgekit.plan.verdict import judge
 from edgekit.sources.types import Container, ModelFile, ModelFiles, Origin
 
 __all__ = ["cards", "cpu", "gguf", "mac", "planned", "qwen"]

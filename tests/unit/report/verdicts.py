@@ -31,7 +31,7 @@ from edgekit.machine.types import (
 )
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
-from edgekit.plan.verdict import judge
+from edgekit.plan.choice import judge
 from edgekit.units import GIB
 
 

@@ -16,7 +16,6 @@ from edgekit.catalog.tiers import (
     layout_for,
     layouts,
 )
-from edgekit.engines.memo.guard import RamNeed
 from edgekit.errors import RefusedError, UsageError
 from edgekit.formats.types import ModelHeader
 from edgekit.machine.types import DEVICE, HOST, Machine, Pool
@@ -28,6 +27,15 @@ NAME = "memo"
 VERSION = "2026-05-15"  # of the document's audit note
 DRAFTER = "drafter"
 SPILLED = "spilled"  # pages of the cache in the machine's RAM while the tier is on a card
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamNeed:
+    """The RAM needed to start a tier, and to run a long session with it."""
+
+    min_bytes: int
+    recommended_bytes: int
+    source: str  # "manifest", or the figures it was computed from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,14 @@ from edgekit.engines.memo.estimate import (
     windows_of,
     with_layout,
 )
-from edgekit.engines.memo.guard import RamFit, RamLevel, assess, least_total_bytes
-from edgekit.engines.memo.placements import placements, store_of
+from edgekit.engines.memo.placements import (
+    RamFit,
+    RamLevel,
+    assess,
+    least_total_bytes,
+    placements,
+    store_of,
+)
 from edgekit.errors import KvSpillUnsupportedError, UsageError
 from edgekit.machine.types import Budget
 from edgekit.units import LARGEST, MIB, format_bytes

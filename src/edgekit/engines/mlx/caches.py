@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, Load, MemoryLine
 from edgekit.engines.mlx.models import MlxModel
-from edgekit.engines.mlx.quantization import GROUP_SIZES, WEIGHT_BITS
-from edgekit.engines.mlx.types import MAX_KV_SIZE_KEEP, MlxSetup, PackingMode
+from edgekit.engines.mlx.quantization import GROUP_SIZES, WEIGHT_BITS, PackingMode
+from edgekit.engines.mlx.setups import MAX_KV_SIZE_KEEP, MlxSetup
 from edgekit.errors import RefusedError, UsageError
 from edgekit.machine.types import DEVICE
 from edgekit.model.types import (

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from edgekit.bill.types import CacheChoice, Load, MemoryEstimate, Placement, Task, Variant
 from edgekit.engines.choices import as_named
-from edgekit.engines.mlx.types import MlxSetup, Packing, PackingMode, Quantize
+from edgekit.engines.mlx.quantization import Packing, PackingMode, Quantize
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.mlx.weights import quantization_of
 from edgekit.model.types import Model
 from edgekit.sources.types import Container

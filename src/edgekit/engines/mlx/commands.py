@@ -25,16 +25,15 @@ from edgekit.engines.commands import (
 from edgekit.engines.flags import flag_words
 from edgekit.engines.mlx.estimate import NOT_QUANTISED
 from edgekit.engines.mlx.flags import FLAGS
-from edgekit.engines.mlx.quantization import read_quantize
-from edgekit.engines.mlx.types import (
-    DEFAULT_PREFILL_STEP,
+from edgekit.engines.mlx.quantization import (
     FOUR_BIT,
     PLAIN,
-    MlxSetup,
     Packing,
     PackingMode,
     Quantize,
+    read_quantize,
 )
+from edgekit.engines.mlx.setups import DEFAULT_PREFILL_STEP, MlxSetup
 from edgekit.sources.types import Origin
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from edgekit.engines.mlx.caches import (
 from edgekit.engines.mlx.compute import compute_lines, read_work, runtime_lines
 from edgekit.engines.mlx.models import mlx_model
 from edgekit.engines.mlx.prepared import KnownModel, prepare
-from edgekit.engines.mlx.types import AS_STORED, FOUR_BIT, AsStored, MlxSetup, Quantize
+from edgekit.engines.mlx.quantization import AS_STORED, FOUR_BIT, AsStored, Quantize
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.engines.mlx.weights import item_bytes, quantization_of, weight_lines
 from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section

@@ -17,7 +17,7 @@ from edgekit.engines.flags import (
 )
 
 if TYPE_CHECKING:  # only to name types: --help must be instant
-    from edgekit.engines.mlx.types import AsStored, Quantize
+    from edgekit.engines.mlx.quantization import AsStored, Quantize
 
 TITLE = "MLX"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from edgekit.bill.types import Placement, Task
 from edgekit.engines.choices import devices_of, known_ram, ram_budget
-from edgekit.engines.mlx.types import MlxSetup
+from edgekit.engines.mlx.setups import MlxSetup
 from edgekit.errors import HardwareError
 from edgekit.machine.types import Budget, Device, Machine, Vendor
 from edgekit.units import GIB, format_bytes

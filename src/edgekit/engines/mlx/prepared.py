@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgekit.engines.mlx.caches import LayerCache
     from edgekit.engines.mlx.compute import ChunkWork
     from edgekit.engines.mlx.models import MlxModel
-    from edgekit.engines.mlx.types import AsStored, Quantize
+    from edgekit.engines.mlx.quantization import AsStored, Quantize
     from edgekit.formats.types import Quantization
     from edgekit.model.tensor_recipes import ExpectedTensor
     from edgekit.model.types import Model

@@ -1,25 +1,70 @@
-"""Bytes of a packed matrix, what config.json says is packed, and names of quantisations (MLX 0.32.4)."""
+"""How MLX packs weights: packed sizes, the settings in config.json, and names of quantisations (MLX 0.32.4)."""
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from edgekit.engines.mlx.types import (
-    AS_STORED,
-    PLAIN,
-    AsStored,
-    BitsRecipe,
-    Packing,
-    PackingMode,
-    Quantize,
-)
 from edgekit.errors import HeaderError, RefusedError, UsageError
 from edgekit.formats.types import Quantization
 from edgekit.model.tensor_recipes import TensorRole as R
 from edgekit.terminal import unquoted
+
+
+class PackingMode(enum.Enum):
+    """How a group of weights is packed: --q-mode of mlx_lm.convert."""
+
+    AFFINE = "affine"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
+    MXFP8 = "mxfp8"
+
+
+class BitsRecipe(enum.Enum):
+    """Mixtures of bits: --quant-predicate of mlx_lm.convert."""
+
+    MIXED_2_6 = "mixed_2_6"
+    MIXED_3_4 = "mixed_3_4"
+    MIXED_3_6 = "mixed_3_6"
+    MIXED_4_6 = "mixed_4_6"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How one matrix is stored: bits per weight, and a scale for every group of a row."""
+
+    bits: int
+    group_size: int
+    mode: PackingMode = PackingMode.AFFINE
+
+
+FOUR_BIT = Packing(bits=4, group_size=64)  # the default of mlx_lm.convert -q
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantize:
+    """The options of `mlx_lm.convert -q`."""
+
+    packing: Packing = FOUR_BIT
+    recipe: BitsRecipe | None = None
+    experts: Packing | None = None  # of experts that are packed already (gpt-oss: mxfp4)
+    rest: bool = True  # False: only those experts are packed
+
+
+PLAIN = Quantize(rest=False)  # nothing is packed
+
+
+class AsStored(enum.Enum):
+    """Weights as the repository has them."""
+
+    AS_STORED = "as stored"
+
+
+AS_STORED = AsStored.AS_STORED
+
 
 # utils.py:1038, defaults_for_mode: group size and bits of a mode that is named alone.
 DEFAULTS = {

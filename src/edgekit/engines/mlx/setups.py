@@ -1,15 +1,37 @@
-"""Values of mlx-lm's flags -> a load and a setup."""
+"""The setup of mlx-lm, in the names of its own flags, and how values of flags are read into it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from edgekit.bill.types import Load, MemoryEstimate
 from edgekit.engines.flags import field_values, number, read_options
 from edgekit.engines.mlx.flags import TABLE
-from edgekit.engines.mlx.quantization import NAMES, quantize_word, read_quantize
-from edgekit.engines.mlx.types import AsStored, MlxSetup, Quantize
+from edgekit.engines.mlx.quantization import NAMES, AsStored, Quantize, quantize_word, read_quantize
+
+DEFAULT_PREFILL_STEP = 2048  # generate.py:323, mlx-lm 0.32.2, as are all sources below
+DEFAULT_QUANTIZED_KV_START = 5000  # generate.py: DEFAULT_QUANTIZED_KV_START
+DEFAULT_KV_GROUP = 64
+MAX_KV_SIZE_KEEP = 4  # cache.py:36: the first tokens, which a --max-kv-size cache never drops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlxSetup:
+    """The flags of mlx_lm.generate, and how the weights are stored.
+
+    `max_tokens` are the last ones of the load's context: a context of 4096 with 96 new tokens is a prompt of 4000. With
+    `quantize` None an unquantised repository is estimated as it would be after conversion to 4 bits, group 64.
+    """
+
+    max_tokens: int = 0
+    max_kv_size: int | None = None
+    kv_bits: int | None = None
+    kv_group_size: int = DEFAULT_KV_GROUP
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START
+    prefill_step_size: int = DEFAULT_PREFILL_STEP
+    quantize: Quantize | AsStored | None = None
 
 
 def default_setup() -> MlxSetup:

@@ -12,18 +12,16 @@ from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.mlx.models import Head, MlxModel, mlx_model
 from edgekit.engines.mlx.prepared import prepare
 from edgekit.engines.mlx.quantization import (
-    packed_bytes,
-    packing_words,
-    stated_overrides,
-    stated_quantize,
-)
-from edgekit.engines.mlx.types import (
     FOUR_BIT,
     PLAIN,
     AsStored,
     BitsRecipe,
     Packing,
     Quantize,
+    packed_bytes,
+    packing_words,
+    stated_overrides,
+    stated_quantize,
 )
 from edgekit.errors import RefusedError, UnknownArchitectureError
 from edgekit.formats.quantization import is_companion, read_quantization

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgekit.engines.vllm.expected import share
 from edgekit.engines.vllm.models import vllm_model
-from edgekit.engines.vllm.sharding import share
 from edgekit.engines.vllm.types import DTYPE_BYTES, CacheSpec, Keeps, Members
 from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (
@@ -145,17 +145,6 @@ class Storage:
     def cache_dtype_of(self, layer: int) -> str:
         named = "auto" if layer in self.skipped_layers else self.cache_dtype
         return self.dtype if named == "auto" else named
-
-
-def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
-    """The attention of a layer that owns a cache for it."""
-    match kind:
-        case Attention() | LatentAttention():
-            return kind
-        case HybridLayer():
-            return kind.attention
-        case _:
-            return None
 
 
 def boundary_layers(model: Model) -> frozenset[int]:

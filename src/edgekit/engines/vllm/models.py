@@ -14,7 +14,15 @@ from typing import Any
 from edgekit.errors import RefusedError
 from edgekit.model.architectures import read_section, records, section_by_name
 from edgekit.model.hyperparameters import text_section
-from edgekit.model.types import Model
+from edgekit.model.types import (
+    Attention,
+    HybridLayer,
+    LatentAttention,
+    Layer,
+    LayerKind,
+    Model,
+    Recurrent,
+)
 from edgekit.sources.types import Container
 from edgekit.terminal import unquoted
 
@@ -94,3 +102,24 @@ def class_name(config: Mapping[str, Any]) -> str | None:
 def section_of(model: Model) -> Mapping[str, Any]:
     """The part of config.json that describes the language model."""
     return text_section(model.header.config)
+
+
+def attention_of(kind: LayerKind) -> Attention | LatentAttention | None:
+    """The attention of a layer that owns a cache for it."""
+    match kind:
+        case Attention() | LatentAttention():
+            return kind
+        case HybridLayer():
+            return kind.attention
+        case _:
+            return None
+
+
+def recurrent_of(layer: Layer | None) -> Recurrent | None:
+    match layer and layer.mixer:
+        case Recurrent() as found:
+            return found
+        case HybridLayer() as both:
+            return both.recurrent
+        case _:
+            return None

@@ -8,12 +8,19 @@ from typing import Any
 
 from edgekit.bill.types import Load
 from edgekit.engines.vllm import caches as cache_dtypes
-from edgekit.engines.vllm.backends import AttentionBackend, AttentionNeeds, choose
-from edgekit.engines.vllm.blocks import bytes_per_block, group_members, of_stage, settle_blocks
-from edgekit.engines.vllm.caches import Storage, attention_of, boundary_layers, cache_members
-from edgekit.engines.vllm.models import section_of, vllm_model
+from edgekit.engines.vllm.blocks import (
+    AttentionBackend,
+    AttentionNeeds,
+    bytes_per_block,
+    choose,
+    group_members,
+    of_stage,
+    settle_blocks,
+)
+from edgekit.engines.vllm.caches import Storage, boundary_layers, cache_members
+from edgekit.engines.vllm.expected import stages
+from edgekit.engines.vllm.models import attention_of, section_of, vllm_model
 from edgekit.engines.vllm.prepared import prepare
-from edgekit.engines.vllm.sharding import stages
 from edgekit.engines.vllm.types import DTYPE_BYTES, Gpu, ResolvedVllm, VllmSetup
 from edgekit.errors import RefusedError, UsageError
 from edgekit.model.types import (
