@@ -29,7 +29,7 @@ from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.speed import sequence_run
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.speed import modelled_speed
-from edgekit.machine import detect
+from edgekit.machine.probes import detect
 from edgekit.machine.types import Machine
 
 USUAL = ("llama-3.2-1b:Q8_0", "llama-3.2-1b:Q4_K_M", "qwen3-0.6b:Q8_0", "gemma-3-1b:Q8_0")

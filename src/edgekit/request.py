@@ -263,7 +263,7 @@ class Request:
         """The described machine, or this one. Raises UsageError for an unknown name or size."""
         if self.machine is not None:
             return self.machine
-        from edgekit.machine import requested_machine
+        from edgekit.machine.what_if import requested_machine
 
         return requested_machine(devices=self.devices, ram=self.ram, vram=self.vram)
 

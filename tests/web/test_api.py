@@ -913,19 +913,19 @@ def test_who_hangs_up_calls_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
         opening.until(0)
 
 
-def test_this_machine_is_not_looked_at_for_every_step(
+def test_this_machine_is_not_probed_for_every_step(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[float] = []
-    real = probes.look
+    probed_at: list[float] = []
+    detect = probes.detect
 
-    def look(*arguments: Any) -> Any:
-        looks.append(time.monotonic())
-        return real(*arguments)
+    def counting_detect(*arguments: Any) -> Any:
+        probed_at.append(time.monotonic())
+        return detect(*arguments)
 
-    monkeypatch.setattr(probes, "look", look)
+    monkeypatch.setattr(probes, "detect", counting_detect)
     monkeypatch.setattr(web_calls, "SEEN_S", 60.0)
     web_calls._seen.clear()
     for _ in range(3):
         assert ask(server, "/api/v1/fit", {"model": "qwen3-8b", "context": 4096}).status == 200
-    assert len(looks) == 1
+    assert len(probed_at) == 1

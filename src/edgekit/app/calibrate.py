@@ -26,7 +26,6 @@ from edgekit.engines.program import (
     Verification,
 )
 from edgekit.errors import EdgekitError, EngineError, MissingExtraError
-from edgekit.machine import detect
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -39,6 +38,7 @@ from edgekit.machine.calibration import (
     with_engine,
     with_host,
 )
+from edgekit.machine.probes import detect
 from edgekit.machine.types import (
     Calibration,
     Difference,

@@ -28,7 +28,7 @@ from edgekit.engines.flags import companions_in
 from edgekit.engines.program import Address, EngineStart, LocalWeights
 from edgekit.errors import EdgekitError, NotFoundError, RemoteNotFoundError, SourceError, UsageError
 from edgekit.formats.mixes import mix_by_name
-from edgekit.machine import detect
+from edgekit.machine.probes import detect
 from edgekit.machine.types import MemoryLimit
 from edgekit.model import open_model
 from edgekit.request import Request, Session

@@ -10,7 +10,7 @@ from edgekit.app.open import ResolvedModel, open_as_stored
 from edgekit.engines import engine_named
 from edgekit.engines.options import read_quant
 from edgekit.errors import EdgekitError
-from edgekit.machine import detect
+from edgekit.machine.probes import detect
 from edgekit.request import Request, Session
 from edgekit.sources import locate
 

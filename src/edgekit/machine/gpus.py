@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edgekit.basis import Basis
-from edgekit.machine.devices import known_bandwidth
-from edgekit.machine.gpu_limit import (
+from edgekit.machine.devices import (
     default_working_set_bytes,
+    known_bandwidth,
     mesa_heap_bytes,
     working_set_because,
 )

@@ -31,7 +31,8 @@ PROBES: tuple[tuple[str, Callable[[Surroundings], Findings]], ...] = (
 )
 
 
-def look(here: Surroundings | None = None) -> Machine:
+def detect(here: Surroundings | None = None) -> Machine:
+    """Probe this machine. Never raises: whatever could not be read is in `notes`."""
     here = here or Surroundings()
     notes: list[str] = []
     try:

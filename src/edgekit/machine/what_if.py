@@ -1,6 +1,6 @@
-"""A described machine: --device "2x RTX 3090" --ram 64G, or --ram 32G --vram 24G,24G.
+"""The machine that a request names: this one, or one described with --device "2x RTX 3090" --ram 64G --vram 24G,24G.
 
-The machine is assumed to be otherwise idle, with all of its memory free.
+A described machine is assumed to be otherwise idle, with all of its memory free.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from edgekit.basis import Basis
 from edgekit.errors import UsageError
-from edgekit.machine.devices import DeviceKind, KnownDevice, find_device
-from edgekit.machine.gpu_limit import (
+from edgekit.machine.devices import (
+    DeviceKind,
+    KnownDevice,
     default_working_set_bytes,
+    find_device,
     mesa_heap_bytes,
     working_set_because,
 )
@@ -41,6 +43,17 @@ _COUNT_AFTER = re.compile(r"(.*\S)\s+[xX](\d{1,3})")  # "RTX 3090 x2"
 _SYSTEMS = {"linux": System.LINUX, "darwin": System.MACOS, "win32": System.WINDOWS}
 _MACOS_26_SINCE = "2025-10"  # Macs from the M5 on run macOS 26 or later
 _BEFORE_VOLTA = (6, 0)  # or less: the table has capabilities from Volta on
+
+
+def requested_machine(
+    *, devices: Sequence[str] = (), ram: str | None = None, vram: str | None = None
+) -> Machine:
+    """The described machine, or this one if none is described. Raises UsageError."""
+    if devices or ram is not None or vram is not None:
+        return what_if_machine(devices=devices, ram=ram, vram=vram)
+    from edgekit.machine.probes import detect  # a described machine needs no probes
+
+    return detect()
 
 
 def what_if_machine(

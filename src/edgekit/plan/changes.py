@@ -16,8 +16,7 @@ from edgekit.bill.verdict import (
 )
 from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.errors import EdgekitError
-from edgekit.machine.devices import DeviceKind, usual_devices
-from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.devices import DeviceKind, raised_limit, usual_devices
 from edgekit.machine.types import HOST, HostMemory, Machine, Vendor, together_bytes
 from edgekit.machine.what_if import machine_of
 from edgekit.plan.choice import (

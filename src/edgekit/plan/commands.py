@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.bill.verdict import Lever, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.commands import COMMAND, Command, Startup, shell_text
-from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.devices import raised_limit
 
 if TYPE_CHECKING:
     from edgekit.model import OpenModel

@@ -10,8 +10,7 @@ from typing import Any
 from edgekit.engines import every_engine
 from edgekit.engines.protocol import Engine
 from edgekit.errors import HardwareError
-from edgekit.machine.devices import KnownDevice, listed_devices
-from edgekit.machine.gpu_limit import RaisedLimit, raised_limit
+from edgekit.machine.devices import KnownDevice, RaisedLimit, listed_devices, raised_limit
 from edgekit.machine.types import (
     Budget,
     Device,

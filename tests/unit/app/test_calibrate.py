@@ -39,7 +39,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.engines.program import CalibrateOptions, ComparedRow, MeasuredBytes, Resident
 from edgekit.engines.speed import GB, host_speed
 from edgekit.errors import EngineError, MissingExtraError, SourceError, UsageError
-from edgekit.machine import calibration, detect
+from edgekit.machine import calibration
 from edgekit.machine.calibration import (
     change_calibration,
     device_key,
@@ -49,6 +49,7 @@ from edgekit.machine.calibration import (
     read_calibration,
     watched,
 )
+from edgekit.machine.probes import detect
 from edgekit.machine.types import (
     HOST,
     Calibration,
@@ -629,7 +630,7 @@ def test_nothing_is_passed_over_that_a_quick_machine_could_do(
 
 def test_nothing_heavy_is_imported_by_a_look_at_the_machine() -> None:
     words = (
-        "import sys; from edgekit.machine import detect; detect();"
+        "import sys; from edgekit.machine.probes import detect; detect();"
         "print([name for name in ('numpy', 'xllamacpp', 'edgekit.engines.llamacpp.run') if name in sys.modules])"
     )
     found = subprocess.run(

@@ -19,7 +19,7 @@ from edgekit.app.run import (
 )
 from edgekit.engines.chat import Message, Prompt
 from edgekit.errors import SourceError, UsageError
-from edgekit.machine import requested_machine
+from edgekit.machine.what_if import requested_machine
 from edgekit.request import Request, Session
 from edgekit.sources.types import Reach
 from edgekit.units import MIB

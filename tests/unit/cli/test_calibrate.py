@@ -28,7 +28,7 @@ from edgekit.cli import main
 from edgekit.engines.llamacpp.run import binding
 from edgekit.engines.llamacpp.run.generated import Shape, write_made_up
 from edgekit.engines.program import CalibrateOptions
-from edgekit.machine import calibration, detect
+from edgekit.machine import calibration
 from edgekit.machine.calibration import (
     NAME,
     change_calibration,
@@ -36,6 +36,7 @@ from edgekit.machine.calibration import (
     host_key,
     read_calibration,
 )
+from edgekit.machine.probes import detect
 from edgekit.machine.types import Calibration
 from edgekit.report.run import calibrated_text
 from edgekit.units import MIB

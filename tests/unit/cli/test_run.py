@@ -21,7 +21,7 @@ from tests.runnable import write_chatting, write_endless
 from tests.thoroughness import sampled
 
 from edgekit.cli import main
-from edgekit.machine import requested_machine
+from edgekit.machine.what_if import requested_machine
 
 ENGINES = ("llama.cpp", "stream")
 Ask = Callable[..., tuple[int, str, str]]

@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 from tests.unit.machine.trees import machine, recorded
 
 from edgekit.errors import SourceError
-from edgekit.machine import calibration, detect
+from edgekit.machine import calibration
 from edgekit.machine.calibration import (
     LOCK,
     MAX_FILE_BYTES,
@@ -36,6 +36,7 @@ from edgekit.machine.calibration import (
     with_engine,
     with_host,
 )
+from edgekit.machine.probes import detect
 from edgekit.machine.types import (
     Calibration,
     Difference,

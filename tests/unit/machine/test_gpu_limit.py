@@ -11,7 +11,7 @@ from tests.unit.machine.trees import HOST, recorded
 from tests.unit.machine.trees import machine as planted
 from tests.unit.plan.machines import cards, cpu, mac
 
-from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.devices import raised_limit
 from edgekit.machine.gpus import find_amd
 from edgekit.machine.types import Machine, System, Vendor
 from edgekit.machine.what_if import what_if_machine

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.machine.trees import HOST, machine, recorded
 
 from edgekit.basis import Basis
-from edgekit.machine.gpu_limit import default_working_set_bytes
+from edgekit.machine.devices import default_working_set_bytes
 from edgekit.machine.gpus import find_amd, find_apple, find_intel
 from edgekit.machine.surroundings import Findings, Surroundings
 from edgekit.machine.types import Device, HostMemory, System, Vendor

@@ -12,8 +12,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.machine.trees import machine, recorded
 
-from edgekit.machine import detect
-from edgekit.machine.probes import choose
+from edgekit.machine.probes import choose, detect
 from edgekit.machine.surroundings import Nvml
 from edgekit.machine.types import Device, System, Vendor
 from edgekit.units import GIB
@@ -126,7 +125,7 @@ def test_detect_imports() -> None:
     if Path("/proc/driver/nvidia/version").exists() or sys.platform != "linux":
         pytest.skip("a machine with NVIDIA's driver, or not Linux")
     code = (
-        "import sys; from edgekit.machine import detect; first = set(sys.modules); detect();"
+        "import sys; from edgekit.machine.probes import detect; first = set(sys.modules); detect();"
         "print('psutil' in first, 'pynvml' in sys.modules)"
     )
     run = [sys.executable, "-c", code]

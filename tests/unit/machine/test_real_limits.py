@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux
 
 ASK = """
 import json
-from edgekit.machine import detect
+from edgekit.machine.probes import detect
 host = detect().host
 print(json.dumps({"usable": host.usable_bytes, "free": host.free_bytes,
                   "tightest": host.tightest.name if host.tightest else ""}))

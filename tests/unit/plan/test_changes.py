@@ -16,7 +16,7 @@ from edgekit.bill.verdict import Change, ChangeKind, Lever, Verdict
 from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
-from edgekit.machine.gpu_limit import raised_limit
+from edgekit.machine.devices import raised_limit
 from edgekit.machine.types import HostMemory
 from edgekit.machine.what_if import what_if_machine
 from edgekit.plan.changes import changes

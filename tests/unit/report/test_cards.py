@@ -24,8 +24,8 @@ from edgekit.app.recommend import Recommendation, complete, find_best
 from edgekit.basis import Basis
 from edgekit.catalog import read_catalog
 from edgekit.catalog.types import Entry, ModelPurpose
-from edgekit.machine import requested_machine
 from edgekit.machine.types import Device, HostMemory, Machine, System, Vendor
+from edgekit.machine.what_if import requested_machine
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion
 from edgekit.report.cards import (

@@ -21,8 +21,8 @@ from edgekit.bill.types import Load, Task
 from edgekit.bill.verdict import Change, ChangeKind, Decision, Lever, Speed, Tried
 from edgekit.engines.commands import Command
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.machine import requested_machine
 from edgekit.machine.types import System
+from edgekit.machine.what_if import requested_machine
 from edgekit.model import open_model
 from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.plan import Plan, make_plan

@@ -25,7 +25,7 @@ from edgekit.engines.llamacpp.types import (
 )
 from edgekit.engines.llamacpp.weights import place
 from edgekit.errors import HardwareError, UsageError
-from edgekit.machine.gpu_limit import longest_buffer_bytes
+from edgekit.machine.devices import longest_buffer_bytes
 from edgekit.machine.types import (
     Budget,
     Device,
