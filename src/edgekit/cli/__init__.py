@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TextIO
 
-from edgekit.cli.output import ReaderGoneError, drop, show
 from edgekit.cli.parser import UsageExit, build_parser
 from edgekit.errors import EdgekitError, OutputError
 from edgekit.terminal import printable
@@ -40,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, code = (answer, 0) if isinstance(answer, str) else answer
         return _write(text, code)
     except EdgekitError as error:
-        _say(printable(str(error)))
+        _print_error(printable(str(error)))
         if not getattr(arguments, "json", False):
             return error.exit_code
         lines = getattr(arguments, "json_lines", False)
         text = _error_json(type(error).__name__, str(error), in_one_line=lines)
         return _write(text, error.exit_code)
     except KeyboardInterrupt:
-        _say("interrupted")
+        _print_error("interrupted")
         return INTERRUPTED
 
 
@@ -95,16 +96,40 @@ def _write(answer: str, code: int) -> int:
     except ReaderGoneError:
         return code
     except OutputError as error:
-        _say(str(error))
+        _print_error(str(error))
         return error.exit_code
     return code
 
 
-def _say(sentence: str) -> None:
+class ReaderGoneError(Exception):
+    """Standard output is closed, or its reader has seen enough: `| head`."""
+
+
+def show(text: str) -> None:
+    """Write and flush. Raises OutputError if that fails, for instance because the disk is full."""
+    if sys.stdout is None:  # it was closed before we started
+        raise ReaderGoneError
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop(sys.stdout)
+        raise ReaderGoneError from None
+    except OSError as error:
+        _drop(sys.stdout)
+        raise OutputError(f"the answer could not be written: {error.strerror}") from error
+
+
+def _drop(stream: TextIO) -> None:
+    """Discard what is still buffered, so that the flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _print_error(sentence: str) -> None:
     """Print one line on standard error, unless it is closed."""
     if sys.stderr is None:
         return
     try:
         print(f"edgekit: {sentence}", file=sys.stderr, flush=True)
     except OSError:
-        drop(sys.stderr)
+        _drop(sys.stderr)

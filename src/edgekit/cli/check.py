@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgekit.app.check import Answer, Check, Unanswered, check, check_all, worst_code
 from edgekit.app.compare import compare
-from edgekit.cli.input import open_session, references
-from edgekit.cli.output import ReaderGoneError, counting, screen, show
+from edgekit.cli import ReaderGoneError, show
+from edgekit.cli.console import counted, open_session, screen
 from edgekit.engines import engine_names, every_engine
 from edgekit.engines.flags import read
 from edgekit.errors import UsageError
@@ -22,6 +23,7 @@ from edgekit.report.check import check_text, quiet_text
 from edgekit.report.json import json_text
 from edgekit.report.tables import answers_json, check_table, models_json, table_pieces
 from edgekit.request import Request
+from edgekit.sources.local import models_in
 from edgekit.terminal import printable
 from edgekit.units import MIB, format_bytes, parse_size
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from edgekit.sources.download import Download
 
 
+MAX_MODELS = 10_000  # in one call: a folder with more is a mistake
 UNASKED_DOWNLOAD_BYTES = 512 * MIB  # downloads up to this size need no confirmation
 
 
@@ -49,7 +52,7 @@ def run_check(arguments: argparse.Namespace) -> tuple[str, int]:
             found = [check(names[0], request, session, depth=depth, with_changes=with_changes)]
         else:
             coming = check_all(names, request, session, depth=depth)
-            coming = counting(coming, len(names), session.reach.progress)
+            coming = counted(coming, len(names), session.reach.progress)
             if not arguments.json:
                 return "", worst_code(_show_table(coming), strict=arguments.strict)
             found = list(coming)
@@ -86,6 +89,37 @@ def _show_table(coming: Iterable[list[Answer]]) -> list[list[Answer]]:
             if sys.stdout is not None:  # if it is closed, the exit code is the answer
                 show(piece)
     return found
+
+
+def references(words: Sequence[str]) -> tuple[str, ...]:
+    """The models to check: folders replaced by the models in them, `-` by the names on standard input."""
+    for word in dict.fromkeys(word for word in words if words.count(word) > 1):
+        print(
+            f"edgekit: {printable(word)} was given more than once and is shown once",
+            file=sys.stderr,
+        )
+    found: dict[str, None] = {}  # in order, each once
+    for word in words:
+        for one in _stdin_lines() if word == "-" else (word,):
+            # "" would be the current folder, and a NUL an error of the operating system
+            names = models_in(one) if one and "\0" not in one else (one,)
+            found |= dict.fromkeys(names)
+            if len(found) > MAX_MODELS:
+                raise UsageError(f"more than {MAX_MODELS:,} models at once")
+    if not found:
+        raise UsageError("no model given")
+    return tuple(found)
+
+
+def _stdin_lines() -> Iterator[str]:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # file names may be any bytes
+    for line in sys.stdin:
+        name = line.strip().lstrip("\ufeff")  # a BOM, as Windows writes it
+        if name and not name.startswith("#"):
+            yield name
 
 
 def confirmed(arguments: argparse.Namespace) -> Callable[[Download], bool] | None:
@@ -158,7 +192,7 @@ def run_compare(arguments: argparse.Namespace) -> str:
             return compare_text(found, screen(colour=False))
         if len(names) == 1 and arguments.engine is None:
             request = replace(request, engines=engine_names())
-        coming = counting(check_all(names, request, session), len(names), session.reach.progress)
+        coming = counted(check_all(names, request, session), len(names), session.reach.progress)
         rows = [row for answers in coming for row in answers]
     if not any(isinstance(row, Check) for row in rows):
         raise next(row.error for row in rows if isinstance(row, Unanswered))

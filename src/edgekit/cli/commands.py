@@ -1,35 +1,251 @@
-"""Flags and help of the commands that answer questions. Imports nothing heavy, so that --help is instant."""
+"""Flags and help of the commands that answer questions, and the flags that several commands share.
+
+Nothing heavy is imported here: --help must be instant.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from edgekit.cli.options import (
-    CHOSEN_CONTEXT,
-    DEVICE_FORMS,
-    ENVIRONMENT,
-    MODEL_FORMS,
-    add_device_options,
-    add_engine_flags,
-    add_flags,
-    add_job_option,
-    add_limit_options,
-    add_min_context_option,
-    add_network_options,
-    add_plan_options,
-    add_users_option,
-    add_window_budget_option,
-)
 from edgekit.cli.parser import Commands, add_command
 from edgekit.engines import (
     default_engine,
     either,
+    engine_named,
     engine_names,
     every_engine,
+    lender_of,
     machine_keys,
     planned_engines,
 )
-from edgekit.engines.flags import COMMON, CONTEXT
+from edgekit.engines.flags import COMMON, CONTEXT, GIVEN, QUANT, Flag
+from edgekit.errors import UsageError
+from edgekit.units import parse_tokens
+
+if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
+    Options = argparse.ArgumentParser | _ArgumentGroup
+
+
+MODEL_FORMS = """\
+MODEL is any of
+  a file or folder          model.gguf, model-00001-of-00003.gguf, ./folder, config.json
+  a Hugging Face id         org/name, org/name:Q4_K_M, org/name@revision, hf.co/org/name
+  an address                https://huggingface.co/org/name/blob/main/file.gguf, any .gguf URL
+  a model of the catalog    qwen3-8b, qwen3-8b:Q8_0, "Gemma 3 27B" (edgekit catalog list)
+  Ollama or LM Studio       llama3.2:1b, a model's folder name
+  a shipped sample          sample:gemma-3-27b, sample:qwen3-30b-a3b
+"""
+DEVICE_FORMS = """\
+--device takes the name of a GPU, Mac, board or phone: "RTX 4090", h100, m3-max-64, phone-8; 2x "RTX 3090" for two
+(edgekit hardware --devices lists them). SIZES are binary: 24G, 24 GB and 24GiB are the same.
+"""
+ENVIRONMENT = """\
+environment: HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, OLLAMA_MODELS, NO_COLOR,
+HTTPS_PROXY, SSL_CERT_FILE, EDGEKIT_CACHE (folder for cached headers), EDGEKIT_OLLAMA_REGISTRY (a mirror of
+Ollama's registry) and EDGEKIT_LLAMA_VERSION (the default of --llama-version).
+"""
+CHOSEN_CONTEXT = (
+    "context in tokens: 8192, 32k, 0 for the native context (default: chosen to fit, from 16k up); "
+    "also --ctx, --max-model-len"
+)
+JSON = {"--json": "print JSON (docs/json.md)"}
+ANY_MODEL = "file, folder, hub id, URL or name"
+
+# Shared flags, as --help shows them.
+USERS = {"--users N": "number of users at the same time, each with a full context: 4"}
+MIN_CONTEXT = {
+    "--min-context N": "shortest context to accept (default 16k, or the native context if that is shorter)"
+}
+JOB = {"--job P+N": "size the context for a prompt of P tokens and an answer of N: 6000+800"}
+WINDOW_BUDGET = {
+    "--window-budget SIZE": "without -c, the longest context whose KV cache fits in this size: 4G"
+}
+PLAN = {
+    **USERS,
+    **MIN_CONTEXT,
+    **JOB,
+    "--prefer-accurate-kv": "without -c, prefer an accurate KV cache to a longer context",
+    "--latency FOR": "tiers only: longest wait for spilled cache pages, text (1.5 s, default) or voice (0.2 s)",
+}
+
+
+def add_options(parser: Options, rows: Mapping[str, str]) -> None:
+    """Add flags written as --help shows them: {"-f, --file FILE": help}. A flag without a value is a switch."""
+    for row, text in rows.items():
+        *names, last = row.split(", ")
+        name, _, metavar = last.partition(" ")
+        if metavar:
+            parser.add_argument(*names, name, metavar=metavar, help=text)
+        else:
+            parser.add_argument(*names, name, action="store_true", help=text)
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    text = f"{ANY_MODEL}; - reads names from standard input"
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=text)
+
+
+def add_program_option(parser: argparse.ArgumentParser) -> None:
+    text = (
+        "print only the command or settings for this program: llama-server, ollama, lm-studio ..."
+    )
+    parser.add_argument("--for", dest="program", metavar="PROGRAM", help=text)
+
+
+def add_network_options(parser: Options) -> None:
+    add_options(parser, {"--no-cache": "do not read or write the header cache on disk"})
+    add_timeout_option(parser, 120.0, "time limit for all network requests together (default 120)")
+    add_options(parser, {"--offline": "use local files and caches only"})
+
+
+def add_timeout_option(
+    parser: Options, default: float | None, text: str, name: str = "--timeout"
+) -> None:
+    parser.add_argument(name, metavar="SECONDS", type=_seconds, default=default, help=text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 86_400:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of seconds, up to one day (got {text!r})"
+        )
+    return number
+
+
+def add_download_options(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser.add_argument_group("hub models that must be downloaded to be inspected"),
+        {
+            "--download-up-to SIZE": "largest download to make without asking (default 512M)",
+            "--no-download": "never download, not even to inspect a model",
+        },
+    )
+
+
+def add_device_options(parser: argparse.ArgumentParser, *, ram: bool = True) -> None:
+    """`ram`: whether the answer depends on the RAM."""
+    group = parser.add_argument_group("another machine instead of this one")
+    group.add_argument(
+        "--device",
+        "--gpu",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help='GPU, Mac, board or phone by name: "RTX 4090", "2x RTX 3090", m3-max-64; repeat it for several',
+    )
+    if ram:
+        add_options(group, {"--ram SIZE": "system RAM of that machine: 32G"})
+    add_options(group, {"--vram SIZES": "memory of each NVIDIA GPU, instead of a name: 24G,24G"})
+
+
+def add_limit_options(parser: argparse.ArgumentParser) -> None:
+    add_options(
+        parser.add_argument_group("how full the memory may be"),
+        {
+            "--max-use SHARE": "fail if the model needs more than this share of the usable memory: 85%%",
+            "--reserve SIZE": "memory to leave free on every GPU and in RAM (llama.cpp: 1G, 2G on Windows): 512M, 0",
+        },
+    )
+
+
+def add_engine_flags(
+    parser: argparse.ArgumentParser,
+    *,
+    engines: tuple[str, ...] = (),
+    several: bool = False,
+    context_help: str | None = None,
+    engine_help: str | None = None,
+    without: frozenset[str] = frozenset(),
+    hidden: frozenset[str] = frozenset(),
+) -> None:
+    """Add --engine and the flags of the engines, all by default.
+
+    `hidden` flags are parsed, so that an error can suggest what to use instead, but --help does not list them.
+    """
+    engines = engines or engine_names()
+    names = either((*engines, "auto", "all") if several else engines)
+    engine_help = engine_help or f"{names} (default: by file format; llama.cpp for a name)"
+    add_options(parser, {"--engine NAME": engine_help})
+    context = CONTEXT._replace(help=context_help or CONTEXT.help)
+    add_flags(parser, COMMON, "every engine", (context, QUANT))
+    add_flags_of(parser, engines, without=without, hidden=hidden)
+
+
+def add_flags_of(
+    parser: argparse.ArgumentParser,
+    engines: tuple[str, ...],
+    *,
+    without: frozenset[str],
+    hidden: frozenset[str] = frozenset(),
+) -> None:
+    for name in engines:
+        engine = engine_named(name)
+        flags = tuple(
+            flag._replace(help=argparse.SUPPRESS) if flag.key in hidden else flag
+            for flag in engine.flags
+            if flag.key not in without and lender_of(flag) not in engines
+        )
+        add_flags(parser, name, engine.title, flags)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, engine: str, title: str, flags: Iterable[Flag]
+) -> None:
+    group = parser.add_argument_group(title)
+    for flag in flags:
+        group.add_argument(
+            *flag.names, dest=GIVEN, action=_StoreFlag, engine=engine, flag=flag, help=flag.help,
+            metavar=flag.metavar or None, nargs=0 if not flag.metavar else "?" if flag.alone else None,
+            const=flag.value, default=argparse.SUPPRESS,
+        )  # fmt: skip
+        if flag.aliases:
+            group.add_argument(
+                *flag.aliases, dest=GIVEN, action=_StoreFlag, engine=engine, flag=flag,
+                help=argparse.SUPPRESS, metavar=flag.metavar, default=argparse.SUPPRESS,
+            )  # fmt: skip
+
+
+class _StoreFlag(argparse.Action):
+    """Stores a flag under its engine and its key; `given_flags` returns them all."""
+
+    def __init__(self, *words: Any, engine: str, flag: Flag, **options: Any) -> None:
+        super().__init__(*words, **options)
+        self._engine, self._flag = engine, flag
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if not hasattr(namespace, GIVEN):
+            setattr(namespace, GIVEN, {})
+        given: dict[str, Any] = getattr(namespace, GIVEN).setdefault(self._engine, {})
+        value: Any = values if self._flag.metavar else self._flag.value
+        before = given.get(self._flag.key)
+        if before is not None and self._flag.repeats:
+            value = f"{before},{value}"
+        elif before is not None and self._flag.aliases and _number(before) != _number(value):
+            parser.error(f"{option_string} {value}: {before} was given already")
+        given[self._flag.key] = value
+
+
+def _number(text: object) -> object:
+    """The number of tokens, so that 4k equals 4096; the text itself if it is not a number."""
+    try:
+        return parse_tokens(str(text))
+    except UsageError:
+        return text
+
 
 _CHECK_DESCRIPTION = (
     "Will the model fit in the memory of this machine, or of another? Prints the verdict, the memory it needs next to "
@@ -58,58 +274,33 @@ def add_check(commands: Commands) -> None:
         description=_CHECK_DESCRIPTION,
         epilog=MODEL_FORMS + _CHECK_EXAMPLES + ENVIRONMENT,
     )
-    parser.add_argument(
-        "models",
-        metavar="MODEL",
-        nargs="+",
-        help="file, folder, hub id, URL or name; - reads names from standard input",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument("--quiet", action="store_true", help="print the headline only")
-    parser.add_argument(
-        "--why",
-        action="store_true",
-        help="add the memory breakdown, the reasons and how each figure is known",
+    add_models(parser)
+    add_options(
+        parser,
+        {
+            **JSON,
+            "--quiet": "print the headline only",
+            "--why": "add the memory breakdown, the reasons and how each figure is known",
+        },
     )
     add_program_option(parser)
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="read the whole header of a remote model, even if its start is enough to answer (--json always does)",
+    add_options(
+        parser,
+        {
+            "--exact": "read the whole header of a remote model, even if its start is enough to answer "
+            "(--json always does)",
+            "--strict": "exit with code 1 if the model only just fits (tight)",
+            **USERS,
+            **MIN_CONTEXT,
+            **JOB,
+            **WINDOW_BUDGET,
+        },
     )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit with code 1 if the model only just fits (tight)"
-    )
-    add_users_option(parser)
-    add_min_context_option(parser)
-    add_job_option(parser)
-    add_window_budget_option(parser)
     add_download_options(parser)
     add_device_options(parser)
     add_limit_options(parser)
     add_network_options(parser)
     add_engine_flags(parser, several=True, context_help=CHOSEN_CONTEXT, without=machine_keys())
-
-
-def add_download_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("hub models that must be downloaded to be inspected")
-    group.add_argument(
-        "--download-up-to",
-        metavar="SIZE",
-        help="largest download to make without asking (default 512M)",
-    )
-    group.add_argument(
-        "--no-download", action="store_true", help="never download, not even to inspect a model"
-    )
-
-
-def add_program_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--for",
-        dest="program",
-        metavar="PROGRAM",
-        help="print only the command or settings for this program: llama-server, ollama, lm-studio ...",
-    )
 
 
 _COMPARE_DESCRIPTION = (
@@ -135,22 +326,13 @@ def add_compare(commands: Commands) -> None:
         description=_COMPARE_DESCRIPTION,
         epilog=MODEL_FORMS + DEVICE_FORMS + _COMPARE_EXAMPLES + ENVIRONMENT,
     )
-    parser.add_argument(
-        "models",
-        metavar="MODEL",
-        nargs="+",
-        help="file, folder, hub id, URL or name; - reads names from standard input",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    add_users_option(parser)
-    add_min_context_option(parser)
-    add_job_option(parser)
+    add_models(parser)
+    add_options(parser, {**JSON, **USERS, **MIN_CONTEXT, **JOB})
     add_device_options(parser)
     add_limit_options(parser)
     add_network_options(parser)
     add_engine_flags(
         parser,
-        several=True,
         engine_help=f"{either((*engine_names(), 'auto', 'all'))} (default: all for one model, auto for several)",
         context_help="context in tokens: 8192, 32k (default: chosen for the machine, or 32k if none is given)",
         without=machine_keys(),
@@ -181,29 +363,24 @@ def add_plan(commands: Commands) -> None:
         description=_PLAN_DESCRIPTION,
         epilog=MODEL_FORMS + _PLAN_EXAMPLES + ENVIRONMENT,
     )
-    parser.add_argument("model", metavar="MODEL", help="file, folder, hub id, URL or name")
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument(
-        "--why",
-        action="store_true",
-        help="add every decision, what was tried, and how each figure is known",
-    )
+    parser.add_argument("model", metavar="MODEL", help=ANY_MODEL)
+    why = "add every decision, what was tried, and how each figure is known"
+    add_options(parser, {**JSON, "--why": why})
     add_program_option(parser)
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
-    )
-    add_plan_options(parser)
-    parser.add_argument("--no-drafter", action="store_true", help="do not look for a draft model")
-    parser.add_argument(
-        "--nodes", metavar="N", help="number of machines like this one, joined by Ray (vLLM only)"
+    add_options(
+        parser,
+        {
+            "--plot FILE": "draw memory versus context as .svg or .png (needs 'edgekit-models[plot]')",
+            **PLAN,
+            "--no-drafter": "do not look for a draft model",
+            "--nodes N": "number of machines like this one, joined by Ray (vLLM only)",
+        },
     )
     add_download_options(parser)
     add_device_options(parser)
     add_limit_options(parser)
     add_network_options(parser)
-    hidden = (flag.key for one in every_engine() for flag in one.flags if flag.not_planned)
+    hidden = (flag.key for engine in every_engine() for flag in engine.flags if flag.not_planned)
     add_engine_flags(
         parser,
         engines=planned_engines(),
@@ -234,36 +411,22 @@ def add_recommend(commands: Commands) -> None:
         "quantisation, context, KV cache, expected speed and memory.",
         epilog=_RECOMMEND_EXAMPLES,
     )
-    parser.add_argument(
-        "--task",
-        metavar="NAME",
-        default="chat",
-        help="what the model is for: chat (default), code, reasoning, vision or embed",
+    default, others = default_engine().name, either(planned_engines()[1:])
+    add_options(
+        parser,
+        {
+            "--task NAME": "what the model is for: chat (default), code, reasoning, vision or embed",
+            "--engine NAME": f"engine to run it with: {default} (default), {others}",
+            "--limit N": "number of models to show (default 5)",
+            "--all-sizes": "allow several models of one family instead of the best of each",
+            "--tiers": "choose among the five tiers of the context-scaling memo (docs/tiers.md)",
+            **JSON,
+            "--why": "add each model's headline, bars, release and licence",
+            "--offline": "no effect: recommend never uses the network",
+            **PLAN,
+        },
     )
-    parser.add_argument(
-        "--engine",
-        metavar="NAME",
-        help=f"engine to run it with: {default_engine().name} (default), {either(planned_engines()[1:])}",
-    )
-    parser.add_argument("--limit", metavar="N", help="number of models to show (default 5)")
-    parser.add_argument(
-        "--all-sizes",
-        action="store_true",
-        help="allow several models of one family instead of the best of each",
-    )
-    parser.add_argument(
-        "--tiers",
-        action="store_true",
-        help="choose among the five tiers of the context-scaling memo (docs/tiers.md)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument(
-        "--why", action="store_true", help="add each model's headline, bars, release and licence"
-    )
-    parser.add_argument(
-        "--offline", action="store_true", help="no effect: recommend never uses the network"
-    )
-    add_plan_options(parser)
+    parser.set_defaults(task="chat")
     add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=CHOSEN_CONTEXT),))
     add_device_options(parser)
     add_limit_options(parser)
@@ -292,21 +455,18 @@ def add_inspect(commands: Commands) -> None:
         description=_INSPECT_DESCRIPTION,
         epilog=MODEL_FORMS + _INSPECT_EXAMPLES + ENVIRONMENT,
     )
-    parser.add_argument("model", metavar="MODEL", help="file, folder, hub id, URL or name")
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument("--layers", action="store_true", help="list every layer")
-    parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--keys", action="store_true", help="list every key of the header")
-    parser.add_argument(
-        "--light",
-        action="store_true",
-        help="read only the architecture: one range request for a remote GGUF; config.json "
-        "and the index for safetensors",
-    )
-    parser.add_argument(
-        "--quant",
-        metavar="NAME",
-        help="show the file of a repository, or a catalog model, at this quantisation: Q4_K_M",
+    parser.add_argument("model", metavar="MODEL", help=ANY_MODEL)
+    add_options(
+        parser,
+        {
+            **JSON,
+            "--layers": "list every layer",
+            "--tensors": "list every tensor",
+            "--keys": "list every key of the header",
+            "--light": "read only the architecture: one range request for a remote GGUF; config.json "
+            "and the index for safetensors",
+            "--quant NAME": "show the file of a repository, or a catalog model, at this quantisation: Q4_K_M",
+        },
     )
     add_network_options(parser)
 
@@ -335,10 +495,7 @@ def add_hardware(commands: Commands) -> None:
         description=_HARDWARE_DESCRIPTION,
         epilog=DEVICE_FORMS + _HARDWARE_EXAMPLES,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument(
-        "--devices", action="store_true", help="list all devices that --device knows"
-    )
+    add_options(parser, {**JSON, "--devices": "list all devices that --device knows"})
     add_device_options(parser)
 
 
@@ -380,18 +537,17 @@ def add_catalog(commands: Commands) -> None:
             epilog=epilog,
             allow_abbrev=False,
         )
-        parser.add_argument("--json", action="store_true", help="print JSON (docs/catalog.md)")
+        add_options(parser, {"--json": "print JSON (docs/catalog.md)"})
         parser.set_defaults(run=f"facts:run_{name}")
         return parser
 
     parser = action("list", "list the models, one per line")
     parser.add_argument("--kind", choices=CATALOG_KINDS, help="only models for this purpose")
-    parser.add_argument(
-        "--family", metavar="NAME", help="only models of this family, e.g. qwen3, llama-3.1, gemma"
+    add_options(
+        parser, {"--family NAME": "only models of this family, e.g. qwen3, llama-3.1, gemma"}
     )
-    whose = parser.add_mutually_exclusive_group()
-    whose.add_argument("--user", action="store_true", help="only models that you added")
-    whose.add_argument("--packaged", action="store_true", help="only built-in models")
+    whose = {"--user": "only models that you added", "--packaged": "only built-in models"}
+    add_options(parser.add_mutually_exclusive_group(), whose)
 
     parser = action("show", "show everything about one model, with sources")
     parser.add_argument(
@@ -403,7 +559,7 @@ def add_catalog(commands: Commands) -> None:
     parser.add_argument(
         "models", metavar="MODEL", nargs="+", help="models to add: path, hub id, URL or name"
     )
-    parser.add_argument("--id", metavar="NAME", help="id for the model (one model only)")
+    add_options(parser, {"--id NAME": "id for the model (one model only)"})
     add_network_options(parser)
 
     action("remove", "remove a model that you added").add_argument("id", metavar="ID")
@@ -436,23 +592,18 @@ def add_estimate(commands: Commands) -> None:
         description=_ESTIMATE_DESCRIPTION,
         epilog=MODEL_FORMS + _ESTIMATE_EXAMPLES + ENVIRONMENT,
     )
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="file, folder, hub id, URL or name"
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=ANY_MODEL)
+    add_options(
+        parser,
+        {
+            **JSON,
+            "--explain": "show the arithmetic of every line",
+            "--per-layer": "show what each layer takes",
+            "--batch FILE": "answer every row of a JSONL file (- is standard input): model, engine, quant, options",
+            "--assume": "read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
+            **USERS,
+        },
     )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument("--explain", action="store_true", help="show the arithmetic of every line")
-    parser.add_argument("--per-layer", action="store_true", help="show what each layer takes")
-    parser.add_argument(
-        "--batch",
-        metavar="FILE",
-        help="answer every row of a JSONL file (- is standard input): model, engine, quant, options",
-    )
-    parser.add_argument(
-        "--assume",
-        action="store_true",
-        help="read no file: apply a rule of thumb to the name alone (Llama-3.1-70B:Q4_K_M)",
-    )
-    add_users_option(parser)
     add_device_options(parser, ram=False)
     add_network_options(parser)
     add_engine_flags(parser, without=frozenset({"gpu"}))  # --device instead

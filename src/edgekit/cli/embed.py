@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from edgekit import __version__
 from edgekit.cli.check import confirmed
-from edgekit.cli.input import open_session
-from edgekit.cli.output import is_terminal, screen, screen_width, show_progress
+from edgekit.cli.console import is_terminal, open_session, screen, screen_width, show_progress
 from edgekit.embed import Limits, open_embedder, plan_embedder
 from edgekit.embed.bulk.job import BatchRule, Finished, Stage, Terms, embed_here, run_job
 from edgekit.embed.bulk.output import (

@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 
-from edgekit.cli.commands import add_download_options
-from edgekit.cli.options import (
-    DEFAULT_NEW_TOKENS,
+from edgekit.cli.commands import (
     ENVIRONMENT,
+    JSON,
+    MIN_CONTEXT,
     MODEL_FORMS,
+    USERS,
+    WINDOW_BUDGET,
+    add_download_options,
     add_flags,
+    add_flags_of,
+    add_limit_options,
     add_network_options,
-    add_start_options,
-    add_users_option,
-    seconds,
+    add_options,
+    add_timeout_option,
 )
 from edgekit.cli.parser import Commands, add_command
-from edgekit.engines import startable
-from edgekit.engines.flags import (
-    COMMON,
-    CONTEXT,
-    QUANT,
-    whole,
-)
+from edgekit.engines import machine_keys, startable
+from edgekit.engines.flags import COMMON, CONTEXT, QUANT, read_number, whole
 from edgekit.errors import UsageError
+
+DEFAULT_NEW_TOKENS = 512  # in the answer to one prompt
+SERVE_PORT = 8080
+# Flags that run and serve have for all engines, or set themselves.
+SHARED = frozenset({
+    "ctx_shift", "sinks", "rolling", "threads", "max_tokens", "mode", "mix", "embeddings", "llama_version",
+})  # fmt: skip
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+def add_start_options(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Options of both `run` and `serve`: the engine, its flags, the context, and what happens before it starts."""
+    engines = [engine.name for engine in startable(verb)]
+    add_options(parser, {"--engine NAME": f"{' or '.join(engines)} (default {engines[0]})"})
+    add_options(
+        parser.add_argument_group("the context"),
+        {
+            "--sinks N": "first tokens that a rolling context never drops (default 0)",
+            "--rolling, --context-shift": "drop the oldest tokens of a full context and continue",
+            **MIN_CONTEXT,
+            **WINDOW_BUDGET,
+        },
+    )
+    add_limit_options(parser)
+    add_options(
+        parser.add_argument_group("before it starts"),
+        {
+            "--download-up-to SIZE": "largest download to make (default: anything that fits)",
+            "--no-download": "never download",
+            "-y, --yes": "download a model of the catalog without asking",
+            "-t, --threads N": "CPU threads (default: one per core)",
+            "--force": "start even if the model does not fit (it may swap, or be killed)",
+        },
+    )
+    add_network_options(parser)
+    text = "context in tokens: 8192, 32k, 0 for the native context (default: what the job needs)"
+    add_flags(parser, COMMON, "every engine", (CONTEXT._replace(help=text), QUANT))
+    add_flags_of(parser, tuple(engines), without=machine_keys() | SHARED)
+
 
 _RUN_DESCRIPTION = """\
 Runs a model inside the memory that it was predicted to need: checks it first, downloads it only if it fits, and starts
@@ -57,44 +96,41 @@ def add_run(commands: Commands) -> None:
         epilog=MODEL_FORMS + _RUN_EXAMPLES + "\n" + ENVIRONMENT,
     )
     parser.add_argument("model", metavar="MODEL", help="GGUF file, hub id or name")
-    parser.add_argument(
-        "--json", action="store_true", help="print the answer and its figures as JSON (docs/run.md)"
+    add_options(
+        parser,
+        {
+            "--json": "print the answer and its figures as JSON (docs/run.md)",
+            "-q, --quiet": "print the answer alone",
+        },
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print the answer alone")
-    _add_prompt(parser)
-    add_sampling_options(parser)
-    add_start_options(parser, "run")
-    parser.add_argument(
-        "--budget",
-        metavar="SIZE",
-        help="memory limit of the whole process, for --engine stream: 512M",
-    )
-    parser.add_argument(
-        "--latency",
-        metavar="FOR",
-        help="longest wait for cache pages on disk (--resident): text (1.5 s, default) or voice (0.2 s)",
-    )
-
-
-def _add_prompt(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the prompt")
-    one = group.add_mutually_exclusive_group()
-    one.add_argument("-p", "--prompt", metavar="TEXT", help="prompt to answer (default: a chat)")
-    one.add_argument(
-        "-f", "--file", metavar="FILE", help="read the prompt from a file; - is standard input"
+    add_options(
+        group.add_mutually_exclusive_group(),
+        {
+            "-p, --prompt TEXT": "prompt to answer (default: a chat)",
+            "-f, --file FILE": "read the prompt from a file; - is standard input",
+        },
     )
-    group.add_argument("--system", metavar="TEXT", help="system prompt")
-    group.add_argument(
-        "--raw",
-        action="store_true",
-        help="continue the text as it is, without the model's chat template",
+    add_options(
+        group,
+        {
+            "--system TEXT": "system prompt",
+            "--raw": "continue the text as it is, without the model's chat template",
+            "-n, --max-tokens, --n-predict N": f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until the "
+            "model ends)",
+        },
     )
-    group.add_argument(
-        "-n",
-        "--max-tokens",
-        "--n-predict",
-        metavar="N",
-        help=f"most new tokens (default {DEFAULT_NEW_TOKENS}; in a chat, until the model ends)",
+    group = parser.add_argument_group("sampling")
+    for field, (names, metavar, _, text) in SAMPLING_FLAGS.items():
+        group.add_argument(*names, dest=field, metavar=metavar, help=text)
+    add_start_options(parser, "run")
+    add_options(
+        parser,
+        {
+            "--budget SIZE": "memory limit of the whole process, for --engine stream: 512M",
+            "--latency FOR": "longest wait for cache pages on disk (--resident): text (1.5 s, default) or "
+            "voice (0.2 s)",
+        },
     )
 
 
@@ -117,13 +153,18 @@ SAMPLING_FLAGS: dict[str, tuple[tuple[str, ...], str, Callable[[str], float], st
 }  # fmt: skip
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("sampling")
-    for field, (names, metavar, _, text) in SAMPLING_FLAGS.items():
-        group.add_argument(*names, dest=field, metavar=metavar, help=text)
+def read_integer(
+    flag: str, text: str | None, *, least: int = 0, most: int = 2**31 - 1
+) -> int | None:
+    """Like read_number, but rejects units: 32k is not a port."""
+    if text is not None and _WHOLE.fullmatch(text) is None:
+        raise UsageError(f"{flag}: {text[:40]!r} is not a whole number from {least} to {most:,}")
+    return read_number(flag, text, least=least, most=most)
 
 
-SERVE_PORT = 8080
+def read_host(text: str) -> str:
+    """The host without the brackets that an IPv6 address has in a URL."""
+    return text[1:-1] if text.startswith("[") and text.endswith("]") else text
 
 
 _SERVE_DESCRIPTION = """\
@@ -156,41 +197,27 @@ def add_serve(commands: Commands) -> None:
         epilog=MODEL_FORMS + _SERVE_EXAMPLES + "\n" + ENVIRONMENT,
     )
     parser.add_argument("model", metavar="MODEL", help="GGUF file, hub id or name")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print events as lines of JSON (docs/run.md)",
-    )
-    parser.add_argument(
-        "-q",
-        "--quiet",
-        action="store_true",
-        help="print only the address, and why the server ended",
+    add_options(
+        parser,
+        {
+            "--json": "print events as lines of JSON (docs/run.md)",
+            "-q, --quiet": "print only the address, and why the server ended",
+        },
     )
     group = parser.add_argument_group("the server")
-    group.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="address to listen on (default 127.0.0.1, this machine only); any other needs --api-key",
+    add_options(
+        group,
+        {
+            "--host ADDRESS": "address to listen on (default 127.0.0.1, this machine only); any other needs --api-key",
+            "--port N": f"port to listen on (default {SERVE_PORT}); 0 takes any free port",
+            "--api-key KEY": "key that clients must send (or LLAMA_API_KEY)",
+            "--insecure": "serve other machines (--host) without --api-key",
+            "-a, --alias NAME": "name of the model for clients",
+        },
     )
-    group.add_argument(
-        "--port",
-        metavar="N",
-        help=f"port to listen on (default {SERVE_PORT}); 0 takes any free port",
-    )
-    group.add_argument(
-        "--api-key", metavar="KEY", help="key that clients must send (or LLAMA_API_KEY)"
-    )
-    group.add_argument(
-        "--insecure",
-        action="store_true",
-        help="serve other machines (--host) without --api-key",
-    )
-    group.add_argument("-a", "--alias", metavar="NAME", help="name of the model for clients")
-    add_users_option(parser)
+    add_options(parser, USERS)
     add_start_options(parser, "serve")
-    parser.set_defaults(json_lines=True)
+    parser.set_defaults(host="127.0.0.1", json_lines=True)
 
 
 _VERIFY_DESCRIPTION = """\
@@ -222,19 +249,16 @@ def add_verify(commands: Commands) -> None:
         epilog=MODEL_FORMS + _VERIFY_EXAMPLES + ENVIRONMENT,
     )
     parser.add_argument("model", metavar="MODEL", help="path, hub id, URL or name of a GGUF model")
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/verify.md)")
-    parser.add_argument(
-        "--load",
-        action="store_true",
-        help="also load the model, decode a few tokens, show the memory the process really "
-        "used, and save llama.cpp's overhead for later estimates (edgekit calibrate)",
+    add_options(
+        parser,
+        {
+            "--json": "print JSON (docs/verify.md)",
+            "--load": "also load the model, decode a few tokens, show the memory the process really "
+            "used, and save llama.cpp's overhead for later estimates (edgekit calibrate)",
+        },
     )
-    parser.add_argument(
-        "--engine-timeout",
-        metavar="SECONDS",
-        type=seconds,
-        help="time limit for the engine (default 60, with --load 600)",
-    )
+    text = "time limit for the engine (default 60, with --load 600)"
+    add_timeout_option(parser, None, text, name="--engine-timeout")
     add_network_options(parser)
     add_flags(parser, COMMON, "every engine", (CONTEXT, QUANT))
     (engine, *_) = startable("verify")
@@ -283,11 +307,14 @@ def add_calibrate(commands: Commands) -> None:
         nargs="?",
         help="a GGUF model on this machine: path, hub id or name",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument(
-        "--list", action="store_true", help="list everything that was measured, on every machine"
+    add_options(
+        parser,
+        {
+            **JSON,
+            "--list": "list everything that was measured, on every machine",
+            "--remove": "delete everything that was measured",
+        },
     )
-    parser.add_argument("--remove", action="store_true", help="delete everything that was measured")
 
 
 _EMBED_DESCRIPTION = """\
@@ -311,7 +338,6 @@ To continue a job that was interrupted, run the same command again; the result i
 exit codes: 0 done, 1 the output could not be written, 2 usage or a text or row that cannot be embedded, 3 does not
 fit in memory, 4 not found or not readable, 5 damaged or unsupported model, 130 interrupted
 """
-_EMBED_PREFIXES = ("query", "document")
 
 
 def add_embed(commands: Commands) -> None:
@@ -329,158 +355,80 @@ def add_embed(commands: Commands) -> None:
         nargs="+",
         help="the model, then the texts to embed (docs/embed.md)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/embed.md)")
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="show no progress and no summary"
+    add_options(
+        parser,
+        {
+            "--json": "print JSON (docs/embed.md)",
+            "-q, --quiet": "show no progress and no summary",
+            "--plan": "show the memory it would use, and embed nothing",
+            "--stdio": "read requests as lines of JSON from standard input (docs/embed.md)",
+        },
     )
-    parser.add_argument(
-        "--plan", action="store_true", help="show the memory it would use, and embed nothing"
+    add_options(
+        parser.add_argument_group("memory and time"),
+        {
+            "--budget SIZE": "memory budget of the whole process, e.g. 200M (default: as much as is useful, "
+            "up to a quarter of the free memory)",
+            "--threads N": "number of threads (default: one per core, at most 8)",
+            "--engine NAME": "engine to use: edgekit (default) or llama.cpp",
+            "--tokenizer-cache FOLDER": "store the tokenizer in this folder, so that the next start is faster and "
+            "needs less memory",
+            "--max-file SIZE": "refuse models larger than this (default 5 GB)",
+        },
     )
-    parser.add_argument(
-        "--stdio",
-        action="store_true",
-        help="read requests as lines of JSON from standard input (docs/embed.md)",
-    )
-    _add_memory(parser)
-    _add_vectors(parser)
-    _add_files(parser)
-    _add_ray(parser)
-    add_download_options(parser)
-    add_network_options(parser)
-
-
-def _add_memory(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("memory and time")
-    group.add_argument(
-        "--budget",
-        metavar="SIZE",
-        help=(
-            "memory budget of the whole process, e.g. 200M (default: as much as is useful, "
-            "up to a quarter of the free memory)"
-        ),
-    )
-    group.add_argument(
-        "--threads", metavar="N", help="number of threads (default: one per core, at most 8)"
-    )
-    group.add_argument(
-        "--engine", metavar="NAME", help="engine to use: edgekit (default) or llama.cpp"
-    )
-    group.add_argument(
-        "--tokenizer-cache",
-        metavar="FOLDER",
-        help=(
-            "store the tokenizer in this folder, so that the next start is faster and needs "
-            "less memory"
-        ),
-    )
-    group.add_argument(
-        "--max-file", metavar="SIZE", help="refuse models larger than this (default 5 GB)"
-    )
-
-
-def _add_vectors(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("vectors")
-    group.add_argument(
-        "--mode",
-        metavar="NAME",
-        help=(
-            "encoder (default), or tokens: the mean of the token embeddings, without running "
-            "the model"
-        ),
+    add_options(
+        group,
+        {
+            "--mode NAME": "encoder (default), or tokens: the mean of the token embeddings, without running the model",
+            "--pooling NAME": "pooling: mean, cls or last (default: as the file states)",
+            "--dimensions N": "keep only the first N dimensions of each vector, for Matryoshka models",
+            "--no-normalize": "do not scale vectors to length 1",
+            "--truncate": "truncate texts that are too long",
+            "--max-tokens N": "maximum tokens per text (default 2048, or the model's context)",
+        },
     )
-    group.add_argument(
-        "--pooling", metavar="NAME", help="pooling: mean, cls or last (default: as the file states)"
+    add_options(
+        group.add_mutually_exclusive_group(),
+        {
+            "--query": "put the model's own query prefix before each text",
+            "--document": "put the model's own document prefix before each text",
+            "--prefix TEXT": "put this prefix before each text",
+        },
     )
-    group.add_argument(
-        "--dimensions",
-        metavar="N",
-        help="keep only the first N dimensions of each vector, for Matryoshka models",
-    )
-    group.add_argument(
-        "--no-normalize", action="store_true", help="do not scale vectors to length 1"
-    )
-    group.add_argument("--truncate", action="store_true", help="truncate texts that are too long")
-    group.add_argument(
-        "--max-tokens",
-        metavar="N",
-        help="maximum tokens per text (default 2048, or the model's context)",
-    )
-    prefix = group.add_mutually_exclusive_group()
-    for name in _EMBED_PREFIXES:
-        prefix.add_argument(
-            f"--{name}",
-            action="store_true",
-            help=f"put the model's own {name} prefix before each text",
-        )
-    prefix.add_argument("--prefix", metavar="TEXT", help="put this prefix before each text")
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("many texts")
-    group.add_argument(
-        "--input",
-        metavar="FILE",
-        help=(
-            "input file: txt (one text per line), jsonl, csv, tsv (also .gz) or parquet; - "
-            "for standard input"
-        ),
+    add_options(
+        group,
+        {
+            "--input FILE": "input file: txt (one text per line), jsonl, csv, tsv (also .gz) or parquet; - for "
+            "standard input",
+            "--format NAME": "input format: txt, jsonl, csv, tsv or parquet (default: from the file name)",
+            "--field NAME": "field or column with the text (default text)",
+            "--id-field NAME": "field or column with the id, which is copied to the output",
+            "--output FILE": "output file: npy, jsonl or parquet; - for JSON lines on standard output",
+            "--batch N": "texts per batch (default auto: by tokens)",
+            "--skip-bad": "skip rows that cannot be embedded, and list them (default: stop at the first)",
+        },
     )
-    group.add_argument(
-        "--format",
-        metavar="NAME",
-        help="input format: txt, jsonl, csv, tsv or parquet (default: from the file name)",
+    add_options(
+        group.add_mutually_exclusive_group(),
+        {
+            "--resume": "continue an unfinished job, and fail if there is none (default: continue or start)",
+            "--overwrite": "start over; an existing output is replaced once the new one is complete",
+        },
     )
-    group.add_argument(
-        "--field",
-        metavar="NAME",
-        default="text",
-        help="field or column with the text (default text)",
-    )
-    group.add_argument(
-        "--id-field",
-        metavar="NAME",
-        help="field or column with the id, which is copied to the output",
-    )
-    group.add_argument(
-        "--output",
-        metavar="FILE",
-        help="output file: npy, jsonl or parquet; - for JSON lines on standard output",
-    )
-    group.add_argument(
-        "--batch", metavar="N", default="auto", help="texts per batch (default auto: by tokens)"
-    )
-    group.add_argument(
-        "--skip-bad",
-        action="store_true",
-        help="skip rows that cannot be embedded, and list them (default: stop at the first)",
-    )
-    again = group.add_mutually_exclusive_group()
-    again.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue an unfinished job, and fail if there is none (default: continue or start)",
-    )
-    again.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="start over; an existing output is replaced once the new one is complete",
-    )
-
-
-def _add_ray(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(field="text", batch="auto")
     group = parser.add_argument_group("many machines")
     group.add_argument(
         "--ray",
         metavar="ADDRESS",
         nargs="?",
         const="local",
-        help=(
-            "embed on a Ray cluster, or on local Ray workers; needs --budget, which is per worker"
-        ),
+        help="embed on a Ray cluster, or on local Ray workers; needs --budget, which is per worker",
     )
-    group.add_argument(
-        "--workers", metavar="N", help="number of Ray workers (default: one per CPU)"
-    )
+    add_options(group, {"--workers N": "number of Ray workers (default: one per CPU)"})
+    add_download_options(parser)
+    add_network_options(parser)
 
 
 _WEB_DESCRIPTION = """\
@@ -517,45 +465,24 @@ def add_web(commands: Commands) -> None:
         epilog=_WEB_EXAMPLES + ENVIRONMENT + _WEB_CODES,
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="open the page of this model")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one line of JSON when the server is ready (docs/web.md)",
+    add_options(
+        parser,
+        {
+            "--json": "print one line of JSON when the server is ready (docs/web.md)",
+            "--no-browser": "print the address instead of opening the browser",
+        },
     )
-    parser.add_argument(
-        "--no-browser", action="store_true", help="print the address instead of opening the browser"
+    add_options(
+        parser.add_argument_group("server"),
+        {
+            "--host ADDRESS": "address to listen on (default 127.0.0.1)",
+            "--port N": "port to listen on (default 8421, or the next free one; 0 for any free port)",
+            "--token TOKEN": "token that clients must send (or EDGEKIT_WEB_TOKEN); a random one is generated if other "
+            "machines can reach the port",
+            "--rate N": "requests per second allowed for one client (default 400)",
+        },
     )
-    _add_server(parser.add_argument_group("server"))
-    _add_reach(parser.add_argument_group("what it may read"))
-    parser.set_defaults(json_lines=True)
-
-
-def _add_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="address to listen on (default 127.0.0.1)",
-    )
-    group.add_argument(
-        "--port",
-        metavar="N",
-        help="port to listen on (default 8421, or the next free one; 0 for any free port)",
-    )
-    group.add_argument(
-        "--token",
-        metavar="TOKEN",
-        help=(
-            "token that clients must send (or EDGEKIT_WEB_TOKEN); a random one is generated "
-            "if other machines can reach the port"
-        ),
-    )
-    group.add_argument(
-        "--rate", metavar="N", help="requests per second allowed for one client (default 400)"
-    )
-
-
-def _add_reach(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("what it may read")
     group.add_argument(
         "--models-dir",
         metavar="DIR",
@@ -563,19 +490,13 @@ def _add_reach(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="folder whose model files may be opened (repeatable)",
     )
-    group.add_argument(
-        "--allow-private",
-        action="store_true",
-        help="also allow servers on this machine and in private networks",
+    add_options(
+        group,
+        {
+            "--allow-private": "also allow servers on this machine and in private networks",
+            "--offline": "use local files and caches only",
+        },
     )
-    group.add_argument("--offline", action="store_true", help="use local files and caches only")
-    group.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=60.0,
-        help="network time limit for one model (default 60)",
-    )
-    group.add_argument(
-        "--no-cache", action="store_true", help="do not read or write the header cache on disk"
-    )
+    add_timeout_option(group, 60.0, "network time limit for one model (default 60)")
+    add_options(group, {"--no-cache": "do not read or write the header cache on disk"})
+    parser.set_defaults(host="127.0.0.1", json_lines=True)

@@ -20,10 +20,9 @@ from typing import Any, BinaryIO
 from edgekit.app.estimate import assume, estimate
 from edgekit.app.open import ResolvedModel, open_named, quantised
 from edgekit.catalog.types import Catalog
-from edgekit.cli.input import open_session
-from edgekit.cli.options import has_flags
-from edgekit.cli.output import screen
+from edgekit.cli.console import open_session, screen
 from edgekit.engines import engine_named, engine_names
+from edgekit.engines.flags import given_flags
 from edgekit.engines.options import RowOptions, context_option, did_you_mean, options_with_quant
 from edgekit.errors import EdgekitError, HeaderLimitError, NotFoundError, UsageError
 from edgekit.formats import limits
@@ -41,7 +40,7 @@ ROW_BYTES = limits.CONFIG_BYTES  # a row may hold a config.json: 0.1 MB in the l
 def run_estimate(arguments: argparse.Namespace) -> str:
     """The memory that an engine allocates. A batch writes its answers itself."""
     if arguments.batch is not None:
-        if arguments.model is not None or has_flags(arguments):
+        if arguments.model is not None or arguments.engine is not None or given_flags(arguments):
             raise UsageError(
                 "--batch takes model, engine and options from its rows, not from the command line"
             )

@@ -14,8 +14,7 @@ from edgekit.catalog.names import find_entry
 from edgekit.catalog.records import is_id
 from edgekit.catalog.store import forget_entry, packaged_entries
 from edgekit.catalog.types import Catalog
-from edgekit.cli.input import open_session
-from edgekit.cli.output import is_terminal, screen
+from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.errors import EdgekitError, NotFoundError, UsageError
 from edgekit.formats.types import Depth
 from edgekit.report.catalog import (

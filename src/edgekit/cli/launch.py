@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.app import run
@@ -23,10 +24,15 @@ from edgekit.app.run import (
 )
 from edgekit.bill.types import Load
 from edgekit.catalog.names import split_quant
-from edgekit.cli.engine_commands import SAMPLING_FLAGS, SERVE_PORT
-from edgekit.cli.input import check_unicode, open_session, read_prompt
-from edgekit.cli.options import DEFAULT_NEW_TOKENS, read_host, read_plain
-from edgekit.cli.output import ReaderGoneError, say, say_json, screen, show
+from edgekit.cli import ReaderGoneError, show
+from edgekit.cli.console import open_session, print_event, print_line, screen
+from edgekit.cli.engine_commands import (
+    DEFAULT_NEW_TOKENS,
+    SAMPLING_FLAGS,
+    SERVE_PORT,
+    read_host,
+    read_integer,
+)
 from edgekit.engines import engine_named, startable
 from edgekit.engines.chat import Fitted, Message, Prompt, Sampling, Talker, Written, fit_prompt
 from edgekit.engines.flags import CONTEXT, read, read_flags, read_number
@@ -36,6 +42,7 @@ from edgekit.errors import (
     ContextTooLargeError,
     EngineError,
     MemoryPressureError,
+    SourceError,
     TextError,
     UsageError,
 )
@@ -59,6 +66,11 @@ if TYPE_CHECKING:
     from edgekit.app.check import Check
     from edgekit.engines.program import Up
     from edgekit.sources.download import Download
+
+
+MAX_PROMPT_BYTES = 64 * 2**20
+_ENDS = frozenset({"/exit", "/quit", "/bye"})
+_RESET = frozenset({"/reset", "/clear"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +154,7 @@ def read_request(arguments: argparse.Namespace, verb: str) -> tuple[str, Request
         sinks=read_number("--sinks", arguments.sinks) or 0,
         rolling=arguments.rolling,
         force=arguments.force,
-        threads=None if has_threads else read_plain("--threads", arguments.threads, least=1),
+        threads=None if has_threads else read_integer("--threads", arguments.threads, least=1),
         budget_bytes=None if budget is None else read("--budget", parse_size, budget),
     )
 
@@ -194,8 +206,53 @@ def refusal(error: DoesNotFitError, *, as_json: bool, in_one_line: bool = False)
     return "", error.exit_code
 
 
-_ENDS = frozenset({"/exit", "/quit", "/bye"})
-_RESET = frozenset({"/reset", "/clear"})
+def read_prompt(arguments: argparse.Namespace) -> Prompt | None:
+    """The prompt, or None for a chat. Raises UsageError or SourceError if it cannot be read."""
+    text = arguments.prompt
+    if arguments.file is not None:
+        text = _from_file(arguments.file)
+    elif text is None and not getattr(sys.stdin, "isatty", lambda: False)():
+        text = _from_file("-")
+    if text is None:
+        if arguments.raw:
+            raise UsageError("--raw needs a prompt: -p TEXT or -f FILE")
+        return None
+    if not text.strip():
+        raise UsageError("the prompt is empty")
+    check_unicode("the prompt", text)
+    check_unicode("--system", arguments.system or "")
+    if arguments.raw:
+        if arguments.system is not None:
+            raise UsageError("--system is part of the chat template, which --raw leaves out")
+        return Prompt(text=text)
+    before = () if arguments.system is None else (Message(role="system", content=arguments.system),)
+    return Prompt(messages=(*before, Message(role="user", content=text)))
+
+
+def check_unicode(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{what}: character {error.start:,} is not valid Unicode (UTF-8)"
+        ) from error
+
+
+def _from_file(name: str) -> str:
+    try:
+        if name == "-":
+            raw = b"" if sys.stdin is None else sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                raw = file.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"{name}: {error.strerror or error}") from error
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise UsageError(f"{name}: the prompt is larger than {MAX_PROMPT_BYTES // 2**20} MiB")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: byte {error.start:,} is not UTF-8 text") from error
 
 
 def run_model(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -334,7 +391,7 @@ def _reply(writer: _Writer, messages: tuple[Message, ...], max_tokens: int | Non
 def run_serve(arguments: argparse.Namespace) -> tuple[str, int]:
     """Serve until the end; being stopped by Ctrl-C or SIGTERM is not an error."""
     reference, request = read_request(arguments, "serve")
-    port = read_plain("--port", arguments.port, most=LARGEST_PORT)
+    port = read_integer("--port", arguments.port, most=LARGEST_PORT)
     at = Address(
         host=read_host(arguments.host),
         port=SERVE_PORT if port is None else port,
@@ -381,9 +438,9 @@ def _serve_until_end(
                 idle_bytes=None if server.idle is None else server.idle.resident_bytes,
                 rows=up.rows,
             )
-            say_json(ready)
+            print_event(ready)
         else:
-            say(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
+            print_line(f"{server.address}  (OpenAI clients: base_url={server.address}/v1)")
         ended = server.wait()
     except (KeyboardInterrupt, SystemExit) as end:
         notices.say("stopping")
@@ -410,7 +467,7 @@ def _print_end(ended: Ended) -> None:
         signal=ended.signal,
         last_words=ended.last_words,
     )
-    say_json(event)
+    print_event(event)
 
 
 def sampling_of(arguments: argparse.Namespace) -> Sampling:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from edgekit.app.calibrate import calibrate
 from edgekit.app.verify import verify
-from edgekit.cli.input import open_session
-from edgekit.cli.output import is_terminal, screen
+from edgekit.cli.console import is_terminal, open_session, screen
 from edgekit.engines import startable
 from edgekit.engines.flags import COMMON, CONTEXT, QUANT, given_flags, read_flags
 from edgekit.errors import EdgekitError, UsageError

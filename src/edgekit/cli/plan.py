@@ -12,8 +12,7 @@ from edgekit.app.plan import plan as make_plan
 from edgekit.app.recommend import recommend
 from edgekit.app.tiers import inapplicable, plan_tier, recommend_tier
 from edgekit.cli.check import confirmed, for_program, pasted
-from edgekit.cli.input import open_session
-from edgekit.cli.output import is_terminal, screen, show_progress
+from edgekit.cli.console import is_terminal, open_session, screen, show_progress
 from edgekit.engines import default_engine
 from edgekit.engines.flags import COMMON, given_flags
 from edgekit.errors import HardwareError, UsageError

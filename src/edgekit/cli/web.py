@@ -10,8 +10,8 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
-from edgekit.cli.options import read_host, read_plain
-from edgekit.cli.output import say, say_json
+from edgekit.cli.console import print_event, print_line
+from edgekit.cli.engine_commands import read_host, read_integer
 from edgekit.engines.process import LARGEST_PORT
 from edgekit.errors import MissingExtraError, NotFoundError, SourceError, UsageError
 from edgekit.sources import locate, path_of
@@ -28,7 +28,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~-]+")  # characters that a URL holds unescape
 
 def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
     """Serve until a signal stops it, which is exit code 0."""
-    port = read_plain("--port", arguments.port, most=LARGEST_PORT)
+    port = read_integer("--port", arguments.port, most=LARGEST_PORT)
     settings = _settings(arguments)
     reference = arguments.model
     path = None if reference is None else path_of(reference)
@@ -48,9 +48,11 @@ def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
     def announce(settled: WebSettings) -> None:
         address = serving.address_of(settled, "/model" if fields else "/", **fields)
         if arguments.json:
-            say_json({"event": "ready", "url": address, "token": settled.token, "pid": os.getpid()})
+            print_event(
+                {"event": "ready", "url": address, "token": settled.token, "pid": os.getpid()}
+            )
         else:
-            say(address)
+            print_line(address)
         if not arguments.no_browser:
             serving.show_browser(address)
 
@@ -61,7 +63,7 @@ def run_web(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def _settings(arguments: argparse.Namespace) -> WebSettings:
     """The settings, with a random token if other machines can reach the port and none was given."""
-    rate = read_plain("--rate", arguments.rate, least=1, most=MAX_RATE)
+    rate = read_integer("--rate", arguments.rate, least=1, most=MAX_RATE)
     settings = WebSettings(
         host=read_host(arguments.host),
         token=_token(arguments.token, os.environ.get(TOKEN_VARIABLE)),

@@ -189,7 +189,7 @@ def test_model_that_does_not_fit_is_a_row(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("width", sampled([24, 60, 80], each=2))
 def test_narrow_screen(width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    monkeypatch.setattr("edgekit.cli.output.screen_width", lambda: width)
+    monkeypatch.setattr("edgekit.cli.console.screen_width", lambda: width)
     _, out, _ = ask(capsys, A, B, *CARD)
     assert max(map(len, out.splitlines())) <= width
     assert "27B Q4_K_M" in " ".join(out.split())

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from edgekit.cli import join_counts
-from edgekit.cli.options import add_device_options
+from edgekit.cli.commands import add_device_options
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.request import Request
