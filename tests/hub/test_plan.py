@@ -22,6 +22,7 @@ from edgekit.cli import main
 from edgekit.engines.llamacpp.conversion import convert
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.run.generated import HollowFile, generated_files
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import RemoteInspectError
 from edgekit.machine.types import Machine
 from edgekit.model.types import Model
@@ -124,7 +125,7 @@ def test_the_chosen_file_is_read_itself(
     assert found.variant.model.header.tensor_bytes == model_at(quant).header.tensor_bytes
     assert dict(found.variant.changes) == {}  # the file, not as if
     assert files_read(hub) == list(dict.fromkeys(("Q4_K_M", quant)))
-    assert found.result.way.setup.mix is None
+    assert LlamaCppSetup.of(found.result.way.setup).mix is None
 
 
 @pytest.mark.parametrize(("machine", "quant", "step"), CHOSEN_FILES)
@@ -153,7 +154,7 @@ def test_a_file_that_is_larger_than_its_name_says_is_judged_as_it_is(
 
 def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
     found = plan(Request(machine=FAST, context=16_384), reach)
-    own = estimate(model_at("Q6_K"), found.load, found.result.way.setup)
+    own = estimate(model_at("Q6_K"), found.load, LlamaCppSetup.of(found.result.way.setup))
     assert own.total_bytes == found.result.estimate.total_bytes
     caches = [line.basis for line in found.result.estimate.lines if line.layer is not None]
     assert set(caches) == {Basis.EXACT}
@@ -165,7 +166,7 @@ def test_the_plan_is_exact_for_that_file(hub: Hub, reach: Reach) -> None:
 @pytest.mark.parametrize("name", [f"{REPOSITORY}:Q4_K_M", f"{REPOSITORY}/llama-8b-Q4_K_M.gguf"])
 def test_a_file_that_was_named_stays(hub: Hub, reach: Reach, name: str) -> None:
     found = plan(Request(machine=FAST), reach, name)
-    assert found.result.way.setup.mix is None
+    assert LlamaCppSetup.of(found.result.way.setup).mix is None
     assert files_read(hub) == ["Q4_K_M"]
 
 

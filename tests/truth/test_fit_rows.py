@@ -79,7 +79,8 @@ def test_choice_has_no_less_on_the_card_than_fit() -> None:
     """
     for row in ROWS if LONG else ROWS[::4]:
         found, model = chosen(row), engine_models()[row["model"], row["quant"]]
-        setup, layers = found.held.placement.setup, len(model.geometry.layers)
+        setup = LlamaCppSetup.of(found.held.placement.setup)
+        layers = len(model.geometry.layers)
         theirs = fitted(row, setup, layers)
         bill = llamacpp.estimate(model, found.held.task.load_of(row["n_ctx"]), theirs)
         has_more = on_the_card(found.priced.estimate) >= on_the_card(bill)

@@ -81,7 +81,7 @@ def billed_again(plan: Plan) -> MemoryEstimate:
     words = shlex.split(text)
     values = flags_of(words[words.index("llama-server") + 1 :])
     load, setup = llamacpp_setup(values)
-    planned = plan.result.way.setup
+    planned = LlamaCppSetup.of(plan.result.way.setup)
     asked = replace(setup, devices=planned.devices, mix=planned.mix)
     if planned.has_device:
         asked = replace(asked, backend=planned.backend)

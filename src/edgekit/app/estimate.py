@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekit.app.open import ResolvedModel, open_named
-from edgekit.bill.types import Load, MemoryEstimate, Price, Start, Task
+from edgekit.bill.types import Load, MemoryEstimate, Price, Setup, Start, Task
 from edgekit.engines import default_engine, engine_name, engine_named
 from edgekit.engines.flags import companions_in
 from edgekit.engines.options import RowOptions, options_with_quant
@@ -129,7 +129,7 @@ def bill_of(
     values: Values,
     *,
     load: Load,
-    setup: Any,
+    setup: Setup,
     estimate: MemoryEstimate,
 ) -> EstimateAnswer:
     """The estimate with a description of the load, notes, and the command that starts the engine."""
@@ -266,7 +266,7 @@ def takes_options(engine: str, options: Values) -> bool:
     return True
 
 
-def _read_options(engine: str, options: Values) -> tuple[Load, Any]:
+def _read_options(engine: str, options: Values) -> tuple[Load, Setup]:
     read = RowOptions(options)
     load, setup = engine_named(engine).read_keywords(read)
     read.require_known(engine)

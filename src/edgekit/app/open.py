@@ -108,8 +108,9 @@ class ResolvedModel(Resolved[OpenModel]):
     def variants(self, model: OpenModel, engine: str, start: Start) -> tuple[Variant, ...]:
         """The weights to choose from: the files of a repository if none was named, else its possible quantisations."""
         files, chosen = model.files, engine_named(engine)
-        if getattr(start.setup, chosen.quant_key, None) is not None:
-            shown = chosen.quant_shown(start.setup) or self.quant or "as requested"
+        setup = start.setup
+        if setup is not None and getattr(setup, chosen.quant_key, None) is not None:
+            shown = chosen.quant_shown(setup) or self.quant or "as requested"
             return as_named(model.model, shown)
         if chosen.streams_weights:
             file = model if files is not None else self.as_file(engine)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgekit.app.calibrate import remember_rows
 from edgekit.app.check import Check, check_named, check_opened
 from edgekit.app.estimate import NEXT_TO_MODEL, NO_PROJECTOR_SIZE
 from edgekit.app.open import ResolvedModel, open_named
 from edgekit.bill.spill import Purpose
-from edgekit.bill.types import Job
+from edgekit.bill.types import Job, Setup
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import entry_named
 from edgekit.catalog.repositories import Form, Repository, repositories_of
@@ -101,7 +101,7 @@ class Judged:
     request: Request
     opened: OpenModel = field(repr=False)
     check: Check
-    setup: Any
+    setup: Setup
     session: Session = field(repr=False)
 
     def again(self, job: Job | None) -> Judged:

@@ -6,7 +6,7 @@ from edgekit.bill.types import Task
 from edgekit.catalog.tiers import Tier, find_tier, tiers
 from edgekit.catalog.types import ModelPurpose
 from edgekit.engines.memo import ENGINE
-from edgekit.engines.memo.estimate import tier_task
+from edgekit.engines.memo.estimate import MemoSetup, tier_task
 from edgekit.engines.memo.policy import TierPlan, plan_tier_on, recommend_tier_on
 from edgekit.errors import UsageError
 from edgekit.request import ALL, Request
@@ -53,7 +53,9 @@ def _tasks(among: tuple[Tier, ...], request: Request) -> list[Task]:
     if request.users is not None:
         load = ENGINE.load_for_users(load, request.users, 0)
     machine = request.find_machine()
-    return [tier_task(tier, machine, load, setup, request.min_context) for tier in among]
+    return [
+        tier_task(tier, machine, load, MemoSetup.of(setup), request.min_context) for tier in among
+    ]
 
 
 def inapplicable(flag: str) -> UsageError:

@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from edgekit.basis import Basis
 from edgekit.errors import HeaderError, UsageError
@@ -205,8 +205,27 @@ def known_as(line: MemoryLine, basis: Basis, within: float | None) -> MemoryLine
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How an engine is started, in its own options. The setup of each engine derives from this class."""
+
+    embeddings: bool = False  # returns embeddings instead of text
+    use_mmap: bool = True  # maps the weights from the file, so that they are not copied
+
+    @classmethod
+    def of(cls, setup: Setup | None) -> Self:
+        """The setup as the type of one engine. Raises TypeError if it belongs to another engine."""
+        if not isinstance(setup, cls):
+            raise TypeError(f"{type(setup).__name__} is not a {cls.__name__}")
+        return setup
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy with these fields changed."""
+        return replace(self, **changes)
+
+
 GOOD_ACCURACY = 400  # in hundredths of a bit per weight
-Price = Callable[[Load, Any], MemoryEstimate]
+Price = Callable[[Load, Setup], MemoryEstimate]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +240,7 @@ class Job:
 class Placement:
     """How an engine would be started, and the budgets for its bill."""
 
-    setup: Any = field(repr=False)
+    setup: Setup = field(repr=False)
     budgets: tuple[Budget, ...]
     because: str  # where the model is placed, for reports
     cards: tuple[Device, ...] = ()  # the devices it computes on, in the engine's order
@@ -243,7 +262,7 @@ class Variant:
     name: str  # "Q4_K_M", "4 bit", "as stored"
     model: Model = field(repr=False)
     accuracy: int  # in hundredths of a bit per weight
-    changes: Mapping[str, Any] = field(default_factory=dict)  # to the engine's setup
+    changes: Mapping[str, object] = field(default_factory=dict)  # to the engine's setup
     flags: Mapping[str, str] = field(default_factory=dict)  # the changes as flags of a request
     reference: str = ""  # what to open; "": has to be made or found first
 
@@ -262,15 +281,15 @@ class CacheChoice:
     flags: str  # the flags that select it
     is_given: bool = False  # requested by the caller
     is_eight_bit: bool = False
-    load: Mapping[str, Any] = field(default_factory=dict)
-    setup: Mapping[str, Any] = field(default_factory=dict)
+    load: Mapping[str, CacheType] = field(default_factory=dict)  # cache_k and cache_v
+    setup: Mapping[str, object] = field(default_factory=dict)  # changed fields of the setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """The requested setup, and which of its fields the caller set."""
 
-    setup: Any = None
+    setup: Setup | None = None  # None: the engine's defaults
     settled: frozenset[str] = frozenset()
 
 
@@ -280,7 +299,7 @@ class Drafter:
 
     name: str
     model: Model | None = field(default=None, repr=False)  # None: the model's own prediction layers
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    mix: str | None = None  # the quantisation to make of it; None: as stored
     because: str = ""  # why its vocabulary is considered the same
 
 
@@ -315,15 +334,18 @@ class Task:
     @property
     def embeds(self) -> bool:
         """Whether the engine is to return embeddings."""
-        return getattr(self.start.setup, "embeddings", False) or self.model.geometry.embeds
+        return self._starts_to_embed or self.model.geometry.embeds
 
     @property
     def in_one_batch(self) -> bool:
         """Whether a whole input must fit one batch: for embeddings, unless only the last token is pooled
         (server-context.cpp @ b21e4de: can_split).
         """
-        embeds = bool(getattr(self.start.setup, "embeddings", False))
-        return embeds and embeds_in_one_batch(self.model.geometry)
+        return self._starts_to_embed and embeds_in_one_batch(self.model.geometry)
+
+    @property
+    def _starts_to_embed(self) -> bool:
+        return self.start.setup is not None and self.start.setup.embeddings
 
     def load_of(self, tokens: int) -> Load:
         """The load with a context of this length."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
-from edgekit.bill.types import Load, Placement, Variant
+from edgekit.bill.types import Load, Placement, Setup, Variant
 from edgekit.bill.verdict import Verdict
 from edgekit.catalog.repositories import original_repository
 from edgekit.errors import UsageError
@@ -73,7 +73,7 @@ class Startup:
         return self.verdict.way
 
     @property
-    def setup(self) -> Any:
+    def setup(self) -> Setup:
         return self.verdict.way.setup
 
     @property

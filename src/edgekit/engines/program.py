@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from edgekit.bill.spill import Purpose
-    from edgekit.bill.types import Component, Load, MemoryEstimate
+    from edgekit.bill.types import Component, Load, MemoryEstimate, Setup
     from edgekit.bill.verdict import Verdict
     from edgekit.engines.chat import Prompt, Talker
     from edgekit.machine.types import Machine, Pace
@@ -47,7 +47,7 @@ class EngineStart:
     weights: LocalWeights
     label: str
     load: Load
-    setup: Any  # of the engine
+    setup: Setup
     estimate: MemoryEstimate = field(repr=False)
     values: Mapping[str, Any] = field(repr=False)  # of the engine's flags
     sinks: int = 0
@@ -185,7 +185,7 @@ class EngineProgram(Protocol):
     def settled(self, options: RunOptions, /) -> dict[str, Any]:
         """The engine's flags that follow from these options."""
 
-    def limited(self, verdict: Verdict, /) -> Any:
+    def limited(self, verdict: Verdict, /) -> Setup:
         """The setup that was judged, with limits that keep what grows after the start within the RAM that is left."""
 
     def open(self, path: Path, held: ExitStack, budget_bytes: int | None, /) -> Starter:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         MemoryEstimate,
         MemoryLine,
         Placement,
+        Setup,
         Start,
         Task,
         Variant,
@@ -75,12 +76,12 @@ def rule(module: str, *, is_needed: bool = False) -> Callable[[Function], Functi
 class Floor(Protocol):
     """Parts of a bill that are much cheaper to work out than the whole of it. Never more than the bill has."""
 
-    def held_bytes(self, model: Model, load: Load, setup: Any, /) -> Mapping[Pool, int]:
+    def held_bytes(self, model: Model, load: Load, setup: Setup, /) -> Mapping[Pool, int]:
         """Weights, caches and states."""
 
-    def cache_bytes(self, model: Model, load: Load, setup: Any, /) -> int: ...
+    def cache_bytes(self, model: Model, load: Load, setup: Setup, /) -> int: ...
 
-    def load_facts(self, model: Model, load: Load, setup: Any, /) -> Iterable[tuple[str, object]]:
+    def load_facts(self, model: Model, load: Load, setup: Setup, /) -> Iterable[tuple[str, object]]:
         """What the engine makes of the load. Raises RefusedError like the bill."""
 
 
@@ -155,12 +156,12 @@ class Engine:
         return ()
 
     @rule("setups", is_needed=True)
-    def default_setup(self) -> Any:
+    def default_setup(self) -> Setup:
         """Where nothing is given."""
         raise NotImplementedError
 
     @rule("setups")
-    def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Any]:
+    def setup(self, values: Mapping[str, Any], /) -> tuple[Load, Setup]:
         """What values of its flags ask for. Raises UsageError."""
         from edgekit.bill.types import Load
 
@@ -170,12 +171,12 @@ class Engine:
         return Load(**load), kind(**field_values(self.table, values, kind))
 
     @rule("setups")
-    def values(self, load: Load, setup: Any, /) -> dict[str, Any]:
+    def values(self, load: Load, setup: Setup, /) -> dict[str, Any]:
         """And back: read again, they give the same bill. Files loaded with the model are not among them."""
         return given_values(self.table, load, setup)
 
     @rule("setups")
-    def placement(self, _setup: Any, /) -> dict[str, Any]:
+    def placement(self, _setup: Setup, /) -> dict[str, Any]:
         """Where a plan has put the model, as values of flags."""
         return {}
 
@@ -187,7 +188,7 @@ class Engine:
         return {}
 
     @rule("setups")
-    def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Any]:
+    def read_row(self, options: Mapping[str, Any], _backend: str | None, /) -> tuple[Load, Setup]:
         """A row of a batch, in the engine's own parameters. Raises UsageError."""
         from dataclasses import replace
 
@@ -196,7 +197,7 @@ class Engine:
         return replace(load, context_tokens=given.get("context")), setup
 
     @rule("setups")
-    def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Any]:
+    def read_keywords(self, options: Mapping[str, Any], /) -> tuple[Load, Setup]:
         """Keywords of the Python API, named as in a row, for the engine as people start it. Raises UsageError."""
         return self.read_row(options, None)
 
@@ -217,12 +218,12 @@ class Engine:
         return ("mlx" if header.mlx else header.container.value) in self.made_for
 
     @rule("estimate")
-    def version(self, _setup: Any, /) -> str:
+    def version(self, _setup: Setup, /) -> str:
         """Of the engine whose rules a bill for this setup follows."""
         return str(cast("Any", self.module("estimate")).VERSION)
 
     @rule("estimate", is_needed=True)
-    def estimate(self, model: Model, load: Load, setup: Any, /) -> MemoryEstimate:
+    def estimate(self, model: Model, load: Load, setup: Setup, /) -> MemoryEstimate:
         """The bill. Raises RefusedError where the engine would not start."""
         raise NotImplementedError
 
@@ -232,7 +233,7 @@ class Engine:
         _companions: Companions,
         model: Model,
         load: Load,
-        setup: Any,
+        setup: Setup,
         _values: Mapping[str, Any],
         /,
     ) -> MemoryEstimate:
@@ -292,7 +293,7 @@ class Engine:
         return cast("Floor", module) if hasattr(module, "held_bytes") else None
 
     @rule("estimate")
-    def config_probes(self) -> Iterator[tuple[Load, Any]]:
+    def config_probes(self) -> Iterator[tuple[Load, Setup]]:
         """Loads and setups whose bills read different parts of a config.json. None: the engine reads no config."""
         yield from ()
 
@@ -381,7 +382,7 @@ class Engine:
         raise NotImplementedError
 
     @rule("choices", is_needed=True)
-    def cache_name(self, load: Load, setup: Any, /) -> str:
+    def cache_name(self, load: Load, setup: Setup, /) -> str:
         """The cache of this load and setup, by the name that choices have."""
         raise NotImplementedError
 
@@ -409,9 +410,14 @@ class Engine:
         return model
 
     @rule("choices")
-    def quant_shown(self, setup: Any, /) -> str:
+    def quant_shown(self, setup: Setup, /) -> str:
         """The quantisation that a setup asks for, as reports name it: Q4_K_M, 4 bit, fp8. "": it has no name."""
         return getattr(setup, self.quant_key, None) or ""
+
+    @rule("choices")
+    def weights_name(self, setup: Setup, name: str, /) -> str:
+        """The quantisation that a verdict names: the one that the setup asks for, else `name`, that of the file."""
+        return self.quant_shown(setup) or name
 
     @rule("choices")
     def sizes(self, _model: Model, _quants: tuple[str, ...] = (), /) -> Iterator[Size]:
@@ -426,12 +432,14 @@ class Engine:
         yield from ()
 
     @rule("choices")
-    def download_bytes(self, model: Model, _setup: Any, _estimate: MemoryEstimate, /) -> int | None:
+    def download_bytes(
+        self, model: Model, _setup: Setup, _estimate: MemoryEstimate, /
+    ) -> int | None:
         """What has to be downloaded to run it; None where that is unknown."""
         return model.header.file_bytes or model.header.tensor_bytes
 
     @rule("estimate")
-    def divided(self, line: MemoryLine, _model: Model, _setup: Any, /) -> Iterable[MemoryLine]:
+    def divided(self, line: MemoryLine, _model: Model, _setup: Setup, /) -> Iterable[MemoryLine]:
         """A line of a rule of thumb, divided among the pools as the setup places the model."""
         return (line,)
 
@@ -515,7 +523,7 @@ class Engine:
     def estimate_notes(
         self,
         _values: Mapping[str, Any],
-        _setup: Any,
+        _setup: Setup,
         _estimate: MemoryEstimate,
         _opened: OpenModel,
         /,

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import (
@@ -24,6 +23,7 @@ from edgekit.bill.types import (
     MemoryEstimate,
     MemoryLine,
     Price,
+    Setup,
 )
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines import default_engine, engine_named
@@ -280,7 +280,7 @@ class AssumedChoice:
         if not rules.has_rule_of_thumb:
             raise RefusedError(f"a name alone is not enough for {engine}: give a repository")
 
-        def priced(load: Load, setup: Any) -> MemoryEstimate:
+        def priced(load: Load, setup: Setup) -> MemoryEstimate:
             backend = setup.backend.value if hasattr(setup, "backend") else ""
             whole = assumed_estimate(
                 self.assumed, load, engine=engine, backend=backend, wired=rules.wires_memory

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.bill.types import (
@@ -19,6 +18,7 @@ from edgekit.bill.types import (
     MemoryEstimate,
     MemoryLine,
     Price,
+    Setup,
     Task,
     Variant,
 )
@@ -348,15 +348,17 @@ def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
 # --- changed copies of a task
 
 
-def with_setup(task: Task, **changes: Any) -> Task:
+def with_setup(task: Task, **changes: object) -> Task:
     """The task with these fields of the engine's setup changed."""
     start = task.start
-    setup = start.setup if start.setup is not None else engine_named(task.engine).default_setup()
-    return replace(task, start=replace(start, setup=replace(setup, **changes)))
+    setup = start.setup or engine_named(task.engine).default_setup()
+    return replace(task, start=replace(start, setup=setup.changed(**changes)))
 
 
 def with_cache(task: Task, choice: CacheChoice) -> Task:
-    changed = replace(task, load=replace(task.load, **choice.load))
+    keys = choice.load.get("cache_k", task.load.cache_k)
+    values = choice.load.get("cache_v", task.load.cache_v)
+    changed = replace(task, load=replace(task.load, cache_k=keys, cache_v=values))
     if not choice.setup:
         return changed
     changed = with_setup(changed, **choice.setup)
@@ -437,7 +439,9 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
         streams=held.streams,
-        quantization=weights_name(priced.placement.setup, found.variant.name),
+        quantization=engine_named(task.engine).weights_name(
+            priced.placement.setup, found.variant.name
+        ),
         cache=found.choice.name,
         cache_asked=found.choice.is_given,
         step=found.step,
@@ -457,15 +461,6 @@ def is_too_short(result: Verdict) -> bool:
     """Whether the model's own context is shorter than the minimum, so that no memory helps."""
     native = (result.native_context or 0) * result.streams
     return result.failed and not result.asked and 0 < native < result.context_tokens
-
-
-def weights_name(setup: Any, name: str) -> str:
-    """The quantisation of the weights: the one requested in the setup, else that of the file."""
-    quantize: Any = getattr(setup, "quantize", None)
-    if hasattr(quantize, "packing") and quantize.rest:
-        mode = quantize.packing.mode.value
-        return f"{quantize.packing.bits} bit" if mode == "affine" else str(mode)
-    return str(getattr(setup, "mix", None) or getattr(setup, "quantization", None) or name)
 
 
 def pinned_candidate(found: Candidate) -> Candidate:
@@ -541,7 +536,7 @@ def _at_bound(task: Task, sign: int) -> Price:
         within = max(line.within or 0.0, least)
         return replace(line, size_bytes=max(0, math.ceil(line.size_bytes * (1 + sign * within))))
 
-    def bill(load: Load, setup: Any) -> MemoryEstimate:
+    def bill(load: Load, setup: Setup) -> MemoryEstimate:
         estimate = engine.estimate(task.model, load, setup)
         return replace(estimate, lines=tuple(map(moved, estimate.lines)))
 

@@ -88,7 +88,7 @@ def _fittings(task: Task, placement: Placement) -> Iterator[tuple[CacheChoice, F
         if choice.is_given and choice.name not in usual
     ]
     for base, choice in choices:
-        setup = replace(placement.setup, **{**({} if choice.is_given else own), **choice.setup})
+        setup = placement.setup.changed(**{**({} if choice.is_given else own), **choice.setup})
         cached = replace(with_cache(base, choice), start=Start(setup=setup))
         fitting = Fitting(cached, replace(placement, setup=setup, may_resplit=False))
         try:

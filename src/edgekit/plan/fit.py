@@ -182,7 +182,7 @@ class Fitting:
 
     def _use(self, budget: Budget, estimate: MemoryEstimate) -> Usage:
         bound, assumed = estimate.bounds_in(budget.pools)
-        mapped = getattr(self.placement.setup, "use_mmap", True)
+        mapped = self.placement.setup.use_mmap
         covered = covered_bytes(budget, estimate)
         return Usage(
             budget=for_bill(budget, estimate, mapped_weights=mapped),

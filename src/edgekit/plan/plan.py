@@ -256,8 +256,7 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
 
 def with_drafter(task: Task, drafter: Drafter) -> Task:
     """The task for the model together with its draft model."""
-    mix = drafter.changes.get("mix")
-    return engine_named(task.engine).with_drafter(task, drafter.model, mix)
+    return engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
 
 
 def _with_both(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
@@ -299,7 +298,7 @@ def _drafter(entry: Entry) -> Iterator[Drafter]:
     yield Drafter(
         name=f"{entry.id} at {DRAFTER_MIX}",
         model=model,
-        changes={"mix": DRAFTER_MIX},
+        mix=DRAFTER_MIX,
         because=f"same family, vocabulary of {entry.vocabulary:,} tokens (llama.cpp compares the two when it starts)",
     )
 

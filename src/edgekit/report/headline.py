@@ -198,7 +198,7 @@ def takes_a_share(result: Verdict) -> bool:
 
 def embeds(result: Verdict) -> bool:
     """Whether the engine is started to return embeddings."""
-    return bool(getattr(result.way.setup, "embeddings", False))
+    return result.way.setup.embeddings
 
 
 def is_divided(result: Verdict) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import Load, MemoryEstimate, Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DummySetup:
+class DummySetup(Setup):
     spare_bytes: int = 0
 
 

@@ -19,6 +19,7 @@ from edgekit.bill.verdict import Lever
 from edgekit.catalog import read_catalog
 from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Catalog
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError, NotFoundError, RefusedError, UsageError
 from edgekit.machine.types import Machine
 from edgekit.plan.recommend import Suggestion
@@ -155,7 +156,7 @@ def test_variants_of_a_requested_quantisation() -> None:
     task = task_to_plan(open_named("qwen3-8b"), wanted, SESSION)
     assert len(task.variants) == 1
     plan = plan_model(open_named("qwen3-8b"), wanted)
-    assert plan.result.way.setup.mix == "Q6_K"
+    assert LlamaCppSetup.of(plan.result.way.setup).mix == "Q6_K"
     assert 6 * 2**30 < plan.result.estimate.weights_bytes < 6.5 * 2**30  # 8.2 billion at 6.56 bits
 
 

@@ -14,6 +14,7 @@ from tests.unit.cli.test_estimate import write_model
 
 import edgekit
 from edgekit.cli import main
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.errors import UsageError
 from edgekit.models import can_load, model_preflight
 from edgekit.units import GIB, MIB
@@ -306,7 +307,7 @@ def test_the_same_from_python(seven_b: str) -> None:
     )
     assert result.passed
     assert result.estimate.kv_cache_bytes == 28 * 2048 * (512 // 32 * 34 + 512 * 2)
-    assert result.way.setup.keep_bytes == 0
+    assert StreamSetup.of(result.way.setup).keep_bytes == 0
     assert can_load(seven_b, "stream", ram="512M")
     assert not can_load(seven_b, "llama.cpp", ram="2G")
 

@@ -15,7 +15,7 @@ from edgekit.cli.commands import add_flags
 from edgekit.engines import engine_named, every_engine
 from edgekit.engines.flags import Flag, flag_words, given_flags, read_flags
 from edgekit.engines.llamacpp.flags import command_words
-from edgekit.engines.llamacpp.types import NEWEST, OLDEST
+from edgekit.engines.llamacpp.types import NEWEST, OLDEST, LlamaCppSetup
 from edgekit.engines.memo import ENGINE as MEMO
 from edgekit.engines.protocol import Engine
 from edgekit.errors import UsageError
@@ -132,7 +132,7 @@ def test_a_flag_is_read_and_printed_by_its_row() -> None:
     typed = read_flags(engine.flags, {"n_cpu_moe": "3"})
     load, setup = engine.setup(typed)
     of_row = engine.read_row({"n_cpu_moe": 3}, None)[1]
-    assert setup.n_cpu_moe == of_row.n_cpu_moe == 3
+    assert [LlamaCppSetup.of(one).n_cpu_moe for one in (setup, of_row)] == [3, 3]
     assert engine.values(load, setup) == {"n_cpu_moe": 3}
     assert flag_words(engine.flags, typed) == ["-ncmoe", "3"]
 

@@ -19,6 +19,7 @@ from edgekit.engines.llamacpp.types import (
     Rules,
     read_version,
 )
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.model import open_config
 
 NAMES = sorted({one["model"] for one in models() if one["quant"] == "Q4_K_M"})
@@ -66,7 +67,7 @@ def test_the_version_that_is_told() -> None:
     assert engine_named("llama.cpp").version(SERVER) == "0.5.0-dev (0c1e570)"
     newest = engine_named("llama.cpp").version(replace(SERVER, rules=NEWEST))
     assert newest == llamacpp.VERSION == "0.6.0-dev (b11549)"
-    assert engine_named("vllm").version(None) == "0.32.0"
+    assert engine_named("vllm").version(VllmSetup()) == "0.32.0"
 
 
 def test_compute_of_a_build_newer_than_the_rules_is_not_exact() -> None:

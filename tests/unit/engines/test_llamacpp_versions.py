@@ -28,6 +28,7 @@ from edgekit.engines.llamacpp.types import (
     NEWEST,
     OLDEST,
     VARIABLE,
+    LlamaCppSetup,
     LlamaVersion,
     Rules,
     answered_version,
@@ -149,7 +150,7 @@ def test_default_version_is_that_of_the_installed_wheel(
         default_setup(),
         engine_named("llama.cpp").default_setup(),
     )
-    assert {setup.rules for setup in every_door} == {rules}
+    assert {LlamaCppSetup.of(setup).rules for setup in every_door} == {rules}
 
 
 @pytest.mark.usefixtures("_fresh_default")

@@ -94,7 +94,8 @@ def test_cache_choices_have_the_most_accurate_first() -> None:
         choices = ENGINE.cache_choices(task_for(cpu(16), "2B", context=tokens))
         assert [one.name for one in choices] == ["f16", "q8_0", compressed]
         for choice in choices:
-            load = Load(context_tokens=tokens, **choice.load)
+            keys, values = choice.load["cache_k"], choice.load["cache_v"]
+            load = Load(context_tokens=tokens, cache_k=keys, cache_v=values)
             assert ENGINE.cache_name(load, ENGINE.default_setup()) == choice.name
     (given,) = ENGINE.cache_choices(task_for(cpu(16), "2B", layout=find_layout("polar")))
     assert (given.name, given.is_given) == ("qjl1_256+q4_polar", True)

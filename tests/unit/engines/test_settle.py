@@ -14,7 +14,7 @@ from edgekit.bill.verdict import Verdict
 from edgekit.cli import main
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.commands import repacking
-from edgekit.engines.llamacpp.types import Cpu, Override
+from edgekit.engines.llamacpp.types import Cpu, LlamaCppSetup, Override
 from edgekit.plan.commands import commands_of
 
 Q8 = cache_type("q8_0")
@@ -66,7 +66,7 @@ def test_settle_turns_the_devices_off_for_a_model_on_the_cpu() -> None:
 
 def test_repacked_weights_that_do_not_fit_are_turned_off_once_for_flags_and_command() -> None:
     verdict = planned(gguf(SMALL), cpu(64)).result
-    on_arm = replace(verdict.way, setup=replace(verdict.way.setup, cpu=Cpu.ARM))
+    on_arm = replace(verdict.way, setup=verdict.way.setup.changed(cpu=Cpu.ARM))
     verdict = replace(verdict, way=on_arm)
     size = repacking(verdict).size_bytes
     assert size > 0
@@ -104,7 +104,7 @@ def test_offload_of_engines_that_divide_nothing_is_empty() -> None:
 
 def test_offload_counts_the_layers_on_the_cards() -> None:
     verdict = planned(gguf("llama-3.1-70b"), cards(24), load=Load(context_tokens=16_384)).result
-    layers = verdict.way.setup.n_gpu_layers
+    layers = LlamaCppSetup.of(verdict.way.setup).n_gpu_layers
     assert engine_named("llama.cpp").offload(verdict).layers == f"{layers} of 81 layers"
 
 
@@ -115,6 +115,6 @@ def test_flags_are_in_the_order_in_which_they_were_shown_before() -> None:
     given = {"context": 8192, "ubatch": 128}
     assert list(settled(verdict, given)) == ["context", "ubatch", "n_gpu_layers"]
     parts = (Override(pattern="blk.7.ffn_down_exps", buffer="CPU"),)
-    setup = replace(verdict.way.setup, n_cpu_moe=7, overrides=parts)
+    setup = verdict.way.setup.changed(n_cpu_moe=7, overrides=parts)
     moe = replace(verdict, way=replace(verdict.way, setup=setup))
     assert list(settled(moe, given))[2:] == ["n_gpu_layers", "n_cpu_moe", "override_tensor"]

@@ -78,9 +78,11 @@ def recommended(machine: Machine, among: tuple[Tier, ...] = (), **wish: Any) -> 
 
 def planned_in(placement: Placement, tier: str | None, task: Task) -> TierPlan:
     """The task's plan in this memory: of one tier, or the best of all."""
-    placed = replace(placement, setup=replace(task.start.setup, pool=placement.setup.pool))
+    setup = MemoSetup.of(task.start.setup)
+    pool = MemoSetup.of(placement.setup).pool
+    placed = replace(placement, setup=replace(setup, pool=pool))
     every = [
-        tier_task(one, task.machine, task.load, task.start.setup, task.min_context)
+        tier_task(one, task.machine, task.load, setup, task.min_context)
         for one in (tiers() if tier is None else (find_tier(tier),))
     ]
     return recommend_tier(every, placed) if tier is None else plan_tier(every[0], placed)

@@ -139,7 +139,8 @@ def test_how_the_engine_is_told(engine: str, name: str, flags: str) -> None:
 
 def test_mlx_packs_from_the_first_token() -> None:
     asked = with_cache(question("mlx"), cache_choices(question("mlx"))[1])
-    assert (asked.start.setup.kv_bits, asked.start.setup.quantized_kv_start) == (8, 0)
+    setup = MlxSetup.of(asked.start.setup)
+    assert (setup.kv_bits, setup.quantized_kv_start) == (8, 0)
 
 
 def test_other_fields_of_a_setup_stay() -> None:

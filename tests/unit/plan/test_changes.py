@@ -16,6 +16,7 @@ from edgekit.bill.verdict import Change, ChangeKind, Lever, Verdict
 from edgekit.catalog.names import find_entry
 from edgekit.engines import engine_named
 from edgekit.engines.entries import open_entry
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.machine.devices import raised_limit
 from edgekit.machine.types import HostMemory
 from edgekit.machine.what_if import what_if_machine
@@ -89,7 +90,7 @@ def test_offered_weights_are_the_most_accurate_that_fit() -> None:
 
 
 def fits_at(question: Task, mix: str) -> bool:
-    from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+    from edgekit.engines.llamacpp.types import LlamaMode
 
     setup = LlamaCppSetup(mode=LlamaMode.SERVER, mix=mix)
     return judge(replace(question, start=Start(setup=setup))).can_load
@@ -245,7 +246,7 @@ def test_higher_limit_is_not_offered_if_a_given_context_fits() -> None:
 def test_higher_limit_moves_a_model_to_the_gpu_of_a_mac() -> None:
     """All of it on the GPU or none: Metal maps the whole file for one layer."""
     plan = make_plan(one_file("qwen3-30b-a3b", mac(24, 16)))
-    assert plan.result.way.setup.n_gpu_layers == 0
+    assert LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers == 0
     assert plan.result.way.because == "fully on the CPU"
     decision = plan.decision(Lever.LIMIT)
     assert decision is not None

@@ -15,8 +15,9 @@ from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.setups import default_setup
-from edgekit.engines.llamacpp.types import ALL_LAYERS
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
 from edgekit.engines.llamacpp.weights import has_experts_on_host
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import UsageError
 from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
@@ -98,7 +99,7 @@ def test_choose_keeps_a_division_and_sends_layers_to_the_host(split: tuple[float
     load = Load(context_tokens=16_384, cache_k=f16, cache_v=f16)
     question = replace(one_file(GEMMA, cards(10, 10, ram=64)), load=load, start=start)
     result = judge(question)
-    setup = result.way.setup
+    setup = LlamaCppSetup.of(result.way.setup)
     assert (result.step, setup.tensor_split) == (6, split)
     assert setup.n_gpu_layers > 20
     settled = frozenset({"tensor_split", "n_gpu_layers"})
@@ -117,8 +118,8 @@ def test_choose_spends_nothing_where_much_is_in_ram_of_unknown_size() -> None:
 def test_choose_sends_experts_to_the_host_before_layers() -> None:
     result = judged(one_file(MOE, rated(cards(12))))
     assert (result.step, result.context_tokens, result.cache) == (6, 32_768, "f16")
-    assert result.way.setup.n_gpu_layers == ALL_LAYERS
-    on_host = has_experts_on_host(result.way.setup)
+    assert LlamaCppSetup.of(result.way.setup).n_gpu_layers == ALL_LAYERS
+    on_host = has_experts_on_host(LlamaCppSetup.of(result.way.setup))
     assert 0 < sum(map(on_host, range(48))) < 48
 
 
@@ -205,7 +206,7 @@ def test_choose_for_mlx_starts_at_four_bits() -> None:
 
 def test_choose_for_vllm_takes_all_cards_and_the_longest_context() -> None:
     result = judged(from_config("qwen3-8b", cards(24, 24), "vllm"))
-    assert result.way.setup.tensor_parallel_size == 2
+    assert VllmSetup.of(result.way.setup).tensor_parallel_size == 2
     assert (result.context_tokens, result.cache, result.status) == (40_960, "auto", Status.PASSED)
 
 

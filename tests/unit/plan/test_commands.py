@@ -21,7 +21,7 @@ from edgekit.engines.flags import COMMON, CONTEXT, given_flags, read_flags
 from edgekit.engines.llamacpp.estimate import estimate
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.setups import setup as llamacpp_setup
-from edgekit.engines.llamacpp.types import Backend
+from edgekit.engines.llamacpp.types import Backend, LlamaCppSetup
 from edgekit.engines.mlx.quantization import Packing, Quantize
 from edgekit.machine.types import Device, Machine, System, Vendor
 from edgekit.plan.commands import ready_commands
@@ -78,14 +78,15 @@ def test_all_of_it_on_a_card() -> None:
 
 def test_some_layers_on_a_card() -> None:
     plan = planned(gguf("llama-3.1-70b"), cards(24, ram=64), load=Load(context_tokens=16_384))
-    layers = plan.result.way.setup.n_gpu_layers
+    layers = LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers
     assert 0 < layers < 80
     assert after("-ngl", words(plan)) == str(layers)
 
 
 def test_experts_on_the_host() -> None:
     plan = planned(gguf(MOE), cards(12), load=Load(context_tokens=32_768))
-    assert after("-ncmoe", words(plan)) == str(plan.result.way.setup.n_cpu_moe) != "0"
+    count = LlamaCppSetup.of(plan.result.way.setup).n_cpu_moe
+    assert after("-ncmoe", words(plan)) == str(count) != "0"
     whole = planned(gguf(MOE), cards(12), cpu_moe=True, settled=("cpu_moe",), backend=Backend.CUDA)
     assert "-cmoe" in words(whole)
 
@@ -157,8 +158,8 @@ DRAFT = gguf(SMALL)
 @pytest.mark.parametrize(
     ("drafter", "told"),
     [
-        (Drafter(name="a/d at Q4_K_M", model=DRAFT, changes={"mix": "Q4_K_M"}), ["-md", "DRAFT.gguf", "-ngld", "all"]),
-        (Drafter(name="qwen3-0.6b at Q8_0", model=DRAFT, changes={"mix": "Q8_0"}), ["-hfd", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "-ngld", "all"]),
+        (Drafter(name="a/d at Q4_K_M", model=DRAFT, mix="Q4_K_M"), ["-md", "DRAFT.gguf", "-ngld", "all"]),
+        (Drafter(name="qwen3-0.6b at Q8_0", model=DRAFT, mix="Q8_0"), ["-hfd", "Qwen/Qwen3-0.6B-GGUF:Q8_0", "-ngld", "all"]),
         (Drafter(name="its own"), ["--spec-type", "draft-mtp"]),
     ],
 )  # fmt: skip
@@ -528,7 +529,7 @@ def test_lm_studios_settings() -> None:
 def test_lm_studio_with_some_layers_and_a_card_left_out() -> None:
     plan = planned(gguf("llama-3.1-70b"), cards(2, 24), load=Load(context_tokens=16_384))
     kept = settings(plan)
-    assert kept["llm.load.llama.acceleration.offloadRatio"] == plan.result.way.setup.n_gpu_layers / 80  # fmt: skip
+    assert kept["llm.load.llama.acceleration.offloadRatio"] == LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers / 80  # fmt: skip
     assert kept["load.gpuSplitConfig"]["customRatio"] == [0.0, 1.0]
 
 

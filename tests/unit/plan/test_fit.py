@@ -127,7 +127,7 @@ def bill(layers: list[int], *, head: int = 0, fixed: tuple[int, ...] = ()) -> Me
 
 
 def counts(found: Placement | None) -> tuple[float, ...] | None:
-    return None if found is None else found.setup.tensor_split
+    return None if found is None else LlamaCppSetup.of(found.setup).tensor_split
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_pinned_placement_has_the_same_bill() -> None:
         found = Fitting(question, first_placement(question))
         said = pinned(model, found.placement)
         assert (
-            sum(said.setup.tensor_split)
+            sum(LlamaCppSetup.of(said.setup).tensor_split)
             == len(model.geometry.layers) + model.geometry.mtp_layers + 1
         )
         alike = Fitting(question, said).price(16_384).estimate.lines

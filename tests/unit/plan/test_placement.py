@@ -117,11 +117,11 @@ WAYS = placements_of(QUESTION)
 
 def with_experts_of(count: int) -> Placement:
     """On the host: of the first so many layers."""
-    return next(way for way in WAYS if way.setup.n_cpu_moe == count)
+    return next(way for way in WAYS if LlamaCppSetup.of(way.setup).n_cpu_moe == count)
 
 
 def patterns(way: Placement) -> str:
-    return ",".join(one.pattern for one in way.setup.overrides)
+    return ",".join(one.pattern for one in LlamaCppSetup.of(way.setup).overrides)
 
 
 def test_finer_placements_leave_parts_of_one_layer_and_whole_others_on_the_host() -> None:
@@ -135,11 +135,11 @@ def test_finer_placements_leave_parts_of_one_layer_and_whole_others_on_the_host(
         "blk.19.ffn_gate_exps,blk.19.ffn_down_exps",
     ]
     first = found["blk.19.ffn_down_exps"]
-    assert (first.setup.n_cpu_moe, first.by_tensor) == (19, True)
+    assert (LlamaCppSetup.of(first.setup).n_cpu_moe, first.by_tensor) == (19, True)
     assert first.because == (
         "all but the experts of 19 of 48 layers and a third of the experts of one more on 12 GiB card"
     )
-    assert [sum(map(has_experts_on_host(way.setup), range(48))) for way in found.values()] == [
+    assert [sum(map(has_experts_on_host(LlamaCppSetup.of(way.setup)), range(48))) for way in found.values()] == [
         19, 20, 20, 20, 20
     ]  # fmt: skip
 
@@ -152,10 +152,10 @@ def test_finer_placements_of_one_layer_and_of_all_experts() -> None:
         "blk.47.ffn_gate_exps,blk.47.ffn_down_exps",
         "blk.0.ffn_gate_exps,blk.0.ffn_down_exps",
     ]
-    none = next(way for way in WAYS if way.setup.cpu_moe)
+    none = next(way for way in WAYS if LlamaCppSetup.of(way.setup).cpu_moe)
     every = list(finer_placements(QUESTION.model, none))
-    assert {way.setup.n_cpu_moe for way in every} == {0, 47}
-    assert not any(way.setup.cpu_moe for way in every)
+    assert {LlamaCppSetup.of(way.setup).n_cpu_moe for way in every} == {0, 47}
+    assert not any(LlamaCppSetup.of(way.setup).cpu_moe for way in every)
     assert list(finer_placements(QUESTION.model, WAYS[0])) == []
 
 
@@ -167,7 +167,7 @@ def test_finer_placements_take_more_of_the_device_than_their_placement_and_less_
     finer = [
         Fitting(QUESTION, way)
         for way in finer_placements(QUESTION.model, after.placement)
-        if way.setup.n_cpu_moe
+        if LlamaCppSetup.of(way.setup).n_cpu_moe
     ]
     shares = [one.held_share(TOKENS) for one in (before, *finer, after)]
     assert shares == sorted(shares, reverse=True)
@@ -183,7 +183,7 @@ def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> No
     way = plan.result.way
     assert way.by_tensor
     assert plan.fits
-    on_host = sum(map(has_experts_on_host(way.setup), range(48)))
+    on_host = sum(map(has_experts_on_host(LlamaCppSetup.of(way.setup)), range(48)))
     question = replace(plan.task, load=plan.load)
     whole = Fitting(question, with_experts_of(on_host))
     assert Fitting(question, way).held_share(TOKENS) > whole.held_share(TOKENS)
@@ -193,7 +193,9 @@ def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> No
 def test_plan_with_a_divided_layer_says_so_to_every_program(plan: Plan) -> None:
     texts = {one.name: one.text for one in ready_commands(plan)}
     words = shlex.split(texts["llama-server"])
-    said = ",".join(f"{one.pattern}={one.buffer}" for one in plan.result.way.setup.overrides)
+    said = ",".join(
+        f"{one.pattern}={one.buffer}" for one in LlamaCppSetup.of(plan.result.way.setup).overrides
+    )
     assert words[words.index("-ot") + 1] == said
     assert "LM Studio settings" in texts  # which has a number of layers for it
     assert any("ollama" in name.lower() for name in texts)

@@ -32,7 +32,7 @@ from edgekit.catalog.names import find_entry
 from edgekit.catalog.types import Entry, ModelPurpose
 from edgekit.engines.entries import open_entry
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.engines.llamacpp.types import ALL_LAYERS
+from edgekit.engines.llamacpp.types import ALL_LAYERS, LlamaCppSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import HardwareError, RefusedError, UsageError
 from edgekit.machine.types import Machine, PoolKind
@@ -70,10 +70,10 @@ def on_each_card(plan: Plan) -> list[int]:
 @pytest.mark.parametrize("gib", sampled([(8, 16), (16, 8), (16, 6, 6), (12, 10)], each=2))
 def test_layers_are_split_by_free_memory(gib: tuple[int, ...]) -> None:
     plan = make_plan(one_file(GEMMA, cards(*gib), 16_384), thorough=False)
-    split = plan.result.way.setup.tensor_split
+    split = LlamaCppSetup.of(plan.result.way.setup).tensor_split
     assert plan.fits
     assert is_within(plan)
-    if plan.result.way.setup.n_gpu_layers > LAYERS and split:
+    if LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers > LAYERS and split:
         assert sum(split) == LAYERS
     if split:
         counts = on_each_card(plan)
@@ -83,7 +83,7 @@ def test_layers_are_split_by_free_memory(gib: tuple[int, ...]) -> None:
 def test_split_of_two_cards_by_hand() -> None:
     # 16.48 GiB of weights in 62 layers of 0.25 and an output of 0.9; 12.75 and 5.95 usable, 0.7 of each gone
     plan = make_plan(one_file(GEMMA, cards(16, 8), 16_384))
-    first, second = plan.result.way.setup.tensor_split
+    first, second = LlamaCppSetup.of(plan.result.way.setup).tensor_split
     assert first + second == LAYERS
     assert 2.5 < first / second < 3.5
     assert "divided" in plan.result.way.because
@@ -95,14 +95,14 @@ def test_no_card_is_filled_above_its_limit(gib: list[int], context: int) -> None
     plan = find_plan(one_file(GEMMA, cards(*gib), context))
     if plan is not None:
         assert is_within(plan)
-        split = plan.result.way.setup.tensor_split
-        assert sum(split) in {0, min(plan.result.way.setup.n_gpu_layers, LAYERS)}
+        split = LlamaCppSetup.of(plan.result.way.setup).tensor_split
+        assert sum(split) in {0, min(LlamaCppSetup.of(plan.result.way.setup).n_gpu_layers, LAYERS)}
 
 
 def test_make_plan_uses_all_cards() -> None:
     plan = make_plan(one_file(GEMMA, cards(24, 24), 16_384), thorough=False)
     assert len(plan.result.way.cards) == 2
-    assert sum(plan.result.way.setup.tensor_split) == LAYERS
+    assert sum(LlamaCppSetup.of(plan.result.way.setup).tensor_split) == LAYERS
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_make_plan_with_one_more_small_card(large: int, small: int) -> None:
 
 def worth(plan: Plan) -> tuple[bool, bool, float]:
     """It fits, as a whole, in an accurate cache."""
-    setup = plan.result.way.setup
+    setup = LlamaCppSetup.of(plan.result.way.setup)
     is_whole = setup.n_gpu_layers == ALL_LAYERS and setup.offload_kqv
     return plan.fits, is_whole, bits(plan)
 
@@ -137,7 +137,7 @@ def test_make_plan_for_a_card_with_unknown_ram() -> None:
 
 
 def shape(plan: Plan) -> tuple[int, int]:
-    setup = plan.result.way.setup
+    setup = VllmSetup.of(plan.result.way.setup)
     return setup.tensor_parallel_size, setup.pipeline_parallel_size
 
 
@@ -270,7 +270,7 @@ def test_estimate_of_a_plans_load_is_its_bill() -> None:
     plan = make_plan(any_mix(LLAMA, rated(cards(12)), 16_384))
     from edgekit.engines.llamacpp.estimate import estimate
 
-    again = estimate(plan.variant.model, plan.load, plan.result.way.setup)
+    again = estimate(plan.variant.model, plan.load, LlamaCppSetup.of(plan.result.way.setup))
     assert again.lines == plan.result.estimate.lines
 
 
@@ -425,7 +425,7 @@ def test_own_drafter_that_shortens_the_context_is_not_proposed() -> None:
     plan = make_plan(with_own(rated(cards(24))))
     assert chosen(plan) == "none"
     assert plan.drafter is None
-    assert not plan.result.way.setup.load_mtp
+    assert not LlamaCppSetup.of(plan.result.way.setup).load_mtp
     assert drafting_bytes(plan) == 0
 
 
@@ -438,7 +438,7 @@ def test_drafter_is_billed_with_its_own_cache() -> None:
     assert make_plan(task).drafter is SMALL
     asked = with_drafter(task, SMALL)
     assert asked.bill is not None
-    bill = asked.bill(plain.load, replace(plain.result.way.setup, draft_max=3))
+    bill = asked.bill(plain.load, plain.result.way.setup.changed(draft_max=3))
     caches = sum(line.size_bytes for line in bill.lines if line.part and line.component in CACHES)
     assert caches == 32_768 * 16 * 2 * 8 * 64 * 2  # 16 layers, K and V of 8 heads of 64, 16 bit
     weights = bill.weights_bytes - plain.result.estimate.weights_bytes
@@ -477,7 +477,7 @@ def test_propose_drafter_takes_the_first_that_fits() -> None:
 
 
 def test_propose_drafter_skips_one_that_cannot_be_estimated() -> None:
-    strange = Drafter(name="strange", model=gguf(LLAMA), changes={"mix": "Q9_Z"}, because="")
+    strange = Drafter(name="strange", model=gguf(LLAMA), mix="Q9_Z", because="")
     plan = make_plan(one_file(LLAMA, rated(cards(24)), 16_384, drafters=(strange, SMALL)))
     assert plan.drafter is SMALL
 
@@ -544,7 +544,7 @@ def test_catalog_drafters_have_the_same_family_and_vocabulary(name: str, *, draf
 def test_catalog_drafters_come_largest_first() -> None:
     found = catalog_drafters(BIG, CASES.values())
     assert [one.name.partition(" at ")[0] for one in found] == ["same", "smaller", "a few words more"]  # fmt: skip
-    assert all(one.changes == {"mix": "Q4_K_M"} and one.model is not None for one in found)
+    assert all(one.mix == "Q4_K_M" and one.model is not None for one in found)
 
 
 def test_catalog_drafters_of_a_model_with_experts() -> None:

@@ -121,7 +121,7 @@ def test_a_list_whose_end_was_not_seen_is_not_free() -> None:
 def test_all_weights_first_then_fewer_then_none() -> None:
     ways = placements_of(question(cpu(64)))
     whole = matrix_bytes(engine_models()[SEVEN_B, "Q4_K_M"])
-    kept = [way.setup.keep_bytes for way in ways]
+    kept = [StreamSetup.of(way.setup).keep_bytes for way in ways]
     assert kept[0] is None
     assert kept[1:] == [whole * share // 4 // MIB * MIB for share in (3, 2, 1, 0)]
     assert [way.whole for way in ways] == [True, False, False, False, False]
@@ -131,14 +131,14 @@ def test_all_weights_first_then_fewer_then_none() -> None:
 def test_who_says_what_is_kept_is_asked_about_nothing_else() -> None:
     start = Start(setup=StreamSetup(keep_bytes=GIB), settled=frozenset({"keep"}))
     (way,) = placements_of(question(cpu(64), start=start))
-    assert way.setup.keep_bytes == GIB
+    assert StreamSetup.of(way.setup).keep_bytes == GIB
 
 
 def test_threads_are_settled_with_the_way() -> None:
-    assert placements_of(question(small(GIB, cores=4)))[0].setup.threads == 4
-    assert placements_of(question(small(GIB, cores=64)))[0].setup.threads == 8
+    assert StreamSetup.of(placements_of(question(small(GIB, cores=4)))[0].setup).threads == 4
+    assert StreamSetup.of(placements_of(question(small(GIB, cores=64)))[0].setup).threads == 8
     start = Start(setup=StreamSetup(threads=3), settled=frozenset({"threads"}))
-    assert placements_of(question(small(GIB), start=start))[0].setup.threads == 3
+    assert StreamSetup.of(placements_of(question(small(GIB), start=start))[0].setup).threads == 3
 
 
 @pytest.mark.parametrize(("memory", "quarters"), [(16 * GIB, 4), (9 * GIB // 2, 3), (GIB, 0)])
@@ -155,7 +155,7 @@ def test_a_7b_on_a_machine_of_512_megabytes() -> None:
     result = judge(question(small(512 * MIB)))
     assert result.status is Status.PASSED
     assert result.context_tokens >= 1024
-    assert result.way.setup.keep_bytes == 0
+    assert StreamSetup.of(result.way.setup).keep_bytes == 0
     assert result.required_bytes < 512 * MIB
 
 
@@ -169,14 +169,14 @@ def test_keys_and_values_for_every_head_take_more() -> None:
 def test_with_room_for_a_usual_window_all_weights_stay() -> None:
     result = judge(question(small(6 * GIB)))
     assert (result.context_tokens, result.cache) == (32_768, "q8_0")
-    assert result.way.setup.keep_bytes is None
+    assert StreamSetup.of(result.way.setup).keep_bytes is None
 
 
 def test_a_long_window_goes_before_weights_where_both_are_too_much() -> None:
     """The weights alone take 4.4 GiB: a window of a few tokens beside them is of little use."""
     result = judge(question(small(9 * GIB // 2)))
     assert result.context_tokens == 32_768
-    assert result.way.setup.keep_bytes is not None
+    assert StreamSetup.of(result.way.setup).keep_bytes is not None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_16k_with_an_8_bit_cache_goes_before_a_shorter_context(
 def test_nothing_fits_is_reported_for_the_shortest_context_without_weights_in_memory() -> None:
     result = judge(question(small(256 * MIB)))
     assert (result.status, result.context_tokens) == (Status.FAILED, 512)
-    assert result.way.setup.keep_bytes == 0
+    assert StreamSetup.of(result.way.setup).keep_bytes == 0
     assert result.required_bytes < 256 * MIB
 
 
@@ -214,7 +214,7 @@ def test_weights_that_the_user_keeps_elsewhere_are_judged_so() -> None:
     start = Start(setup=StreamSetup(keep_bytes=0), settled=frozenset({"keep"}))
     result = judge(question(small(64 * GIB), start=start))
     assert (result.status, result.step) == (Status.PASSED, 1)
-    assert result.way.setup.keep_bytes == 0
+    assert StreamSetup.of(result.way.setup).keep_bytes == 0
 
 
 def test_a_job_is_given_what_it_needs() -> None:

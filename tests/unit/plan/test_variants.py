@@ -13,6 +13,7 @@ from edgekit.engines.choices import accuracy_of, as_named, stored_accuracy
 from edgekit.engines.llamacpp.choices import at_mixes
 from edgekit.engines.llamacpp.quantization import USUAL_MIXES, mix_rows
 from edgekit.engines.mlx.choices import at_bits
+from edgekit.engines.mlx.quantization import Packing, Quantize
 from edgekit.model import read_geometry
 from edgekit.model.types import Model
 
@@ -85,8 +86,9 @@ def test_mlx_writes_any_number_of_bits() -> None:
     assert [(one.name, one.accuracy, one.is_good) for one in found] == [
         ("8 bit", 850, True), ("6 bit", 650, True), ("5 bit", 550, True), ("4 bit", 450, True), ("3 bit", 350, False)
     ]  # fmt: skip
-    packings = [one.changes["quantize"].packing for one in found]
-    assert [(one.bits, one.group_size) for one in packings] == [(8, 64), (6, 64), (5, 64), (4, 64), (3, 64)]  # fmt: skip
+    every = (8, 6, 5, 4, 3)
+    packings = [Quantize(packing=Packing(bits=bits, group_size=64)) for bits in every]
+    assert [one.changes["quantize"] for one in found] == packings
 
 
 def test_a_file_that_was_named_is_the_only_one() -> None:

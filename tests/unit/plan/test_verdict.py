@@ -28,6 +28,7 @@ from edgekit.cli import main
 from edgekit.engines import engine_on
 from edgekit.engines.llamacpp.types import ALL_LAYERS, Backend, LlamaCppSetup, LlamaMode
 from edgekit.engines.llamacpp.weights import has_experts_on_host
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.errors import EdgekitError, HardwareError
 from edgekit.machine.types import DEVICE, HOST, Budget, Machine, MemoryLimit
 from edgekit.machine.what_if import what_if_machine
@@ -260,7 +261,7 @@ def test_the_verdict_follows_the_container_not_the_machine() -> None:
 
 def test_everything_on_the_card_where_it_fits() -> None:
     result = judge(ask(recorded("llama-3.1-8b"), cards(24)))
-    assert result.way.setup.n_gpu_layers == ALL_LAYERS
+    assert LlamaCppSetup.of(result.way.setup).n_gpu_layers == ALL_LAYERS
     assert result.way.because == "fully on 24 GiB card"
 
 
@@ -269,10 +270,10 @@ def test_a_dense_model_leaves_as_few_layers_as_possible_to_the_host() -> None:
     load = Load(context_tokens=16_384, cache_k=f16, cache_v=f16)
     question = ask(recorded("llama-3.1-70b"), cards(24), load=load)
     result = judge(question)
-    layers = result.way.setup.n_gpu_layers
+    layers = LlamaCppSetup.of(result.way.setup).n_gpu_layers
     assert result.can_load
     assert 0 < layers < 81
-    more = replace(result.way.setup, n_gpu_layers=layers + 1)
+    more = result.way.setup.changed(n_gpu_layers=layers + 1)
     settled = Start(setup=more, settled=frozenset({"n_gpu_layers"}))
     assert judge(replace(question, start=settled)).failed
 
@@ -280,14 +281,14 @@ def test_a_dense_model_leaves_as_few_layers_as_possible_to_the_host() -> None:
 def test_experts_leave_the_card_first() -> None:
     result = judge(ask(recorded("qwen3-30b-a3b"), cards(12)))
     assert result.can_load
-    assert any(map(has_experts_on_host(result.way.setup), range(48)))
-    assert result.way.setup.n_gpu_layers == ALL_LAYERS
+    assert any(map(has_experts_on_host(LlamaCppSetup.of(result.way.setup)), range(48)))
+    assert LlamaCppSetup.of(result.way.setup).n_gpu_layers == ALL_LAYERS
 
 
 def test_what_no_card_holds_runs_on_the_processor() -> None:
     result = judge(ask(recorded("llama-3.1-70b"), cards(1, ram=64)))
     assert result.can_load
-    assert result.way.setup.backend is Backend.CPU
+    assert LlamaCppSetup.of(result.way.setup).backend is Backend.CPU
     assert result.way.because == "fully on the CPU"
 
 
@@ -314,9 +315,9 @@ def test_what_was_settled_is_not_changed() -> None:
 def test_vllm_shares_a_model_among_more_cards_where_one_is_too_small() -> None:
     model = of_config("llama-3.1-8b")
     one = judge(ask(model, cards(24), "vllm"))
-    assert (one.can_load, one.way.setup.tensor_parallel_size) == (True, 1)
+    assert (one.can_load, VllmSetup.of(one.way.setup).tensor_parallel_size) == (True, 1)
     two = judge(ask(model, cards(16, 16), "vllm"))
-    assert (two.can_load, two.way.setup.tensor_parallel_size) == (True, 2)
+    assert (two.can_load, VllmSetup.of(two.way.setup).tensor_parallel_size) == (True, 2)
     assert judge(ask(model, cards(16), "vllm")).failed
 
 
@@ -335,8 +336,6 @@ def test_vllm_in_two_stages() -> None:
 
 
 def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
-    from edgekit.engines.vllm.types import VllmSetup
-
     start = Start(
         setup=VllmSetup(tensor_parallel_size=4), settled=frozenset({"tensor_parallel_size"})
     )
@@ -345,14 +344,12 @@ def test_vllm_is_asked_for_more_cards_than_there_are() -> None:
 
 
 def test_vllm_takes_less_of_a_card_in_use_unless_its_share_was_settled() -> None:
-    from edgekit.engines.vllm.types import VllmSetup
-
     machine = cards(80)
     busy = replace(machine, devices=(replace(machine.devices[0], free_bytes=60 * GIB),))
     question = ask(of_config("llama-3.1-8b"), busy, "vllm")
     result = judge(question)
     assert result.can_load
-    assert result.way.setup.gpu_memory_utilization == 0.74  # (60 - 0.6) / 80
+    assert VllmSetup.of(result.way.setup).gpu_memory_utilization == 0.74  # (60 - 0.6) / 80
     assert result.tightest.budget.available_bytes == math.ceil(80 * GIB * 0.74)
     settled = Start(setup=VllmSetup(), settled=frozenset({"gpu_memory_utilization"}))
     refused = judge(replace(question, start=settled))
@@ -380,8 +377,6 @@ def test_vllm_takes_the_card_with_most_free() -> None:
 
 
 def test_a_pool_that_holds_no_request_does_not_start() -> None:
-    from edgekit.engines.vllm.types import VllmSetup
-
     start = Start(
         setup=VllmSetup(kv_cache_memory_bytes=GIB), settled=frozenset({"kv_cache_memory_bytes"})
     )
@@ -429,8 +424,6 @@ def test_cards_that_share_the_memory_of_the_host_are_judged_together() -> None:
 
 def test_vllm_without_compilation_needs_a_little_beyond_its_share() -> None:
     """80 GiB x 0.92 = 73.6, a CUDA context of 0.6, and 0.25 more with --enforce-eager."""
-    from edgekit.engines.vllm.types import VllmSetup
-
     machine = cards(80)
     card = replace(machine.devices[0], free_bytes=int(74.3 * GIB))
     question = ask(of_config("llama-3.1-8b"), replace(machine, devices=(card,)), "vllm")

@@ -23,6 +23,8 @@ from edgekit.bill.types import Component, Load, Placement, Variant
 from edgekit.bill.verdict import Speed, Verdict
 from edgekit.engines import engine_named
 from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
+from edgekit.engines.native.stream_plan import StreamSetup
+from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import DEVICE, HOST, System
 from edgekit.report.headline import (
     card_names,
@@ -164,7 +166,9 @@ def test_headline_of_unified_memory_has_experts_on_the_cpu() -> None:
 def test_headline_of_the_built_in_engine_says_how_weights_are_read() -> None:
     on = machine(ram_gib=16)
     found = result((line(Component.WEIGHTS, GIB, HOST),), on, engine="stream")
-    way = Placement(setup=None, budgets=(), because="weights read from the file for every token")
+    way = Placement(
+        setup=StreamSetup(), budgets=(), because="weights read from the file for every token"
+    )
     sentence = "Runs on the built-in engine (weights read from the file for every token): 1.0 of 15.0 GiB at 32K"
     assert headline(replace(found, way=way)) == sentence
 
@@ -195,8 +199,9 @@ def test_headline_of_vllm_says_how_often_the_context_fits() -> None:
 def test_concurrency_is_what_vllm_would_print() -> None:
     found = recorded("vllm").result
     assert found.variant is not None
-    setup = found.way.setup
-    pool = replace(setup, gpu=replace(setup.gpu, memory_bytes=found.way.budgets[0].total_bytes))
+    setup = VllmSetup.of(found.way.setup)
+    gpu = replace(setup.gpu, memory_bytes=found.way.budgets[0].total_bytes)
+    pool = replace(setup, gpu=gpu)
     facts = dict(engine_named("vllm").estimate(found.variant.model, found.load, pool).facts)
     assert concurrency(found) == pytest.approx(facts["max_concurrency"], rel=0.001)
 

@@ -144,7 +144,7 @@ TOO_LARGE = with_change(
         asked=False,
         window="the default minimum",
         reasons=("32,768 tokens need 24.00 GiB; RAM has 15.00 GiB usable",),
-        way=Placement(setup=None, budgets=(), because="fully on the CPU", whole=True),
+        way=Placement(setup=LlamaCppSetup(), budgets=(), because="fully on the CPU", whole=True),
     ),
     "-ctk q8_0 -ctv q8_0: fits, up to 131,072 tokens",
 )
@@ -175,7 +175,7 @@ def judged(
     bill = EstimateAnswer(
         label=model.header.name,
         reference=model.header.name,
-        version=engine_named(engine).version(None),
+        version=engine_named(engine).version(result.way.setup),
         asked=shown,
         command=f"llama-server -m {model.header.name} -c {result.context_tokens}",
         estimate=result.estimate,

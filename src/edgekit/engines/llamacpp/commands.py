@@ -70,7 +70,7 @@ def commands(startup: Startup) -> Iterator[Command]:
     """Commands for llama.cpp, Ollama and LM Studio. The latter two cannot express a given -ot, -sm or --rpc."""
     cards = _card_notes(startup)
     yield from _own(startup, cards)
-    setup = startup.placement.setup
+    setup = LlamaCppSetup.of(startup.setup)
     moved = setup.overrides and not startup.placement.by_tensor
     if not moved and not setup.servers and setup.split_mode is SplitMode.LAYER:
         yield from ollama_commands(startup, cards)
@@ -82,7 +82,7 @@ def _own(startup: Startup, cards: list[str]) -> Iterator[Command]:
     notes = [source.note, *cards] if source.note else cards
     if NO_PROJECTOR in source.words and not has_own_file(startup):  # it takes pictures
         notes = [*notes, TEXT_ONLY]
-    verdict, build = startup.verdict, startup.setup.rules
+    verdict, build = startup.verdict, LlamaCppSetup.of(startup.setup).rules
     flags = started(verdict, startup.given)
     server = ["llama-server", *source.words, *command_words(flags, build)]
     more = list(notes)
@@ -115,12 +115,12 @@ def _card_notes(startup: Startup) -> list[str]:
 
 def draft_words(verdict: Verdict, drafter: Drafter) -> list[str]:
     """The flags that add a draft model, in command-line order."""
-    load, setup = verdict.load, verdict.way.setup
+    load, setup = verdict.load, LlamaCppSetup.of(verdict.way.setup)
     on_cpu = not setup.has_device  # without -devd it would be on a GPU
     flags: dict[str, Any] = {"draft_device": "none" if on_cpu else None}
     if drafter.model is None:
         return command_words({**flags, "spec_type": "draft-mtp"}, setup.rules)
-    name = f"{drafter.name.partition(' ')[0]}:{drafter.changes.get('mix', DEFAULT_MIX)}"
+    name = f"{drafter.name.partition(' ')[0]}:{drafter.mix or DEFAULT_MIX}"
     flags |= {
         "draft_type_k": load.cache_k,
         "draft_type_v": load.cache_v,
@@ -171,7 +171,7 @@ class Repacking(NamedTuple):
 
 def repacking(verdict: Verdict) -> Repacking:
     """The repacked copy; llama.cpp is started with -nr if it does not fit."""
-    setup: LlamaCppSetup = verdict.way.setup
+    setup = LlamaCppSetup.of(verdict.way.setup)
     if setup.repack or verdict.variant is None:
         return Repacking(0, fits=True)
     more = repacked_bytes(verdict.variant.model, setup)
@@ -192,7 +192,7 @@ def started(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Context and layers are always set: otherwise llama.cpp fits them to the free memory.
     """
-    load, setup = verdict.load, verdict.way.setup
+    load, setup = verdict.load, LlamaCppSetup.of(verdict.way.setup)
     flash = load.flash_attention
     if flash is None and load.cache_v is not None and load.cache_v.is_quantized:
         flash = True  # required for a quantised V cache
@@ -237,7 +237,7 @@ def placement_flags(
     """The plan's placement as flags for a machine with these cards; unused cards get a share of 0."""
     if not placement.cards:
         return {"backend": "cpu"}
-    setup = pinned(model, placement).setup
+    setup = LlamaCppSetup.of(pinned(model, placement).setup)
     if len(cards) > 1:
         shares = dict(zip(placement.cards, setup.tensor_split or (1.0,), strict=True))
         setup = replace(setup, tensor_split=tuple(shares.get(card, 0.0) for card in cards))
@@ -246,7 +246,7 @@ def placement_flags(
 
 def machine_flags(placement: Placement) -> dict[str, Any]:
     """The backend, the CPU that weights are repacked for, and each card's free memory if there are several."""
-    setup: LlamaCppSetup = placement.setup
+    setup = LlamaCppSetup.of(placement.setup)
     # Without RPC devices, which come first: --rpc has their memory.
     own = placement.cards[len(setup.servers) :]
     found: dict[str, Any] = {} if setup.servers and not own else {"backend": setup.backend.value}
@@ -263,7 +263,7 @@ def machine_flags(placement: Placement) -> dict[str, Any]:
 
 def offload(verdict: Verdict) -> Offload:
     """Which parts of the model are not on the devices."""
-    setup = verdict.way.setup
+    setup = LlamaCppSetup.of(verdict.way.setup)
     if not verdict.way.cards:
         return Offload()
     every = None if verdict.variant is None else len(verdict.variant.model.geometry.layers) + 1
@@ -277,7 +277,7 @@ def offload(verdict: Verdict) -> Offload:
 
 
 def _experts_in_ram(verdict: Verdict) -> str:
-    way, setup = verdict.way, verdict.way.setup
+    way, setup = verdict.way, LlamaCppSetup.of(verdict.way.setup)
     if setup.overrides and not way.by_tensor:
         return "the tensors of -ot"
     layers = () if verdict.variant is None else verdict.variant.model.geometry.layers
@@ -364,7 +364,7 @@ def _modelfile_source(startup: Startup) -> str:
     if files is not None and files.origin in {Origin.OLLAMA, Origin.OLLAMA_STORE}:
         return files.label
     if not has_own_file(startup):
-        mix = startup.setup.mix or startup.variant.name
+        mix = LlamaCppSetup.of(startup.setup).mix or startup.variant.name
         tag = repository_at(startup.label, Form.OLLAMA, mix)
         if tag is not None:
             return tag.name
@@ -378,7 +378,7 @@ def _modelfile_source(startup: Startup) -> str:
 
 def _ollama_layers(startup: Startup) -> int | None:
     """num_gpu; None if only experts are in RAM: Ollama cannot do that and places whole layers itself."""
-    setup = startup.setup
+    setup = LlamaCppSetup.of(startup.setup)
     if setup.backend is Backend.CPU:
         return 0
     if setup.cpu_moe or setup.n_cpu_moe or setup.overrides:
@@ -411,7 +411,7 @@ def _ollama_cache(startup: Startup) -> str:
 
 def _ollama_notes(startup: Startup) -> Iterator[str]:
     """Notes on settings that Ollama lacks."""
-    load, setup = startup.load, startup.setup
+    load, setup = startup.load, LlamaCppSetup.of(startup.setup)
     requested = {_OWN_CACHE if kind is None else kind.name for kind in (load.cache_k, load.cache_v)}
     if requested != {_ollama_cache(startup)}:
         yield _CACHES_ALIKE.format(_ollama_cache(startup))
@@ -445,7 +445,7 @@ def lm_studio_commands(startup: Startup) -> Iterator[Command]:
 
 
 def _lm_studio_settings(startup: Startup) -> Iterator[LmStudioSetting]:
-    setup: LlamaCppSetup = startup.setup
+    setup = LlamaCppSetup.of(startup.setup)
     load, layers = startup.load, block_count(startup.variant.model.geometry)
     facts = LoadFacts.of(startup.verdict.estimate)
     yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, facts.n_ctx)
@@ -499,7 +499,7 @@ def _offload_share(setup: LlamaCppSetup, layers: int) -> str | float:
 
 
 def _experts_share(startup: Startup, layers: int) -> str | float:
-    setup: LlamaCppSetup = startup.setup
+    setup = LlamaCppSetup.of(startup.setup)
     if setup.backend is Backend.CPU:
         return "off"
     if setup.cpu_moe:
@@ -512,7 +512,7 @@ def _experts_share(startup: Startup, layers: int) -> str | float:
 
 def _split_setting(startup: Startup) -> Iterator[LmStudioSetting]:
     """Shares of all visible cards in order of their numbers; 0: the card is not used."""
-    used, split = startup.placement.cards, startup.setup.tensor_split
+    used, split = startup.placement.cards, LlamaCppSetup.of(startup.setup).tensor_split
     known = devices(startup.machine)
     if not used or (len(used) == len(known) and not split):
         return

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgekit.basis import Basis
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Task, cache_type
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Setup, Task, cache_type
 from edgekit.engines.llamacpp import estimate as llamacpp
 from edgekit.engines.llamacpp.flags import DRAFT_MAX
 from edgekit.engines.llamacpp.setups import default_setup
@@ -35,13 +35,14 @@ ADAPTER_WITHIN = 1.0
 
 def with_drafter(task: Task, drafter: Model | None, mix: str | None) -> Task:
     """The task with a drafter; None: the model's own prediction layers."""
-    setup = task.start.setup or default_setup()
+    setup = LlamaCppSetup.of(task.start.setup or default_setup())
     setup = replace(setup, draft_max=DRAFT_MAX, load_mtp=drafter is None)
     start = replace(task.start, setup=setup)
     if drafter is None:
         return replace(task, start=start)
 
-    def bill(load: Load, setup: LlamaCppSetup) -> MemoryEstimate:
+    def bill(load: Load, given: Setup) -> MemoryEstimate:
+        setup = LlamaCppSetup.of(given)
         main = llamacpp.estimate(task.model, load, setup)
         return bill_with_drafter(main, drafter, load, setup, mix=mix)  # its cache has the same type
 

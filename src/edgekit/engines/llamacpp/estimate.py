@@ -443,7 +443,8 @@ def growth_limits(result: Verdict) -> dict[str, int]:
     """llama-server's limits: prompt cache in MiB and checkpoints per slot; none if everything fits. The prompt cache
     gets at least half of the remaining RAM if it needs it.
     """
-    lines, left, setup = growing_lines(result), left_on_host(result), result.way.setup
+    lines, left = growing_lines(result), left_on_host(result)
+    setup = LlamaCppSetup.of(result.way.setup)
     if left is None or sum(line.size_bytes for line in lines) <= left:
         return {}
     checkpoints = sum(line.size_bytes for line in lines if line.component is Component.CHECKPOINTS)

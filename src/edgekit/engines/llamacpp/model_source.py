@@ -15,6 +15,7 @@ from edgekit.engines.commands import (
     repository_word,
 )
 from edgekit.engines.llamacpp.quantization import DEFAULT_MIX, default_mix
+from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
 
@@ -34,7 +35,7 @@ def model_source(startup: Startup) -> GgufSource:
     variant, files = startup.variant, startup.files
     has_projector = startup.has_part("projector")
     if not has_own_file(startup):
-        mix = startup.setup.mix or variant.name
+        mix = LlamaCppSetup.of(startup.setup).mix or variant.name
         return gguf_source(files, mix, startup.label, projector=has_projector)
     if files is not None and variant.reference in {"", files.reference}:
         words = gguf_source(files).words
@@ -46,7 +47,7 @@ def model_source(startup: Startup) -> GgufSource:
 
 def has_own_file(startup: Startup) -> bool:
     """True if the weights are an existing GGUF file: the one given, or one of a repository."""
-    if startup.setup.mix is not None:
+    if LlamaCppSetup.of(startup.setup).mix is not None:
         return False
     files = startup.files
     stored = files is not None and files.container is Container.GGUF

@@ -109,7 +109,7 @@ def placements(task: Task) -> Iterator[Placement]:
     nothing to run on.
     """
     machine, start = task.machine, task.start
-    setup: LlamaCppSetup = start.setup or default_setup()
+    setup = LlamaCppSetup.of(start.setup or default_setup())
     cards, *fewer = _card_sets(devices(machine))
     if "backend" in start.settled:
         _check_backend(machine, cards, setup.backend)
@@ -134,7 +134,7 @@ def placements(task: Task) -> Iterator[Placement]:
     setup = replace(setup, devices=_as_devices(cards, setup.tensor_split))
     where = f"on {names_of(cards)}{_left_out(machine, cards)}"
     placement = _on_devices(machine, cards, setup, where)
-    for less, part in _less_and_less(task.model, cards, placement.setup):
+    for less, part in _less_and_less(task.model, cards, LlamaCppSetup.of(placement.setup)):
         because = part if part == ON_THE_CPU else f"{part} {where}"
         has_all = less.n_gpu_layers == ALL_LAYERS
         yield replace(placement, setup=less, because=because, all_layers=has_all)
@@ -264,7 +264,7 @@ def finer_placements(model: Model, placement: Placement) -> Iterator[Placement]:
     """Placements between this one and the one before it, which split one layer's experts: -ot leaves
     experts of the first layers in RAM, or of the last as llama.cpp's own --fit does (fit.cpp @ b11549).
     """
-    setup: LlamaCppSetup = placement.setup
+    setup = LlamaCppSetup.of(placement.setup)
     layers = len(model.geometry.layers)
     if setup.n_gpu_layers != ALL_LAYERS:
         return
@@ -361,14 +361,15 @@ def rebalance(model: Model, placement: Placement, estimate: MemoryEstimate) -> P
 
     Multi-token prediction blocks come between the last layer and the head; they count even if not loaded.
     """
-    idle_blocks = 0 if placement.setup.load_mtp else model.geometry.mtp_layers
+    setup = LlamaCppSetup.of(placement.setup)
+    idle_blocks = 0 if setup.load_mtp else model.geometry.mtp_layers
     layers = _layer_bytes(estimate, idle_blocks)
     own = [frozenset({pool_of(place)}) for place in range(len(placement.cards))]
     cards = [budget for pools in own for budget in placement.budgets if budget.pools == pools]
     if len(cards) != len(placement.cards) or len(layers) < len(cards):
         return None
     counts = _balanced(layers, _fixed_bytes(estimate, len(cards)), cards)
-    if counts is None or counts == placement.setup.tensor_split:
+    if counts is None or counts == setup.tensor_split:
         return None
     return with_layers_on_cards(placement, counts)
 
@@ -377,7 +378,7 @@ def with_layers_on_cards(placement: Placement, counts: tuple[float, ...]) -> Pla
     """The placement with this many layers on each card, and its description."""
     because = placement.because.partition(DIVIDED)[0]
     because += DIVIDED + ":".join(str(round(count)) for count in counts)
-    setup = replace(placement.setup, tensor_split=counts)
+    setup = placement.setup.changed(tensor_split=counts)
     return replace(placement, setup=setup, because=because, may_resplit=False)
 
 
@@ -386,7 +387,7 @@ def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Ite
     share its memory.
     """
     placement = pinned(model, placement)
-    counts = placement.setup.tensor_split
+    counts = LlamaCppSetup.of(placement.setup).tensor_split
     full = {use.budget.pools: use.utilization for use in uses}
     own = [frozenset({pool_of(place)}) for place in range(len(counts))]
     if not full.keys() >= set(own):
@@ -407,20 +408,17 @@ def neighbours(model: Model, placement: Placement, uses: Sequence[Usage]) -> Ite
 
 def pinned(model: Model, placement: Placement) -> Placement:
     """The placement with its split as -ts: otherwise llama.cpp splits by free memory at the start."""
-    if (
-        len(placement.cards) < 2
-        or placement.setup.tensor_split
-        or placement.setup.split_mode is not SplitMode.LAYER
-    ):
+    setup = LlamaCppSetup.of(placement.setup)
+    is_by_layer = setup.split_mode is SplitMode.LAYER
+    if len(placement.cards) < 2 or setup.tensor_split or not is_by_layer:
         return placement
-    placed = place(model, placement.setup)
+    placed = place(model, setup)
     counts = [0.0] * len(placement.cards)
     for pool in (*placed.blocks, placed.output):
         if pool.kind is PoolKind.DEVICE:
             counts[pool.index] += 1
-    return replace(
-        placement, setup=replace(placement.setup, tensor_split=tuple(counts)), may_resplit=False
-    )
+    setup = replace(setup, tensor_split=tuple(counts))
+    return replace(placement, setup=setup, may_resplit=False)
 
 
 def _layer_bytes(estimate: MemoryEstimate, idle_blocks: int) -> list[int]:
@@ -495,6 +493,6 @@ def embedding_start(start: Start) -> Start:
     """The setup for embeddings."""
     if "embeddings" in start.settled:
         return start
-    setup = start.setup if start.setup is not None else default_setup()
+    setup = start.setup or default_setup()
     settled = start.settled | {"embeddings"}
     return replace(start, setup=replace(setup, embeddings=True), settled=settled)

@@ -52,8 +52,9 @@ def speed(
     task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
     machine = replace(task.machine, devices=placement.cards)
-    run = sequence_run(task.model, task.load, placement.setup, bill, machine)
-    return modelled_speed(run, filled, measured_ratio(machine, placement.setup))
+    setup = LlamaCppSetup.of(placement.setup)
+    run = sequence_run(task.model, task.load, setup, bill, machine)
+    return modelled_speed(run, filled, measured_ratio(machine, setup))
 
 
 def sequence_run(

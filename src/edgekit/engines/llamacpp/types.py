@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edgekit.bill.types import F16, CacheType, MemoryEstimate
+from edgekit.bill.types import F16, CacheType, MemoryEstimate, Setup
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Pool, PoolKind
 from edgekit.model.types import (
@@ -272,7 +272,7 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppSetup:
+class LlamaCppSetup(Setup):
     mode: LlamaMode = LlamaMode.LIBRARY
     backend: Backend = Backend.CPU
     n_gpu_layers: int = ALL_LAYERS
@@ -287,10 +287,8 @@ class LlamaCppSetup:
     ] = ()  # of --rpc: in `devices` as well, unless -sm none leaves them out
     overrides: tuple[Override, ...] = ()  # the first match applies, before n_cpu_moe
     offload_kqv: bool = True
-    use_mmap: bool = True
     repack: bool = False  # the build keeps copies of weights on the host, rearranged for the CPU
     cpu: Cpu = Cpu.X86
-    embeddings: bool = False
     load_mtp: bool = False  # blocks of multi-token prediction are loaded and run
     cache_ram_mib: int = 8192  # llama-server --cache-ram
     ctx_checkpoints: int = 32  # llama-server --ctx-checkpoints, of each slot

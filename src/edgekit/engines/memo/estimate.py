@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edgekit.bill.spill import Purpose, Spill, Store
-from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Start, Task
+from edgekit.bill.types import Component, Load, MemoryEstimate, MemoryLine, Setup, Start, Task
 from edgekit.catalog.tiers import (
     BASIS,
     WHAT_IF,
@@ -39,7 +39,7 @@ class RamNeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoSetup:
+class MemoSetup(Setup):
     """The settings of a tier. The policy chooses the drafter and the spill."""
 
     engine: str = WHAT_IF  # decides which cache layouts exist

@@ -47,7 +47,7 @@ def capacity_bytes(machine: Machine) -> int:
 
 def placements(task: Task) -> Iterator[Placement]:
     """Placements, the card first. Its second budget is the RAM to which pages of its cache can be spilled."""
-    setup: MemoSetup = task.start.setup or MemoSetup()
+    setup = MemoSetup.of(task.start.setup or MemoSetup())
     every = budgets(task.machine)
     for place, budget in enumerate(every):
         on_card = HOST not in budget.pools

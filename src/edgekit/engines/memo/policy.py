@@ -69,8 +69,7 @@ class TierPlan:
 
     @property
     def setup(self) -> MemoSetup:
-        found: MemoSetup = self.verdict.way.setup
-        return found
+        return MemoSetup.of(self.verdict.way.setup)
 
     @property
     def budget(self) -> Budget:
@@ -233,7 +232,7 @@ def plan_tier(task: Task, placement: Placement, *, may_spill: bool = True) -> Ti
     if a context past 64K would have to be spilled and must not be.
     """
     capacity = capacity_of(task, placement)
-    tier, memory, setup = capacity.tier, placement.budgets[0], placement.setup
+    tier, memory, setup = capacity.tier, placement.budgets[0], capacity.setup
     context = choose_context(task, capacity, may_spill=may_spill)
     ram = assess(tier, memory, setup.manifest)
     reasons = [ram.because] if ram.level is RamLevel.WONT_FIT else []
@@ -316,8 +315,7 @@ class Capacity:
 
     @property
     def setup(self) -> MemoSetup:
-        found: MemoSetup = self.placement.setup
-        return found
+        return MemoSetup.of(self.placement.setup)
 
     @property
     def usable_bytes(self) -> int:
@@ -376,7 +374,7 @@ def capacity_of(task: Task, placement: Placement) -> Capacity:
     least = MIN_CONTEXT if task.min_context is None else task.min_context
     if not 1 <= least <= LARGEST:
         raise UsageError(f"--min-context must be at least 1 (got {least:,})")
-    check_load(tier, task.load, placement.setup)
+    check_load(tier, task.load, MemoSetup.of(placement.setup))
     return Capacity(tier=tier, load=task.load, placement=placement, min_context=least)
 
 

@@ -19,7 +19,7 @@ SMALLER_BITS = (3,)  # unquantised repositories are estimated at 4 bits already
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     if "kv_bits" in task.start.settled:
-        given = task.start.setup.kv_bits
+        given = MlxSetup.of(task.start.setup).kv_bits
         yield CacheChoice(
             name=f"{given} bit", place=0, flags="", is_given=True, is_eight_bit=given == 8
         )
@@ -62,8 +62,15 @@ def at_bits(model: Model, every: tuple[int, ...] = WEIGHT_BITS) -> tuple[Variant
 def quant_shown(setup: MlxSetup) -> str:
     """Empty for recipes and packed experts, which have no short name."""
     quantize = setup.quantize
-    if not isinstance(quantize, Quantize) or not quantize.rest or quantize.recipe is not None:
-        return ""
+    has_recipe = isinstance(quantize, Quantize) and quantize.recipe is not None
+    return "" if has_recipe else weights_name(setup, "")
+
+
+def weights_name(setup: MlxSetup, name: str) -> str:
+    """The requested packing, else `name`, the quantisation of the file. A recipe is named by its packing."""
+    quantize = setup.quantize
+    if not isinstance(quantize, Quantize) or not quantize.rest:
+        return name
     mode = quantize.packing.mode
     return f"{quantize.packing.bits} bit" if mode is PackingMode.AFFINE else mode.value
 

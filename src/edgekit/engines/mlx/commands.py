@@ -61,7 +61,8 @@ def commands(startup: Startup) -> Iterator[Command]:
             found = converted_name(startup.label, packed)
             notes = [f"load the folder that mlx_lm.convert writes: {found}"]
         model = found
-    if startup.setup.kv_bits is None and startup.setup.max_kv_size is None:
+    setup = MlxSetup.of(startup.setup)
+    if setup.kv_bits is None and setup.max_kv_size is None:
         yield _server(startup, model)
     else:
         yield _generate(startup, model)
@@ -70,7 +71,7 @@ def commands(startup: Startup) -> Iterator[Command]:
 
 def _conversion(startup: Startup) -> Quantize | None:
     """How the weights have to be quantised first; None if they are used as stored."""
-    setup: MlxSetup = startup.setup
+    setup = MlxSetup.of(startup.setup)
     quantize = setup.quantize
     if quantize is None and NOT_QUANTISED in startup.verdict.estimate.notes:
         return Quantize(packing=FOUR_BIT)
@@ -88,7 +89,7 @@ def _published(label: str, packed: Quantize) -> str | None:
 
 def _server(startup: Startup, model: str) -> Command:
     """With as many parallel requests as planned; free memory caches old prompts."""
-    verdict, step = startup.verdict, startup.setup.prefill_step_size
+    verdict, step = startup.verdict, MlxSetup.of(startup.setup).prefill_step_size
     # server.py:731 trims old caches to this size, those in use included
     left = [use.budget.available_bytes - use.required_bytes for use in verdict.uses]
     caches = verdict.estimate.kv_cache_bytes + max(0, min(left, default=0))
@@ -106,7 +107,7 @@ def _server(startup: Startup, model: str) -> Command:
 
 
 def _generate(startup: Startup, model: str) -> Command:
-    setup: MlxSetup = startup.setup
+    setup = MlxSetup.of(startup.setup)
     values: dict[str, Any] = {}
     if setup.kv_bits is not None:
         for key in ("kv_bits", "kv_group_size", "quantized_kv_start"):
@@ -126,7 +127,7 @@ def _generate(startup: Startup, model: str) -> Command:
 
 def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
     """The load settings of LM Studio."""
-    setup: MlxSetup = startup.setup
+    setup = MlxSetup.of(startup.setup)
     yield LmStudioSetting("Context Length", LM_STUDIO_CONTEXT, startup.context_tokens)
     yield LmStudioSetting("", "llm.load.mlx.autoFit", False)
     yield LmStudioSetting(
@@ -147,12 +148,14 @@ def _settings(startup: Startup) -> Iterator[LmStudioSetting]:
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a verdict: those given, and what the verdict adds."""
-    setup: MlxSetup = verdict.way.setup
+    setup = MlxSetup.of(verdict.way.setup)
     found = {**given, "context": verdict.context_tokens}
     if setup.kv_bits is not None:
         found |= {"kv_bits": setup.kv_bits, "quantized_kv_start": setup.quantized_kv_start}
     packed = verdict.variant.changes.get("quantize") if verdict.variant is not None else None
-    return found if packed is None else {**found, "quantize": f"q{packed.packing.bits}"}
+    if isinstance(packed, Quantize):
+        found["quantize"] = f"q{packed.packing.bits}"
+    return found
 
 
 def estimate_words(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgekit.bill.types import Load, MemoryEstimate
+from edgekit.bill.types import Load, MemoryEstimate, Setup
 from edgekit.engines.flags import field_values, number, read_options
 from edgekit.engines.mlx.flags import TABLE
 from edgekit.engines.mlx.quantization import NAMES, AsStored, Quantize, quantize_word, read_quantize
@@ -18,7 +18,7 @@ MAX_KV_SIZE_KEEP = 4  # cache.py:36: the first tokens, which a --max-kv-size cac
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlxSetup:
+class MlxSetup(Setup):
     """The flags of mlx_lm.generate, and how the weights are stored.
 
     `max_tokens` are the last ones of the load's context: a context of 4096 with 96 new tokens is a prompt of 4000. With

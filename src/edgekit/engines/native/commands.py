@@ -11,6 +11,7 @@ from edgekit.engines.commands import own_word
 from edgekit.engines.flags import flag_words
 from edgekit.engines.native.flags import FLAGS
 from edgekit.engines.native.setups import placement
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.protocol import Offload
 from edgekit.units import MIB
 
@@ -27,7 +28,7 @@ def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
         **given,
         "context": verdict.context_tokens,
         **{key: kind.name for key, kind in types.items() if kind and kind.name != OWN_CACHE},
-        **placement(verdict.way.setup),
+        **placement(StreamSetup.of(verdict.way.setup)),
     }
 
 

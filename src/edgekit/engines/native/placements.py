@@ -41,7 +41,7 @@ def check_limits(reserve_bytes: int | None, _max_use: float | None) -> None:
 def placements(task: Task) -> Iterator[Placement]:
     """Weights that stay in memory need no reading: all of them first, then fewer, then none."""
     machine, start = task.machine, task.start
-    setup: StreamSetup = start.setup or StreamSetup()
+    setup = StreamSetup.of(start.setup or StreamSetup())
     threads = setup.threads or usual_threads(machine.cores if machine.what_if else None)
     tokens = stream_model(task.model).dimensions.vocabulary
     vocabulary = vocabulary_bytes(task.model.header, tokens)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from edgekit.bill.types import Setup
 from edgekit.engines.chat import Prompt
+from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.program import EngineStart, RunOptions, Up
 from edgekit.errors import MissingExtraError, UsageError
 from edgekit.machine.monitor import Monitor
@@ -31,7 +33,7 @@ class NativeProgram:
         found: dict[str, Any] = {name: text for name, text in given.items() if text is not None}
         return {**found, "rolling": True} if options.rolling else found
 
-    def limited(self, verdict: Verdict) -> Any:
+    def limited(self, verdict: Verdict) -> Setup:
         """Nothing grows after the start."""
         return verdict.way.setup
 
@@ -88,7 +90,7 @@ class NativeStarter:
         with open_stream(
             self.path,
             load=given.load,
-            setup=given.setup,
+            setup=StreamSetup.of(given.setup),
             monitor=self.monitor,
             purpose=given.purpose,
         ) as engine:

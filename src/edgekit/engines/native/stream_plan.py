@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from edgekit.bill.spill import PAGE_TOKENS, SPILL_FROM_TOKENS
-from edgekit.bill.types import F16, CacheType, Component, Load, MemoryLine
+from edgekit.bill.types import F16, CacheType, Component, Load, MemoryLine, Setup
 from edgekit.engines.chat import RECENT_TOKENS
 from edgekit.engines.native.buffers import (
     FLOAT_BYTES,
@@ -39,7 +39,7 @@ MAX_TOKENS = 2**31 - 1  # files count positions in 32 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSetup:
+class StreamSetup(Setup):
     threads: int | None = None  # None: one per usable core, at most 8
     keep_bytes: int | None = 0  # packed weights that stay in memory; None: all of them
     sinks: int = 0  # first tokens, which never leave the window

@@ -35,7 +35,7 @@ _QUANTISED: dict[Form, tuple[int, dict[str, Any]]] = {
 
 def cache_choices(task: Task, _placement: Placement | None = None) -> Iterator[CacheChoice]:
     if "kv_cache_dtype" in task.start.settled:
-        given = task.start.setup.kv_cache_dtype
+        given = VllmSetup.of(task.start.setup).kv_cache_dtype
         yield CacheChoice(name=given, place=0, flags="", is_given=True, is_eight_bit=given == "fp8")
         return
     known = (card.capability for card in devices(task.machine) if card.capability)

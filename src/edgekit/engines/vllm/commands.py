@@ -40,7 +40,7 @@ _PRINTED = (
 def commands(startup: Startup) -> Iterator[Command]:
     # A placement may need fewer machines than there are.
     own = sum(1 for card in startup.machine.devices if card.vendor is Vendor.NVIDIA)
-    setup: VllmSetup = startup.setup
+    setup = VllmSetup.of(startup.setup)
     nodes = min(startup.nodes, -(-setup.world_size // max(own, 1)))
     if nodes > 1:
         yield from _ray(startup, nodes)
@@ -76,7 +76,7 @@ def whole_pool(verdict: Verdict) -> MemoryEstimate | None:
     """The estimate with the whole share that vLLM takes at startup; a verdict only has what the requests need."""
     if verdict.variant is None:
         return None
-    setup = verdict.way.setup
+    setup = VllmSetup.of(verdict.way.setup)
     card = replace(setup.gpu, memory_bytes=verdict.way.budgets[0].total_bytes)
     return bill(verdict.variant.model, verdict.load, replace(setup, gpu=card))
 
@@ -98,7 +98,7 @@ def most_sequences(verdict: Verdict) -> int | None:
 
 def settle(verdict: Verdict, given: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of a verdict: those given, and what the verdict adds."""
-    setup: VllmSetup = verdict.way.setup
+    setup = VllmSetup.of(verdict.way.setup)
     found = {**given, "context": verdict.context_tokens}
     if setup.kv_cache_dtype != "auto":
         found["kv_cache_dtype"] = setup.kv_cache_dtype

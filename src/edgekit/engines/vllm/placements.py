@@ -118,7 +118,7 @@ def _share(device: Device, utilization: float, before_bytes: int) -> Budget:
 def placements(task: Task) -> Iterator[Placement]:
     """All GPUs first, then fewer. Raises HardwareError if there are too few or only older ones."""
     machine, start = task.machine, task.start
-    setup: VllmSetup = start.setup or VllmSetup()
+    setup = VllmSetup.of(start.setup or VllmSetup())
     found = devices(machine)
     one_node = tuple(
         card for card in found if (card.capability or LEAST_CAPABILITY) >= LEAST_CAPABILITY

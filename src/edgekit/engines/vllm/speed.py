@@ -27,7 +27,7 @@ EAGER_READING = reading("vLLM without CUDA graphs")
 def speed(
     task: Task, placement: Placement, bill: MemoryEstimate, filled: tuple[int, int] | None = None
 ) -> Speed | None:
-    setup: VllmSetup = placement.setup
+    setup = VllmSetup.of(placement.setup)
     cards = largest_cards(placement.cards, setup.world_size)
     # All ranks wait for the slowest.
     slowest = min(cards, key=lambda card: card.bandwidth_bytes_per_s or 0, default=None)

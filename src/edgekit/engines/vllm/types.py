@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from edgekit.bill.types import Setup
 from edgekit.units import GIB
 
 DEFAULT_UTILIZATION = 0.92  # config/cache.py @ 0.32.0: gpu_memory_utilization
@@ -25,7 +26,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSetup:
+class VllmSetup(Setup):
     """Flags of `vllm serve`. None: vLLM's default, which may depend on the GPU or the model."""
 
     gpu: Gpu = Gpu()

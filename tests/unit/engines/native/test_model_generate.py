@@ -57,7 +57,7 @@ def with_tensor(model: Model, name: str, kind: str, *shape: int) -> Model:
 
 def test_the_engine_has_a_name_and_our_own_version() -> None:
     engine = engine_named("built-in")
-    told = f"{engine.name} {engine.version(None)}"
+    told = f"{engine.name} {engine.version(engine.default_setup())}"
     assert told == f"stream {edgekit.__version__}"
 
 

@@ -74,7 +74,7 @@ class LlamaCppProgram:
 
     def limited(self, verdict: Verdict) -> LlamaCppSetup:
         limits = field_values(FLAGS, growth_limits(verdict), LlamaCppSetup)
-        setup: LlamaCppSetup = verdict.way.setup
+        setup = LlamaCppSetup.of(verdict.way.setup)
         return replace(setup, **limits)
 
     def open(self, _path: Path, _held: ExitStack, _budget_bytes: int | None) -> LlamaCppStarter:
@@ -136,7 +136,7 @@ def _launch(given: EngineStart) -> Launch:
         weights=given.weights,
         at=replace(given.at, alias=given.at.alias or given.label),
         load=given.load,
-        setup=given.setup,
+        setup=LlamaCppSetup.of(given.setup),
         sinks=given.sinks,
         rolling=given.rolling,
         drafter_load=replace(given.load, cache_k=key, cache_v=value),
