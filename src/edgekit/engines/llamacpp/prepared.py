@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from edgekit.bill.types import MemoryLine
     from edgekit.engines.llamacpp.graph.build import GraphFacts
-    from edgekit.engines.llamacpp.graph.plan import GraphPlan, KeptLayers, Structure
+    from edgekit.engines.llamacpp.graph.plan import GraphPlan, LayerSample, Structure
     from edgekit.engines.llamacpp.quantization import Converted, SourceModel
     from edgekit.engines.llamacpp.types import (
         Backend,
@@ -73,7 +73,7 @@ class LlamaCppPrepared:
         # compute graphs
         self.graph_facts: Cached[GraphFacts] = Cached()
         self.graphs: CachedBy[tuple[Hashable, Hashable], GraphPlan] = CachedBy()
-        self.layer_choices: CachedBy[tuple[Hashable, ...], tuple[KeptLayers, ...]] = CachedBy()
+        self.layer_samples: CachedBy[tuple[Hashable, ...], tuple[LayerSample, ...]] = CachedBy()
         self.structures: CachedBy[tuple[Hashable, Hashable, Hashable], Structure | None] = (
             CachedBy()
         )

@@ -142,14 +142,14 @@ def test_rounds_that_are_skipped_change_nothing(
         base=n,
         slots=n,
         carried=carried,
-        own=tuple(range(2 * n)),
+        round_sizes=tuple(range(2 * n)),
         rounds=tuple((*now, *before) for before, now in pairwise(order)),
     )
     folded = Program(
         alignment=UNIT,
         sections=(Section(events=first), again),
         sizes=ProgramSizes(order[0]),
-        own=n,
+        round_sizes=n,
         slots=3 * n,
     )
     heap = Reference()

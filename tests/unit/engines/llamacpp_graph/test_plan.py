@@ -16,16 +16,16 @@ from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.graph.allocator import high_water
 from edgekit.engines.llamacpp.graph.plan import (
     CPU_ONLY,
-    built,
+    all_layers,
+    build_graph,
     compute_bytes,
     family_of,
-    keep_all,
-    known,
+    fold_graph,
+    graph_facts,
     load_values,
     options_of,
     plan_for,
     sizes_of,
-    structured,
 )
 from edgekit.engines.llamacpp.graph.tensor import NoGraphError
 from edgekit.engines.llamacpp.prepared import prepare
@@ -48,13 +48,13 @@ def context(model: Model, **load: Any) -> Context:
 
 def by_the_book(model: Model, at: Context) -> int:
     """Every layer is built, with this load's numbers."""
-    have = known(model)
-    every = keep_all(len(have.layers))
+    facts = graph_facts(model)
+    every = all_layers(len(facts.layers))
     values = load_values(at)
-    build = built(have, every, options_of(at), sizes_of(at, values))
-    structure = structured(build, every, CPU_ONLY)
+    build = build_graph(facts, every, options_of(at), sizes_of(at, values))
+    structure = fold_graph(build, every, CPU_ONLY)
     assert structure is not None
-    plan = structure.bind(every, have.types)
+    plan = structure.bind(every, facts.types)
     assert plan.tensors == plan_for(model, at)[0].tensors
     return high_water(plan.programs[0], values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgekit.engines.llamacpp.graph.plan import LayerStretch, keep_some
+from edgekit.engines.llamacpp.graph.plan import LayerStretch, sample_layers
 
 
 @pytest.mark.parametrize(
@@ -21,21 +21,23 @@ from edgekit.engines.llamacpp.graph.plan import LayerStretch, keep_some
     ],
 )
 def test_kept(keys: str, layers: list[int], stretches: list[tuple[int, ...]]) -> None:
-    kept = keep_some(keys)
+    kept = sample_layers(keys)
     assert list(kept.layers) == layers
     assert list(kept.stretches) == [LayerStretch(*one) for one in stretches]
 
 
 def test_layers_that_are_all_different_are_all_built() -> None:
-    assert keep_some(range(1024)).layers == tuple(range(1024))
+    assert sample_layers(range(1024)).layers == tuple(range(1024))
 
 
 def test_where_the_layers_after_those_left_out_stand() -> None:
     """0, 1, 2 as they are, 3 and 4 for the last two of their kind."""
-    assert keep_some("aaaaaaaaaz").standing == [0, 1, 2, 7, 8, 9]
+    assert sample_layers("aaaaaaaaaz").final_numbers == [0, 1, 2, 7, 8, 9]
 
 
 def test_a_longer_stretch_has_the_same_shape() -> None:
     short, long = "aaaaaaabbbbbbbz", "aaaaaaaaaaabbbbbbz"
-    assert keep_some(short).shape(short) == keep_some(long).shape(long)
-    assert keep_some(short).shape(short) != keep_some("aaaaabbbbbbbz").shape("aaaaabbbbbbbz")
+    assert sample_layers(short).shape(short) == sample_layers(long).shape(long)
+    assert sample_layers(short).shape(short) != sample_layers("aaaaabbbbbbbz").shape(
+        "aaaaabbbbbbbz"
+    )

@@ -11,7 +11,7 @@ from edgekit.engines.llamacpp.graph.allocator import (
     high_water,
     trace,
 )
-from edgekit.engines.llamacpp.graph.plan import fold, keep_all
+from edgekit.engines.llamacpp.graph.plan import all_layers, fold
 from edgekit.engines.llamacpp.graph.tensor import (
     F32,
     Graph,
@@ -96,7 +96,9 @@ def test_inputs_come_first() -> None:
 
 def test_a_block_that_shrinks_gives_its_tail_back() -> None:
     """Flash attention on a GPU takes more than its result; who writes over it does not."""
-    buffer = Buffer(name="GPU", alignment=128, extra=lambda one: 1000 if one.op == "NORM" else 0)
+    buffer = Buffer(
+        name="GPU", alignment=128, extra_bytes=lambda one: 1000 if one.op == "NORM" else 0
+    )
     log = traced(ggml.scale(ggml.norm(leaf(32, T))), buffer=buffer)
     (_, taken, whole, _), (_, kept, _, tail) = log.parts[0][1], log.parts[0][-1]
     assert (told(log), log.sizes[whole], log.sizes[tail]) == (
@@ -105,10 +107,10 @@ def test_a_block_that_shrinks_gives_its_tail_back() -> None:
         128 * T,
     )
     assert kept == taken
-    outline = fold(log, keep_all(0))
+    outline = fold(log, all_layers(0))
     assert outline is not None
     # 4 input, 4 + 1000 to be rounded up to 12
-    assert high_water(outline.bind(keep_all(0), {}), {"T": 1}) == 128 + 1152
+    assert high_water(outline.bind(all_layers(0), {}), {"T": 1}) == 128 + 1152
 
 
 def test_nodes_in_two_buffers() -> None:

@@ -14,15 +14,15 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.graph.allocator import high_water
 from edgekit.engines.llamacpp.graph.plan import (
-    built,
+    all_layers,
+    build_graph,
     compute_bytes,
-    keep_all,
-    known,
+    fold_graph,
+    graph_facts,
     load_values,
     options_of,
     plan_for,
     sizes_of,
-    structured,
 )
 from edgekit.engines.llamacpp.graph.scheduler import spread
 from edgekit.engines.llamacpp.prepared import prepare
@@ -85,12 +85,12 @@ def asked(model: Model, load: dict[str, Any], setup: LlamaCppSetup) -> tuple[Con
 
 def by_the_book(model: Model, context: Context, target: Any) -> tuple[int, ...]:
     """Every layer is built, with this load's numbers."""
-    have, values = known(model), load_values(context)
-    every = keep_all(len(have.layers))
-    build = built(have, every, options_of(context), sizes_of(context, values))
-    structure = structured(build, every, target)
+    facts, values = graph_facts(model), load_values(context)
+    every = all_layers(len(facts.layers))
+    build = build_graph(facts, every, options_of(context), sizes_of(context, values))
+    structure = fold_graph(build, every, target)
     assert structure is not None
-    plan = structure.bind(every, have.types)
+    plan = structure.bind(every, facts.types)
     assert plan.tensors == plan_for(model, context, target)[0].tensors
     return tuple(high_water(program, values) for program in plan.programs)
 

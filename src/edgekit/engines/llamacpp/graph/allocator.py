@@ -27,18 +27,20 @@ from edgekit.errors import RefusedError
 # ggml_op_can_inplace: these may overwrite a source that no other node reads.
 IN_PLACE = frozenset(
     {
-        "ADD",
-        "ADD1",
-        "ADD_ID",
-        "CLAMP",
-        "DIAG_MASK_INF",
-        "DIAG_MASK_ZERO",
-        "DIV",
-        "FILL",
-        "LOG",
-        "MUL",
+        *(
+            "ADD",
+            "ADD1",
+            "ADD_ID",
+            "CLAMP",
+            "DIAG_MASK_INF",
+            "DIAG_MASK_ZERO",
+            "DIV",
+            "FILL",
+            "LOG",
+            "MUL",
+        ),
+        *("RMS_NORM", "ROPE", "ROPE_BACK", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"),
     }
-    | {"RMS_NORM", "ROPE", "ROPE_BACK", "SCALE", "SOFT_MAX", "SQR", "SQRT", "SUB", "UNARY"}
 )
 
 _IN_LAYER = re.compile(r"((?:.*\.)?blk\.)(\d+)(\..*)")
@@ -46,24 +48,24 @@ _IN_LAYER = re.compile(r"((?:.*\.)?blk\.)(\d+)(\..*)")
 ALLOCATE, FREE = 0, 1
 
 
-# An event: allocate or free, the block number in order of allocation, the index of its size, and -1, or the index of a
-# second size if only the part beyond that is freed. Plain tuples of ints: there are hundreds of thousands, and the
-# garbage collector does not track them.
+# An event has four numbers: ALLOCATE or FREE; the slot (blocks are numbered in the order of allocation); the index of
+# the block's size; and WHOLE, or the index of a second size if only the part beyond it is freed. Events are plain
+# tuples: there are hundreds of thousands, and the garbage collector does not track tuples of ints.
 Event: TypeAlias = tuple[int, int, int, int]
 WHOLE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """A buffer with its allocation rules. `extra`: bytes that a tensor takes there in addition to its size."""
+    """A buffer with its allocation rules. `extra_bytes`: bytes that a tensor takes there in addition to its size."""
 
     name: str
     alignment: int
-    extra: Callable[[GraphTensor], Size] | None = None
+    extra_bytes: Callable[[GraphTensor], Size] | None = None
 
     def bytes_of(self, tensor: GraphTensor) -> Size:
-        extra = self.extra
-        return tensor.bytes if extra is None else tensor.bytes + extra(tensor)
+        extra_bytes = self.extra_bytes
+        return tensor.bytes if extra_bytes is None else tensor.bytes + extra_bytes(tensor)
 
 
 CPU = Buffer(name="CPU", alignment=32)  # ggml-impl.h: TENSOR_ALIGNMENT
@@ -86,25 +88,24 @@ class Log:
     sizes: list[Size | Weight] = field(default_factory=list)
     parts: list[list[Event]] = field(default_factory=lambda: [[]])
     slots: int = 0
-    _known: dict[Hashable, int] = field(default_factory=dict)
+    _indices: dict[Hashable, int] = field(default_factory=dict)
 
     def size_of(self, tensor: GraphTensor) -> int:
         """The index of a size; equal sizes share one."""
-        extra = self.buffer.extra
-        more = 0 if extra is None else extra(tensor)
-        key = tensor.copied or (tensor.type.name, tensor.ne, tensor.strides, more)
-        index = self._known.get(key)
+        extra = 0 if self.buffer.extra_bytes is None else self.buffer.extra_bytes(tensor)
+        key = tensor.copied or (tensor.type.name, tensor.ne, tensor.strides, extra)
+        index = self._indices.get(key)
         if index is None:
-            size = _weight(tensor) or tensor.bytes + more
-            index = self._known.setdefault(size, len(self.sizes))
+            size = _weight(tensor) or tensor.bytes + extra
+            index = self._indices.setdefault(size, len(self.sizes))
             if index == len(self.sizes):
                 self.sizes.append(size)
-            self._known[key] = index
+            self._indices[key] = index
         return index
 
 
 def _weight(tensor: GraphTensor) -> Weight | None:
-    """The layer weight that a tensor is a copy of, if it is one."""
+    """The weight of a layer that this tensor is a copy of; None if it is not a copy."""
     if tensor.copied is None:
         return None
     matched = _IN_LAYER.fullmatch((tensor.copied.view_src or tensor.copied).name)
@@ -148,27 +149,27 @@ class Block(NamedTuple):
 
 def trace(placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> tuple[Log, ...]:
     """One log per buffer. `same` decides whether two sizes are equal."""
-    run = _Run(placed, same)
-    run.leafs()
-    run.count()
-    run.nodes()
-    return run.logs
+    tracer = _Tracer(placed, same)
+    tracer.allocate_leafs()
+    tracer.count_readers()
+    tracer.allocate_nodes()
+    return tracer.logs
 
 
-class _Run:
+class _Tracer:
     def __init__(self, placed: PlacedGraph, same: Callable[[Size, Size], bool]) -> None:
         self.placed = placed
         self.same = same
         self.logs = tuple(Log(buffer=buffer) for buffer in placed.buffers)
         self.children: dict[GraphTensor, int] = {}
         self.views: dict[GraphTensor, int] = {}
-        self.owned: dict[GraphTensor, Block] = {}
+        self.blocks: dict[GraphTensor, Block] = {}
 
-    def leafs(self) -> None:
+    def allocate_leafs(self) -> None:
         for leaf, buffer in zip(self.placed.leafs, self.placed.leaf_buffers, strict=True):
             self.allocate(leaf, buffer)
 
-    def count(self) -> None:
+    def count_readers(self) -> None:
         """Counts readers and views; allocates inputs that are nodes before anything else."""
         children, views = self.children, self.views
         for node, buffer in zip(self.placed.nodes, self.placed.node_buffers, strict=True):
@@ -181,15 +182,15 @@ class _Run:
                 if source.is_input:
                     self.allocate(source, buffer)
 
-    def nodes(self) -> None:
+    def allocate_nodes(self) -> None:
         marks, buffers = Counter(self.placed.marks), self.placed.node_buffers
-        children, views, owned = self.children, self.views, self.owned
+        children, views, blocks = self.children, self.views, self.blocks
         for i, node in enumerate(self.placed.nodes):
             if i in marks:
-                self.begin(marks[i])
+                self.start_parts(marks[i])
             buffer = buffers[i]
             for source in node.src:
-                if source.view_src is None and source.home is None and source not in owned:
+                if source.view_src is None and source.home is None and source not in blocks:
                     self.allocate(source, buffer)
             if node.view_src is None:
                 self.allocate(node, buffer)
@@ -198,37 +199,37 @@ class _Run:
                 if not left and source.home is None and not views.get(source):
                     self.release(source)
 
-        self.begin(marks[len(self.placed.nodes)])
+        self.start_parts(marks[len(self.placed.nodes)])
 
-    def begin(self, layers: int) -> None:
-        """Starts a new part for each layer that begins at this node; several if a layer has no nodes left."""
+    def start_parts(self, layers: int) -> None:
+        """Starts a part of each log for every layer that begins at this node: several if a layer has no nodes."""
         for log in self.logs:
             log.parts += ([] for _ in range(layers))
 
     def allocate(self, tensor: GraphTensor, buffer: int) -> None:
-        if tensor.view_src is not None or tensor.home is not None or tensor in self.owned:
+        if tensor.view_src is not None or tensor.home is not None or tensor in self.blocks:
             return
         if tensor.op in IN_PLACE and self.reuse(tensor):
             return
         log = self.logs[buffer]
         slot, size = log.slots, log.size_of(tensor)
-        self.owned[tensor] = Block(buffer, slot, size)
+        self.blocks[tensor] = Block(buffer, slot, size)
         log.parts[-1].append((ALLOCATE, slot, size, WHOLE))
         log.slots += 1
 
     def reuse(self, tensor: GraphTensor) -> bool:
         """Reuses the block of a source that only this op reads."""
         for source in tensor.src:
-            block = self.owned.get(source)
-            if block is None or source.is_output or not self.alike(tensor, source):
+            block = self.blocks.get(source)
+            if block is None or source.is_output or not self.has_same_layout(tensor, source):
                 continue
             if self.children[source] == 1 and not self.views.get(source):
-                del self.owned[source]
-                self.owned[tensor] = self.trim(tensor, block)
+                del self.blocks[source]
+                self.blocks[tensor] = self.trim(tensor, block)
                 return True
         return False
 
-    def alike(self, one: GraphTensor, other: GraphTensor) -> bool:
+    def has_same_layout(self, one: GraphTensor, other: GraphTensor) -> bool:
         """ggml_are_same_layout."""
         return (
             one.type is other.type
@@ -246,29 +247,31 @@ class _Run:
 
     def release(self, source: GraphTensor) -> None:
         """Frees a source, or the tensor it is a view of, after its last reader."""
-        whole = source.view_src
-        if whole is None:
+        viewed = source.view_src
+        if viewed is None:
             self.free(source)
             return
-        self.views[whole] -= 1
-        if not self.views[whole] and not self.children.get(whole):
-            self.free(whole)
+        self.views[viewed] -= 1
+        if not self.views[viewed] and not self.children.get(viewed):
+            self.free(viewed)
 
     def free(self, tensor: GraphTensor) -> None:
-        block = None if tensor.is_output else self.owned.pop(tensor, None)
+        block = None if tensor.is_output else self.blocks.pop(tensor, None)
         if block is not None:
             self.logs[block.buffer].parts[-1].append((FREE, block.slot, block.size, WHOLE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Consecutive events. A repeated section renumbers its slots: first `slots` of the previous run, then its own."""
+    """Consecutive events. A section that runs in rounds numbers its slots from 0: first the `slots` of the previous
+    round, then as many of this one.
+    """
 
     events: tuple[Event, ...]
     base: int = 0
     slots: int = 0
-    carried: tuple[int, ...] = ()  # own slots that the next run frees
-    own: tuple[int, ...] = ()  # indices of the sizes that differ between rounds
+    carried: tuple[int, ...] = ()  # slots of the previous round that this one frees
+    round_sizes: tuple[int, ...] = ()  # indices of the sizes that differ between rounds
     rounds: tuple[tuple[int, ...], ...] = ()  # those sizes, for each round
 
 
@@ -280,7 +283,7 @@ class Program:
     sections: tuple[Section, ...]
     sizes: ProgramSizes
     slots: int
-    own: int = 0  # sizes that sections set
+    round_sizes: int = 0  # number of sizes that differ between rounds, indexed after `sizes`
     fixed: tuple[tuple[int, int], ...] = ()
 
 
@@ -315,53 +318,53 @@ class ProgramSizes:
 
 ENDLESS = 2**63 - 1  # the last free block: SIZE_MAX / 2
 
-_Snapshot = tuple[
-    tuple[int, ...], tuple[int, ...], tuple[int, ...]
-]  # the free blocks, and the blocks that a round allocated
+# Starts and lengths of the free blocks, and the offsets of the blocks that a round allocated.
+_Snapshot = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def high_water(program: Program, values: Mapping[str, int]) -> int:
+    """The bytes that the buffer needs: the highest end of a block at any time."""
     align = program.alignment
     sizes = [-(-size // align) * align for size in program.sizes.at(values)]
     for i, size in program.fixed:
         sizes[i] = size
-    heap = _Heap(sizes + [0] * program.own)
-    places = [0] * program.slots
+    heap = _Heap(sizes + [0] * program.round_sizes)
+    offsets = [0] * program.slots
     for section in program.sections:
         if section.rounds:
-            _repeat(heap, section, places)
+            _repeat(heap, section, offsets)
         else:
-            heap.play(section.events, places)
+            heap.play(section.events, offsets)
     return heap.top
 
 
-def _repeat(heap: _Heap, section: Section, places: list[int]) -> None:
+def _repeat(heap: _Heap, section: Section, offsets: list[int]) -> None:
     """Runs a section once per round. Rounds with the same sizes and the same start state share their result."""
     slots, base = section.slots, section.base
-    before = places[max(0, base - slots) : base]
+    before = offsets[max(0, base - slots) : base]
     window = [0] * (slots - len(before)) + before + [0] * slots
-    numbers = {_state(heap, section, window): 0}
-    led: dict[tuple[int, tuple[int, ...]], tuple[int, _Snapshot]] = {}
-    now = 0
-    stale: _Snapshot | None = None
-    for own in section.rounds:
-        known = led.get((now, own))
-        if known is None:
-            if stale is not None:
-                heap.starts, heap.lengths, window[:slots] = map(list, stale)
-            for i, size in zip(section.own, own, strict=True):
-                heap.sizes[i] = size
-            heap.play(section.events, window)
-            window[:slots] = window[slots:]
-            after = numbers.setdefault(_state(heap, section, window), len(numbers))
-            snapshot = tuple(heap.starts), tuple(heap.lengths), tuple(window[:slots])
-            led[now, own] = after, snapshot
-            now, stale = after, None
-        else:
-            now, stale = known
-    if stale is not None:
-        heap.starts, heap.lengths, window[:slots] = map(list, stale)
-    places[base + slots : base + 2 * slots] = window[:slots]
+    numbers = {_state(heap, section, window): 0}  # of the states that rounds start with
+    results: dict[tuple[int, tuple[int, ...]], tuple[int, _Snapshot]] = {}
+    state = 0
+    pending: _Snapshot | None = None  # of rounds that were looked up and not run
+    for sizes in section.rounds:
+        if (result := results.get((state, sizes))) is not None:
+            state, pending = result
+            continue
+        if pending is not None:
+            heap.starts, heap.lengths, window[:slots] = map(list, pending)
+            pending = None
+        for i, size in zip(section.round_sizes, sizes, strict=True):
+            heap.sizes[i] = size
+        heap.play(section.events, window)
+        window[:slots] = window[slots:]
+        after = numbers.setdefault(_state(heap, section, window), len(numbers))
+        snapshot = tuple(heap.starts), tuple(heap.lengths), tuple(window[:slots])
+        results[state, sizes] = after, snapshot
+        state = after
+    if pending is not None:
+        heap.starts, heap.lengths, window[:slots] = map(list, pending)
+    offsets[base + slots : base + 2 * slots] = window[:slots]
 
 
 def _state(heap: _Heap, section: Section, window: Sequence[int]) -> tuple[int, ...]:
@@ -376,18 +379,18 @@ class _Heap:
         self.lengths = [ENDLESS]
         self.top = 0
 
-    def play(self, events: Sequence[Event], places: list[int]) -> None:
+    def play(self, events: Sequence[Event], offsets: list[int]) -> None:
         starts, lengths, sizes, top = self.starts, self.lengths, self.sizes, self.top
         for kind, slot, index, tail in events:
             size = sizes[index]
             if kind:
-                place = places[slot]
+                offset = offsets[slot]
                 if tail >= 0:
-                    place += sizes[tail]
+                    offset += sizes[tail]
                     size -= sizes[tail]
                     if not size:
                         continue
-                _free(starts, lengths, place, size)
+                _free(starts, lengths, offset, size)
                 continue
             # If several blocks fit equally well, ggml takes the last.
             best, fit = 0, ENDLESS + 1
@@ -399,37 +402,37 @@ class _Heap:
                     "the compute graph is too large for llama.cpp to count its bytes: "
                     "use a shorter context or smaller batches"
                 )
-            place = starts[best]
-            places[slot] = place
+            offset = starts[best]
+            offsets[slot] = offset
             if fit == size:
                 del starts[best], lengths[best]
             else:
-                starts[best] = place + size
+                starts[best] = offset + size
                 lengths[best] = fit - size
-            top = max(top, place + size)
+            top = max(top, offset + size)
         self.top = top
 
 
-def _free(starts: list[int], lengths: list[int], place: int, size: int) -> None:
+def _free(starts: list[int], lengths: list[int], offset: int, size: int) -> None:
     """Merges the block with its neighbours in the free list, or inserts it in offset order."""
-    end = place + size
+    end = offset + size
     for i, start in enumerate(starts):
         stop = start + lengths[i]
-        if stop == place:
+        if stop == offset:
             lengths[i] += size
             if i + 1 < len(starts) and starts[i + 1] == end:
                 lengths[i] += lengths[i + 1]
                 del starts[i + 1], lengths[i + 1]
             return
         if start == end:
-            starts[i] = place
+            starts[i] = offset
             lengths[i] += size
-            if i and starts[i - 1] + lengths[i - 1] == place:
+            if i and starts[i - 1] + lengths[i - 1] == offset:
                 lengths[i - 1] += lengths[i]
                 del starts[i], lengths[i]
             return
     i = 0
-    while i < len(starts) and starts[i] < place:
+    while i < len(starts) and starts[i] < offset:
         i += 1
-    starts.insert(i, place)
+    starts.insert(i, offset)
     lengths.insert(i, size)

@@ -50,33 +50,35 @@ class LayerFacts:
     has_kv: bool
     is_last: bool
     shapes: Shapes = field(repr=False)
-    more: Hashable = None  # specific to the family
+    variant: Hashable = None  # specific to the family
 
 
 class Hparams:
+    """A model's hyper-parameters. The types of the layers come from its geometry."""
+
     def __init__(self, model: Model) -> None:
         self.header, self.geometry = model.header, model.geometry
         self.arch = model.geometry.architecture
         self.keys = GgufKeys(self.header.keys, self.arch, self.header.name)
         self.n_layer = len(model.geometry.layers)
         self.n_block = self.n_layer // model.geometry.loops  # blocks with weights
-        self.n_embd = self.whole("embedding_length")
+        self.n_embd = self.integer("embedding_length")
         self.n_head_arr = self.per_layer("attention.head_count", 0)
         self.n_head_kv_arr = self.per_layer("attention.head_count_kv", self.n_head_arr)
-        self.n_expert = self.whole("expert_count", 0)
+        self.n_expert = self.integer("expert_count", 0)
         self.n_expert_used_arr = self.per_layer("expert_used_count", 0)
         if not max(self.n_expert_used_arr) <= self.n_expert <= MAX_EXPERTS:
             raise NoGraphError(f"{self.header.name}: llama.cpp has at most {MAX_EXPERTS} experts")
         head = self.n_embd // self.n_head_arr[0] if self.n_head_arr[0] else 0
-        self.n_embd_head_k_full = self.whole("attention.key_length", head)
-        self.n_embd_head_v_full = self.whole("attention.value_length", head)
-        self.n_rot_full = self.whole("rope.dimension_count", self.n_embd_head_k_full)
-        attentions = (attention_of(layer.mixer) for layer in model.geometry.layers)
+        self.n_embd_head_k_full = self.integer("attention.key_length", head)
+        self.n_embd_head_v_full = self.integer("attention.value_length", head)
+        self.n_rot_full = self.integer("rope.dimension_count", self.n_embd_head_k_full)
+        attentions = [attention_of(layer.mixer) for layer in model.geometry.layers]
         self.swa = tuple(one is not None and one.span is not Span.ALL for one in attentions)
         self.globals, self.by_layer = _directory(self.header.tensors or ())
         # Multi-token prediction blocks are not loaded.
-        inside = (len(names) for il, names in self.by_layer.items() if il < self.n_layer)
-        self.n_tensors = len(self.globals) + sum(inside)
+        in_layers = (len(names) for il, names in self.by_layer.items() if il < self.n_layer)
+        self.n_tensors = len(self.globals) + sum(in_layers)
         self.n_embd_v_gqa_max = max(
             heads * self.head_dim("v", il) for il, heads in enumerate(self.n_head_kv_arr)
         )
@@ -84,7 +86,7 @@ class Hparams:
     def key(self, name: str) -> Value | None:
         return self.keys.get(name)
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def integer(self, name: str, default: int | None = None) -> int:
         """An integer key; the value of layer 0 if it is a per-layer list. Raises NoGraphError."""
         try:
             return self.keys.whole(name, default=default, layer=0)
@@ -120,10 +122,10 @@ class Hparams:
         """Head width of K ("k") or V ("v") in that layer; sliding-window layers may differ."""
         full = self.n_embd_head_k_full if side == "k" else self.n_embd_head_v_full
         name = "key" if side == "k" else "value"
-        return self.whole(f"attention.{name}_length_swa", full) if self.swa[il] else full
+        return self.integer(f"attention.{name}_length_swa", full) if self.swa[il] else full
 
     def cached_heads(self, side: str, *, swa: bool | None) -> set[int]:
-        """Head widths in a cache: of all layers, of sliding-window layers, or of the others."""
+        """Head widths in a cache. `swa`: only of sliding-window layers, or only of the others; None: of all layers."""
         return {
             self.head_dim(side, il)
             for il in range(self.n_layer)
@@ -141,7 +143,7 @@ class Hparams:
     def is_recr(self, il: int) -> bool:
         return isinstance(self.geometry.layers[il].mixer, (Recurrent, HybridLayer))
 
-    def layer(self, il: int, more: Hashable = None) -> LayerFacts:
+    def layer(self, il: int, variant: Hashable = None) -> LayerFacts:
         return LayerFacts(
             n_head=self.n_head_arr[il],
             n_head_kv=self.n_head_kv_arr[il],
@@ -153,7 +155,7 @@ class Hparams:
             has_kv=self.has_kv(il),
             is_last=il == self.n_layer - 1,
             shapes=tuple((name, one.shape[::-1]) for name, one in self.weights(il).items()),
-            more=more,
+            variant=variant,
         )
 
 
@@ -192,8 +194,8 @@ class GraphSizes:
         return self.n_tokens // self.n_seqs
 
 
-# Their image embeddings are already scaled.
-GIVEN_UNSCALED = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
+# Image embeddings are already scaled: only token embeddings are multiplied by the constant.
+SCALED_IMAGES = frozenset({"gemma-embedding", "gemma3", "gemma3n", "gemma4"})
 # The first builds in which multi-token prediction blocks read the last state of every token (t_h_nextn; grep
 # embeddings_nextn_masked in src/models).
 PREDICTS_SINCE = {
@@ -217,9 +219,11 @@ UNMIXED = frozenset(
 )
 
 
-class Mixed(NamedTuple):
-    found: GraphTensor
-    given: GraphTensor
+class MixedInput(NamedTuple):
+    """Input of a batch with tokens and embeddings: token rows, embeddings, and where the token rows go."""
+
+    rows: GraphTensor
+    embd: GraphTensor
     slots: GraphTensor
 
 
@@ -242,7 +246,7 @@ class GraphLayer:
     def __init__(self, build: Build, index: int, facts: LayerFacts) -> None:
         self.build, self.index, self.facts = build, index, facts
         self._shapes = dict(facts.shapes)
-        self._made: dict[str, GraphTensor] = {}
+        self._tensors: dict[str, GraphTensor] = {}
 
     def __contains__(self, name: str) -> bool:
         """True if the file has blk.N.NAME.weight."""
@@ -250,10 +254,10 @@ class GraphLayer:
 
     def tensor(self, name: str) -> GraphTensor | None:
         """The tensor blk.N.NAME; None if the file does not have it."""
-        made = self._made.get(name)
-        if made is None and name in self._shapes:
-            made = self._made[name] = self.build.block_weight(self.index, name)
-        return made
+        tensor = self._tensors.get(name)
+        if tensor is None and name in self._shapes:
+            tensor = self._tensors[name] = self.build.block_weight(self.index, name)
+        return tensor
 
     def weight(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.weight")
@@ -271,14 +275,14 @@ class GraphLayer:
 
     def __getitem__(self, name: str) -> GraphTensor:
         """A required weight: llama.cpp does not load a file without it."""
-        return self.need(f"{name}.weight")
+        return self.required(f"{name}.weight")
 
-    def need(self, name: str) -> GraphTensor:
+    def required(self, name: str) -> GraphTensor:
         """The required tensor blk.N.NAME."""
-        found = self.tensor(name)
-        if found is None:
+        tensor = self.tensor(name)
+        if tensor is None:
             raise MissingTensorError(f"no tensor blk.{self.index}.{name}")
-        return found
+        return tensor
 
 
 class Build:
@@ -295,7 +299,7 @@ class Build:
         self.sizes = sizes
         self.graph = Graph()
         self.caches: dict[str, GraphTensor] = {}
-        self._made: dict[str, GraphTensor] = {}
+        self._tensors: dict[str, GraphTensor] = {}
         self.embd: GraphTensor | None = None  # res->t_embd: pooled to embeddings
         self.inp_embd: GraphTensor | None = (
             None  # res->t_inp_embd, followed by deepstack image embeddings
@@ -307,37 +311,37 @@ class Build:
 
     def tensor(self, name: str) -> GraphTensor | None:
         """A weight outside the layers; None if the file does not have it."""
-        made = self._made.get(name)
-        if made is None and (found := self.hparams.globals.get(name)) is not None:
-            made = self._made[name] = weight(name, found.type, found.shape[::-1])
-        return made
+        tensor = self._tensors.get(name)
+        if tensor is None and (entry := self.hparams.globals.get(name)) is not None:
+            tensor = self._tensors[name] = weight(name, entry.type, entry.shape[::-1])
+        return tensor
 
     def block_weight(self, il: int, name: str) -> GraphTensor:
         """A weight of a block, shared by all layers that run the block."""
         full = f"blk.{il % self.hparams.n_block}.{name}"
-        made = self._made.get(full)
-        if made is None:
-            found = self.hparams.weights(il)[name]
-            made = self._made[full] = weight(full, found.type, found.shape[::-1])
-        return made
+        tensor = self._tensors.get(full)
+        if tensor is None:
+            entry = self.hparams.weights(il)[name]
+            tensor = self._tensors[full] = weight(full, entry.type, entry.shape[::-1])
+        return tensor
 
     def weight(self, name: str) -> GraphTensor | None:
         return self.tensor(f"{name}.weight")
 
     def __getitem__(self, name: str) -> GraphTensor:
-        found = self.weight(name)
-        if found is None:
+        tensor = self.weight(name)
+        if tensor is None:
             raise MissingTensorError(f"no tensor {name}.weight")
-        return found
+        return tensor
 
     def cache(self, name: str, kind: TensorType, *dims: Size) -> GraphTensor:
         """The cache tensor of this name, created at first use."""
-        found = self.caches.get(name)
-        if found is None:
-            found = self.caches[name] = GraphTensor(
+        cache = self.caches.get(name)
+        if cache is None:
+            cache = self.caches[name] = GraphTensor(
                 op="NONE", type=kind, ne=shape(*dims), home=Home.CACHE, name=name
             )
-        return found
+        return cache
 
     def layers(self) -> Iterator[GraphLayer]:
         """The layers to build, in order."""
@@ -348,7 +352,7 @@ class Build:
             yield GraphLayer(self, index, facts)
 
     def only_numbers(self, *sizes: Size) -> bool:
-        """True if the sizes are plain numbers. If not, builds a placeholder: the graph is rebuilt for every load."""
+        """True if the sizes are numbers. If not, builds a placeholder, and the graph is rebuilt for every load."""
         unknown = [size for size in sizes if isinstance(size, Dim)]
         self.graph.unequal.update((size, size) for size in unknown)
         if unknown:
@@ -363,7 +367,7 @@ class Build:
 
     @property
     def crops_early(self) -> bool:
-        """True if the last layer of a model with prediction blocks is reduced to the output rows: in builds before
+        """True if the last layer computes only the output rows. A model with prediction blocks does so in builds before
         those blocks read its state, and again since 0.6 (crop_before_nextn).
         """
         return self.options.rules >= Rules.V0_6 or not self.predicts
@@ -382,7 +386,7 @@ class Build:
     def input_embd(
         self, *, scaled: bool = False, width: int | None = None, table: GraphTensor | None = None
     ) -> GraphTensor:
-        """build_inp_embd: the graph has both token lookup and given embeddings.
+        """build_inp_embd: the graph looks up tokens, and also has an input for embeddings.
 
         `width`: n_embd_inp if it exceeds n_embd (deepstack). `scaled`: f_embedding_scale is set. `table`: if not
         token_embd.
@@ -390,43 +394,43 @@ class Build:
         table = table or self["token_embd"]
         n_embd = self.hparams.n_embd
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_tokens")
-        given = ggml.graph_input(F32, width or n_embd, self.n_tokens, name="inp_embd")
-        found = ggml.get_rows(table, tokens)
+        embd = ggml.graph_input(F32, width or n_embd, self.n_tokens, name="inp_embd")
+        cur = ggml.get_rows(table, tokens)
         mixed = self._input_mixed(table, width or n_embd)
         if mixed is not None:
-            self.expand(found)
-            self.expand(mixed.found)
+            self.expand(cur)
+            self.expand(mixed.rows)
         if width:
-            found = ggml.pad(found, width - n_embd)
-        self.expand(found)
-        self.expand(given)
+            cur = ggml.pad(cur, width - n_embd)
+        self.expand(cur)
+        self.expand(embd)
         if mixed is not None:
-            into = ggml.pad(mixed.found, width - n_embd) if width else mixed.found
-            self.expand(ggml.set_rows(ggml.dup(mixed.given), into, mixed.slots))
+            rows = ggml.pad(mixed.rows, width - n_embd) if width else mixed.rows
+            self.expand(ggml.set_rows(ggml.dup(mixed.embd), rows, mixed.slots))
         if width:
-            found = ggml.view(found, n_embd, self.n_tokens, strides=(found.nb[1],))
-        self.inp_embd = found
+            cur = ggml.view(cur, n_embd, self.n_tokens, strides=(cur.nb[1],))
+        self.inp_embd = cur
         if scaled:
-            found = found if self.graph.is_contiguous(found) else ggml.cont(found)
+            cur = cur if self.graph.is_contiguous(cur) else ggml.cont(cur)
             by_row = width and self.options.rules >= Rules.V0_6
-            found = self._scaled_by_row(found) if by_row else ggml.scale(found)
-        self.expand(found)
-        return found
+            cur = self._scaled_by_row(cur) if by_row else ggml.scale(cur)
+        self.expand(cur)
+        return cur
 
-    def _input_mixed(self, table: GraphTensor, width: int) -> Mixed | None:
-        """Since 0.6: looked-up tokens are written into their rows of the given embeddings."""
+    def _input_mixed(self, table: GraphTensor, width: int) -> MixedInput | None:
+        """Since 0.6: the rows of looked-up tokens are written into the embeddings."""
         if self.options.rules < Rules.V0_6 or self.hparams.arch in UNMIXED:
             return None
         tokens = ggml.graph_input(I32, self.n_tokens, name="inp_mixed_tokens")
-        return Mixed(
-            found=ggml.get_rows(table, tokens),
-            given=ggml.graph_input(F32, width, self.n_tokens, name="inp_mixed_embd"),
+        return MixedInput(
+            rows=ggml.get_rows(table, tokens),
+            embd=ggml.graph_input(F32, width, self.n_tokens, name="inp_mixed_embd"),
             slots=ggml.graph_input(I64, self.n_tokens, name="inp_mixed_slots"),
         )
 
     def scaled_embd(self, cur: GraphTensor) -> GraphTensor:
         """Embeddings times a constant. If only token rows are scaled, 0.6 does it inside build_inp_embd."""
-        if self.options.rules < Rules.V0_6 or self.hparams.arch not in GIVEN_UNSCALED:
+        if self.options.rules < Rules.V0_6 or self.hparams.arch not in SCALED_IMAGES:
             return ggml.scale(cur)
         cur = self._scaled_by_row(cur)
         self.expand(cur)
@@ -458,8 +462,8 @@ def weight(name: str, kind: TensorType, ne: tuple[int, ...]) -> GraphTensor:
 class GraphFamily(Protocol):
     """Builds the graphs of one family of architectures."""
 
-    def more(self, hparams: Hparams, il: int) -> Hashable:
-        """Family-specific facts of layer `il`."""
+    def variant(self, hparams: Hparams, il: int) -> Hashable:
+        """What distinguishes layer `il` from others, beyond its LayerFacts."""
 
     def build(self, build: Build) -> None:
         """Builds the whole graph."""

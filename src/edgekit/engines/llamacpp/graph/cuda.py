@@ -24,7 +24,7 @@ FLASH_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "
 
 
 def buffer(name: str = "CUDA0") -> Buffer:
-    return Buffer(name=name, alignment=ALIGNMENT, extra=extra_bytes)
+    return Buffer(name=name, alignment=ALIGNMENT, extra_bytes=extra_bytes)
 
 
 def extra_bytes(tensor: GraphTensor) -> Size:

@@ -33,8 +33,8 @@ def graph_input(kind: TensorType, *dims: Size, name: str) -> GraphTensor:
     return GraphTensor(op="NONE", type=kind, ne=shape(*dims), is_input=True, name=name)
 
 
-def _like(op: str, a: GraphTensor, *more: GraphTensor | None) -> GraphTensor:
-    return new(op, a.type, a.ne, a, *more)
+def _like(op: str, a: GraphTensor, *others: GraphTensor | None) -> GraphTensor:
+    return new(op, a.type, a.ne, a, *others)
 
 
 def _view(
@@ -219,12 +219,10 @@ def repeat(a: GraphTensor, *dims: Size) -> GraphTensor:
     return new("REPEAT", a.type, shape(*dims), a)
 
 
-def pad(a: GraphTensor, *more: Size) -> GraphTensor:
-    """`more`: elements added to each dimension, at both ends together."""
-    ne = [
-        have + extra
-        for have, extra in zip(a.ne, shape(*more, *(0,) * (4 - len(more))), strict=True)
-    ]
+def pad(a: GraphTensor, *added: Size) -> GraphTensor:
+    """`added`: elements added to each dimension, the sum of both ends."""
+    extra = shape(*added, *(0,) * (4 - len(added)))
+    ne = [old + new for old, new in zip(a.ne, extra, strict=True)]
     return new("PAD", a.type, shape(*ne), a)
 
 
@@ -258,8 +256,8 @@ def permute(a: GraphTensor, *axes: int) -> GraphTensor:
     """Dimension i of `a` becomes dimension axes[i]."""
     ne: list[Size] = [1] * 4
     nb: list[Size] = [1] * 4
-    for axis, have, stride in zip(axes, a.ne, a.nb, strict=True):
-        ne[axis], nb[axis] = have, stride
+    for axis, size, stride in zip(axes, a.ne, a.nb, strict=True):
+        ne[axis], nb[axis] = size, stride
     return _view("PERMUTE", a, shape(*ne), shape(*nb), a)
 
 
@@ -296,11 +294,11 @@ def ssm_scan(  # noqa: PLR0917 - in the order of ggml_ssm_scan
     b: GraphTensor,
     c: GraphTensor,
     ids: GraphTensor,
-    kept: int = 1,
+    n_states: int = 1,
 ) -> GraphTensor:
     """Outputs and final states in one row."""
-    after = kept * product(states.ne[:3]) * ids.ne[0]
-    return new("SSM_SCAN", F32, shape(x.elements + after), states, x, dt, a, b, c, ids)
+    final = n_states * product(states.ne[:3]) * ids.ne[0]
+    return new("SSM_SCAN", F32, shape(x.elements + final), states, x, dt, a, b, c, ids)
 
 
 def gated_delta_net(  # noqa: PLR0917 - in the order of ggml_gated_delta_net
@@ -310,10 +308,10 @@ def gated_delta_net(  # noqa: PLR0917 - in the order of ggml_gated_delta_net
     gate: GraphTensor,
     beta: GraphTensor,
     state: GraphTensor,
-    kept: int = 1,
+    n_states: int = 1,
 ) -> GraphTensor:
     width, heads, tokens, sequences = v.ne
-    rows = tokens * sequences + kept * width * sequences
+    rows = tokens * sequences + n_states * width * sequences
     return new("GATED_DELTA_NET", F32, shape(width * heads, rows), q, k, v, gate, beta, state)
 
 

@@ -437,7 +437,7 @@ _SOFT_MAX_RANK = frozenset({"qwen3", "qwen3vl"})
 def pool(build: Build) -> None:
     if not build.options.embeddings or build.embd is None:
         return
-    cur = _pooled(build, build.embd, GraphPooling(build.hparams.whole("pooling_type", 0)))
+    cur = _pooled(build, build.embd, GraphPooling(build.hparams.integer("pooling_type", 0)))
     build.expand(cur)
     cur = _dense_out(build, cur)
     build.output(cur)
@@ -462,7 +462,7 @@ def _mean(build: Build, cur: GraphTensor) -> GraphTensor:
 def _ranked(build: Build, cur: GraphTensor) -> GraphTensor:
     """The classification head; its optional parts are used if the file has them."""
     default = _RANK_DEFAULTS.get(build.hparams.arch, -1)
-    mean = build.hparams.whole("classifier.pooling_type", default) == GraphPooling.MEAN.value
+    mean = build.hparams.integer("classifier.pooling_type", default) == GraphPooling.MEAN.value
     cur = _mean(build, cur) if mean else ggml.get_rows(cur, build.input_cls())
     if build.weight("cls") is not None:
         cur = ggml.unary(_linear(build, "cls", cur))

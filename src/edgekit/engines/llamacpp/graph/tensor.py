@@ -15,12 +15,11 @@ from typing import NamedTuple, TypeAlias
 from edgekit.errors import EdgekitError
 from edgekit.formats.dtype import TensorType, by_name
 
-Monomial: TypeAlias = tuple[
-    str, ...
-]  # variables in order, one for each factor: T * T * S is ("S", "T", "T")
+# Sorted variables, one for each factor: T * T * S is ("S", "T", "T").
+Monomial: TypeAlias = tuple[str, ...]
 
 
-_cached = lru_cache(maxsize=4096)  # graphs ask for the same few again and again
+_cached = lru_cache(maxsize=4096)  # a graph computes the same few polynomials again and again
 
 
 class Dim:
@@ -76,12 +75,12 @@ class Dim:
         ((by, divisor),) = _terms(other).items()
         terms: dict[Monomial, int] = {}
         for monomial, factor in self.terms.items():
-            left = list(monomial)
-            for variable in by:
-                left.remove(variable)
+            remaining = list(monomial)
+            for name in by:
+                remaining.remove(name)
             if factor % divisor:
                 raise ValueError(f"{other} does not divide {self}")
-            terms[tuple(left)] = factor // divisor
+            terms[tuple(remaining)] = factor // divisor
         return _simple(terms)
 
     def __rfloordiv__(self, other: int) -> Size:
@@ -106,13 +105,13 @@ def product(sizes: Sequence[Size]) -> Size:
 
 
 def value(size: Size, values: Mapping[str, int]) -> int:
-    """The value for a load."""
+    """The value of a size for a load."""
     if isinstance(size, int):
         return size
     total = 0
     for monomial, factor in size.terms.items():
         for name in monomial:
-            factor *= values[name]  # noqa: PLW2901 - a product in the making
+            factor *= values[name]  # noqa: PLW2901 - a running product
         total += factor
     return total
 
@@ -122,12 +121,13 @@ def _terms(size: Size) -> Mapping[Monomial, int]:
 
 
 def _simple(terms: dict[Monomial, int]) -> Size:
-    kept = {monomial: factor for monomial, factor in terms.items() if factor}
-    if not kept:
+    """A number if the polynomial is constant."""
+    nonzero = {monomial: factor for monomial, factor in terms.items() if factor}
+    if not nonzero:
         return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
-    return Dim(kept)
+    if len(nonzero) == 1 and () in nonzero:
+        return nonzero[()]
+    return Dim(nonzero)
 
 
 F32, F16, I32, I64 = by_name("F32"), by_name("F16"), by_name("I32"), by_name("I64")
@@ -252,6 +252,7 @@ class Graph:
         self.marks.append(Mark(len(self.nodes), len(self.leafs)))
 
     def same(self, one: Size, other: Size) -> bool:
+        """True if the sizes are equal; records an assumption if they are polynomials that differ."""
         if one == other:
             return True
         if not (isinstance(one, int) and isinstance(other, int)):

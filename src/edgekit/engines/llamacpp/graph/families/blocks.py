@@ -54,15 +54,15 @@ class Blocks:
     @classmethod
     def of(cls, build: Build, attn: AttnInput) -> Blocks:
         hparams, sizes = build.hparams, build.sizes
-        size = hparams.whole("attention.indexer.block_size")
+        size = hparams.integer("attention.indexer.block_size")
         count = -(-RANKED_POSITIONS // size)
         tokens, streams, ranked = build.n_tokens, sizes.n_stream, count * size
         return cls(
-            width=hparams.whole("attention.indexer.key_length"),
-            heads=hparams.whole("attention.indexer.head_count"),
+            width=hparams.integer("attention.indexer.key_length"),
+            heads=hparams.integer("attention.indexer.head_count"),
             size=size,
             count=count,
-            top_k=min(hparams.whole("attention.indexer.top_k"), count),
+            top_k=min(hparams.integer("attention.indexer.top_k"), count),
             k_idxs=ggml.graph_input(I64, tokens, name="attn_inp_k_idxs"),
             bias=ggml.graph_input(F32, count, tokens, name="msa_bias"),
             pos_mask=ggml.graph_input(F32, ranked, tokens, name="msa_pos_mask"),
@@ -123,10 +123,10 @@ def flash(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniMaxM3(Transformer):
-    """`layer.facts.more`: the layer has an indexer, which is used only with flash attention and separate caches."""
+    """`layer.facts.variant`: the layer has an indexer, which is used only with flash attention and separate caches."""
 
-    def more(self, hparams: Hparams, il: int) -> bool:
-        return il >= hparams.whole("leading_dense_block_count", 0)
+    def variant(self, hparams: Hparams, il: int) -> bool:
+        return il >= hparams.integer("leading_dense_block_count", 0)
 
     def build(self, build: Build) -> None:
         sparse = build.options.flash_attn and (
@@ -153,7 +153,7 @@ class MiniMaxM3(Transformer):
         q, k, v = qkv(build, layer, normed)
         q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
         q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
-        if blocks is None or layer.facts.more is not True:
+        if blocks is None or layer.facts.variant is not True:
             cur = attend(build, layer, shared.attn, q, k, v)
         else:
             cur = self.sparse(build, layer, shared, blocks, (normed, q, k, v))

@@ -211,7 +211,7 @@ class Compressions:
             close=Compression.of(build, "csa", CLOSE, width),
             far=Compression.of(build, "hca", FAR, width),
             index=Compression.of(
-                build, "lid", CLOSE, hparams.whole("attention.indexer.key_length")
+                build, "lid", CLOSE, hparams.integer("attention.indexer.key_length")
             ),
         )
 
@@ -224,9 +224,9 @@ def no_input(build: Build) -> AttnInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSeek4(Transformer):
-    def more(self, hparams: Hparams, il: int) -> LayerVariety:
+    def variant(self, hparams: Hparams, il: int) -> LayerVariety:
         ratios = hparams.per_layer("attention.compress_ratios", 0)
-        return LayerVariety(ratios[il], il < hparams.whole("hash_layer_count"))
+        return LayerVariety(ratios[il], il < hparams.integer("hash_layer_count"))
 
     def build(self, build: Build) -> None:
         sizes = build.sizes
@@ -272,8 +272,8 @@ class DeepSeek4(Transformer):
 
 def _kind(layer: GraphLayer) -> LayerVariety:
     return (
-        layer.facts.more
-        if isinstance(layer.facts.more, LayerVariety)
+        layer.facts.variant
+        if isinstance(layer.facts.variant, LayerVariety)
         else LayerVariety(0, hashed=False)
     )
 
@@ -310,7 +310,7 @@ def _picked(
 ) -> GraphTensor:
     """build_lid_top_k: the highest-scoring compressed keys for each token."""
     qr, cur = given
-    heads = build.hparams.whole("attention.indexer.head_count")
+    heads = build.hparams.integer("attention.indexer.head_count")
     tokens, streams = build.n_tokens, build.sizes.n_stream
     q = ggml.mul_mat(layer["indexer.attn_q_b"], qr)
     q = ggml.rope(ggml.reshape(q, index.width, heads, tokens), shared.pos)
@@ -325,7 +325,7 @@ def _picked(
     strides = (weights.nb[1], weights.nb[2] // streams, weights.nb[3] // streams)
     weights = ggml.view(weights, heads, rows, 1, streams, strides=strides)
     score = ggml.lightning_indexer(q, keys, weights, index.mask)
-    count = min(_number(score.ne[0]), build.hparams.whole("attention.indexer.top_k"))
+    count = min(_number(score.ne[0]), build.hparams.integer("attention.indexer.top_k"))
     return ggml.cont(ggml.top_k(score, count))
 
 
@@ -363,8 +363,8 @@ def _attended(
 def _output(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTensor:
     """The output projection: per head group first, then all together."""
     width, heads, tokens, _ = out.ne
-    groups = build.hparams.whole("attention.output_group_count")
-    rank = build.hparams.whole("attention.output_lora_rank")
+    groups = build.hparams.integer("attention.output_group_count")
+    rank = build.hparams.integer("attention.output_lora_rank")
     first, group = layer["attn_output_a"], _number(width) * _number(heads) // groups
     if first.ne[2] != groups:  # TENSOR_ALLOW_RESHAPE
         first = weight(first.name, first.type, (group, rank, groups))
@@ -383,7 +383,7 @@ class StreamMix(NamedTuple):
 
 
 def stream_count(build: Build) -> int:
-    count = build.hparams.whole("hyper_connection.count")
+    count = build.hparams.integer("hyper_connection.count")
     if not 0 < count <= MAX_STREAMS:
         raise NoGraphError(f"{count:,} streams are not between 1 and {MAX_STREAMS}")
     return count

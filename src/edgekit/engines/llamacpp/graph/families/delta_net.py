@@ -124,8 +124,8 @@ def _gates(
         beta = ggml.reshape(linear(layer, "ssm_beta", cur), 1, heads, tokens, seqs)
         beta = ggml.unary(beta)
         alpha = ggml.reshape(linear(layer, "ssm_alpha", cur), heads, tokens, seqs)
-    alpha = ggml.unary(ggml.add(alpha, layer.need("ssm_dt.bias")))
-    decay = ggml.mul(alpha, layer.need("ssm_a"))
+    alpha = ggml.unary(ggml.add(alpha, layer.required("ssm_dt.bias")))
+    decay = ggml.mul(alpha, layer.required("ssm_a"))
     return ggml.reshape(decay, 1, heads, tokens, seqs), beta
 
 

@@ -249,7 +249,7 @@ class Granite(Transformer):
     fused_shared: bool = False  # gate and up of the shared expert are one matrix
     pictures: bool = True  # the loader reads deepstack_mapping
 
-    def more(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
+    def variant(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
         """Whether the layer uses rope, and whether it adds image embeddings."""
         mapping = deepstack_mapping(hparams) if self.pictures else ()
         return self.rope(hparams, il), 0 < il < len(mapping) and mapping[il] >= 0
@@ -265,13 +265,13 @@ class Granite(Transformer):
         self.head(build, cur)
 
     def with_picture(self, build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-        given, more = build.inp_embd, layer.facts.more
+        given, more = build.inp_embd, layer.facts.variant
         if given is None or not isinstance(more, tuple) or not more[1]:
             return cur
         return ggml.add(cur, ggml.view(given, *given.ne[:2], strides=(given.nb[1],)))
 
     def rotates(self, layer: GraphLayer) -> bool:
-        return isinstance(layer.facts.more, tuple) and bool(layer.facts.more[0])
+        return isinstance(layer.facts.variant, tuple) and bool(layer.facts.variant[0])
 
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -341,7 +341,7 @@ class Mpt(Transformer):
 class Nanbeige(Transformer):
     """Nanbeige: blocks may be looped over, with the final norm between two loops."""
 
-    def more(self, hparams: Hparams, il: int) -> tuple[bool, int]:
+    def variant(self, hparams: Hparams, il: int) -> tuple[bool, int]:
         """Whether the layer ends a loop. With looped weights, no two layers are alike."""
         ends = (il + 1) % hparams.n_block == 0 and il + 1 < hparams.n_layer
         normed = ends and not hparams.flag("skip_loop_final_norm")
@@ -354,7 +354,7 @@ class Nanbeige(Transformer):
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
     ) -> GraphTensor:
         cur = Transformer.block(self, build, layer, shared, stream)
-        normed, _ = self.more(build.hparams, layer.index)
+        normed, _ = self.variant(build.hparams, layer.index)
         return normalize(cur, build["output_norm"], layer=layer.index) if normed else cur
 
 
@@ -387,7 +387,7 @@ class Plamo3(Transformer):
     """PLaMo 3: the names of post norms have no .weight suffix."""
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        return normalize(cur, layer.need(name), layer=layer.index)
+        return normalize(cur, layer.required(name), layer=layer.index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,14 +420,14 @@ def sections(_hparams: Hparams) -> int:
 
 
 def deepstack_layers(hparams: Hparams) -> int:
-    return hparams.whole("n_deepstack_layers", 0)
+    return hparams.integer("n_deepstack_layers", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepStack(Transformer):
     """DeepStack: image features of several encoder depths are added after the first layers."""
 
-    def more(self, hparams: Hparams, il: int) -> bool:
+    def variant(self, hparams: Hparams, il: int) -> bool:
         return il < deepstack_layers(hparams)
 
     def rotates(self, _layer: GraphLayer) -> bool:
@@ -439,7 +439,7 @@ class DeepStack(Transformer):
         shared = self.shared(build)
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
-            if layer.facts.more is True:
+            if layer.facts.variant is True:
                 seen = ggml.view(given, n_embd, build.n_tokens, strides=(given.nb[1],))
                 cur = ggml.add(cur, seen)
         self.head(build, cur)

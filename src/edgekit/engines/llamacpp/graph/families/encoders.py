@@ -60,7 +60,7 @@ class PreNormEncoder(Transformer):
             self.normed_heads(layer, q, "attn_q_norm"),
             self.normed_heads(layer, k, "attn_k_norm"),
         )
-        if layer.facts.more is True:
+        if layer.facts.variant is True:
             q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
         if self.scaled_q:
             q = ggml.scale(q)
@@ -89,7 +89,7 @@ def bare_ffn(_build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 def jina_ffn(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     """Up and gate are two matrices or one; there may be no gate."""
-    width = build.hparams.whole("feed_forward_length")
+    width = build.hparams.integer("feed_forward_length")
     fused = "ffn_gate" not in layer and layer["ffn_up"].ne[1] != width
     return feed_forward(layer, cur, act=Act.FUSED if fused else Act.UNARY)
 

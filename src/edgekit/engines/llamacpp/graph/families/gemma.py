@@ -109,7 +109,7 @@ def _cut(build: Build, layer: GraphLayer, widths: list[int], cur: GraphTensor) -
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4(Transformer):
     def build(self, build: Build) -> None:
-        width = build.hparams.whole("embedding_length_per_layer_input", 0)
+        width = build.hparams.integer("embedding_length_per_layer_input", 0)
         before = looked_up(build) if width and build.options.rules >= Rules.V0_6 else None
         if before is not None:
             build.expand(before)
@@ -148,7 +148,7 @@ class Gemma4(Transformer):
             return dense
         dense = self.normalized(layer, dense, "post_ffw_norm_1")
         moe = self.normalized(layer, cur, "pre_ffw_norm_2")
-        logits = ggml.mul(ggml.scale(ggml.rms_norm(cur)), layer.need("ffn_gate_inp.scale"))
+        logits = ggml.mul(ggml.scale(ggml.rms_norm(cur)), layer.required("ffn_gate_inp.scale"))
         logits = ggml.mul_mat(layer["ffn_gate_inp"], logits)
         moe = experts(build, layer, moe, shared.routing, probs_in=logits)
         return ggml.add(dense, self.normalized(layer, moe, "post_ffw_norm_2"))
@@ -178,9 +178,9 @@ def sparse(_hparams: Hparams, il: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3n(Transformer):
-    """`layer.facts.more`: the gate keeps only its largest values."""
+    """`layer.facts.variant`: the gate keeps only its largest values."""
 
-    def more(self, hparams: Hparams, il: int) -> bool:
+    def variant(self, hparams: Hparams, il: int) -> bool:
         return sparse(hparams, il)
 
     def build(self, build: Build) -> None:
@@ -230,7 +230,7 @@ class Gemma3n(Transformer):
 def _fed_forward(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     up = ggml.mul_mat(layer["ffn_up"], cur)
     gate = ggml.mul_mat(layer["ffn_gate"], cur)
-    if layer.facts.more is True:
+    if layer.facts.variant is True:
         gate = _largest(gate)
     return ggml.mul_mat(layer["ffn_down"], ggml.mul(up, ggml.unary(gate)))
 

@@ -93,17 +93,19 @@ class SideBySide(Hybrid):
         stream = ggml.add(ggml.add(attended, carried), stream)
         if layer.facts.is_last:
             stream = ggml.get_rows(stream, shared.out_ids)
-        cur = normalize(stream, layer.need("ffn_norm"), layer=layer.index)  # not ffn_norm.weight
+        cur = normalize(
+            stream, layer.required("ffn_norm"), layer=layer.index
+        )  # not ffn_norm.weight
         return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneEach(Hybrid):
-    """Nemotron H: each layer is either attention, recurrent or a feed-forward. `layer.facts.more`: it is a
+    """Nemotron H: each layer is either attention, recurrent or a feed-forward. `layer.facts.variant`: it is a
     feed-forward.
     """
 
-    def more(self, hparams: Hparams, il: int) -> bool:
+    def variant(self, hparams: Hparams, il: int) -> bool:
         return hparams.per_layer("feed_forward_length", 0)[il] != 0
 
     def build(self, build: Build) -> None:
@@ -117,7 +119,7 @@ class OneEach(Hybrid):
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
     ) -> GraphTensor:
         cur = self.normalized(layer, stream, "attn_norm")
-        kind = self.feed_forward if layer.facts.more is True else self.attention
+        kind = self.feed_forward if layer.facts.variant is True else self.attention
         cur = kind(build, layer, shared, cur)
         if layer.facts.is_last:
             cur, stream = output_rows(build, (cur, stream), shared.out_ids)
@@ -161,11 +163,11 @@ class Plamo2(Hybrid):
     def after_attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, stream: GraphTensor
     ) -> GraphTensor:
-        cur = normalize(cur, layer.need("post_attention_norm"), layer=layer.index)
+        cur = normalize(cur, layer.required("post_attention_norm"), layer=layer.index)
         stream = ggml.add(cur, stream)
         cur = self.normalized(layer, stream, "ffn_norm")
         cur = self.feed_forward(build, layer, shared, cur)
-        cur = normalize(cur, layer.need("post_ffw_norm"), layer=layer.index)
+        cur = normalize(cur, layer.required("post_ffw_norm"), layer=layer.index)
         return ggml.add(cur, stream)
 
 
@@ -173,7 +175,7 @@ def input_lfm2(build: Build) -> AttnInput:
     """build_inp_mem_hybrid, or build_inp_mem_hybrid_iswa, which has no rotations."""
     if build.hparams.has_swa:
         return input_kv_iswa(build, rotate=False)
-    if build.hparams.arch == "lfm2" and build.hparams.whole("attention.sliding_window", 0):
+    if build.hparams.arch == "lfm2" and build.hparams.integer("attention.sliding_window", 0):
         raise NoGraphError(
             "LFM 2 with a window"
         )  # the geometry does not state which layers have it

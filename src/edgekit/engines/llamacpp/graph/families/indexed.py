@@ -60,12 +60,12 @@ class Indexer:
     @classmethod
     def of(cls, build: Build) -> Indexer:
         hparams, sizes = build.hparams, build.sizes
-        width = hparams.whole("attention.indexer.key_length")
+        width = hparams.integer("attention.indexer.key_length")
         side, rows = widest_rotation(width), build.n_tokens // sizes.n_stream
         return cls(
             width=width,
-            heads=hparams.whole("attention.indexer.head_count"),
-            top_k=hparams.whole("attention.indexer.top_k"),
+            heads=hparams.integer("attention.indexer.head_count"),
+            top_k=hparams.integer("attention.indexer.top_k"),
             k_idxs=ggml.graph_input(I64, build.n_tokens, name="attn_inp_k_idxs"),
             mask=ggml.graph_input(F16, sizes.n_kv, rows, 1, sizes.n_stream, name="lid_kq_mask"),
             rotation=ggml.graph_input(F32, side, side, name="attn_inp_k_rot"),
@@ -146,18 +146,18 @@ def glm_indexer(hparams: Hparams, il: int) -> bool:
     stated = hparams.key("attention.indexer.types")
     if stated is not None:
         return bool(hparams.per_layer("attention.indexer.types", 1)[il])
-    if hparams.whole("context_length") < LONG_CONTEXT:
+    if hparams.integer("context_length") < LONG_CONTEXT:
         return True
     return il < 2 or (il < INDEXED_LAYERS and (il - 2) % 4 == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed(Transformer):
-    """`layer.facts.more`: the layer has an indexer; other layers use the previous selection."""
+    """`layer.facts.variant`: the layer has an indexer; other layers use the previous selection."""
 
     indexed: Callable[[Hparams, int], bool] = every_indexer
 
-    def more(self, hparams: Hparams, il: int) -> bool:
+    def variant(self, hparams: Hparams, il: int) -> bool:
         return self.indexed(hparams, il)
 
     def build(self, build: Build) -> None:
@@ -170,7 +170,7 @@ class Indexed(Transformer):
             normed = self.normalized(layer, cur, "attn_norm")
             qr = ggml.mul_mat(layer["attn_q_a"], normed)
             qr = normalize(qr, layer["attn_q_a_norm"], layer=layer.index)
-            if picked is None or layer.facts.more is True:
+            if picked is None or layer.facts.variant is True:
                 picked = indexer.picked(build, layer, shared.pos, normed, qr)
             cur = self.layer_after(build, layer, shared, (cur, normed, qr), picked)
         self.head(build, cur)

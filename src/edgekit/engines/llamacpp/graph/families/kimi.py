@@ -42,7 +42,7 @@ class Kda(NamedTuple):
 
     @classmethod
     def of(cls, hparams: Hparams) -> Kda:
-        width, kernel = hparams.whole("kda.head_dim"), hparams.whole("ssm.conv_kernel")
+        width, kernel = hparams.integer("kda.head_dim"), hparams.integer("ssm.conv_kernel")
         return cls(width, hparams.n_head_arr[0], kernel - 1 if kernel else 3)
 
     @property
@@ -132,9 +132,9 @@ def kimi_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     given = convolved(build, layer, rs, cur)
     decay = ggml.mul_mat(layer["ssm_f_b"], ggml.mul_mat(layer["ssm_f_a"], cur))
-    decay = ggml.unary(ggml.add(decay, layer.need("ssm_dt.bias")))
+    decay = ggml.unary(ggml.add(decay, layer.required("ssm_dt.bias")))
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
-    decay = ggml.mul(decay, ggml.reshape(layer.need("ssm_a"), 1, kda.heads, 1))
+    decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(decay, kda.width, kda.heads, tokens, seqs)
     gates = (decay, _beta(build, layer, cur))
     out = _attended(build, layer, rs, given, gates)
@@ -148,9 +148,9 @@ def ling_delta(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor
     kda = Kda.of(build.hparams)
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
     given = convolved(build, layer, rs, cur)
-    decay = ggml.add(ggml.mul_mat(layer["ssm_f_a"], cur), layer.need("ssm_dt.bias"))
+    decay = ggml.add(ggml.mul_mat(layer["ssm_f_a"], cur), layer.required("ssm_dt.bias"))
     decay = ggml.reshape(decay, kda.width, kda.heads, build.n_tokens)
-    decay = ggml.mul(decay, ggml.reshape(layer.need("ssm_a"), 1, kda.heads, 1))
+    decay = ggml.mul(decay, ggml.reshape(layer.required("ssm_a"), 1, kda.heads, 1))
     decay = ggml.reshape(ggml.scale(ggml.unary(decay)), kda.width, kda.heads, tokens, seqs)
     gates = (decay, _beta(build, layer, cur))
     out = _attended(build, layer, rs, given, gates)
@@ -166,8 +166,8 @@ def absorbed(
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     """Q in latent space, one K for all heads, and the latent as V."""
     hparams, tokens, heads = build.hparams, build.n_tokens, layer.facts.n_head
-    rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
-    width = hparams.whole("attention.key_length_mla")
+    rope, rank = hparams.n_rot_full, hparams.integer("attention.kv_lora_rank")
+    width = hparams.integer("attention.key_length_mla")
     both = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
     row, head = row_bytes(both.type, rank + rope), row_bytes(q.type, width)
     latent = ggml.view(both, rank, tokens, strides=(row,))
@@ -245,7 +245,7 @@ def is_clamped(hparams: Hparams, name: str, il: int) -> bool:
 class Ling3(Kimi):
     """Ling 3: rope, a gate after attention, and optional clamps."""
 
-    def more(self, hparams: Hparams, il: int) -> Clamps:
+    def variant(self, hparams: Hparams, il: int) -> Clamps:
         return Clamps(
             is_clamped(hparams, "swiglu_clamp_exp", il),
             is_clamped(hparams, "swiglu_clamp_shexp", il),
@@ -272,7 +272,7 @@ class Ling3(Kimi):
     ) -> GraphTensor:
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
-        heads, width = layer.facts.n_head, build.hparams.whole("attention.value_length_mla")
+        heads, width = layer.facts.n_head, build.hparams.integer("attention.value_length_mla")
         out = self.latent(build, layer, shared, cur, output=None)
         gate = ggml.mul_mat(layer["attn_gate"], cur)
         gate = ggml.unary(ggml.reshape(gate, 1, heads, build.n_tokens))
@@ -285,7 +285,7 @@ class Ling3(Kimi):
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        clamps = layer.facts.more
+        clamps = layer.facts.variant
         acts = [
             Act.CLAMPED if clamped else Act.UNARY
             for clamped in (clamps if isinstance(clamps, Clamps) else (False, False))

@@ -28,7 +28,7 @@ from edgekit.engines.llamacpp.types import Rules
 
 def is_mla(hparams: Hparams) -> bool:
     """True if the file has absorbed matrices, so that the cache holds only the latent."""
-    return bool(hparams.whole("attention.key_length_mla", 0))
+    return bool(hparams.integer("attention.key_length_mla", 0))
 
 
 def input_latent(build: Build) -> AttnInput:
@@ -56,8 +56,8 @@ class Latent(Transformer):
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
         hparams, tokens = build.hparams, build.n_tokens
-        rope, rank = hparams.n_rot_full, hparams.whole("attention.kv_lora_rank")
-        width = hparams.whole("attention.key_length_mla", hparams.n_embd_head_k_full)
+        rope, rank = hparams.n_rot_full, hparams.integer("attention.kv_lora_rank")
+        width = hparams.integer("attention.key_length_mla", hparams.n_embd_head_k_full)
         q = ggml.reshape(query(layer, cur), width, layer.facts.n_head, tokens)
         both = ggml.mul_mat(layer["attn_kv_a_mqa"], cur)
         row = row_bytes(both.type, rank + rope)

@@ -25,11 +25,11 @@ class Ssm:
     @classmethod
     def of(cls, hparams: Hparams, *, grouped: bool) -> Ssm:
         return cls(
-            d_conv=hparams.whole("ssm.conv_kernel"),
-            d_inner=hparams.whole("ssm.inner_size"),
-            d_state=hparams.whole("ssm.state_size"),
-            dt_rank=hparams.whole("ssm.time_step_rank"),
-            n_group=hparams.whole("ssm.group_count") if grouped else 0,
+            d_conv=hparams.integer("ssm.conv_kernel"),
+            d_inner=hparams.integer("ssm.inner_size"),
+            d_state=hparams.integer("ssm.state_size"),
+            dt_rank=hparams.integer("ssm.time_step_rank"),
+            n_group=hparams.integer("ssm.group_count") if grouped else 0,
         )
 
     @property
@@ -83,14 +83,14 @@ def mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) -> 
     build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
     x = _convolved(layer, seen)
     y = _scanned(build, layer, rs, ssm, x)
-    y = ggml.add(y, ggml.mul(x, layer.need("ssm_d")))
+    y = ggml.add(y, ggml.mul(x, layer.required("ssm_d")))
     cur = linear(layer, "ssm_out", ggml.glu(ggml.cont(z), y))
     return ggml.reshape(cur, cur.ne[0], build.n_tokens)
 
 
 def _convolved(layer: GraphLayer, seen: GraphTensor) -> GraphTensor:
     cur = ggml.ssm_conv(seen, layer["ssm_conv1d"])
-    return ggml.unary(ggml.add(cur, layer.need("ssm_conv1d.bias")))
+    return ggml.unary(ggml.add(cur, layer.required("ssm_conv1d.bias")))
 
 
 def _scanned(
@@ -109,13 +109,13 @@ def _scanned(
         )
     else:
         dt = ggml.cont(dt)
-    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.need("ssm_dt.bias"))
+    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
     x = ggml.reshape(cur, 1, ssm.d_inner, tokens, seqs)
     cache = state(build, layer, "s", ssm.n_embd_s)
 
     def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, 1, ssm.d_inner, cache.ne[1])
-        return ggml.ssm_scan(states, x, dt, layer.need("ssm_a"), b, c, ids)
+        return ggml.ssm_scan(states, x, dt, layer.required("ssm_a"), b, c, ids)
 
     found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
     count = ssm.n_embd_s * seqs
@@ -144,7 +144,7 @@ def mamba2(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTensor) ->
     xbc = _convolved(layer, seen)
     x = parts(xbc, width, heads, tokens, seqs)
     y = _scanned2(build, layer, rs, ssm, (x, xbc, dt))
-    y = ggml.glu(ggml.cont(z), ggml.add(y, ggml.mul(x, layer.need("ssm_d"))))
+    y = ggml.glu(ggml.cont(z), ggml.add(y, ggml.mul(x, layer.required("ssm_d"))))
     if "ssm_norm" in layer:
         y = ggml.reshape(y, ssm.d_inner // ssm.n_group, ssm.n_group, tokens, seqs)
         y = normalize(y, layer["ssm_norm"], layer=layer.index)
@@ -165,12 +165,12 @@ def _scanned2(
     x, xbc, dt = given
     width, heads, tokens, seqs = x.ne
     b, c = (parts(xbc, ssm.d_state, ssm.n_group, tokens, seqs) for _ in range(2))
-    dt = ggml.add(ggml.cont(dt), layer.need("ssm_dt.bias"))
+    dt = ggml.add(ggml.cont(dt), layer.required("ssm_dt.bias"))
     cache = state(build, layer, "s", ssm.n_embd_s)
 
     def scan(states: GraphTensor, ids: GraphTensor) -> GraphTensor:
         states = ggml.reshape(states, ssm.d_state, width, heads, cache.ne[1])
-        return ggml.ssm_scan(states, x, dt, layer.need("ssm_a"), b, c, ids)
+        return ggml.ssm_scan(states, x, dt, layer.required("ssm_a"), b, c, ids)
 
     found = read_states(build, rs, cache, ssm.n_embd_s, get_rows=scan)
     row = found.type.block_bytes * ssm.n_embd_s
@@ -199,7 +199,7 @@ def plamo2_mamba(build: Build, layer: GraphLayer, rs: StateInput, cur: GraphTens
     build.expand(ggml.cpy(tail, ggml.view(r_cache, ssm.n_embd_r * seqs)))
     x = ggml.unary(ggml.ssm_conv(seen, layer["ssm_conv1d"]))
     x, y = _plamo2_scanned(build, layer, rs, ssm, x)
-    y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.need("ssm_d"), 1, heads)))
+    y = ggml.add(y, ggml.mul(x, ggml.reshape(layer.required("ssm_d"), 1, heads)))
     y = ggml.glu(ggml.cont(z), y)
     y = ggml.view(y, ssm.d_inner, tokens, seqs, strides=y.nb[2:4])
     cur = ggml.mul_mat(layer["ssm_out"], y)
@@ -217,11 +217,11 @@ def _plamo2_scanned(
     both = ggml.mul_mat(layer["ssm_x"], cur)
     rank = max(PLAMO2_LEAST_STEP, build.hparams.n_embd // 16)
     b, c, dt = (
-        normalize(some(both, count), layer.need(f"ssm_{side}_norm"), layer=layer.index)
+        normalize(some(both, count), layer.required(f"ssm_{side}_norm"), layer=layer.index)
         for side, count in (("b", ssm.d_state), ("c", ssm.d_state), ("dt", rank))
     )
-    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.need("ssm_dt.bias"))
-    decay = ggml.reshape(layer.need("ssm_a"), 1, heads)
+    dt = ggml.add(ggml.mul_mat(layer["ssm_dt"], dt), layer.required("ssm_dt.bias"))
+    decay = ggml.reshape(layer.required("ssm_a"), 1, heads)
     head = cur.type.block_bytes * width
     strides = (head, head * heads, head * heads * tokens)
     x = ggml.view(cur, width, heads, tokens, seqs, strides=strides)
@@ -243,7 +243,7 @@ def short_convolution(
 ) -> GraphTensor:
     """build_shortconv_block of LFM 2."""
     tokens, seqs = build.sizes.n_seq_tokens, build.sizes.n_seqs
-    kept, width = build.hparams.whole("shortconv.l_cache") - 1, build.hparams.n_embd
+    kept, width = build.hparams.integer("shortconv.l_cache") - 1, build.hparams.n_embd
     cur = ggml.reshape(cur, cur.ne[0], tokens, seqs)
     bcx = ggml.mul_mat(layer["shortconv.in_proj"], cur)
     b, c, x = (some(bcx, bcx.ne[0] // 3) for _ in range(3))

@@ -44,8 +44,8 @@ class Rwkv:
     norm: Norm
     time_mix: TimeMix
 
-    def more(self, hparams: Hparams, il: int) -> LayerPlace:
-        period = hparams.whole("rescale_every_n_layers", 0)
+    def variant(self, hparams: Hparams, il: int) -> LayerPlace:
+        period = hparams.integer("rescale_every_n_layers", 0)
         return LayerPlace(il == 0, period != 0 and (il + 1) % period == 0)
 
     def build(self, build: Build) -> None:
@@ -112,7 +112,7 @@ class ChannelMixed(Rwkv):
         if layer.facts.is_last:
             rows = [ggml.get_rows(one, out_ids) for one in rows]
         cur = ggml.add(self.channel_mix(layer, rows[1], rows[2]), rows[0])
-        place = layer.facts.more
+        place = layer.facts.variant
         if self.rescales and isinstance(place, LayerPlace) and place.halved:
             cur = ggml.scale(cur)
         return Carried(stream=cur, first=first)
@@ -134,7 +134,7 @@ def _before(shift: GraphTensor, cur: GraphTensor) -> GraphTensor:
 
 
 def _shift_cache(build: Build, layer: GraphLayer) -> tuple[GraphTensor, int]:
-    count = build.hparams.whole("token_shift_count", TOKEN_SHIFTS)
+    count = build.hparams.integer("token_shift_count", TOKEN_SHIFTS)
     return state(build, layer, "r", count * build.hparams.n_embd), count
 
 
@@ -314,7 +314,7 @@ def _gate_7(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 
 
 def _head_size(build: Build) -> int:
-    return build.hparams.whole("wkv.head_size")
+    return build.hparams.integer("wkv.head_size")
 
 
 def _cut(build: Build, cur: GraphTensor) -> GraphTensor:
@@ -342,7 +342,7 @@ def _remembered(build: Build, layer: GraphLayer, out: GraphTensor) -> GraphTenso
 
 def _normed(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
     cur = _flat(build, ggml.norm(_cut(build, cur)))
-    return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.need("time_mix_ln.bias"))
+    return ggml.add(ggml.mul(cur, layer["time_mix_ln"]), layer.required("time_mix_ln.bias"))
 
 
 def _projected(build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:

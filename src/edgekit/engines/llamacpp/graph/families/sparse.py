@@ -56,7 +56,7 @@ def sigmoid_routing(hparams: Hparams) -> Routing:
 
 
 def slides_or_leads(hparams: Hparams, il: int) -> bool:
-    return hparams.swa[il] or il < hparams.whole("leading_dense_block_count")
+    return hparams.swa[il] or il < hparams.integer("leading_dense_block_count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ def unnormalized(hparams: Hparams) -> Routing:
 
 def as_gated(hparams: Hparams) -> Routing:
     """Routing by the file's gating function, which is required (build_moe_ffn aborts without it)."""
-    return replace(plain_routing(hparams), gating=Gating(hparams.whole("expert_gating_func", 0)))
+    return replace(plain_routing(hparams), gating=Gating(hparams.integer("expert_gating_func", 0)))
 
 
 def by_sigmoid(hparams: Hparams) -> Routing:
@@ -275,7 +275,7 @@ def clamps(hparams: Hparams, name: str, il: int) -> bool:
 class Step35(Laguna):
     """Step 3.5: only full-attention layers use rope factors; some clamp activations."""
 
-    def more(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
+    def variant(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
         """Whether routed experts clamp, and whether other feed-forwards do."""
         return clamps(hparams, "swiglu_clamp_exp", il), clamps(hparams, "swiglu_clamp_shexp", il)
 
@@ -293,7 +293,7 @@ class Step35(Laguna):
     ) -> GraphTensor:
         of_experts, of_others = (
             Act.CLAMPED if clamped else Act.UNARY
-            for clamped in self.more(build.hparams, layer.index)
+            for clamped in self.variant(build.hparams, layer.index)
         )
         if "ffn_gate_inp" not in layer:
             return feed_forward(layer, cur, act=of_others)
@@ -316,7 +316,7 @@ class Llama4(Transformer):
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur)
-        if layer.facts.more is True:
+        if layer.facts.variant is True:
             factors = rope_factors(build)
             q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
             if build.hparams.n_expert != MAVERICK_EXPERTS:

@@ -188,7 +188,7 @@ STATEFUL: Mapping[str, Transformer] = {
         mixer=short_convolution,
         stream_first=True,
         routing=lambda hparams: replace(
-            plain_routing(hparams), gating=Gating(hparams.whole("expert_gating_func"))
+            plain_routing(hparams), gating=Gating(hparams.integer("expert_gating_func"))
         ),
     ),
     "nemotron_h": OneEach(

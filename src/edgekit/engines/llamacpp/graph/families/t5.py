@@ -76,7 +76,7 @@ def fed_forward(layer: GraphLayer, half: Half, stream: GraphTensor) -> GraphTens
 class T5Encoder:
     side: str = "enc"
 
-    def more(self, hparams: Hparams, il: int) -> Hashable:
+    def variant(self, hparams: Hparams, il: int) -> Hashable:
         """The layer's weights, whose names do not begin with blk."""
         prefix = f"{self.side}.blk.{il}."
         return tuple(
@@ -129,7 +129,7 @@ class Crossing:
 
     @classmethod
     def of(cls, build: Build) -> Crossing:
-        cells: Size = build.hparams.whole("context_length")
+        cells: Size = build.hparams.integer("context_length")
         mask = attention_mask(build, cells, build.n_tokens, 1, 1, name="cross_kq_mask")
         return cls(
             attn=input_kv(build),
@@ -146,7 +146,7 @@ class T5(T5Encoder):
 
     def build(self, build: Build) -> None:
         layers = build.hparams.n_layer
-        if build.hparams.whole("decoder_block_count", layers) != layers:
+        if build.hparams.integer("decoder_block_count", layers) != layers:
             raise NoGraphError("the decoder has not as many layers as the encoder")
         if build.options.streams:
             raise RefusedError(

@@ -68,14 +68,14 @@ def sections_if_stated(hparams: Hparams) -> int:
 def plain_routing(hparams: Hparams) -> Routing:
     """Soft-max over all experts, with the selected weights normalised to sum to one."""
     return Routing(
-        groups=hparams.whole("expert_group_count", 0),
-        groups_used=hparams.whole("expert_group_used_count", 0),
+        groups=hparams.integer("expert_group_count", 0),
+        groups_used=hparams.integer("expert_group_used_count", 0),
     )
 
 
 def stated_routing(hparams: Hparams, default: Gating = Gating.SOFTMAX) -> Routing:
     """Gating function, weight normalisation and scale as the file states."""
-    stated = hparams.whole("expert_gating_func", 0)
+    stated = hparams.integer("expert_gating_func", 0)
     return replace(
         plain_routing(hparams),
         gating=Gating(stated) if stated else default,
@@ -135,7 +135,7 @@ class Transformer:
     logit_scale: Callable[[Hparams], bool] = never
     logit_softcap: Callable[[Hparams], bool] = never
 
-    def more(self, hparams: Hparams, il: int) -> Hashable:
+    def variant(self, hparams: Hparams, il: int) -> Hashable:
         """Family-specific facts of a layer."""
         return self.rope(hparams, il)
 
@@ -232,7 +232,7 @@ class Transformer:
         return attend(build, layer, shared.attn, *heads, extras=extras)
 
     def rotates(self, layer: GraphLayer) -> bool:
-        return layer.facts.more is True
+        return layer.facts.variant is True
 
     def rotated(
         self, build: Build, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
