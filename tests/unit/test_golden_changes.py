@@ -150,7 +150,7 @@ PLANTED = {
         question="edgekit plan --help",
     ),
     "one cell less in a bar": Planted(
-        target="edgekit.report.bars.MOST_CELLS",
+        target="edgekit.report.text.MOST_CELLS",
         change=lambda _: 40,
         question="edgekit check qwen3-8b --ram 16G",
     ),

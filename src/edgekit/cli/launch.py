@@ -47,8 +47,7 @@ from edgekit.errors import (
     UsageError,
 )
 from edgekit.plan.choice import check_users
-from edgekit.report.check import check_json, check_text
-from edgekit.report.headline import headline
+from edgekit.report.check import check_json, check_text, headline
 from edgekit.report.json import json_text
 from edgekit.report.run import (
     answer_json,

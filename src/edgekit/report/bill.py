@@ -23,10 +23,13 @@ from edgekit.model.types import (
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import (
     MAX_WIDTH,
+    PARTS,
     PLAIN,
+    RAM,
     Screen,
     Sections,
     View,
+    column_of,
     command_lines,
     folded,
     render,
@@ -38,11 +41,6 @@ if TYPE_CHECKING:
     from edgekit.app.compare import EngineComparison
     from edgekit.app.estimate import EstimateAnswer
 
-RAM = "RAM"
-PARTS = ("model", "context", "compute", "other")  # the columns of the engines' own logs
-_PART_OF = {Component.WEIGHTS: "model", Component.COMPUTE: "compute"} | dict.fromkeys(
-    CACHES, "context"
-)
 _KEYS = {
     Component.WEIGHTS: "model_bytes",
     Component.KV_CACHE: "kv_bytes",
@@ -106,11 +104,6 @@ def _line_words(line: MemoryLine, names: dict[Pool, str]) -> str:
     what = f"{line.part} {line.component.value}" if line.part else line.component.value
     size, pool = format_bytes(line.size_bytes), _in_pool(names[line.pool])
     return f"{most}{size} {what} {pool}: {line.because}"
-
-
-def column_of(line: MemoryLine) -> str:
-    """One of PARTS."""
-    return _PART_OF.get(line.component, "other")
 
 
 def pool_sums(estimate: MemoryEstimate) -> dict[Pool, dict[str, int]]:

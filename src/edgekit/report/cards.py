@@ -21,10 +21,8 @@ from edgekit.plan.choice import download_bytes, with_weights
 from edgekit.plan.fit import first_placement
 from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion, rank_of
-from edgekit.report.bars import bar_lines, memories
-from edgekit.report.check import assumed_of, bars_json, changes_section
+from edgekit.report.check import assumed_of, bars_json, changes_section, headline, typical_figure
 from edgekit.report.hardware import machine_json
-from edgekit.report.headline import headline, typical_figure
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.plan import plan_fields, plan_speed
 from edgekit.report.tables import MIN_NAME, shortened, used_words, window_words
@@ -33,8 +31,10 @@ from edgekit.report.text import (
     Screen,
     Sections,
     View,
+    bar_lines,
     command_lines,
     folded,
+    memories,
     painted,
     render,
     table,

@@ -23,7 +23,6 @@ from edgekit.machine.types import (
     PoolKind,
     System,
 )
-from edgekit.report.bars import limit_on, reserve_words
 from edgekit.report.bill import ranges
 from edgekit.report.json import SCHEMA, error_json, fields
 from edgekit.report.text import (
@@ -34,7 +33,9 @@ from edgekit.report.text import (
     counted,
     fitted_table,
     folded_rows,
+    limit_on,
     render,
+    reserve_words,
 )
 from edgekit.units import format_bytes
 

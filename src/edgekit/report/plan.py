@@ -14,7 +14,6 @@ from edgekit.machine.types import System
 from edgekit.plan.choice import download_bytes
 from edgekit.plan.commands import LIMIT, by_program, main_command
 from edgekit.plan.plan import Plan
-from edgekit.report.bars import bar_lines, memories, memory_lines
 from edgekit.report.bill import answer_json, basis_rows, bill_json
 from edgekit.report.check import (
     MORE,
@@ -22,21 +21,26 @@ from edgekit.report.check import (
     change_json,
     changes_section,
     download_words,
+    embeds,
+    headline,
     result_figures,
     speed_json,
+    speed_row,
     use_json,
 )
 from edgekit.report.hardware import machine_json
-from edgekit.report.headline import embeds, headline, speed_row
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
     Sections,
     View,
+    bar_lines,
     command_lines,
     folded,
     hanging,
+    memories,
+    memory_lines,
     render,
 )
 from edgekit.terminal import printable

@@ -11,7 +11,7 @@ from edgekit.engines.program import ComparedRow, Up, Verification
 from edgekit.machine.calibration import Stored
 from edgekit.machine.types import Calibration, HostMeasured
 from edgekit.report.bill import percent
-from edgekit.report.check import check_json
+from edgekit.report.check import check_json, headline
 from edgekit.report.hardware import (
     difference_row,
     disk_rows,
@@ -19,7 +19,6 @@ from edgekit.report.hardware import (
     gigabytes,
     measured_rate,
 )
-from edgekit.report.headline import headline
 from edgekit.report.json import SCHEMA, fields
 from edgekit.report.text import PLAIN, Screen, Section, Sections, View, counted, render, table
 from edgekit.units import format_bytes

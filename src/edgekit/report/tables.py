@@ -12,11 +12,10 @@ from edgekit.bill.verdict import Status, Verdict
 from edgekit.engines.choices import AS_NAMED
 from edgekit.errors import HardwareError, RefusedError
 from edgekit.model.types import ModelGeometry
-from edgekit.report.bars import memories, sizes_words
-from edgekit.report.check import check_json
-from edgekit.report.headline import (
+from edgekit.report.check import (
     VERDICTS,
     cache_words,
+    check_json,
     context_words,
     embeds,
     is_beyond,
@@ -34,6 +33,8 @@ from edgekit.report.text import (
     folded,
     hanging,
     joined,
+    memories,
+    sizes_words,
 )
 from edgekit.terminal import printable
 from edgekit.units import GIB, short_count

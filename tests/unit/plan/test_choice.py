@@ -23,7 +23,7 @@ from edgekit.machine.types import Machine
 from edgekit.models import model_preflight
 from edgekit.plan.choice import cache_choices, choose, judge
 from edgekit.plan.plan import make_plan
-from edgekit.report.headline import headline
+from edgekit.report.check import headline
 from edgekit.units import GIB
 
 

@@ -27,7 +27,7 @@ from edgekit.plan.fit import (
     whole_placements,
 )
 from edgekit.plan.plan import Plan, make_plan
-from edgekit.report.headline import headline
+from edgekit.report.check import headline
 from edgekit.units import GIB
 
 MACHINES = {

@@ -10,7 +10,9 @@ from tests.unit.report.verdicts import recorded
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, HOST, Budget
-from edgekit.report.bars import (
+from edgekit.report.bill import PARTS
+from edgekit.report.text import (
+    ASCII,
     MOST_CELLS,
     Memory,
     bar,
@@ -19,8 +21,6 @@ from edgekit.report.bars import (
     share_words,
     sizes_words,
 )
-from edgekit.report.bill import PARTS
-from edgekit.report.text import ASCII
 from edgekit.units import GIB, KIB, MIB
 
 

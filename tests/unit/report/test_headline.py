@@ -26,7 +26,7 @@ from edgekit.engines.llamacpp.types import LlamaCppSetup, LlamaMode
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.vllm.types import VllmSetup
 from edgekit.machine.types import DEVICE, HOST, System
-from edgekit.report.headline import (
+from edgekit.report.check import (
     card_names,
     concurrency,
     context_words,

@@ -26,8 +26,7 @@ from edgekit.machine.what_if import requested_machine
 from edgekit.model import open_model
 from edgekit.plan.commands import by_program, ready_commands
 from edgekit.plan.plan import Plan, make_plan
-from edgekit.report.check import MAX_CHANGES
-from edgekit.report.headline import headline, rate_words, speed_row
+from edgekit.report.check import MAX_CHANGES, headline, rate_words, speed_row
 from edgekit.report.json import json_text
 from edgekit.report.plan import plan_json, plan_text
 from edgekit.report.text import ASCII, BLOCKS, Screen
