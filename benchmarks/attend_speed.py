@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from turns import Work, best_turns
 
 from edgekit.bill.types import cache_type
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import CacheAttention, CacheKind, Floats, Kernels
 from edgekit.errors import UsageError
 
@@ -30,9 +30,9 @@ TURNS_S = 3.0  # for all that are compared with one another
 
 
 def main() -> None:
-    ours = [choose("numpy")]
+    ours = [choose_kernels("numpy")]
     try:
-        ours.insert(0, choose("native"))
+        ours.insert(0, choose_kernels("native"))
     except UsageError as error:
         print(f"{error}\n")
     print("| cells | heads | cache | kernels | ms | GB/s | of reading | times plain numpy |")

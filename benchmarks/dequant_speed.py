@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.embed_kernels import KINDS, random_blocks, scale_places, set_half
 
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Bytes, Floats, Kernels
 from edgekit.errors import UsageError
 from edgekit.formats.dtype import by_name
@@ -47,9 +47,9 @@ TOKENS = (1, 16, 128, 1024)
 
 
 def main() -> None:
-    numpy_kernels = choose("numpy")
+    numpy_kernels = choose_kernels("numpy")
     try:
-        native: Kernels | None = choose("native")
+        native: Kernels | None = choose_kernels("native")
     except UsageError as error:
         native = None
         print(f"{error}\n")

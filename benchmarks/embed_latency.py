@@ -10,7 +10,7 @@ import asyncio
 import time
 
 from edgekit.embed import Embedder, Limits, open_embedder
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import Floats
 
 TICK_S = 0.001
 ROUNDS = 5

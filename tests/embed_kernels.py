@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.numpy_kernels import UNPACK
 from edgekit.engines.native.kernels.types import Kernels
 from edgekit.formats.dtype import TensorType, by_name
@@ -31,13 +31,13 @@ def names() -> tuple[str, ...]:
 def using(name: str) -> Iterator[Kernels]:
     """The kernels of that name; afterwards the best variant is chosen again."""
     if name == "numpy":
-        yield choose("numpy")
+        yield choose_kernels("numpy")
         return
     from edgekit.engines.native.kernels import _native
 
     _native.use_variant(name.removeprefix("native-"))
     try:
-        yield choose("native")
+        yield choose_kernels("native")
     finally:
         _native.use_variant(_native.variants()[-1])
 

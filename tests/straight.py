@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.types import Pooling
+from edgekit.engines.native.families import Pooling
 
 Wide = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from tests.embed_models import write_model
 
 from edgekit.bill.types import Load, cache_type
 from edgekit.engines.native.generator import StreamEngine, open_stream
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.native.types import Floats
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 TINY: dict[str, Any] = {

@@ -31,12 +31,11 @@ from typing import Any, cast
 
 import pytest
 
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import Vocabulary, read_vocabulary
-from edgekit.engines.native.types import Limits
 from edgekit.sources.cache import cache_folder
 
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
@@ -343,7 +342,7 @@ def write_pairs_model(path: Path, pre: str) -> None:
 def tokenizer_of(name: str) -> TextTokenizer:
     """Of one of llama.cpp's vocabularies."""
     with WeightFile(find_vocabulary(name), Limits()) as file:
-        return build_tokenizer(read_vocabulary(file, walk(file)), cache=_scratch())
+        return build_tokenizer(read_vocabulary(file, scan_header(file)), cache=_scratch())
 
 
 @lru_cache(maxsize=6)
@@ -359,7 +358,7 @@ def _pairs_vocabulary(pre: str) -> Vocabulary:
     path = _scratch() / f"{pre}.gguf"
     write_pairs_model(path, pre)
     with WeightFile(path, Limits()) as file:
-        return read_vocabulary(file, walk(file))
+        return read_vocabulary(file, scan_header(file))
 
 
 @cache

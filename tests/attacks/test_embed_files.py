@@ -35,10 +35,9 @@ from tests.recorded import header_bytes
 from tests.thoroughness import LONG, sampled
 
 from edgekit.engines.native import file as file_module
-from edgekit.engines.native.file import Walked, WeightFile, walk
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.token_mean import TokenMean, open_token_mean
-from edgekit.engines.native.types import Limits
 from edgekit.errors import EdgekitError, HeaderError, HeaderLimitError, SourceError
 from edgekit.formats import limits
 from edgekit.formats.dtype import by_name
@@ -52,9 +51,9 @@ MEMORY_BYTES = 100 * KIB  # also for the worst; a real header takes less than 64
 CPU_S = 1.5  # on a machine, and at a moment, where pace_s() is PACE_S or less
 
 
-def walk_at(path: Path) -> Walked:
+def walk_at(path: Path) -> FileHeader:
     with WeightFile(path, Limits()) as file:
-        return walk(file, wanted=lambda name: name == TABLE)
+        return scan_header(file, selects=lambda name: name == TABLE)
 
 
 def array_head(name: str, element: int, count: int) -> bytes:
@@ -75,7 +74,7 @@ def model_of(keys: Sequence[bytes]) -> bytes:
 
 
 Build = Callable[[], bytes]
-# What is built to cost; and the error's words, or None where the walk gets through.
+# What is built to cost; and the error's words, or None where the header is read.
 BOMBS: dict[str, tuple[Build, str | None]] = {
     "as many tensors as allowed": (
         lambda: gguf([], many_tensors(), data_bytes=32 * limits.TENSORS_PER_FILE),
@@ -296,8 +295,10 @@ def at_work(path: Path, meanwhile: Callable[[], object]) -> None:
 
 
 def _mean(file: WeightFile) -> TokenMean:
-    found = walk(file, wanted=lambda name: name == TABLE)
-    return open_token_mean(file, found, kernels=choose("numpy"), monitor=Monitor(critical_bytes=0))
+    found = scan_header(file, selects=lambda name: name == TABLE)
+    return open_token_mean(
+        file, found, kernels=choose_kernels("numpy"), monitor=Monitor(critical_bytes=0)
+    )
 
 
 def _replace(path: Path) -> None:
@@ -357,7 +358,7 @@ def test_a_file_truncated_inside_a_tensor_before_is_refused_by_its_header(model:
 
 
 def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
-    """The vocabulary is walked window by window; what was skipped may be anything by then."""
+    """The vocabulary is header window by window; what was skipped may be anything by then."""
     path = tmp_path / "model.gguf"
     tokens = key("tokenizer.ggml.tokens", ARRAY, (STRING, [f"token{n}" for n in range(20_000)]))
     types = key("tokenizer.ggml.token_type", ARRAY, (INT32, [1] * 20_000))
@@ -375,7 +376,7 @@ def test_a_header_that_changes_between_two_windows(tmp_path: Path) -> None:
         Changing(path, Limits()) as file,
         pytest.raises(SourceError, match="was truncated while"),
     ):
-        walk(file)
+        scan_header(file)
 
 
 def test_a_file_of_five_terabytes_is_refused_at_once(tmp_path: Path) -> None:

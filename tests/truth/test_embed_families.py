@@ -13,7 +13,7 @@ from tests.embed_vocabularies import byte_bpe
 from tests.thoroughness import sampled
 
 from edgekit.embed import open_embedder
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import Floats
 
 pytest.importorskip("xllamacpp")
 

@@ -13,7 +13,7 @@ from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import LONG, sampled, wide
 
 from edgekit.embed import open_embedder
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import Floats
 
 LEAST = {"F32": 0.9999, "F16": 0.9999, "Q8_0": 0.999}  # eight bits are not what was recorded
 

@@ -18,8 +18,8 @@ from tests.stream_oracle import centred, llamacpp_logits
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps
 from tests.thoroughness import LONG, costly, sampled
 
-from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels import choose_kernels
+from edgekit.engines.native.kernels.types import Floats
 
 pytest.importorskip("xllamacpp")
 
@@ -89,7 +89,7 @@ def test_the_same_logits_and_the_same_token(tmp_path: Path, name: str) -> None:
 
 def test_with_the_kernels_in_numpy(tmp_path: Path) -> None:
     path = _written(tmp_path, architecture="gemma3")
-    ours, theirs = _both(path, FEWER_STEPS, kernels=choose("numpy"))
+    ours, theirs = _both(path, FEWER_STEPS, kernels=choose_kernels("numpy"))
     assert cosines(ours, theirs).min() >= 0.99999
 
 

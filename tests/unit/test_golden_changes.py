@@ -50,7 +50,7 @@ PLANTED = {
         question='edgekit check qwen3-8b --engine vllm --device "RTX 4090" -c 32k --json',
     ),
     "one byte more for the built-in engine": Planted(
-        target="edgekit.engines.native.placements.PROCESS_BYTES",
+        target="edgekit.engines.native.rules.PROCESS_BYTES",
         change=lambda count: count + 1,
         question="edgekit check qwen3-8b --engine stream --ram 4G -c 8k --json",
     ),

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from edgekit.embed.embedder import Embedder
     from edgekit.embed.open import Choices, open_embedder, plan_embedder
     from edgekit.embed.types import EmbedPlan, Mode
-    from edgekit.engines.native.types import Limits, Pooling
+    from edgekit.engines.native.families import Pooling
+    from edgekit.engines.native.file import Limits
 
 __all__ = [
     "Choices",
@@ -34,9 +35,9 @@ _PLACES = {
     "Choices": "edgekit.embed.open",
     "EmbedPlan": "edgekit.embed.types",
     "Embedder": "edgekit.embed.embedder",
-    "Limits": "edgekit.engines.native.types",
+    "Limits": "edgekit.engines.native.file",
     "Mode": "edgekit.embed.types",
-    "Pooling": "edgekit.engines.native.types",
+    "Pooling": "edgekit.engines.native.families",
     "open_embedder": "edgekit.embed.open",
     "plan_embedder": "edgekit.embed.open",
 }

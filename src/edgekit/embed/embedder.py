@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from edgekit.embed.passes import EmbedCall, Passes
+from edgekit.embed.types import Encoder
 from edgekit.engines.native.encoder import scale_row
-from edgekit.engines.native.types import Closeable, Encoder, Floats, Limits
+from edgekit.engines.native.file import Closeable, Limits
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import CancelledError, TextError, UsageError
 from edgekit.units import format_bytes
 

@@ -28,8 +28,10 @@ from edgekit.engines.llamacpp.run.binding import (
     start_child,
 )
 from edgekit.engines.llamacpp.types import LlamaCppSetup
-from edgekit.engines.native.file import Walked
-from edgekit.engines.native.types import Checkpoint, Floats, Pooling
+from edgekit.engines.native.crew import Checkpoint
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import FileHeader
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import EngineError, HeaderError, UsageError
 from edgekit.machine.monitor import Monitor
 from edgekit.units import MB
@@ -53,24 +55,24 @@ class ChildSettings:
     repack: bool = False  # keep a second copy of the weights, laid out for its kernels
 
 
-def needed_bytes(walked: Walked, settings: ChildSettings) -> int:
+def needed_bytes(header: FileHeader, settings: ChildSettings) -> int:
     """An upper bound on the memory of the engine's process. MODELLED: the whole file is mapped and counted."""
-    weights = walked.file_bytes * (2 if settings.repack else 1)
-    vocabulary = walked.arrays.get("tokenizer.ggml.tokens")
-    tokens = vocabulary.count if vocabulary is not None else _number(walked, "vocab_size")
+    weights = header.file_bytes * (2 if settings.repack else 1)
+    vocabulary = header.arrays.get("tokenizer.ggml.tokens")
+    tokens = vocabulary.count if vocabulary is not None else _number(header, "vocab_size")
     return (
         weights
-        + _cache_bytes(walked, settings)
-        + _compute_bytes(walked, settings, tokens)
+        + _cache_bytes(header, settings)
+        + _compute_bytes(header, settings, tokens)
         + (_PROCESS_BYTES + tokens * _TOKEN_BYTES)
     )
 
 
-def width_of(walked: Walked) -> int:
+def width_of(header: FileHeader) -> int:
     """The dimensions of a vector. Raises HeaderError if the file does not state them."""
-    found = _number(walked, "embedding_length_out") or _number(walked, "embedding_length")
+    found = _number(header, "embedding_length_out") or _number(header, "embedding_length")
     if not found:
-        raise HeaderError("embedding_length is missing or not a number", file=walked.name)
+        raise HeaderError("embedding_length is missing or not a number", file=header.name)
     return found
 
 
@@ -80,7 +82,7 @@ class LlamaCppEncoder:
     def __init__(
         self,
         path: Path,
-        walked: Walked,
+        header: FileHeader,
         settings: ChildSettings,
         *,
         monitor: Monitor,
@@ -92,12 +94,12 @@ class LlamaCppEncoder:
         """
         if not has_xllamacpp():
             raise UsageError(f"engine {ENGINE.name} is not installed: {INSTALL_XLLAMACPP}")
-        size_bytes = needed_bytes(walked, settings) if memory_bytes is None else memory_bytes
-        self.width = width_of(walked)
+        size_bytes = needed_bytes(header, settings) if memory_bytes is None else memory_bytes
+        self.width = width_of(header)
         self._path = path
         self._settings = settings
         self._child: _Child | None = None
-        self._memory = monitor.try_allocate(size_bytes, f"{walked.name} in {ENGINE.name}")
+        self._memory = monitor.try_allocate(size_bytes, f"{header.name} in {ENGINE.name}")
         try:
             self._child = self._start(lambda _: monitor.check())
         except BaseException:
@@ -231,24 +233,24 @@ def _context_tokens(settings: ChildSettings) -> int:
     return -(-(settings.pass_tokens + _SPARE_TOKENS) // _SPARE_TOKENS) * _SPARE_TOKENS
 
 
-def _cache_bytes(walked: Walked, settings: ChildSettings) -> int:
+def _cache_bytes(header: FileHeader, settings: ChildSettings) -> int:
     """The KV cache in f16. Encoders have none, but are so narrow that counting one does not matter."""
-    heads = _number(walked, "attention.head_count") or 1
-    length = _number(walked, "attention.key_length") or _number(walked, "embedding_length") // heads
-    width = length * (_number(walked, "attention.head_count_kv") or heads)
-    return _context_tokens(settings) * _number(walked, "block_count") * 2 * width * 2
+    heads = _number(header, "attention.head_count") or 1
+    length = _number(header, "attention.key_length") or _number(header, "embedding_length") // heads
+    width = length * (_number(header, "attention.head_count_kv") or heads)
+    return _context_tokens(settings) * _number(header, "block_count") * 2 * width * 2
 
 
-def _compute_bytes(walked: Walked, settings: ChildSettings, tokens: int) -> int:
+def _compute_bytes(header: FileHeader, settings: ChildSettings, tokens: int) -> int:
     """Floats for each token of a pass: feed-forward, hidden states, attention masks, a decoder's logits."""
-    logits = 0 if "tokenizer.ggml.token_type_count" in walked.keys else tokens
-    width, inner = _number(walked, "embedding_length"), _number(walked, "feed_forward_length")
+    logits = 0 if "tokenizer.ggml.token_type_count" in header.keys else tokens
+    width, inner = _number(header, "embedding_length"), _number(header, "feed_forward_length")
     masks = 2 * _context_tokens(settings)  # flash attention stores no scores
     return settings.pass_tokens * 4 * (3 * inner + 16 * width + masks + logits)
 
 
-def _number(walked: Walked, key: str) -> int:
+def _number(header: FileHeader, key: str) -> int:
     """A number from the file: 0 if it is missing, the largest of a per-layer list."""
-    value = walked.keys.get(f"{walked.keys.get('general.architecture')}.{key}", 0)
+    value = header.keys.get(f"{header.keys.get('general.architecture')}.{key}", 0)
     values = value if isinstance(value, tuple) else (value,)
     return max((one for one in values if isinstance(one, int) and one > 0), default=0)

@@ -17,7 +17,7 @@ import psutil
 from edgekit.basis import Basis
 from edgekit.embed import llamacpp
 from edgekit.embed.embedder import Embedder, EmbedderParts
-from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Mode, prefixes_of
+from edgekit.embed.types import BUILT_IN, ENGINES, EmbedPlan, Encoder, Mode, prefixes_of
 from edgekit.engines.native.buffers import matrices, usable_cores
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import (
@@ -27,15 +27,15 @@ from edgekit.engines.native.encoder_plan import (
     plan_encoder,
     rounded_up,
 )
-from edgekit.engines.native.file import Walked, WeightFile, walk
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Kernels
 from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
-from edgekit.engines.native.types import Encoder, Limits, Pooling
 from edgekit.errors import MemoryPressureError, UsageError
 from edgekit.machine.monitor import BREAKER_PERCENT, Monitor, usable_bytes
 from edgekit.sources.download import Found, find_weights
@@ -90,7 +90,7 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
         tokenizer = _build_tokenizer(needs, monitor, held)
         encoder = backend.start(monitor)
         held.callback(encoder.close)
-        rows, table = _rows(backend.width, options.mode), needs.walked.tensors.get(TABLE)
+        rows, table = _rows(backend.width, options.mode), needs.header.tensors.get(TABLE)
         held.enter_context(monitor.try_allocate(rows * backend.width * 4, "the vectors of a pass"))
         parts = EmbedderParts(
             plan=plan,
@@ -98,7 +98,7 @@ def open_embedder(model: str | os.PathLike[str], **choices: Unpack[Choices]) -> 
             monitor=monitor,
             tokenizer=tokenizer,
             vocabulary=table.shape[0] if table is not None and table.shape else 0,
-            prefixes=partial(prefixes_of, dict(needs.walked.keys)),
+            prefixes=partial(prefixes_of, dict(needs.header.keys)),
             normalize=options.normalize,
             truncate=options.truncate,
             limits=options.limits,
@@ -173,7 +173,7 @@ def _options(choices: Choices) -> _Options:
         threads=choices.get("threads"),
         batch_tokens=choices.get("batch_tokens"),
         engine=_chosen("engine", engines, choices.get("engine", BUILT_IN)),
-        kernels=choose(),
+        kernels=choose_kernels(),
         tokenizer=choices.get("tokenizer", True),
         tokenizer_cache=None if cache is None else Path(cache),
         reach=choices.get("reach"),
@@ -216,7 +216,7 @@ class _Needs:
 
     options: _Options
     file: WeightFile
-    walked: Walked
+    header: FileHeader
     budget_bytes: int | None
     available_bytes: int
     others: tuple[PlanLine, ...]  # the process, the input, the tokenizer
@@ -245,8 +245,8 @@ def _prepare(
     found = find_weights(model, reach=options.reach, confirm=options.confirm)
     file = held.enter_context(WeightFile(found.path, options.limits))
     is_tokens = options.mode is Mode.TOKENS
-    walked = walk(file, wanted=(lambda name: name == TABLE) if is_tokens else None)
-    needs = _needs(options, file, walked)
+    header = scan_header(file, selects=lambda name: name == TABLE or not is_tokens)
+    needs = _needs(options, file, header)
     if is_tokens:
         backend = _token_backend(needs)
     elif options.engine == BUILT_IN:
@@ -264,7 +264,7 @@ def _total(lines: Iterable[PlanLine]) -> int:
     return sum(line.size_bytes for line in lines)
 
 
-def _needs(options: _Options, file: WeightFile, walked: Walked) -> _Needs:
+def _needs(options: _Options, file: WeightFile, header: FileHeader) -> _Needs:
     """The budget is the user's, or less if a limit on this process allows less."""
     base = []
     if options.own_process:
@@ -280,8 +280,8 @@ def _needs(options: _Options, file: WeightFile, walked: Walked) -> _Needs:
         base.append(_line("input", options.input_bytes, because, Basis.MODELLED))
     others, peak_bytes = [*base], _total(base)
     if options.tokenizer:
-        cost = tokenizer_cost_bytes(walked)
-        tokens = walked.arrays.get("tokenizer.ggml.tokens")
+        cost = tokenizer_cost_bytes(header)
+        tokens = header.arrays.get("tokenizer.ggml.tokens")
         because = (
             f"{(0 if tokens is None else tokens.count):,} tokens; {format_bytes(cost.peak_bytes)} "
             "while it is being built"
@@ -298,7 +298,7 @@ def _needs(options: _Options, file: WeightFile, walked: Walked) -> _Needs:
     return _Needs(
         options=options,
         file=file,
-        walked=walked,
+        header=header,
         budget_bytes=budget_bytes,
         available_bytes=available,
         others=tuple(others),
@@ -323,11 +323,11 @@ def _row_lines(width: int, mode: Mode) -> tuple[PlanLine, PlanLine]:
 
 
 def _token_backend(needs: _Needs) -> _Backend:
-    options, walked = needs.options, needs.walked
+    options, header = needs.options, needs.header
     if options.engine != BUILT_IN or options.pooling is not None:
         raise UsageError("mode tokens does not take an engine or a pooling")
-    size_bytes = token_mean_bytes(walked)
-    width = _table_width(walked)
+    size_bytes = token_mean_bytes(header)
+    width = _table_width(header)
     buffers = _line("buffers", size_bytes, "packed bytes and floats for part of one row")
     lines = (*needs.others, buffers, *_row_lines(width, options.mode))
     return _Backend(
@@ -341,16 +341,16 @@ def _token_backend(needs: _Needs) -> _Backend:
         text_tokens_because="Limits.tokens",
         read_bytes=0,
         start=lambda monitor: open_token_mean(
-            needs.file, walked, kernels=options.kernels, monitor=monitor
+            needs.file, header, kernels=options.kernels, monitor=monitor
         ),
     )
 
 
 def _encoder_backend(needs: _Needs) -> _Backend:
-    options, walked = needs.options, needs.walked
-    width = _table_width(walked)
+    options, header = needs.options, needs.header
+    width = _table_width(header)
     plan = plan_encoder(
-        walked,
+        header,
         kernels=options.kernels,
         budget_bytes=needs.budget_bytes,
         available_bytes=needs.available_bytes,
@@ -377,27 +377,27 @@ def _encoder_backend(needs: _Needs) -> _Backend:
             if tensor.name not in plan.kept and tensor.name not in _TABLES
         ),
         start=lambda monitor: open_encoder(
-            needs.file, walked, kernels=options.kernels, monitor=monitor, plan=plan
+            needs.file, header, kernels=options.kernels, monitor=monitor, plan=plan
         ),
     )
 
 
 def _engine_backend(needs: _Needs) -> _Backend:
-    options, walked = needs.options, needs.walked
-    architecture = str(walked.keys.get("general.architecture"))
-    context = walked.keys.get(f"{architecture}.context_length")
+    options, header = needs.options, needs.header
+    architecture = str(header.keys.get("general.architecture"))
+    context = header.keys.get(f"{architecture}.context_length")
     text_tokens, because = options.limits.tokens, "Limits.tokens"
     if isinstance(context, int) and 0 < context < text_tokens:
         text_tokens, because = context, "the model's context length"
     settings = llamacpp.ChildSettings(
-        pooling=choose_pooling(walked.keys, architecture, options.pooling),
+        pooling=choose_pooling(header.keys, architecture, options.pooling),
         threads=usable_cores() if options.threads is None else options.threads,
         pass_tokens=max(text_tokens, options.batch_tokens or 0),
     )
-    width = llamacpp.width_of(walked)
+    width = llamacpp.width_of(header)
     engine = _line(
         options.engine,
-        llamacpp.needed_bytes(walked, settings),
+        llamacpp.needed_bytes(header, settings),
         "the whole file, its KV cache and its compute buffers, in a separate process",
         Basis.MODELLED,
     )
@@ -413,13 +413,13 @@ def _engine_backend(needs: _Needs) -> _Backend:
         text_tokens_because=because,
         read_bytes=0,
         start=lambda monitor: llamacpp.LlamaCppEncoder(
-            Path(needs.file.name), walked, settings, monitor=monitor
+            Path(needs.file.name), header, settings, monitor=monitor
         ),
     )
 
 
-def _table_width(walked: Walked) -> int:
-    table = walked.tensors.get(TABLE)
+def _table_width(header: FileHeader) -> int:
+    table = header.tensors.get(TABLE)
     return table.shape[-1] if table is not None and table.shape else 1
 
 
@@ -484,9 +484,9 @@ def _build_tokenizer(
             )
 
         return refuse
-    cost = tokenizer_cost_bytes(needs.walked)
+    cost = tokenizer_cost_bytes(needs.header)
     reserved = held.enter_context(monitor.try_allocate(cost.peak_bytes, "building the tokenizer"))
-    vocabulary = read_vocabulary(needs.file, needs.walked)
+    vocabulary = read_vocabulary(needs.file, needs.header)
     built = build_tokenizer(vocabulary, cache=needs.options.tokenizer_cache)
     del vocabulary
     reserved.shrink(cost.resident_bytes)

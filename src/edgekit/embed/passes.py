@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edgekit.embed.types import Encoder
 from edgekit.engines.native.crew import no_thread
-from edgekit.engines.native.types import Encoder, Floats
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.embed.bulk.output import write_all
 from edgekit.embed.bulk.rows import row_bytes_for
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import (
     CancelledError,
     DeadlineError,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from edgekit.engines import default_engine
 from edgekit.errors import UsageError
 
 if TYPE_CHECKING:
+    from edgekit.engines.native.crew import Checkpoint
     from edgekit.engines.native.encoder_plan import PlanLine
-    from edgekit.engines.native.types import Pooling
+    from edgekit.engines.native.families import Pooling
+    from edgekit.engines.native.kernels.types import Floats
 
 
 BUILT_IN = "edgekit"
@@ -50,6 +52,21 @@ class EmbedPlan:
     @property
     def total_bytes(self) -> int:
         return sum(line.size_bytes for line in self.lines)
+
+
+class Encoder(Protocol):
+    """Turns the tokens of some texts into vectors, within the planned memory."""
+
+    @property
+    def width(self) -> int:
+        """Floats in a vector."""
+        ...
+
+    def encode(self, texts: Sequence[Sequence[int]], into: Floats, checkpoint: Checkpoint) -> None:
+        """Writes a pooled vector for each text to a row of `into`, not scaled to length 1 yet."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Prefixes(NamedTuple):

@@ -114,15 +114,16 @@ class Engine:
     # Files it loads as they are: "gguf", "safetensors", "config", "mlx". The first engine of the list that does is
     # chosen, if none is named.
     made_for: frozenset[str] = frozenset()
+    rules_module: str = ""  # the one module with all its rules; "": a module for each kind of rule
 
     def __init__(self) -> None:
         self.package = type(self).__module__  # its folder
         self._modules: dict[str, ModuleType | None] = {}
 
     def module(self, name: str) -> ModuleType | None:
-        """A module of its folder; None where there is none."""
+        """The module of its folder that has the rules of this kind; None where there is none."""
         if name not in self._modules:
-            path = f"{self.package}.{name}"
+            path = f"{self.package}.{self.rules_module or name}"
             try:
                 self._modules[name] = import_module(path)
             except ModuleNotFoundError as error:

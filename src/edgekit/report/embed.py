@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgekit.embed.bulk.job import Finished
     from edgekit.embed.bulk.rows import BulkStatus
     from edgekit.embed.types import EmbedPlan
-    from edgekit.engines.native.types import Floats
+    from edgekit.engines.native.kernels.types import Floats
 
 _SHOWN_NUMBERS = 6  # of a vector
 _BAR = 20

@@ -28,7 +28,7 @@ from edgekit.embed.bulk.rows import (
     RowLimit,
     row_bytes_for,
 )
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import OutputError, TextError, UsageError
 
 WIDTH = 5

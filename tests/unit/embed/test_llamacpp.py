@@ -16,8 +16,9 @@ from tests.embed_oracle import cosines, llamacpp_vectors
 from tests.thoroughness import LONG, costly, sampled
 
 from edgekit.embed.llamacpp import ChildSettings, LlamaCppEncoder, needed_bytes
-from edgekit.engines.native.file import Walked, WeightFile, walk
-from edgekit.engines.native.types import Floats, Limits, Pooling
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import CancelledError, EngineError, HeaderError, MemoryPressureError
 from edgekit.machine.monitor import Monitor
 
@@ -41,7 +42,7 @@ def opened(
 ) -> Iterator[LlamaCppEncoder]:
     encoder = LlamaCppEncoder(
         path,
-        walked(path),
+        header_of(path),
         ChildSettings(pooling=pooling, threads=2, pass_tokens=pass_tokens),
         monitor=monitor or Monitor(),
     )
@@ -51,10 +52,10 @@ def opened(
         encoder.close()
 
 
-def walked(path: Path) -> Walked:
+def header_of(path: Path) -> FileHeader:
     file = WeightFile(path, Limits())
     try:
-        return walk(file, wanted=lambda _: False)
+        return scan_header(file, selects=lambda _: False)
     finally:
         file.close()
 
@@ -128,7 +129,7 @@ def test_llamacpp_with_a_file_truncated_after_its_header_was_read(
 ) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(qwen.read_bytes())
-    header = walked(path)
+    header = header_of(path)
     os.truncate(path, path.stat().st_size // 2)
     settings = ChildSettings(pooling=Pooling.LAST, threads=1, pass_tokens=64)
     with pytest.raises(EngineError, match="last output"):
@@ -218,7 +219,7 @@ def test_llamacpp_stays_within_needed_bytes(
         encode(encoder, [list(range(2, 2 + pass_tokens // 4))] * 5)  # a full pass, and one more
         assert encoder._child is not None
         peak = _peak_bytes(encoder._child._process.pid)
-    assert peak < needed_bytes(walked(path), settings) < 3 * peak
+    assert peak < needed_bytes(header_of(path), settings) < 3 * peak
 
 
 def _peak_bytes(process: int) -> int:

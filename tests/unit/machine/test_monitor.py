@@ -338,7 +338,7 @@ import os, sys
 from pathlib import Path
 from edgekit.engines.native.file import WeightFile
 from edgekit.machine.monitor import Monitor
-from edgekit.engines.native.types import Limits
+from edgekit.engines.native.file import Limits
 watch = Monitor(critical_bytes=0)
 buffer = memoryview(bytearray(2**20))
 with WeightFile(Path(sys.argv[1]), Limits()) as file:

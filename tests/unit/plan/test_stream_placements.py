@@ -19,9 +19,8 @@ from tests.unit.plan.machines import cards, cpu, host, mac
 from edgekit.bill.types import Job, Load, Start, Task, cache_type
 from edgekit.bill.verdict import ChangeKind, Status
 from edgekit.engines import engine_named
-from edgekit.engines.native.estimate import matrix_bytes
-from edgekit.engines.native.placements import PROCESS_BYTES, THREAD_BYTES
-from edgekit.engines.native.placements import budgets as stream_budgets
+from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES, matrix_bytes
+from edgekit.engines.native.rules import budgets as stream_budgets
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
@@ -66,8 +65,8 @@ LOADED = """
 from pathlib import Path
 import edgekit.cli, edgekit.app.check, edgekit.cli.launch, edgekit.engines.native.generator
 import numpy, tokenizers, psutil
-from edgekit.engines.native.kernels.choice import choose
-choose()
+from edgekit.engines.native.kernels import choose_kernels
+choose_kernels()
 lines = Path("/proc/self/status").read_text().splitlines()
 print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
 """

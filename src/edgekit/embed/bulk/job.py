@@ -34,7 +34,7 @@ from edgekit.errors import (
 )
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.types import Floats
+    from edgekit.engines.native.kernels.types import Floats
 
 
 MOST_SKIPPED = 4096  # skipped rows in a batch: then it ends, so that they need not be held

@@ -25,7 +25,7 @@ from edgekit.errors import OutputError, SourceError, UsageError
 from edgekit.sources.local import open_file, try_lock
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.types import Floats
+    from edgekit.engines.native.kernels.types import Floats
 
 
 SUFFIXES = {

@@ -33,7 +33,7 @@ from edgekit.units import MIB
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from edgekit.engines.native.types import Floats
+    from edgekit.engines.native.kernels.types import Floats
 
 READ_ROWS = (
     64  # held at a time, or fewer if their pages are large: a value is never larger than its page

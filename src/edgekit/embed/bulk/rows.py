@@ -22,7 +22,7 @@ from edgekit.units import KIB, MB, format_bytes
 if TYPE_CHECKING:
     from gzip import GzipFile
 
-    from edgekit.engines.native.types import Floats
+    from edgekit.engines.native.kernels.types import Floats
 
 
 Id = str | int

@@ -7,7 +7,7 @@ from edgekit.engines.protocol import Engine
 
 
 class Native(Engine):
-    """Facts; the rules are in the modules of this folder. Its speed is unknown: it may have to read from a disk."""
+    """Its speed is unknown: it may have to read weights from a disk."""
 
     name = "stream"
     title = flags.TITLE
@@ -15,6 +15,7 @@ class Native(Engine):
     loads_gguf = True  # but it is only chosen by its name
     page = flags.PAGE
     table = flags.TABLE
+    rules_module = "rules"
     starts_for = ("run",)
     program_module = "edgekit.engines.native.program"
     streams_weights = True

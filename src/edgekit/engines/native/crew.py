@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.types import Checkpoint, Floats
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import MemoryPressureError
 
 WAIT_S = 0.02  # how long the caller waits for the others before it looks up
@@ -30,6 +30,9 @@ class CrewMember:
     scratch: Floats  # unpacked rows, scores
     side: Floats  # rows of `up`
 
+
+Checkpoint = Callable[[float], None]
+"""Called between tiles with the share of the pass that is done; what it raises ends the pass."""
 
 Step = Callable[[CrewMember, int, int], None]
 Task = tuple[Step, int, int]  # a step, and which rows or tokens of it: first, last (excluded)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.engines.native.crew import Crew, CrewMember, PassProgress, one_thread
+from edgekit.engines.native.crew import Checkpoint, Crew, CrewMember, PassProgress, one_thread
 from edgekit.engines.native.encoder_plan import EncoderPlan
+from edgekit.engines.native.families import Pooling
 from edgekit.engines.native.forward import Buffers, Pass, Tokens, make_buffers, make_worker
-from edgekit.engines.native.kernels.types import Kernels, Starts, TextAttention
+from edgekit.engines.native.kernels.types import Floats, Kernels, Starts, TextAttention
 from edgekit.engines.native.layers import (
     AddPositions,
     Network,
@@ -21,7 +22,6 @@ from edgekit.engines.native.layers import (
     make_network,
     make_tables,
 )
-from edgekit.engines.native.types import Checkpoint, Floats, Pooling
 from edgekit.engines.native.weights import Weights
 from edgekit.errors import (
     TextError,
@@ -30,28 +30,25 @@ from edgekit.errors import (
 )
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.encoder_plan import EncoderPlan
-    from edgekit.engines.native.file import Walked, WeightFile
-    from edgekit.engines.native.kernels.types import Kernels
-    from edgekit.engines.native.types import Encoder
+    from edgekit.engines.native.file import FileHeader, WeightFile
     from edgekit.machine.monitor import Monitor
 
 
 def open_encoder(
     file: WeightFile,
-    walked: Walked,
+    header: FileHeader,
     *,
     kernels: Kernels,
     monitor: Monitor,
     plan: EncoderPlan,
-) -> Encoder:
+) -> StreamedEncoder:
     """Reserves and allocates what the plan of this file says, and reads the weights that stay.
 
     Raises MemoryPressureError if the monitor refuses the memory, WeightsError for weights that are not numbers. The
     caller closes the file.
     """
-    if walked.name != file.name:
-        raise ValueError(f"the header is from {walked.name}, but the weights are from {file.name}")
+    if header.name != file.name:
+        raise ValueError(f"the header is from {header.name}, but the weights are from {file.name}")
     return StreamedEncoder(file, kernels=kernels, monitor=monitor, plan=plan)
 
 

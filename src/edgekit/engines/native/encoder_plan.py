@@ -26,8 +26,9 @@ from edgekit.engines.native.buffers import (
     usual_threads,
     vectors,
 )
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import Limits
 from edgekit.engines.native.model import NativeModel, read_model
-from edgekit.engines.native.types import Limits, Pooling
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,
@@ -42,7 +43,7 @@ from edgekit.terminal import quoted, unquoted
 from edgekit.units import GIB, KIB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.file import Walked
+    from edgekit.engines.native.file import FileHeader
     from edgekit.engines.native.kernels.types import Kernels
 
 BATCH_TOKENS = 512  # of short texts in one pass: unpacking a weight costs as much as 7 tokens
@@ -114,7 +115,7 @@ class EncoderPlan(_EncoderPass):
 
 
 def plan_encoder(
-    walked: Walked,
+    header: FileHeader,
     *,
     kernels: Kernels,
     budget_bytes: int | None = None,
@@ -134,8 +135,8 @@ def plan_encoder(
     them. Without a budget it is a quarter of `available_bytes`, and never more than is useful.
     """
     limits = limits or Limits()
-    model = read_model(walked)
-    check_types(model, walked.name)
+    model = read_model(header)
+    check_types(model, header.name)
     for tensor in vectors(model):
         held_bytes = tensor.shape[-1] * FLOAT_BYTES
         if held_bytes > limits.held_tensor_bytes:
@@ -143,9 +144,9 @@ def plan_encoder(
                 f"tensor {unquoted(tensor.name)} must be held whole: bytes (Limits.held_tensor_bytes)",
                 value=held_bytes,
                 limit=limits.held_tensor_bytes,
-                file=walked.name,
+                file=header.name,
             )
-    text_tokens, because = _text_tokens(model, limits, walked.name)
+    text_tokens, because = _text_tokens(model, limits, header.name)
     check_threads(threads)
     needs = _Needs(
         model=model,
@@ -164,7 +165,7 @@ def plan_encoder(
     kept, unpacked = _kept_weights(model, capacity_bytes)
     return EncoderPlan(
         model=model,
-        pooling=choose_pooling(walked.keys, model.family.architecture, pooling),
+        pooling=choose_pooling(header.keys, model.family.architecture, pooling),
         threads=rung.threads,
         text_tokens=text_tokens,
         text_tokens_because=because,

@@ -43,6 +43,18 @@ class Position(enum.Enum):
         return self in {Position.ROPE_NEOX, Position.ROPE_NORM}
 
 
+class Pooling(enum.Enum):
+    """How the vectors of a text's tokens become one vector; the number is GGUF's pooling_type."""
+
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
 class NativeNorm(enum.Enum):
     """The value is the key of its epsilon, after the architecture's name."""
 

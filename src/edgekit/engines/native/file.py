@@ -1,8 +1,9 @@
-"""A GGUF file's weights and header, in little memory.
+"""A GGUF file's weights and header, read in little memory.
 
-`WeightFile` reads bytes by offset into the caller's buffers. Nothing is mapped: the kernel decides about the pages of a
-map larger than the memory. `walk` reads the header through one window of 32 KiB with the parser of formats/. It keeps a
-few keys, the places of the vocabulary's arrays, and the tensors that are asked for: less than 100 KiB for one tensor.
+`WeightFile` reads bytes at an offset into the caller's buffers. The file is not mapped: of a map larger than the
+memory, the kernel decides which pages stay. `scan_header` reads the header through a window of 32 KiB with the parser
+of formats/. It stores a few keys, the offsets of the vocabulary's arrays, and the tensors that the caller selects:
+less than 100 KiB for one tensor.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
-from edgekit.engines.native.types import Closeable, Limits
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, alignment_of, read_directory, read_keys, read_start
-from edgekit.formats.types import ArrayFact, Tensor, Value
+from edgekit.formats.types import ArrayFact, ModelHeader, Tensor, Value
 from edgekit.sources.local import look_up, open_regular, read_exactly, trouble
 from edgekit.terminal import quoted
-from edgekit.units import KIB
+from edgekit.units import KIB, MB
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,29 @@ if TYPE_CHECKING:
 
 _ADVISE = getattr(os, "posix_fadvise", None)  # neither macOS nor Windows has it
 _WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Larger files, tensors and texts are refused. A caller can raise each limit."""
+
+    file_bytes: int = 5_000 * MB  # a 7B model at four bits has 4.2 GB
+    held_tensor_bytes: int = 100 * MB  # a tensor that is held whole; streamed ones may be larger
+    tokens: int = 2048  # of one text, with its special tokens
+    text_bytes: int = 4 * MB  # of one text before it is tokenized: 2,048 tokens are about 10 KB
+
+
+class Closeable(ABC):
+    """Closed at the end of a `with` statement."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
 
 class WeightFile(Closeable):
@@ -60,39 +84,35 @@ class WeightFile(Closeable):
 
     @property
     def size_bytes(self) -> int:
-        """When it was opened."""
+        """The size when it was opened."""
         return self._status.st_size
 
     def read(self, offset: int, length: int, *, ahead: int = 0) -> bytes:  # noqa: ARG002 - local
-        """Exactly `length` bytes, fewer only at the end of the file; for headers, which are read once."""
+        """Exactly `length` bytes, fewer only at the end of the file. Used for headers, which are read once."""
         if offset < 0 or length < 0:
             raise ValueError(f"read of {length} bytes at {offset}")
-        wanted = min(length, max(self.size_bytes - offset, 0))
+        length = min(length, max(self.size_bytes - offset, 0))
         with self._lock:
-            return read_exactly(self._open(), self._path, offset, wanted)
+            return read_exactly(self._open(), self._path, offset, length)
 
     def read_into(self, offset: int, buffer: Buffer, *, what: str) -> None:
-        """Fills the buffer from `offset`. The SourceError names `what`."""
-        try:
-            filled = _READ(self, offset, buffer)
-        except OSError as error:
-            raise SourceError(
-                f"{trouble(error, self._path)} ({what}, at byte {offset:,})"
-            ) from error
-        if filled < buffer.nbytes:
-            self._read_rest(offset, buffer, filled, what)
-
-    def _read_rest(self, offset: int, buffer: Any, filled: int, what: str) -> None:
-        """A signal may interrupt a read; the end of the file ends it."""
-        if filled:
-            rest = memoryview(buffer).cast("B")[filled:]
-            self.read_into(offset + filled, rest, what=what)
-            return
-        raise SourceError(
-            f"{self.name} ends before byte {offset + buffer.nbytes:,}, inside {what}; it "
-            f"had {self.size_bytes:,} bytes when it was opened, so it was truncated while "
-            "in use. Restore the file and open it again"
-        )
+        """Fills the buffer, an array of bytes, from `offset`. The SourceError names `what`."""
+        view = buffer if isinstance(buffer, memoryview) else buffer.data
+        count = 0
+        while count < len(view):  # a signal may interrupt a read
+            try:
+                length = _READ(self, offset + count, view[count:])
+            except OSError as error:
+                raise SourceError(
+                    f"{trouble(error, self._path)} ({what}, at byte {offset + count:,})"
+                ) from error
+            if not length:
+                raise SourceError(
+                    f"{self.name} ends before byte {offset + len(view):,}, inside {what}; it "
+                    f"had {self.size_bytes:,} bytes when it was opened, so it was truncated while "
+                    "in use. Restore the file and open it again"
+                )
+            count += length
 
     def read_ahead(self, offset: int, length: int) -> None:
         """Tells the system what will be read soon. Only a hint: it cannot fail."""
@@ -101,7 +121,7 @@ class WeightFile(Closeable):
                 _ADVISE(self._descriptor, offset, length, _WILL_NEED)
 
     def check_unchanged(self) -> None:
-        """Raises SourceError if the file has changed: what was read before may be of another model."""
+        """Raises SourceError if the file has changed: what was read before may belong to another model."""
         now = os.fstat(self._open())
         if now.st_size < self.size_bytes:
             raise self._changed(f"truncated from {self.size_bytes:,} to {now.st_size:,} bytes")
@@ -127,13 +147,13 @@ class WeightFile(Closeable):
             os.close(self._descriptor)
 
 
-def _read_by_offset(file: WeightFile, offset: int, buffer: Any) -> int:
-    return os.preadv(file._open(), (buffer,), offset)  # noqa: SLF001 - its other half
+def _read_by_offset(file: WeightFile, offset: int, buffer: memoryview) -> int:
+    return os.preadv(file._open(), (buffer,), offset)  # noqa: SLF001 - of this module
 
 
-def _read_by_seeking(file: WeightFile, offset: int, buffer: Any) -> int:
-    """For Windows."""
-    with file._lock, open(file._open(), "rb", buffering=0, closefd=False) as raw:  # noqa: SLF001 - its other half
+def _read_by_seeking(file: WeightFile, offset: int, buffer: memoryview) -> int:
+    """For Windows, which has no preadv."""
+    with file._lock, open(file._open(), "rb", buffering=0, closefd=False) as raw:  # noqa: SLF001 - of this module
         raw.seek(offset)
         return raw.readinto(buffer) or 0
 
@@ -142,13 +162,13 @@ _READ = _read_by_offset if hasattr(os, "preadv") else _read_by_seeking
 
 
 WINDOW_BYTES = 32 * KIB
-# Everything that is kept of the keys, with their names. Real files have 20 to 60 keys of 30 letters, about
-# 12 KiB; four arrays of one number for each of 126 layers are another 20 KiB.
-KEPT_BYTES = 48 * KIB
-KEPT_STRING_BYTES = 2 * KIB  # a name has 40; longer ones (templates, licences) are not needed
-KEPT_NUMBERS = 512  # one for each layer: 126 in the deepest model
-KEPT_TENSORS = 4_096  # 126 layers of 16 are 2,016
-NAMES_SEEN = 8  # of tensors, for a message that says what the file has instead
+# All stored keys with their names. Real files have 20 to 60 keys of 30 characters, about 12 KiB; four arrays of one
+# number for each of 126 layers are another 20 KiB.
+STORED_BYTES = 48 * KIB
+STORED_STRING_BYTES = 2 * KIB  # a name has 40; longer ones (templates, licences) are not needed
+STORED_NUMBERS = 512  # one for each layer: 126 in the deepest model
+STORED_TENSORS = 4_096  # 126 layers of 16 are 2,016
+FIRST_NAMES = 8  # of tensors, for a message that lists what the file has instead
 _SLOT_BYTES = 136  # a slot of a dict, and a number
 _GENERAL = frozenset(
     f"general.{name}"
@@ -166,22 +186,35 @@ _GENERAL = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Walked:
-    """The parts of a header that are needed. Arrays are places in the file, read on demand."""
+class FileHeader:
+    """The parts of a header that the engine needs. Long arrays stay in the file, and only their offsets are here."""
 
     name: str
     keys: Mapping[str, Value]
-    arrays: Mapping[str, ArrayFact]  # of the vocabulary, and others that are too long to keep
-    tensors: Mapping[str, Tensor]  # those that `wanted` selects
-    tensor_count: int  # all of them
-    names_seen: tuple[str, ...]  # the first tensors, wanted or not
+    arrays: Mapping[str, ArrayFact]  # of the vocabulary, and others that are too long to store
+    tensors: Mapping[str, Tensor]  # the selected ones
+    tensor_count: int  # of the whole file
+    first_names: tuple[str, ...]  # of the first tensors, selected or not
     file_bytes: int
 
+    @classmethod
+    def of(cls, header: ModelHeader) -> FileHeader:
+        tensors = {tensor.name: tensor for tensor in header.tensors or ()}
+        return cls(
+            name=header.name,
+            keys=header.keys,
+            arrays=header.arrays,
+            tensors=tensors,
+            tensor_count=len(tensors),
+            first_names=tuple(tensors)[:FIRST_NAMES],
+            file_bytes=header.file_bytes or 0,
+        )
 
-def walk(file: WeightFile, *, wanted: Callable[[str], bool] | None = None) -> Walked:
-    """Reads the whole header once. `wanted` selects the tensors to keep: all of them, if None.
 
-    Raises HeaderError for a file that is broken, truncated, big-endian or one of several shards.
+def scan_header(file: WeightFile, *, selects: Callable[[str], bool] = lambda _: True) -> FileHeader:
+    """Reads the whole header once. `selects` is called with the name of each tensor.
+
+    Raises HeaderError for a file that is damaged, truncated, big-endian or one of several shards.
     """
     cursor = Cursor(file, window_bytes=WINDOW_BYTES)
     start = read_start(cursor, file)
@@ -192,54 +225,6 @@ def walk(file: WeightFile, *, wanted: Callable[[str], bool] | None = None) -> Wa
         )
     store = _key_store()
     read_keys(cursor, start, store)
-    _check_room(cursor, store)
-    _check_whole(cursor, store)
-    picker = _Picker(cursor, wanted)
-    tensors, _ = read_directory(
-        cursor,
-        start.tensor_count,
-        alignment=alignment_of(cursor, store),
-        file_bytes=file.size_bytes,
-        wanted=picker,
-    )
-    return Walked(
-        name=file.name,
-        keys=store.keys,
-        arrays=store.arrays,
-        tensors={tensor.name: tensor for tensor in tensors},
-        tensor_count=start.tensor_count,
-        names_seen=tuple(picker.seen),
-        file_bytes=file.size_bytes,
-    )
-
-
-def _key_store() -> KeyStore:
-    store = KeyStore(
-        max_bytes=KEPT_BYTES, max_string_bytes=KEPT_STRING_BYTES, max_numbers=KEPT_NUMBERS
-    )
-
-    def wanted(key: str) -> bool:
-        """Also counts. Beyond the limit nothing is kept, and the walk ends with an error."""
-        if not _is_ours(key, store.keys.get("general.architecture")):
-            return False
-        store.stored_bytes += getsizeof(key) + _SLOT_BYTES
-        return store.stored_bytes <= KEPT_BYTES
-
-    store.wanted = wanted
-    return store
-
-
-def _is_ours(key: str, architecture: Value | None) -> bool:
-    """Keys of the model, its vocabulary and its shards. Any key may be the model's own before it is
-    known what it is called; converters write that first.
-    """
-    if key.startswith("general."):
-        return key in _GENERAL
-    ours = architecture is None or key.startswith(f"{architecture}.")
-    return ours or key.startswith(("tokenizer.", "split."))
-
-
-def _check_room(cursor: Cursor, store: KeyStore) -> None:
     if store.stored_bytes > store.max_bytes:
         raise HeaderLimitError(
             "keys of the model, in bytes",
@@ -247,32 +232,67 @@ def _check_room(cursor: Cursor, store: KeyStore) -> None:
             limit=store.max_bytes,
             file=cursor.name,
         )
-
-
-def _check_whole(cursor: Cursor, store: KeyStore) -> None:
-    count = store.keys.get("split.count", 1)
-    if count not in (0, 1):
+    shards = store.keys.get("split.count", 1)
+    if shards not in (0, 1):
         raise HeaderError(
-            f"is one of {quoted(count)} shards, and the embedder reads single files; "
+            f"is one of {quoted(shards)} shards, and the embedder reads single files; "
             "merge them: llama-gguf-split --merge FIRST-SHARD.gguf WHOLE.gguf",
             file=cursor.name,
         )
+    first_names: list[str] = []
+    selected = 0
 
-
-class _Picker:
-    """Selects the tensors to keep, and stores the first names."""
-
-    def __init__(self, cursor: Cursor, wanted: Callable[[str], bool] | None) -> None:
-        self.seen: list[str] = []
-        self._cursor = cursor
-        self._wanted = wanted
-        self._kept = 0
-
-    def __call__(self, name: str) -> bool:
-        if len(self.seen) < NAMES_SEEN:
-            self.seen.append(name)
-        if self._wanted is not None and not self._wanted(name):
+    def select(name: str) -> bool:
+        nonlocal selected
+        if len(first_names) < FIRST_NAMES:
+            first_names.append(name)
+        if not selects(name):
             return False
-        self._kept += 1
-        self._cursor.check_limit("number of tensors to store", self._kept, KEPT_TENSORS)
+        selected += 1
+        cursor.check_limit("number of tensors to store", selected, STORED_TENSORS)
         return True
+
+    tensors, _ = read_directory(
+        cursor,
+        start.tensor_count,
+        alignment=alignment_of(cursor, store),
+        file_bytes=file.size_bytes,
+        wanted=select,
+    )
+    return FileHeader(
+        name=file.name,
+        keys=store.keys,
+        arrays=store.arrays,
+        tensors={tensor.name: tensor for tensor in tensors},
+        tensor_count=start.tensor_count,
+        first_names=tuple(first_names),
+        file_bytes=file.size_bytes,
+    )
+
+
+def _key_store() -> KeyStore:
+    store = KeyStore(
+        max_bytes=STORED_BYTES, max_string_bytes=STORED_STRING_BYTES, max_numbers=STORED_NUMBERS
+    )
+
+    def fits(key: str) -> bool:
+        """Also counts the bytes of the key. Above the limit nothing is stored, and `scan_header` raises."""
+        if not _is_needed(key, store.keys.get("general.architecture")):
+            return False
+        store.stored_bytes += getsizeof(key) + _SLOT_BYTES
+        return store.stored_bytes <= STORED_BYTES
+
+    store.wanted = fits
+    return store
+
+
+def _is_needed(key: str, architecture: Value | None) -> bool:
+    """Keys of the model, its vocabulary and its shards.
+
+    Until the architecture is known, any key may be one of the model's; converters write the architecture first.
+    """
+    if key.startswith("general."):
+        return key in _GENERAL
+    if architecture is None or key.startswith(f"{architecture}."):
+        return True
+    return key.startswith(("tokenizer.", "split."))

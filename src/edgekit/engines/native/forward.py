@@ -20,7 +20,7 @@ from edgekit.engines.native.buffers import PassPlan, arena_floats
 from edgekit.engines.native.cache import CacheRun, LayerCache, Packed
 from edgekit.engines.native.crew import Crew, CrewMember, PassProgress, Step, Task
 from edgekit.engines.native.families import Position
-from edgekit.engines.native.kernels.types import BlockError, CacheAttention, CacheKind
+from edgekit.engines.native.kernels.types import BlockError, CacheAttention, CacheKind, Floats
 from edgekit.engines.native.layers import (
     FinishHeads,
     Gated,
@@ -33,7 +33,6 @@ from edgekit.engines.native.layers import (
     fill_tables,
     token_tasks,
 )
-from edgekit.engines.native.types import Floats
 from edgekit.errors import WeightsError
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ import numpy as np
 from edgekit.bill.spill import SPILL_FROM_TOKENS, Purpose
 from edgekit.engines.native.buffers import matrices
 from edgekit.engines.native.cache import PagedCache, PageFile, check_gate, make_caches
-from edgekit.engines.native.crew import Crew, PassProgress, one_thread
+from edgekit.engines.native.crew import Checkpoint, Crew, PassProgress, one_thread
 from edgekit.engines.native.families import ModelUse
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Closeable, Limits, WeightFile, scan_header
 from edgekit.engines.native.forward import StreamPass, make_stream_buffers, make_worker
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.engines.native.layers import make_network
 from edgekit.engines.native.model import read_model
 from edgekit.engines.native.stream_plan import StreamSetup, plan_stream
-from edgekit.engines.native.types import Checkpoint, Closeable, Floats, Limits
 from edgekit.engines.native.weights import Weights
 from edgekit.errors import ContextTooLargeError, MemoryPressureError, TextError, UsageError
 from edgekit.machine.monitor import Monitor
@@ -58,10 +58,10 @@ def open_stream(
     Raises MemoryPressureError if the monitor refuses the memory, KvSpillUnsupportedError if the disk is too slow or
     too full for cold pages, and the errors of `read_model` and `plan_stream`.
     """
-    kernels = kernels or choose()
+    kernels = kernels or choose_kernels()
     with ExitStack() as held:
         file = held.enter_context(WeightFile(Path(path), _ANY_SIZE))
-        model = read_model(walk(file), ModelUse.GENERATE)
+        model = read_model(scan_header(file), ModelUse.GENERATE)
         plan = plan_stream(model, load, setup or StreamSetup(), spill_from_tokens=spill_from_tokens)
         pages = None
         if plan.resident_pages is not None:

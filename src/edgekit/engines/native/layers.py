@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from edgekit.engines.native.crew import CrewMember, Step, Task
 from edgekit.engines.native.families import Activation, NativeNorm, Position
-from edgekit.engines.native.kernels.types import BlockError, Kernels, TextAttention
+from edgekit.engines.native.kernels.types import BlockError, Floats, Kernels, TextAttention
 from edgekit.engines.native.model import NativeModel, NativeRope
-from edgekit.engines.native.types import Floats
 from edgekit.engines.native.weights import TensorRows, Weights
 
 

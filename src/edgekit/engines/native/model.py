@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from edgekit.engines.native.families import (
     TABLE,
@@ -16,6 +15,7 @@ from edgekit.engines.native.families import (
     TensorRule,
     family_of,
 )
+from edgekit.engines.native.file import FileHeader
 from edgekit.errors import HeaderError, WeightsError
 from edgekit.formats.types import Tensor, Value
 from edgekit.model.hyperparameters import MAX_LAYERS, GgufKeys
@@ -80,19 +80,6 @@ CHANGING_TOKENS: Mapping[str, Value | None] = {"final_logit_softcapping": None, 
 
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)")
 _MAX_NAMES = 6  # tensors that a message lists
-
-
-class FileFacts(Protocol):
-    """A file's keys, and its tensors by name."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def keys(self) -> Mapping[str, Value]: ...
-
-    @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,13 +149,13 @@ class NativeModel:
         )
 
 
-def read_model(walked: FileFacts, use: ModelUse = ModelUse.EMBED) -> NativeModel:
+def read_model(header: FileHeader, use: ModelUse = ModelUse.EMBED) -> NativeModel:
     """Raises UnknownArchitectureError, HeaderError or WeightsError for a model that would not be computed correctly."""
-    family = family_of(walked.keys.get("general.architecture"), use)
-    keys = _ModelKeys(walked.keys, family.architecture, walked.name, use)
+    family = family_of(header.keys.get("general.architecture"), use)
+    keys = _ModelKeys(header.keys, family.architecture, header.name, use)
     _refuse_unknown_keys(keys, with_windows=family.window_period is not None)
-    dimensions = _dimensions(keys, family, walked.tensors.get("token_embd.weight"))
-    outside, layers = _by_layer(walked, dimensions.layers)
+    dimensions = _dimensions(keys, family, header.tensors.get("token_embd.weight"))
+    outside, layers = _by_layer(header, dimensions.layers)
     _check_tensors(keys, family, outside, layers, dimensions)
     windows = read_windows(keys, family, dimensions.layers)
     text_window = None
@@ -408,12 +395,12 @@ def _base(keys: _ModelKeys, name: str) -> float:
 _Layers = tuple[dict[str, Tensor], ...]
 
 
-def _by_layer(walked: FileFacts, count: int) -> tuple[dict[str, Tensor], _Layers]:
+def _by_layer(header: FileHeader, count: int) -> tuple[dict[str, Tensor], _Layers]:
     """The tensors outside the layers, and those of each layer."""
     outside: dict[str, Tensor] = {}
     layers: _Layers = tuple({} for _ in range(count))
     beyond = []
-    for name, tensor in walked.tensors.items():
+    for name, tensor in header.tensors.items():
         found = _BLOCK.fullmatch(name)
         if found is None:
             outside[name] = tensor
@@ -424,7 +411,7 @@ def _by_layer(walked: FileFacts, count: int) -> tuple[dict[str, Tensor], _Layers
     if beyond:
         raise WeightsError(
             f"the file states {count} layers, but has tensors beyond them: {_listed(beyond)}",
-            file=walked.name,
+            file=header.name,
         )
     return outside, layers
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekit.engines.chat import RECENT_TOKENS, Sampling
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.engines.native.stream_plan import BEST_TOKENS, BINS, CHUNK_TOKENS, COLUMNS, chunks_of
-from edgekit.engines.native.types import Floats
 from edgekit.errors import TextError, WeightsError
 
 

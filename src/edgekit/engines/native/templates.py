@@ -25,7 +25,7 @@ from edgekit.terminal import quoted
 from edgekit.units import KIB
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.file import Walked, WeightFile
+    from edgekit.engines.native.file import FileHeader, WeightFile
     from edgekit.engines.native.tokenizer.text import TextTokenizer
 
 
@@ -152,14 +152,14 @@ class ChatFormat:
         return found
 
 
-def chat_format(file: WeightFile, walked: Walked) -> ChatFormat | None:
+def chat_format(file: WeightFile, header: FileHeader) -> ChatFormat | None:
     """None if the file's format is not in the table. Without a program, the token that ends a turn decides."""
-    template = _read_template(file, walked)
+    template = _read_template(file, header)
     if template is None:
-        named = read_places(file, walked).named
+        named = read_places(file, header).named
         known = (name for token, name in _DATA["end_tokens"].items() if token in named)
         return next((ChatFormat(name=name) for name in known), None)
-    bos = walked.keys.get("tokenizer.ggml.bos_token_id")
+    bos = header.keys.get("tokenizer.ggml.bos_token_id")
     return format_of(template, bos=bos if type(bos) is int else None)
 
 
@@ -188,10 +188,10 @@ def format_of(template: str, *, bos: int | None = None, today: str = "") -> Chat
     )
 
 
-def _read_template(file: WeightFile, walked: Walked) -> str | None:
-    """The walk keeps short texts only; for a longer one the keys are read again."""
-    if TEMPLATE_KEY in walked.keys:
-        return str(walked.keys[TEMPLATE_KEY])
+def _read_template(file: WeightFile, header: FileHeader) -> str | None:
+    """A FileHeader only has short texts; for a longer one the keys are read again."""
+    if TEMPLATE_KEY in header.keys:
+        return str(header.keys[TEMPLATE_KEY])
     cursor = Cursor(file, window_bytes=_WINDOW_BYTES)
     store = KeyStore(
         wanted=TEMPLATE_KEY.__eq__,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import Prompt, Sampling, Written
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.native.templates import ChatFormat, chat_format
 from edgekit.engines.native.tokenizer.build import build_tokenizer
@@ -24,14 +24,13 @@ from edgekit.engines.native.tokenizer.vocabulary import (
     read_places,
     read_vocabulary,
 )
-from edgekit.engines.native.types import Limits
 from edgekit.errors import ContextTooLargeError, HeaderError, TextError, UsageError
 from edgekit.terminal import quoted
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.file import Walked
+    from edgekit.engines.native.crew import Checkpoint
+    from edgekit.engines.native.file import FileHeader
     from edgekit.engines.native.generator import StreamEngine
-    from edgekit.engines.native.types import Checkpoint
 
 
 ANY_FILE = replace(
@@ -50,11 +49,11 @@ class FileText:
 def open_text(path: Path | str) -> Iterator[FileText]:
     """Raises UnknownTokenizerError for an unknown kind of vocabulary."""
     with closing(WeightFile(Path(path), ANY_FILE)) as file:
-        walked = walk(file, wanted=lambda _: False)
+        header = scan_header(file, selects=lambda _: False)
         yield FileText(
-            tokenizer=build_tokenizer(read_vocabulary(file, walked)),
-            pieces=TextPieces(file, walked),
-            chat=chat_format(file, walked),
+            tokenizer=build_tokenizer(read_vocabulary(file, header)),
+            pieces=TextPieces(file, header),
+            chat=chat_format(file, header),
         )
 
 
@@ -120,10 +119,10 @@ _BYTE = re.compile(rb"<0x([0-9A-Fa-f]{2})>")
 class TextPieces:
     """Tokens -> text. The texts of the tokens stay in the file, which must stay open. One answer at a time."""
 
-    def __init__(self, file: WeightFile, walked: Walked) -> None:
+    def __init__(self, file: WeightFile, header: FileHeader) -> None:
         """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a broken one."""
         self._file = file
-        self._places = read_places(file, walked)
+        self._places = read_places(file, header)
         pre = self._places.pre
         spells_bytes = self._places.family.method is Method.BPE and not (
             pre is not None and pre.raw

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekit.engines.native.file import Walked, WeightFile
-from edgekit.engines.native.kernels.types import BlockError, Kernels
-from edgekit.engines.native.types import Checkpoint, Floats
+from edgekit.engines.native.crew import Checkpoint
+from edgekit.engines.native.file import FileHeader, WeightFile
+from edgekit.engines.native.kernels.types import BlockError, Floats, Kernels
 from edgekit.errors import HeaderLimitError, TextError, UnknownDtypeError, WeightsError
 from edgekit.formats.dtype import TensorType
 from edgekit.formats.types import Tensor
@@ -108,46 +108,46 @@ class TokenMean:
 
 
 def open_token_mean(
-    file: WeightFile, walked: Walked, *, kernels: Kernels, monitor: Monitor
+    file: WeightFile, header: FileHeader, *, kernels: Kernels, monitor: Monitor
 ) -> TokenMean:
     """Raises WeightsError if the file has no table, or one that contradicts its keys."""
-    table = _find_table(walked)
-    _check_kind(walked.name, table, kernels)
+    table = _find_table(header)
+    _check_kind(header.name, table, kernels)
     return TokenMean(file, table, kernels=kernels, monitor=monitor)
 
 
-def token_mean_bytes(walked: Walked) -> int:
+def token_mean_bytes(header: FileHeader) -> int:
     """The two buffers, before anything is opened."""
-    table = _find_table(walked)
+    table = _find_table(header)
     return _buffer_sizes(table.type, table.shape[1]).total_bytes
 
 
-def _find_table(walked: Walked) -> Tensor:
-    table = walked.tensors.get(TABLE)
+def _find_table(header: FileHeader) -> Tensor:
+    table = header.tensors.get(TABLE)
     if table is None:
-        seen = ", ".join(map(quoted, walked.names_seen))
-        there = f"it has {walked.tensor_count:,}: {seen}, ..." if seen else "it has none"
+        seen = ", ".join(map(quoted, header.first_names))
+        there = f"it has {header.tensor_count:,}: {seen}, ..." if seen else "it has none"
         raise WeightsError(
-            f"tensor {TABLE} is missing ({there}); use a text model", file=walked.name
+            f"tensor {TABLE} is missing ({there}); use a text model", file=header.name
         )
     if len(table.shape) != 2 or not all(table.shape):
-        raise _misfit(walked, f"has the shape {list(table.shape)}, not rows x width")
+        raise _misfit(header, f"has the shape {list(table.shape)}, not rows x width")
     rows, width = table.shape
     if width > WIDEST:
         raise HeaderLimitError(
-            f"floats in a row of {TABLE}", value=width, limit=WIDEST, file=walked.name
+            f"floats in a row of {TABLE}", value=width, limit=WIDEST, file=header.name
         )
-    stated = walked.keys.get(f"{walked.keys.get('general.architecture')}.embedding_length", width)
+    stated = header.keys.get(f"{header.keys.get('general.architecture')}.embedding_length", width)
     if stated != width:
-        raise _misfit(walked, f"has rows of {width:,}, but embedding_length is {quoted(stated)}")
-    words = walked.arrays.get(VOCABULARY)
+        raise _misfit(header, f"has rows of {width:,}, but embedding_length is {quoted(stated)}")
+    words = header.arrays.get(VOCABULARY)
     if words is not None and words.count > rows:
-        raise _misfit(walked, f"has {rows:,} rows, but the vocabulary has {words.count:,} tokens")
+        raise _misfit(header, f"has {rows:,} rows, but the vocabulary has {words.count:,} tokens")
     return table
 
 
-def _misfit(walked: Walked, what: str) -> WeightsError:
-    return WeightsError(f"tensor {TABLE} {what}", file=walked.name)
+def _misfit(header: FileHeader, what: str) -> WeightsError:
+    return WeightsError(f"tensor {TABLE} {what}", file=header.name)
 
 
 def _check_kind(name: str, table: Tensor, kernels: Kernels) -> None:

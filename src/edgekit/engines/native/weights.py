@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from edgekit.engines.native.buffers import PassPlan, matrices, row_bytes, vectors
 from edgekit.engines.native.crew import CrewMember
-from edgekit.engines.native.kernels.types import BlockError
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import BlockError, Floats
 from edgekit.errors import WeightsError
 from edgekit.formats.dtype import TensorType, by_name
 from edgekit.formats.types import Tensor

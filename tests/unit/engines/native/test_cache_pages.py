@@ -18,7 +18,7 @@ from edgekit.engines.native import cache as gate
 from edgekit.engines.native import cache as pages
 from edgekit.engines.native.cache import DiskSpeed, PageFile, measure
 from edgekit.engines.native.generator import SAMPLER, StreamEngine, line_key
-from edgekit.engines.native.types import Floats
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import CancelledError, KvSpillUnsupportedError, SourceError
 from edgekit.units import MIB
 

@@ -19,16 +19,18 @@ from tests.straight import Straight
 from tests.thoroughness import LONG
 from tests.threads import running, started_since
 
+from edgekit.embed.types import Encoder
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import EncoderPlan, plan_encoder
-from edgekit.engines.native.file import WeightFile, walk
-from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.types import Encoder, Floats, Limits, Pooling
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels import choose_kernels
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.errors import MemoryPressureError, SourceError, TextError, UsageError, WeightsError
 from edgekit.machine.monitor import Monitor
 
 Wide = NDArray[np.float64]
-KERNELS = choose("numpy")
+KERNELS = choose_kernels("numpy")
 ARCHITECTURES = ("bert", "nomic-bert", "jina-bert-v2", "qwen2", "qwen3", "llama")
 TEXTS = [[5, 9, 11], [7], [20, 21, 22, 23, 24, 25, 26, 27, 28, 29], [8, 8]]
 
@@ -38,10 +40,10 @@ def opened(path: Path, **wishes: Any) -> Iterator[tuple[Encoder, EncoderPlan, Mo
     wishes.setdefault("pooling", Pooling.MEAN)
     limits = wishes.pop("limits", Limits())
     with WeightFile(path, limits) as file:
-        walked = walk(file)
-        plan = plan_encoder(walked, kernels=KERNELS, limits=limits, **wishes)
+        header = scan_header(file)
+        plan = plan_encoder(header, kernels=KERNELS, limits=limits, **wishes)
         monitor = Monitor(budget_bytes=plan.budget_bytes)
-        encoder = open_encoder(file, walked, kernels=KERNELS, monitor=monitor, plan=plan)
+        encoder = open_encoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
         try:
             yield encoder, plan, monitor
         finally:
@@ -153,13 +155,13 @@ def test_any_geometry_any_batch_any_budget(  # noqa: PLR0917 - hypothesis gives 
 def floor_bytes(path: Path, threads: int = 2, limits: Limits | None = None) -> int:
     """The smallest budget that a plan accepts, by halving."""
     with WeightFile(path, limits or Limits()) as file:
-        walked = walk(file)
+        header = scan_header(file)
     low, high = 0, 1 << 33
     while high - low > 1:
         middle = (low + high) // 2
         try:
             plan_encoder(
-                walked,
+                header,
                 kernels=KERNELS,
                 budget_bytes=middle,
                 threads=threads,
@@ -322,10 +324,10 @@ def test_open_encoder_releases_everything_if_memory_is_refused(tmp_path: Path) -
     path = written(tmp_path, "bert")
     before = running()
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
-        plan = plan_encoder(walked, kernels=KERNELS, pooling=Pooling.MEAN, threads=2)
+        header = scan_header(file)
+        plan = plan_encoder(header, kernels=KERNELS, pooling=Pooling.MEAN, threads=2)
         monitor = Monitor(budget_bytes=plan.size_bytes // 2)
         with pytest.raises(MemoryPressureError, match="memory budget"):
-            open_encoder(file, walked, kernels=KERNELS, monitor=monitor, plan=plan)
+            open_encoder(file, header, kernels=KERNELS, monitor=monitor, plan=plan)
     assert monitor.reserved_bytes == 0
     assert started_since(before) == 0

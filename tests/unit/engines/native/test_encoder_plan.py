@@ -20,33 +20,33 @@ from edgekit.basis import Basis
 from edgekit.engines.native.buffers import matrices, usable_cores
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import EncoderPlan, PlanLine, plan_encoder
-from edgekit.engines.native.file import Walked, WeightFile, walk
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Kernels
-from edgekit.engines.native.types import Limits, Pooling
 from edgekit.errors import HeaderError, HeaderLimitError, MemoryPressureError, UsageError
 from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Tensor, Value
 from edgekit.machine.monitor import Monitor
 from edgekit.units import parse_size
 
-KERNELS = choose("numpy")
+KERNELS = choose_kernels("numpy")
 ARCHITECTURES = ("bert", "nomic-bert", "jina-bert-v2", "qwen2", "qwen3", "llama")
 MIB = 1024**2
 
 
-def walked_of(path: Path) -> Walked:
+def header_of(path: Path) -> FileHeader:
     with WeightFile(path, Limits()) as file:
-        return walk(file)
+        return scan_header(file)
 
 
-def planned(walked: Walked, **wishes: Any) -> EncoderPlan:
+def planned(header: FileHeader, **wishes: Any) -> EncoderPlan:
     wishes.setdefault("pooling", Pooling.MEAN)
     wishes.setdefault("threads", 2)
-    return plan_encoder(walked, kernels=wishes.pop("kernels", KERNELS), **wishes)
+    return plan_encoder(header, kernels=wishes.pop("kernels", KERNELS), **wishes)
 
 
-def seven_billion(tokens: int = 151_936) -> Walked:
+def seven_billion(tokens: int = 151_936) -> FileHeader:
     """The header of a Qwen2-7B at four bits. There is no file behind it."""
     q4_k, q6_k, f32 = by_name("Q4_K"), by_name("Q6_K"), by_name("F32")
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -87,13 +87,13 @@ def seven_billion(tokens: int = 151_936) -> Walked:
         "qwen2.rope.freq_base": 1e6,
         "qwen2.pooling_type": 3,
     }
-    return Walked(
+    return FileHeader(
         name="seven-billion.gguf",
         keys=keys,
         arrays={},
         tensors=tensors,
         tensor_count=len(tensors),
-        names_seen=tuple(tensors)[:8],
+        first_names=tuple(tensors)[:8],
         file_bytes=offset,
     )
 
@@ -128,10 +128,10 @@ def test_plan_of_7b_with_a_short_token_limit_needs_little_memory() -> None:
 
 
 def test_more_budget_is_never_used_worse() -> None:
-    walked = seven_billion()
+    header = seven_billion()
     kept = -1
     for mib in (100, 200, 400, 800, 2_000, 5_000, 20_000, 40_000):
-        plan = planned(walked, budget_bytes=mib * MIB)
+        plan = planned(header, budget_bytes=mib * MIB)
         assert plan.total_bytes <= mib * MIB * 85 // 100
         size = sum(line.size_bytes for line in plan.lines if line.what.startswith("weights"))
         assert size >= kept
@@ -141,18 +141,18 @@ def test_more_budget_is_never_used_worse() -> None:
 
 
 def test_weights_are_unpacked_only_when_all_are_kept() -> None:
-    walked = seven_billion()
-    packed = sum(tensor.size_bytes for tensor in matrices(planned(walked).model))
-    plan = planned(walked, budget_bytes=packed)
+    header = seven_billion()
+    packed = sum(tensor.size_bytes for tensor in matrices(planned(header).model))
+    plan = planned(header, budget_bytes=packed)
     assert plan.kept
     assert not plan.unpacked
-    plan = planned(walked, budget_bytes=2 * packed)
+    plan = planned(header, budget_bytes=2 * packed)
     assert len(plan.kept) == len(list(matrices(plan.model)))
     assert plan.unpacked
 
 
 def test_plan_without_a_budget_uses_at_most_a_quarter(tmp_path: Path) -> None:
-    small = walked_of(write_model(tmp_path / "small.gguf", "bert"))
+    small = header_of(write_model(tmp_path / "small.gguf", "bert"))
     rich = planned(small, available_bytes=64 * 1024 * MIB)
     assert rich.budget_bytes < 200 * MIB
     assert not rich.streams
@@ -167,12 +167,12 @@ def test_plan_without_a_budget_uses_at_most_a_quarter(tmp_path: Path) -> None:
 
 
 def test_plan_counts_other_lines(tmp_path: Path) -> None:
-    walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
+    header = header_of(write_model(tmp_path / "model.gguf", "bert"))
     line = PlanLine(what="tokenizer", size_bytes=10 * MIB, basis=Basis.MODELLED, because="x")
     budget = 20 * MIB
     plain, beside = (
-        planned(walked, budget_bytes=budget),
-        planned(walked, budget_bytes=budget, other_lines=[line]),
+        planned(header, budget_bytes=budget),
+        planned(header, budget_bytes=budget, other_lines=[line]),
     )
     assert beside.total_bytes <= budget * 85 // 100
     assert beside.size_bytes == beside.total_bytes - 10 * MIB
@@ -189,17 +189,17 @@ def told_bytes(message: str) -> list[int]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_budget_below_the_floor_says_the_floor(architecture: str, tmp_path: Path) -> None:
-    walked = walked_of(write_model(tmp_path / "model.gguf", architecture))
+    header = header_of(write_model(tmp_path / "model.gguf", architecture))
     with pytest.raises(MemoryPressureError, match="at least") as caught:
-        planned(walked, budget_bytes=MIB)
+        planned(header, budget_bytes=MIB)
     budget, floor, one_thread, short_texts, both = told_bytes(str(caught.value))
     assert budget == MIB
-    planned(walked, budget_bytes=floor)
-    planned(walked, budget_bytes=one_thread, threads=1)
-    planned(walked, budget_bytes=short_texts, limits=Limits(tokens=256))
-    planned(walked, budget_bytes=both, threads=1, limits=Limits(tokens=256))
+    planned(header, budget_bytes=floor)
+    planned(header, budget_bytes=one_thread, threads=1)
+    planned(header, budget_bytes=short_texts, limits=Limits(tokens=256))
+    planned(header, budget_bytes=both, threads=1, limits=Limits(tokens=256))
     with pytest.raises(MemoryPressureError):
-        planned(walked, budget_bytes=floor * 99 // 100)
+        planned(header, budget_bytes=floor * 99 // 100)
     assert both < min(one_thread, short_texts) <= max(one_thread, short_texts) < floor
 
 
@@ -211,9 +211,9 @@ def test_plan_of_7b_works_with_the_least_budget_of_the_message() -> None:
 
 
 def test_a_vector_too_large_to_hold_is_refused(tmp_path: Path) -> None:
-    walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
+    header = header_of(write_model(tmp_path / "model.gguf", "bert"))
     with pytest.raises(HeaderLimitError, match="must be held whole"):
-        planned(walked, limits=Limits(held_tensor_bytes=256 * 4))
+        planned(header, limits=Limits(held_tensor_bytes=256 * 4))
 
 
 def test_plan_ignores_or_refuses_a_sliding_window(tmp_path: Path) -> None:
@@ -221,12 +221,12 @@ def test_plan_ignores_or_refuses_a_sliding_window(tmp_path: Path) -> None:
         path = write_model(
             tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": window}
         )
-        assert planned(walked_of(path), limits=Limits(tokens=tokens)).text_tokens == min(
+        assert planned(header_of(path), limits=Limits(tokens=tokens)).text_tokens == min(
             tokens, 512
         )
     path = write_model(tmp_path / "w.gguf", "llama", keys={"llama.attention.sliding_window": 64})
     with pytest.raises(HeaderError, match="--max-tokens 64"):
-        planned(walked_of(path))
+        planned(header_of(path))
 
 
 @pytest.mark.parametrize(
@@ -235,23 +235,23 @@ def test_plan_ignores_or_refuses_a_sliding_window(tmp_path: Path) -> None:
 def test_plan_refuses_invalid_settings(wish: dict[str, Any], tmp_path: Path) -> None:
     path = write_model(tmp_path / "model.gguf", "qwen2")
     with pytest.raises(UsageError):
-        planned(walked_of(path), **wish)
+        planned(header_of(path), **wish)
 
 
 def test_plan_names_the_tensor_of_an_unknown_type(tmp_path: Path) -> None:
-    walked = walked_of(write_model(tmp_path / "model.gguf", "qwen2"))
-    tensors = dict(walked.tensors)
+    header = header_of(write_model(tmp_path / "model.gguf", "qwen2"))
+    tensors = dict(header.tensors)
     name = "blk.1.ffn_up.weight"
     tensors[name] = replace(tensors[name], type=by_name("Q8_1"))
     with pytest.raises(
         HeaderError, match=r"tensor blk.1.ffn_up.weight: .* does not support the type Q8_1"
     ):
-        planned(replace(walked, tensors=tensors))
+        planned(replace(header, tensors=tensors))
 
 
 def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
-    walked = walked_of(write_model(tmp_path / "model.gguf", "bert"))
-    assert planned(walked, threads=None).threads == min(8, usable_cores())
+    header = header_of(write_model(tmp_path / "model.gguf", "bert"))
+    assert planned(header, threads=None).threads == min(8, usable_cores())
 
 
 # --- the promise
@@ -265,7 +265,7 @@ def test_threads_are_the_cores_and_not_too_many(tmp_path: Path) -> None:
 @given(
     architecture=st.sampled_from(ARCHITECTURES),
     kind=st.sampled_from(["F32", "F16", "Q8_0"]),
-    kernels=st.sampled_from([KERNELS, choose()]),
+    kernels=st.sampled_from([KERNELS, choose_kernels()]),
     heads=st.sampled_from([2, 4]),
     head_dim=st.sampled_from([16, 32, 64]),
     inner=st.integers(1, 24).map(lambda blocks: 32 * blocks),
@@ -299,9 +299,9 @@ def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 
         layers=2,
     )
     limits = Limits(tokens=tokens)
-    walked = walked_of(path)
+    header = header_of(path)
     with pytest.raises(MemoryPressureError) as caught:
-        planned(walked, budget_bytes=1000, threads=threads, limits=limits, kernels=kernels)
+        planned(header, budget_bytes=1000, threads=threads, limits=limits, kernels=kernels)
     floor = told_bytes(str(caught.value))[0]
     budget = floor + int(spare * 4 * MIB)
     texts = [[5] * min(length, tokens) for length in lengths]
@@ -314,10 +314,10 @@ def test_neither_the_monitor_nor_numpy_sees_more_than_planned(  # noqa: PLR0917 
         tracemalloc.start()
         try:
             plan = planned(
-                walked, budget_bytes=budget, threads=threads, limits=limits, kernels=kernels
+                header, budget_bytes=budget, threads=threads, limits=limits, kernels=kernels
             )
             monitor = Monitor(budget_bytes=budget)
-            encoder = open_encoder(file, walked, kernels=kernels, monitor=monitor, plan=plan)
+            encoder = open_encoder(file, header, kernels=kernels, monitor=monitor, plan=plan)
             for _ in range(2):
                 encoder.encode(texts, into, lambda _share: None)
             _, peak = tracemalloc.get_traced_memory()

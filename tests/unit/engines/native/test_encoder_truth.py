@@ -13,9 +13,10 @@ from tests.thoroughness import sampled
 
 from edgekit.engines.native.encoder import open_encoder
 from edgekit.engines.native.encoder_plan import plan_encoder
-from edgekit.engines.native.file import WeightFile, walk
-from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.types import Floats, Limits, Pooling
+from edgekit.engines.native.families import Pooling
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels import choose_kernels
+from edgekit.engines.native.kernels.types import Floats
 from edgekit.machine.monitor import Monitor
 
 pytest.importorskip("xllamacpp")
@@ -59,12 +60,12 @@ CASES: dict[str, tuple[str, str, float, dict[str, Any]]] = {
 
 
 def ours(path: Path, texts: list[list[int]], pooling: Pooling | None, kernels: str) -> Floats:
-    arithmetic = choose(kernels)
+    arithmetic = choose_kernels(kernels)
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
-        plan = plan_encoder(walked, kernels=arithmetic, pooling=pooling)
+        header = scan_header(file)
+        plan = plan_encoder(header, kernels=arithmetic, pooling=pooling)
         monitor = Monitor(budget_bytes=plan.budget_bytes)
-        encoder = open_encoder(file, walked, kernels=arithmetic, monitor=monitor, plan=plan)
+        encoder = open_encoder(file, header, kernels=arithmetic, monitor=monitor, plan=plan)
         into = np.empty((len(texts), encoder.width), np.float32)
         encoder.encode(texts, into, lambda _share: None)
         encoder.close()
@@ -80,7 +81,7 @@ def test_our_vectors_are_llamacpps(case: str, tmp_path: Path) -> None:
     decoder = "bert" not in architecture
     pooling = Pooling.LAST if decoder and "pooling" not in shape else None
     theirs = llamacpp_vectors(path, texts, "last" if pooling else None)
-    for kernels in dict.fromkeys((choose().name, "numpy")):
+    for kernels in dict.fromkeys((choose_kernels().name, "numpy")):
         found = ours(path, texts, pooling, kernels)
         assert cosines(found, theirs).min() >= least, kernels
         lengths = np.linalg.norm(found, axis=1) / np.linalg.norm(theirs, axis=1)

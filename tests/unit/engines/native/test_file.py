@@ -14,8 +14,7 @@ import pytest
 from tests.embed_tables import write_later
 
 from edgekit.engines.native import file as file_module
-from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.types import Limits
+from edgekit.engines.native.file import Limits, WeightFile
 from edgekit.errors import HeaderLimitError, NotFoundError, SourceError
 
 CONTENT = bytes(range(256)) * 1_000

@@ -17,7 +17,7 @@ from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 from tests.threads import running, started_since
 
 from edgekit.engines.native.generator import StreamEngine, deferred_interrupts
-from edgekit.engines.native.kernels.choice import KERNELS, choose
+from edgekit.engines.native.kernels import KERNELS, choose_kernels
 from edgekit.errors import (
     CancelledError,
     ContextTooLargeError,
@@ -46,7 +46,7 @@ def test_logits_are_those_of_a_straight_pass(
     models: dict[str, Path], name: str, kernels: str
 ) -> None:
     """gemma3's first layers forget after 8 tokens, inside a prompt and behind it."""
-    with session(models[name], kernels=choose(kernels)) as engine:
+    with session(models[name], kernels=choose_kernels(kernels)) as engine:
         ours = steps(engine, TOKENS, prompt=20)
     theirs = Session(models[name], window=64).logits(TOKENS)[19:]
     np.testing.assert_allclose(ours, theirs, atol=2e-5)

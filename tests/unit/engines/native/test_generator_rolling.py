@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 from tests.straight import Session
 from tests.stream_sessions import FAMILIES, session, some_tokens, steps, tiny
 
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import CacheAttention, Floats
 from edgekit.units import KIB
 
@@ -69,7 +69,7 @@ class Counted:
     """The kernels, with a count of the cells that are looked at."""
 
     def __init__(self) -> None:
-        self._real = choose()
+        self._real = choose_kernels()
         self.cells = 0
 
     def __getattr__(self, name: str) -> Any:

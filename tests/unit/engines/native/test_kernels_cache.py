@@ -24,7 +24,7 @@ from tests.thoroughness import LONG
 
 from edgekit.bill.types import cache_type
 from edgekit.engines.native import stream_plan as bill
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import (
     BlockError,
     CacheAttention,
@@ -215,7 +215,7 @@ class Run:
         width = case.kv_heads * case.head_dim
         self.wide = normal(case.tokens, case.heads * case.head_dim + 3, seed=case.seed)
         self.q = self.wide[:, 2:-1]
-        reference = choose("numpy")
+        reference = choose_kernels("numpy")
         self.k = stored(reference, case.k_kind, normal(case.cells, width, seed=case.seed + 1))
         self.v = stored(reference, case.v_kind, normal(case.cells, width, seed=case.seed + 2))
         self.begin()
@@ -605,7 +605,7 @@ def test_attention_refuses_mismatched_shapes(kernels: Kernels, changed: dict[str
 )
 def test_c_refuses_invalid_arrays(changed: dict[str, Any]) -> None:
     with pytest.raises((ValueError, BufferError, OverflowError)):
-        call(choose("native"), **changed)
+        call(choose_kernels("native"), **changed)
 
 
 @pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")

@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.embed_kernels import HAVE_NATIVE
 
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.errors import UnknownDtypeError, UsageError
 from edgekit.formats.dtype import by_name
 
@@ -19,21 +19,21 @@ def _no_choice_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not HAVE_NATIVE, reason="the extension was not built here")
 def test_native_is_the_best() -> None:
-    assert choose().name == "native"
+    assert choose_kernels().name == "native"
 
 
 def test_numpy_by_name_and_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose("numpy").name == "numpy"
+    assert choose_kernels("numpy").name == "numpy"
     monkeypatch.setenv("EDGEKIT_KERNELS", "numpy")
-    assert choose().name == "numpy"
+    assert choose_kernels().name == "numpy"
 
 
 def test_an_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="native or numpy"):
-        choose("cuda")
+        choose_kernels("cuda")
     monkeypatch.setenv("EDGEKIT_KERNELS", "fast")
     with pytest.raises(UsageError, match="EDGEKIT_KERNELS"):
-        choose()
+        choose_kernels()
 
 
 def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +41,9 @@ def test_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "edgekit.engines.native.kernels.native", raising=False)
     monkeypatch.setitem(sys.modules, "edgekit.engines.native.kernels._native", None)
     monkeypatch.delattr("edgekit.engines.native.kernels._native", raising=False)
-    assert choose().name == "numpy"
+    assert choose_kernels().name == "numpy"
     with pytest.raises(UsageError, match="C compiler"):
-        choose("native")
+        choose_kernels("native")
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_a_type_that_cannot_be_unpacked(name: str, kind: str) -> None:
     import numpy as np
 
     with pytest.raises(UnknownDtypeError, match=kind):
-        choose(name).dequantize(by_name(kind), b"", np.empty(0, np.float32))
+        choose_kernels(name).dequantize(by_name(kind), b"", np.empty(0, np.float32))

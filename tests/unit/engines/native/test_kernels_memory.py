@@ -67,10 +67,10 @@ def test_a_thread_of_numpy_holds_a_workspace_of_fixed_size() -> None:
 def test_codebooks_are_loaded_only_when_needed() -> None:
     program = """
 import numpy as np
-from edgekit.engines.native.kernels.choice import choose
-from edgekit.engines.native.kernels.native import held_bytes
+from edgekit.engines.native.kernels import choose_kernels
+from edgekit.engines.native.kernels._native import held_bytes
 from edgekit.formats.dtype import by_name
-kernels, into = choose("native"), np.empty(256, np.float32)
+kernels, into = choose_kernels("native"), np.empty(256, np.float32)
 kernels.dequantize(by_name("Q4_K"), bytes(144), into)
 before = held_bytes()
 kernels.dequantize(by_name("IQ2_S"), bytes(82), into)

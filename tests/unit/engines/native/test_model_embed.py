@@ -10,10 +10,9 @@ import pytest
 from tests.embed_models import write_model
 
 from edgekit.engines.native.families import FAMILIES, ModelUse
-from edgekit.engines.native.file import Walked, WeightFile, walk
+from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
 from edgekit.engines.native.layers import alibi_slopes
 from edgekit.engines.native.model import read_model
-from edgekit.engines.native.types import Limits
 from edgekit.errors import (
     HeaderError,
     HeaderLimitError,
@@ -24,29 +23,29 @@ from edgekit.formats.dtype import by_name
 from edgekit.formats.types import Tensor
 
 
-def walked_of(tmp_path: Path, architecture: str, **wishes: Any) -> Walked:
+def header_of(tmp_path: Path, architecture: str, **wishes: Any) -> FileHeader:
     path = write_model(tmp_path / "model.gguf", architecture, **wishes)
     with WeightFile(path, Limits()) as file:
-        return walk(file)
+        return scan_header(file)
 
 
-def told(walked: Walked, **keys: Any) -> Walked:
+def told(header: FileHeader, **keys: Any) -> FileHeader:
     """The same with other keys; None takes one away. head_count=3 -> {architecture}.head_count."""
-    name = walked.keys["general.architecture"]
+    name = header.keys["general.architecture"]
     changed = {f"{name}.{key.replace('__', '.')}": value for key, value in keys.items()}
-    kept = {**walked.keys, **changed}
-    return replace(walked, keys={key: value for key, value in kept.items() if value is not None})
+    kept = {**header.keys, **changed}
+    return replace(header, keys={key: value for key, value in kept.items() if value is not None})
 
 
-def holding(walked: Walked, name: str, shape: tuple[int, ...] | None) -> Walked:
+def holding(header: FileHeader, name: str, shape: tuple[int, ...] | None) -> FileHeader:
     """The same with a tensor of that shape; None takes it away."""
-    tensors = dict(walked.tensors)
+    tensors = dict(header.tensors)
     if shape is None:
         del tensors[name]
     else:
         f32 = by_name("F32")
         tensors[name] = Tensor(name=name, type=f32, shape=shape, size_bytes=4, offset=0)
-    return replace(walked, tensors=tensors)
+    return replace(header, tensors=tensors)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def holding(walked: Walked, name: str, shape: tuple[int, ...] | None) -> Walked:
     ids=lambda family: family.architecture,
 )
 def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
-    model = read_model(walked_of(tmp_path, family.architecture))
+    model = read_model(header_of(tmp_path, family.architecture))
     assert model.family is family
     assert model.causal is family.causal
     assert (model.rope is None) == (not family.position.is_rotary)
@@ -64,8 +63,8 @@ def test_every_family_has_a_model(family: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["gemma3", "t5", None, 7, "nomic-bert-moe", "x" * 500])
 def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_path: Path) -> None:
-    walked = walked_of(tmp_path, "bert")
-    changed = replace(walked, keys={**walked.keys, "general.architecture": architecture})
+    header = header_of(tmp_path, "bert")
+    changed = replace(header, keys={**header.keys, "general.architecture": architecture})
     with pytest.raises(
         UnknownArchitectureError, match="bert, nomic-bert, jina-bert-v2, qwen2, "
     ) as caught:
@@ -128,7 +127,7 @@ def test_another_architecture_lists_those_that_are_known(architecture: Any, tmp_
 )
 def test_keys_that_lie_or_ask_for_more(key: str, value: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(HeaderError, match=said):
-        read_model(told(walked_of(tmp_path, "qwen2"), **{key: value}))
+        read_model(told(header_of(tmp_path, "qwen2"), **{key: value}))
 
 
 @pytest.mark.parametrize(
@@ -144,28 +143,28 @@ def test_keys_that_lie_or_ask_for_more(key: str, value: Any, said: str, tmp_path
     ],
 )
 def test_keys_that_change_nothing(key: str, value: Any, tmp_path: Path) -> None:
-    read_model(told(walked_of(tmp_path, "qwen2"), **{key: value}))
+    read_model(told(header_of(tmp_path, "qwen2"), **{key: value}))
 
 
 @pytest.mark.parametrize("name", ["ext_factor", "attn_factor", "beta_fast", "beta_slow"])
 def test_yarn_numbers_that_engines_disagree_about(name: str, tmp_path: Path) -> None:
     yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
     usual = {"ext_factor": 1.0, "attn_factor": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
-    walked = told(walked_of(tmp_path, "qwen2"), **yarn)
-    read_model(told(walked, **{f"rope__scaling__yarn_{name}": usual[name]}))
+    header = told(header_of(tmp_path, "qwen2"), **yarn)
+    read_model(told(header, **{f"rope__scaling__yarn_{name}": usual[name]}))
     with pytest.raises(HeaderError, match=f"yarn_{name} is 2.5"):
-        read_model(told(walked, **{f"rope__scaling__yarn_{name}": 2.5}))
+        read_model(told(header, **{f"rope__scaling__yarn_{name}": 2.5}))
 
 
 # --- tensors
 
 
 def test_missing_tensors_are_named_but_not_all(tmp_path: Path) -> None:
-    walked = walked_of(tmp_path, "bert")
-    one = holding(walked, "blk.1.ffn_up.weight", None)
+    header = header_of(tmp_path, "bert")
+    one = holding(header, "blk.1.ffn_up.weight", None)
     with pytest.raises(WeightsError, match=r"1 tensors are missing, .*: 'blk.1.ffn_up.weight'$"):
         read_model(holding(one, "blk.1.ffn_up.bias", None))
-    none = replace(walked, tensors={"token_embd.weight": walked.tensors["token_embd.weight"]})
+    none = replace(header, tensors={"token_embd.weight": header.tensors["token_embd.weight"]})
     with pytest.raises(WeightsError, match=r"not an embedding model of .* and 27 more") as caught:
         read_model(none)
     assert len(str(caught.value)) < 400
@@ -173,14 +172,14 @@ def test_missing_tensors_are_named_but_not_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attn_q", "attn_k", "attn_v"])
 def test_half_of_the_attention_is_not_enough(name: str, tmp_path: Path) -> None:
-    walked = walked_of(tmp_path, "llama")
+    header = header_of(tmp_path, "llama")
     with pytest.raises(WeightsError, match=f"'blk.2.{name}.weight'"):
-        read_model(holding(walked, f"blk.2.{name}.weight", None))
+        read_model(holding(header, f"blk.2.{name}.weight", None))
 
 
 def test_chat_model_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"token_embd.weight is missing"):
-        read_model(holding(walked_of(tmp_path, "llama"), "token_embd.weight", None))
+        read_model(holding(header_of(tmp_path, "llama"), "token_embd.weight", None))
 
 
 @pytest.mark.parametrize(
@@ -201,12 +200,12 @@ def test_chat_model_without_a_table_is_refused(tmp_path: Path) -> None:
 )
 def test_model_refuses_tensors_it_would_ignore(name: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=name):
-        read_model(holding(walked_of(tmp_path, "qwen2"), name, (256,)))
+        read_model(holding(header_of(tmp_path, "qwen2"), name, (256,)))
 
 
 @pytest.mark.parametrize("name", ["output.weight", "cls.weight", "cls.output.weight"])
 def test_model_accepts_tensors_of_other_uses(name: str, tmp_path: Path) -> None:
-    read_model(holding(walked_of(tmp_path, "qwen2"), name, (1, 2)))
+    read_model(holding(header_of(tmp_path, "qwen2"), name, (1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -224,38 +223,38 @@ def test_model_accepts_tensors_of_other_uses(name: str, tmp_path: Path) -> None:
 )
 def test_wrong_shapes_are_named(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=f"'{name}' has the shape"):
-        read_model(holding(walked_of(tmp_path, "qwen2"), name, shape))
+        read_model(holding(header_of(tmp_path, "qwen2"), name, shape))
 
 
 @pytest.mark.parametrize("shape", [(256,), (0, 256), (2**40, 256), (3, 97, 256)])
 def test_a_table_of_tokens_has_a_row_for_each(shape: tuple[int, ...], tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"token_embd.weight has the shape"):
-        read_model(holding(walked_of(tmp_path, "qwen2"), "token_embd.weight", shape))
+        read_model(holding(header_of(tmp_path, "qwen2"), "token_embd.weight", shape))
 
 
 def test_layers_are_built_alike(tmp_path: Path) -> None:
-    walked = holding(walked_of(tmp_path, "qwen2"), "blk.1.attn_q.bias", None)
+    header = holding(header_of(tmp_path, "qwen2"), "blk.1.attn_q.bias", None)
     with pytest.raises(
         WeightsError, match=r"layer 1 differs from layer 0 in its tensors: 'attn_q.bias'"
     ):
-        read_model(walked)
+        read_model(header)
 
 
 def test_a_gate_stands_in_one_place(tmp_path: Path) -> None:
-    walked = walked_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
+    header = header_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
     with pytest.raises(WeightsError, match="gate and up combined"):
-        read_model(holding(walked, "blk.0.ffn_gate.weight", (512, 256)))
+        read_model(holding(header, "blk.0.ffn_gate.weight", (512, 256)))
 
 
 def test_a_bias_is_as_long_as_its_weight(tmp_path: Path) -> None:
-    walked = walked_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
+    header = header_of(tmp_path, "jina-bert-v2", joined_gate=True, layers=1)
     with pytest.raises(WeightsError, match=r"ffn_up.bias and its weight have different lengths"):
-        read_model(holding(walked, "blk.0.ffn_up.bias", (512,)))
+        read_model(holding(header, "blk.0.ffn_up.bias", (512,)))
 
 
 def test_limits_name_themselves(tmp_path: Path) -> None:
     with pytest.raises(HeaderLimitError) as caught:
-        read_model(told(walked_of(tmp_path, "qwen2"), block_count=10**18))
+        read_model(told(header_of(tmp_path, "qwen2"), block_count=10**18))
     assert caught.value.limit == 512
 
 
@@ -274,7 +273,7 @@ def test_an_encoder_that_claims_to_be_causal(tmp_path: Path, architecture: str) 
         pytest.raises(HeaderError, match="both directions"),
         WeightFile(path, Limits()) as file,
     ):
-        read_model(walk(file))
+        read_model(scan_header(file))
 
 
 def test_vectors_of_another_width(tmp_path: Path) -> None:
@@ -283,4 +282,4 @@ def test_vectors_of_another_width(tmp_path: Path) -> None:
         pytest.raises(HeaderError, match="embedding_length_out"),
         WeightFile(path, Limits()) as file,
     ):
-        read_model(walk(file))
+        read_model(scan_header(file))

@@ -13,8 +13,8 @@ import edgekit
 from edgekit.bill.types import Load
 from edgekit.engines import engine_name, engine_named
 from edgekit.engines.native.buffers import matrices, vectors
-from edgekit.engines.native.estimate import estimate, stream_model
 from edgekit.engines.native.families import FAMILIES, Activation, ModelUse, families_for
+from edgekit.engines.native.rules import estimate, stream_model
 from edgekit.engines.native.stream_plan import StreamSetup
 from edgekit.errors import (
     EdgekitError,

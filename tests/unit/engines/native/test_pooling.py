@@ -7,7 +7,7 @@ import pytest
 
 from edgekit.engines.native.encoder import pool, scale_row
 from edgekit.engines.native.encoder_plan import choose_pooling
-from edgekit.engines.native.types import Pooling
+from edgekit.engines.native.families import Pooling
 from edgekit.errors import HeaderError, UnknownArchitectureError, UsageError, WeightsError
 from edgekit.formats.types import Value
 

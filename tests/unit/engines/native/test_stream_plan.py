@@ -14,9 +14,9 @@ from edgekit.basis import Basis
 from edgekit.bill.spill import PAGE_TOKENS
 from edgekit.bill.types import TABLE, Component, Load, MemoryEstimate, cache_type
 from edgekit.engines.native.buffers import UNPACKED, matrices, usual_threads
-from edgekit.engines.native.estimate import estimate, matrix_bytes, stream_model
-from edgekit.engines.native.kernels.choice import KERNELS, choose
+from edgekit.engines.native.kernels import KERNELS, choose_kernels
 from edgekit.engines.native.kernels.numpy_kernels import UNPACK
+from edgekit.engines.native.rules import estimate, matrix_bytes, stream_model
 from edgekit.engines.native.stream_plan import (
     StreamPlan,
     StreamSetup,
@@ -182,7 +182,7 @@ def test_threads_are_as_many_as_cores_up_to_eight() -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_bill_holds_for_both_kernels(name: str) -> None:
-    kernels = choose(name)
+    kernels = choose_kernels(name)
     for model in (gemma(), llama()):
         found = plan(model, Load())
         size = found.model.dimensions

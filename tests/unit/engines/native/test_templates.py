@@ -13,7 +13,7 @@ from tests.embed_vocabularies import byte_bpe, sentencepiece
 from tests.served_oracle import llamacpp_prompts, llamacpp_replies
 
 from edgekit.engines.chat import Message
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.templates import (
     FORMATS,
     TEMPLATE_BYTES,
@@ -23,7 +23,6 @@ from edgekit.engines.native.templates import (
 )
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
-from edgekit.engines.native.types import Limits
 from edgekit.errors import UsageError
 
 Chat = Sequence[tuple[str, str]]
@@ -103,7 +102,7 @@ def test_a_program_is_followed_as_llama_cpp_runs_it(told: str, tmp_path: Path) -
     chats = (*CHATS[:4], (("user", "Hi"), ("assistant", "<think>\nhm\n</think>\n\nYes"), ("user", "Bye")))  # fmt: skip
     theirs = llamacpp_prompts(path, [""], asked(chats))[""]
     with WeightFile(path, Limits()) as file:
-        found = chat_format(file, walk(file))
+        found = chat_format(file, scan_header(file))
     assert found is not None
     assert [found.text(messages(chat)) for chat in chats] == theirs
 
@@ -168,11 +167,11 @@ def test_template_gets_the_date_if_it_uses_it() -> None:
 def find_format(path: Path, **keys: Any) -> ChatFormat | None:
     write_model(path, "qwen2", vocabulary=keys.pop("vocabulary", None), keys=keys, **TINY)
     with WeightFile(path, Limits()) as file:
-        return chat_format(file, walk(file))
+        return chat_format(file, scan_header(file))
 
 
 def test_a_long_program_is_read_too(tmp_path: Path) -> None:
-    """The walk keeps strings of 2 KiB; llama.cpp's longest one has 16 KiB."""
+    """A FileHeader has strings of up to 2 KiB; llama.cpp's longest one has 16 KiB."""
     template = "{# " + "x" * 30_000 + " #}" + CHATML
     assert find_format(tmp_path / "m.gguf", **{"tokenizer.chat_template": template}) == ChatFormat(name="chatml")  # fmt: skip
 
@@ -204,8 +203,8 @@ def test_tokens_are_those_that_llama_cpp_makes(adds: str, tmp_path: Path) -> Non
         **TINY,
     )
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
-        tokenizer, found = build_tokenizer(read_vocabulary(file, walked)), chat_format(file, walked)
+        header = scan_header(file)
+        tokenizer, found = build_tokenizer(read_vocabulary(file, header)), chat_format(file, header)
     assert found is not None
     chats = (*CHATS[:2], CHATS[-1])
     begin = "" if tokenizer.before else "<|endoftext|>"

@@ -29,12 +29,11 @@ from tests.served_oracle import llamacpp_replies
 from tests.thoroughness import sampled
 from tests.vocabularies import find_vocabulary, vectors
 
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.text import TextPieces
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import ENDS, FILL_ENDS, read_vocabulary
-from edgekit.engines.native.types import Limits
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError, TextError
 
 TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip
@@ -58,7 +57,7 @@ def write(path: Path, vocabulary: Vocabulary) -> Path:
 @contextmanager
 def pieces_of(path: Path) -> Iterator[TextPieces]:
     with WeightFile(path, Limits()) as file:
-        yield TextPieces(file, walk(file))
+        yield TextPieces(file, scan_header(file))
 
 
 def told(pieces: TextPieces, tokens: list[int]) -> str:
@@ -70,10 +69,10 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """A tokenizer and the pieces of its file; the space that sentencepiece puts before a text."""
     path = write(tmp_path_factory.mktemp("pieces") / "model.gguf", KINDS[request.param]())
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
-        vocabulary = read_vocabulary(file, walked)
+        header = scan_header(file)
+        vocabulary = read_vocabulary(file, header)
         prefix = " " if vocabulary.space_prefix else ""
-        yield build_tokenizer(vocabulary), TextPieces(file, walked), prefix
+        yield build_tokenizer(vocabulary), TextPieces(file, header), prefix
 
 
 Both = tuple[TextTokenizer, TextPieces, str]
@@ -266,8 +265,8 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
     }
     assert theirs
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
-        ours = TextPieces(file, walked).ends
+        header = scan_header(file)
+        ours = TextPieces(file, header).ends
     assert {token for token in ours if token in asked} == theirs
 
 

@@ -29,10 +29,9 @@ from tests.header_files import (
     key,
 )
 
-from edgekit.engines.native.file import WeightFile, walk
-from edgekit.engines.native.kernels.choice import KERNELS, choose
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
+from edgekit.engines.native.kernels import KERNELS, choose_kernels
 from edgekit.engines.native.token_mean import TokenMean, open_token_mean, token_mean_bytes
-from edgekit.engines.native.types import Limits
 from edgekit.errors import (
     CancelledError,
     EdgekitError,
@@ -66,8 +65,8 @@ def roomy() -> Monitor:
 
 def opened(path: Path, monitor: Monitor | None = None) -> tuple[WeightFile, TokenMean]:
     file = WeightFile(path, Limits())
-    found = walk(file, wanted=lambda name: name == TABLE)
-    return file, open_token_mean(file, found, kernels=choose(), monitor=monitor or roomy())
+    found = scan_header(file, selects=lambda name: name == TABLE)
+    return file, open_token_mean(file, found, kernels=choose_kernels(), monitor=monitor or roomy())
 
 
 def means(path: Path, texts: list[list[int]]) -> Floats:
@@ -135,7 +134,7 @@ def test_a_row_goes_through_two_small_buffers(kind: str, width: int, tmp_path: P
         assert all(tile.floats.nbytes <= 16 * 1024 for tile in tiles)
         columns = [n for tile in tiles for n in range(tile.columns.start, tile.columns.stop)]
         assert columns == list(range(width))
-        held = walk(file, wanted=lambda name: name == TABLE)
+        held = scan_header(file, selects=lambda name: name == TABLE)
         assert monitor.reserved_bytes == token_mean_bytes(held) <= 48 * 1024
         mean.close()
         mean.close()

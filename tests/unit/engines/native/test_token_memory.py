@@ -19,7 +19,7 @@ from edgekit.formats.dtype import by_name
 from edgekit.units import KIB
 
 ROWS, WIDTH = 152_064, 3_584  # Qwen2 7B
-WORDS = 30_000  # of its vocabulary: a pointer for each is more than the walk may hold
+WORDS = 30_000  # of its vocabulary: a pointer for each is more than `scan_header` may hold
 # What numpy needs beyond C are the fixed buffers it unpacks through.
 MOST_BYTES = {"native": 100 * KIB, "numpy": 160 * KIB}
 
@@ -28,11 +28,11 @@ import gc, json, sys, tracemalloc
 from pathlib import Path
 import numpy as np
 from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.kernels.choice import choose
+from edgekit.engines.native.kernels import choose_kernels
 from edgekit.machine.monitor import Monitor
 from edgekit.engines.native.token_mean import TABLE, open_token_mean
-from edgekit.engines.native.types import Limits
-from edgekit.engines.native.file import walk
+from edgekit.engines.native.file import Limits
+from edgekit.engines.native.file import scan_header
 
 path, kernels, tokens = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 
@@ -40,7 +40,7 @@ def outside():
     "What C holds, and tracemalloc cannot see."
     if kernels != "native":
         return 0
-    from edgekit.engines.native.kernels.native import held_bytes
+    from edgekit.engines.native.kernels._native import held_bytes
     return held_bytes()
 
 def resident():
@@ -49,10 +49,10 @@ def resident():
 
 def embed(monitor, peaks):
     with WeightFile(path, Limits()) as file:
-        walked = walk(file, wanted=lambda name: name == TABLE)
-        peaks["walk"] = tracemalloc.get_traced_memory()[1]
-        mean = open_token_mean(file, walked, kernels=choose(kernels), monitor=monitor)
-        del walked
+        header = scan_header(file, selects=lambda name: name == TABLE)
+        peaks["scan_header"] = tracemalloc.get_traced_memory()[1]
+        mean = open_token_mean(file, header, kernels=choose_kernels(kernels), monitor=monitor)
+        del header
         tracemalloc.reset_peak()
         into = np.empty((1, mean.width), np.float32)
         for _ in range(3):
@@ -109,6 +109,6 @@ def test_token_mode_works_in_very_little(kernels: str, model: Path) -> None:
         f"{kernels}: {', '.join(f'{name} {told[name] / KIB:.1f} KiB' for name in told if name != 'sum')}"
     )
     assert told["sum"] != 0
-    assert told["walk"] < 100 * KIB
+    assert told["scan_header"] < 100 * KIB
     assert told["mean"] < MOST_BYTES[kernels]
     assert told["rss"] < 1024 * KIB  # pages, and whatever tracemalloc keeps for itself

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from tests.vocabularies import write_model
 
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.tokenizer import vocabulary as tokenizer_limits
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
-from edgekit.engines.native.types import Limits
 from edgekit.errors import (
     EdgekitError,
     HeaderError,
@@ -92,7 +91,7 @@ def build(folder: Path, keys: dict[str, Any]) -> list[int]:
     path = folder / "model.gguf"
     write_model(path, keys)
     with WeightFile(path, Limits()) as file:
-        vocabulary = read_vocabulary(file, walk(file))
+        vocabulary = read_vocabulary(file, scan_header(file))
     return build_tokenizer(vocabulary).encode("abc")
 
 
@@ -201,7 +200,7 @@ def test_a_billion_tokens_claimed(claimed: int, tmp_path: Path) -> None:
     )  # fmt: skip
     tracemalloc.start()
     with WeightFile(path, Limits()) as file, pytest.raises(HeaderError):
-        read_vocabulary(file, walk(file))
+        read_vocabulary(file, scan_header(file))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000_000
@@ -211,18 +210,18 @@ def test_counts_over_the_limits_are_refused_before_anything_is_read(tmp_path: Pa
     path = tmp_path / "model.gguf"
     write_model(path, gpt2())
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
+        header = scan_header(file)
         for key, limit in (
             ("tokens", tokenizer_limits.MOST_TOKENS),
             ("merges", tokenizer_limits.MOST_MERGES),
         ):
-            place = walked.arrays[GGML + key]
+            place = header.arrays[GGML + key]
             many = replace(place, count=limit + 1)
-            lying = replace(walked, arrays={**walked.arrays, GGML + key: many})
+            lying = replace(header, arrays={**header.arrays, GGML + key: many})
             with pytest.raises(HeaderLimitError, match=f"{key}: number of entries"):
                 read_vocabulary(file, lying)
             long = replace(place, end=place.offset + tokenizer_limits.MOST_STRINGS_BYTES + 1)
-            lying = replace(walked, arrays={**walked.arrays, GGML + key: long})
+            lying = replace(header, arrays={**header.arrays, GGML + key: long})
             with pytest.raises(HeaderLimitError, match="length in bytes"):
                 read_vocabulary(file, lying)
 
@@ -233,18 +232,18 @@ def test_a_file_cut_off_after_its_header_was_walked(tmp_path: Path) -> None:
         path, gpt2(tokens=["<s>", "a", "b", "ab", "c", "abc", *(f"x{n}" for n in range(5_000))])
     )
     with WeightFile(path, Limits()) as file:
-        walked = walk(file)
+        header = scan_header(file)
         with path.open("r+b") as other:
-            other.truncate(walked.arrays[GGML + "tokens"].offset + 1_000)
+            other.truncate(header.arrays[GGML + "tokens"].offset + 1_000)
         with pytest.raises(EdgekitError, match=r"tokenizer\.ggml\.tokens"):
-            read_vocabulary(file, walked)
+            read_vocabulary(file, header)
 
 
 def test_a_cost_needs_a_known_kind(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_model(path, gpt2(model="plamo2"))
     with WeightFile(path, Limits()) as file, pytest.raises(UnknownTokenizerError):
-        tokenizer_cost_bytes(walk(file))
+        tokenizer_cost_bytes(scan_header(file))
 
 
 @pytest.mark.parametrize(
@@ -269,4 +268,4 @@ def test_whether_a_wordpiece_file_lowers_texts(
     path = tmp_path / "v.gguf"
     write_model(path, bert(**keys))
     with WeightFile(path, Limits()) as file:
-        assert read_vocabulary(file, walk(file)).lowercase is lowers
+        assert read_vocabulary(file, scan_header(file)).lowercase is lowers

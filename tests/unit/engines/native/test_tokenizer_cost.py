@@ -28,15 +28,15 @@ from edgekit.engines.native.file import WeightFile
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
-from edgekit.engines.native.types import Limits
-from edgekit.engines.native.file import walk
+from edgekit.engines.native.file import Limits
+from edgekit.engines.native.file import scan_header
 
 with WeightFile(Path(sys.argv[1]), Limits()) as file:
-    walked = walk(file)
-    said = tokenizer_cost_bytes(walked)
+    header = scan_header(file)
+    said = tokenizer_cost_bytes(header)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    tokenizer = build_tokenizer(read_vocabulary(file, walked))
+    tokenizer = build_tokenizer(read_vocabulary(file, header))
     peak = status("VmHWM") - before
 worst = ["\\U0001f469\\u200d\\U0001f4bb" * 9000, "e\\u0302" * 9000, "a" * 17000, "!?" * 9000, "w " * 9000]
 for text in worst:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from tests.vocabularies import write_model
 
-from edgekit.engines.native.file import WeightFile, walk
+from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.tokenizer import build as kept
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import Vocabulary, read_vocabulary
-from edgekit.engines.native.types import Limits
 from edgekit.errors import SourceError
 
 TEXT = "abcabcbab"
@@ -31,7 +30,7 @@ def vocabulary(tmp_path: Path) -> Vocabulary:
     path = tmp_path / "model.gguf"
     write_model(path, KEYS)
     with WeightFile(path, Limits()) as file:
-        return read_vocabulary(file, walk(file))
+        return read_vocabulary(file, scan_header(file))
 
 
 def files_in(cache: Path) -> dict[str, tuple[int, bytes]]:
@@ -98,7 +97,7 @@ def test_another_vocabulary_has_another_place(vocabulary: Vocabulary, tmp_path: 
     path = tmp_path / "other.gguf"
     write_model(path, {**KEYS, "tokenizer.ggml.merges": ["b c", "a b", "ab c"]})
     with WeightFile(path, Limits()) as file:
-        build_tokenizer(read_vocabulary(file, walk(file)), cache=cache)
+        build_tokenizer(read_vocabulary(file, scan_header(file)), cache=cache)
     assert len(list(cache.iterdir())) == 2
 
 

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from edgekit.engines.native.kernels import _native
+from edgekit.engines.native.kernels._native import (
+    activate,
+    attend,
+    attend_floats,
+    attention,
+    attention_floats,
+    dequantize,
+    layer_norm,
+    load_codebooks,
+    multiply,
+    rms_norm,
+    rope,
+    scratch_floats,
+    settle,
+    store,
+    type_ids,
+)
 from edgekit.engines.native.kernels.codebooks import CODEBOOKS, read_codebooks
 from edgekit.engines.native.kernels.types import (
     BlockError,
@@ -26,10 +42,10 @@ class NativeKernels:
 
     def __init__(self) -> None:
         self._codebooks_loaded = False
-        self._ids = frozenset(_native.type_ids())
+        self._ids = frozenset(type_ids())
 
     def dequantize(self, kind: TensorType, source: Bytes, into: Floats) -> int:
-        bad = _native.dequantize(self._id(kind), source, into)
+        bad = dequantize(self._id(kind), source, into)
         if bad >= 0:
             raise BlockError(bad)
         size = len(source) if isinstance(source, bytes | bytearray) else source.nbytes
@@ -37,62 +53,62 @@ class NativeKernels:
 
     def scratch_floats(self, kind: TensorType, columns: int) -> int:
         kind.row_bytes(columns)
-        return _native.scratch_floats()
+        return scratch_floats()
 
     def multiply(
         self, kind: TensorType, weights: Bytes, x: Floats, out: Floats, scratch: Floats
     ) -> None:
-        bad = _native.multiply(self._id(kind), weights, x, out, scratch)
+        bad = multiply(self._id(kind), weights, x, out, scratch)
         if bad >= 0:
             raise BlockError(bad)
 
     def attention_floats(self, longest_tokens: int, head_dim: int) -> int:
-        return _native.attention_floats(longest_tokens, head_dim)
+        return attention_floats(longest_tokens, head_dim)
 
     def attention(self, texts: TextAttention, scratch: Floats, first: int, last: int) -> None:
         t = texts
-        _native.attention(
+        attention(
             t.q, t.k, t.v, t.out, t.starts, t.heads, t.kv_heads, t.head_dim, t.scale, t.causal, t.slopes,
             scratch, first, last,
         )  # fmt: skip
 
     def store(self, kind: CacheKind, x: Floats, into: Bytes) -> None:
-        bad = _native.store(CACHE_KINDS[kind], x, into)
+        bad = store(CACHE_KINDS[kind], x, into)
         if bad >= 0:
             raise BlockError(bad)
 
     def attend_floats(self, head_dim: int) -> int:
-        return _native.attend_floats(head_dim)
+        return attend_floats(head_dim)
 
     def attend(self, span: CacheAttention, scratch: Floats, first: int, last: int) -> None:
         s = span
-        _native.attend(
+        attend(
             s.q, s.k, s.v, s.out, s.state, CACHE_KINDS[s.k_kind], CACHE_KINDS[s.v_kind], s.heads,
             s.kv_heads, s.head_dim, s.scale, s.cells, s.first_position, s.query_position, s.reach,
             scratch, first, last,
         )  # fmt: skip
 
     def settle(self, out: Floats, state: Floats, *, heads: int, head_dim: int) -> None:
-        _native.settle(out, state, heads, head_dim)
+        settle(out, state, heads, head_dim)
 
     def layer_norm(
         self, x: Floats, out: Floats, weight: Floats, bias: Floats | None, eps: float
     ) -> None:
-        _native.layer_norm(x, out, weight, bias, eps)
+        layer_norm(x, out, weight, bias, eps)
 
     def rms_norm(self, x: Floats, out: Floats, weight: Floats, eps: float) -> None:
-        _native.rms_norm(x, out, weight, None, eps)
+        rms_norm(x, out, weight, None, eps)
 
     def gelu(self, x: Floats) -> None:
-        _native.activate(x, None, ACTIVATIONS["gelu"])
+        activate(x, None, ACTIVATIONS["gelu"])
 
     def gate(self, gate: Floats, up: Floats, kind: GateKind) -> None:
-        _native.activate(gate, up, ACTIVATIONS[kind])
+        activate(gate, up, ACTIVATIONS[kind])
 
     def rope(
         self, x: Floats, cos: Floats, sin: Floats, *, heads: int, head_dim: int, neox: bool
     ) -> None:
-        _native.rope(x, cos, sin, heads, head_dim, neox)
+        rope(x, cos, sin, heads, head_dim, neox)
 
     def _id(self, kind: TensorType) -> int:
         if kind.ggml_id not in self._ids:
@@ -100,11 +116,6 @@ class NativeKernels:
                 f"unsupported tensor type {kind.name}: no row in engines/native/kernels/csrc/types.h"
             )
         if kind.name in NEED_CODEBOOKS and not self._codebooks_loaded:
-            _native.load_codebooks(read_codebooks())
+            load_codebooks(read_codebooks())
             self._codebooks_loaded = True
         return kind.ggml_id
-
-
-def held_bytes() -> int:
-    """What the extension itself holds: its tables, and the codebooks once a tensor needed them."""
-    return _native.held_bytes()

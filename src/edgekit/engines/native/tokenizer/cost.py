@@ -6,12 +6,12 @@ The rows are those of llama_vocab::impl::load, src/llama-vocab.cpp @ b21e4de.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from edgekit.engines.native.file import FileHeader
 from edgekit.errors import UnknownTokenizerError
-from edgekit.formats.types import ArrayFact, Value
+from edgekit.formats.types import ModelHeader
 from edgekit.terminal import quoted
 from edgekit.units import MIB
 
@@ -107,19 +107,6 @@ _UNIGRAM_TOKEN_BYTES = 160  # text, number, score and their places in one dict
 _UNIGRAM_BYTES = 6 * MIB  # its code, its map of letters, and the longest stretch of text
 
 
-class VocabularyFacts(Protocol):
-    """The parts of a header that count."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def keys(self) -> Mapping[str, Value]: ...
-
-    @property
-    def arrays(self) -> Mapping[str, ArrayFact]: ...
-
-
 class TokenizerCost(NamedTuple):
     """How much a process grows: permanently, and at most while the tokenizer is built."""
 
@@ -127,13 +114,13 @@ class TokenizerCost(NamedTuple):
     peak_bytes: int
 
 
-def tokenizer_cost_bytes(walked: VocabularyFacts) -> TokenizerCost:
+def tokenizer_cost_bytes(header: FileHeader) -> TokenizerCost:
     """From the lengths of the arrays alone. MODELLED, never too low. Raises UnknownTokenizerError."""
-    family = family_of(walked.keys.get("tokenizer.ggml.model"), walked.name)
-    return _cost(family, _size(walked, "tokens"), _size(walked, "merges"))
+    family = family_of(header.keys.get("tokenizer.ggml.model"), header.name)
+    return _cost(family, _size(header, "tokens"), _size(header, "merges"))
 
 
-def vocabulary_bytes(header: VocabularyFacts, tokens: int) -> int:
+def vocabulary_bytes(header: ModelHeader, tokens: int) -> int:
     """The most that a process grows while it builds the tokenizer; an unknown kind counts as the most expensive.
 
     `tokens`: how many the model has, for a header that was read without its vocabulary.
@@ -166,8 +153,8 @@ def _cost(
     return TokenizerCost(resident + _CUTTING_BYTES, resident + max(building, _CUTTING_BYTES))
 
 
-def _size(walked: VocabularyFacts, key: str) -> tuple[int, int]:
-    place = walked.arrays.get(f"tokenizer.ggml.{key}")
+def _size(header: FileHeader | ModelHeader, key: str) -> tuple[int, int]:
+    place = header.arrays.get(f"tokenizer.ggml.{key}")
     if place is None:
         return 0, 0
     return place.count, place.end - place.offset if place.end else place.count * _USUAL_TEXT_BYTES

@@ -21,7 +21,7 @@ from edgekit.terminal import quoted
 from edgekit.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from edgekit.engines.native.file import Walked
+    from edgekit.engines.native.file import FileHeader
 
 
 SPACE = "▁"  # sentencepiece's letter for a space
@@ -270,10 +270,10 @@ _MASK_PRE = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
 _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 
-def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
+def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
     """Raises UnknownTokenizerError for an unknown kind, HeaderError for contradictions."""
-    keys = _TokenizerKeys.of(walked)
-    family = family_of(keys.text("model"), walked.name)
+    keys = _TokenizerKeys.of(header)
+    family = family_of(keys.text("model"), header.name)
     pre = _pre_tokenizer(family, keys)
     tokens = Strings(_KEY + "tokens", file=file.name)
     _walk_tokens(file, keys, tokens)
@@ -287,7 +287,7 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     lowercase = keys.flag("normalizer.lowercase", default=_lowers(family, tokens, kinds))
     strip_left, strip_right = _strips(keys, named, kinds)
     return Vocabulary(
-        file=walked.name,
+        file=header.name,
         family=family,
         pre=pre,
         tokens=tokens,
@@ -309,15 +309,15 @@ def read_vocabulary(file: WeightFile, walked: Walked) -> Vocabulary:
     )
 
 
-def read_places(file: WeightFile, walked: Walked) -> TokenPlaces:
+def read_places(file: WeightFile, header: FileHeader) -> TokenPlaces:
     """Of the texts only their places: for text that is read token by token."""
-    keys = _TokenizerKeys.of(walked)
-    family = family_of(keys.text("model"), walked.name)
+    keys = _TokenizerKeys.of(header)
+    family = family_of(keys.text("model"), header.name)
     found = _Ends()
     place = _walk_tokens(file, keys, found)
     kinds = _read_kinds(file, keys, len(found), found.named)
     return TokenPlaces(
-        file=walked.name,
+        file=header.name,
         family=family,
         pre=_pre_tokenizer(family, keys),
         offset=place.offset,
@@ -367,8 +367,8 @@ class _TokenizerKeys(GgufKeys):
     arrays: Mapping[str, ArrayFact]
 
     @classmethod
-    def of(cls, walked: Walked) -> _TokenizerKeys:
-        return cls(walked.keys, _KEY.removesuffix("."), walked.name, walked.arrays)
+    def of(cls, header: FileHeader) -> _TokenizerKeys:
+        return cls(header.keys, _KEY.removesuffix("."), header.name, header.arrays)
 
     def text(self, key: str) -> str | None:
         value = self.get(key)

@@ -1,4 +1,4 @@
-"""The walk keeps what an embedder needs, and nothing else: one window, and less than 100 KiB in all."""
+"""`scan_header` stores what an embedder needs and nothing else: one window, and less than 100 KiB in all."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ from tests.header_files import (
 )
 from tests.recorded import header_bytes
 
-from edgekit.engines.native import file as walk_module
-from edgekit.engines.native.file import Walked, WeightFile, walk
-from edgekit.engines.native.types import Limits
+from edgekit.engines.native import file as file_module
+from edgekit.engines.native.file import FileHeader, Limits, WeightFile, scan_header
 from edgekit.errors import HeaderError, HeaderLimitError
 from edgekit.formats.gguf import read_gguf
 from edgekit.units import KIB
 
 ONE = entry("token_embd.weight", [32], F32, 0)
-Wanted = Callable[[str], bool] | None
 
 
-def walked(path: Path, content: bytes, wanted: Wanted = None, *, size_bytes: int = 0) -> Walked:
+def scanned(
+    path: Path,
+    content: bytes,
+    selects: Callable[[str], bool] = lambda _: True,
+    *,
+    size_bytes: int = 0,
+) -> FileHeader:
     path = path / "model.gguf"
     path.write_bytes(content)
     if size_bytes:
         with path.open("r+b") as file:
             file.truncate(size_bytes)
     with WeightFile(path, Limits()) as file:
-        return walk(file, wanted=wanted)
+        return scan_header(file, selects=selects)
 
 
 def model(keys: Sequence[bytes], tensors: Sequence[bytes] = (ONE,), data_bytes: int = 128) -> bytes:
@@ -53,7 +57,7 @@ def model(keys: Sequence[bytes], tensors: Sequence[bytes] = (ONE,), data_bytes: 
 @pytest.mark.parametrize("name", ["all-minilm-l6-v2.F16", "lfm2-1.2b.Q4_K_M"], ids=["bert", "lfm2"])
 def test_walk_equals_the_header_reader(name: str, tmp_path: Path) -> None:
     header = header_bytes(f"{name}.novocab.gguf.head.gz")
-    found = walked(tmp_path, header, size_bytes=4 * 10**9)
+    found = scanned(tmp_path, header, size_bytes=4 * 10**9)
     with WeightFile(tmp_path / "model.gguf", Limits()) as file:
         whole = read_gguf(file)
     assert whole.tensors is not None
@@ -66,14 +70,14 @@ def test_walk_equals_the_header_reader(name: str, tmp_path: Path) -> None:
     assert {kept: found.arrays[kept] for kept in whole.arrays} == dict(whole.arrays)
 
 
-def test_only_wanted_tensors_are_kept_and_the_first_names_are_remembered(tmp_path: Path) -> None:
+def test_scan_header_stores_only_selected_tensors_and_the_first_names(tmp_path: Path) -> None:
     tensors = [entry(f"blk.{n}.weight", [32], F32, 128 * n) for n in range(20)]
     content = model(ARCHITECTURE, tensors, data_bytes=128 * 20)
-    found = walked(tmp_path, content, lambda name: name == "blk.7.weight")
+    found = scanned(tmp_path, content, lambda name: name == "blk.7.weight")
     assert list(found.tensors) == ["blk.7.weight"]
     assert found.tensors["blk.7.weight"].offset == len(content) - 128 * 20 + 128 * 7
     assert found.tensor_count == 20
-    assert found.names_seen == tuple(f"blk.{n}.weight" for n in range(8))
+    assert found.first_names == tuple(f"blk.{n}.weight" for n in range(8))
 
 
 KEYS = {  # key: whether it is kept in a model of the architecture "llama"
@@ -88,13 +92,13 @@ KEYS = {  # key: whether it is kept in a model of the architecture "llama"
 
 
 def test_only_keys_of_the_model_and_its_vocabulary_are_kept(tmp_path: Path) -> None:
-    found = walked(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
+    found = scanned(tmp_path, model([*ARCHITECTURE, *(key(name, STRING, "x") for name in KEYS)]))
     kept = {name for name, wanted in KEYS.items() if wanted}
     assert set(found.keys) == {"general.architecture", "llama.block_count", *kept}
 
 
 def test_keys_before_the_architecture_are_kept_too(tmp_path: Path) -> None:
-    assert walked(tmp_path, model(ARCHITECTURE[::-1])).keys["llama.block_count"] == 2
+    assert scanned(tmp_path, model(ARCHITECTURE[::-1])).keys["llama.block_count"] == 2
 
 
 def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -> None:
@@ -110,7 +114,7 @@ def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -
             key("tokenizer.ggml.add_bos_token", BOOL, 1),
         ]
     )
-    found = walked(tmp_path, content)
+    found = scanned(tmp_path, content)
     place = found.arrays["tokenizer.ggml.tokens"]
     raw = content[place.offset : place.end]
     assert (place.element, place.count) == ("string", 4)
@@ -128,7 +132,7 @@ def test_arrays_of_the_vocabulary_are_places_that_lead_to_them(tmp_path: Path) -
 
 @pytest.mark.parametrize("length", [2_048, 2_049, 65_000, 1_000_000])
 def test_a_long_text_is_passed_over(tmp_path: Path, length: int) -> None:
-    found = walked(
+    found = scanned(
         tmp_path, model([*ARCHITECTURE, key("tokenizer.chat_template", STRING, "x" * length)])
     )
     assert ("tokenizer.chat_template" in found.keys) == (length <= 2_048)
@@ -163,13 +167,15 @@ def large_vocabulary(path: Path) -> Path:
 def test_the_walk_works_in_less_than_100_kib_and_reads_32_at_a_time(tmp_path: Path) -> None:
     """The peak is below 64 KiB too: so no single allocation can be larger."""
     with Recorder(large_vocabulary(tmp_path / "model.gguf"), Limits()) as file:
-        walk(file, wanted=lambda name: name == "token_embd.weight")  # what is imported on first use
+        scan_header(
+            file, selects=lambda name: name == "token_embd.weight"
+        )  # what is imported on first use
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
-        found = walk(file, wanted=lambda name: name == "token_embd.weight")
+        found = scan_header(file, selects=lambda name: name == "token_embd.weight")
         held, peak = (size - before for size in tracemalloc.get_traced_memory())
         tracemalloc.stop()
-    print(f"walk: {peak / KIB:.1f} KiB at its peak, {held / KIB:.1f} KiB kept")
+    print(f"scan_header: {peak / KIB:.1f} KiB at its peak, {held / KIB:.1f} KiB kept")
     assert found.arrays["tokenizer.ggml.merges"].count == 70_000
     assert file.longest <= 32 * KIB
     assert peak < 64 * KIB
@@ -205,27 +211,27 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 def test_a_broken_file_is_an_error(name: str, tmp_path: Path) -> None:
     content, message = BROKEN[name]
     with pytest.raises(HeaderError, match=message):
-        walked(tmp_path, content)
+        scanned(tmp_path, content)
 
 
-def test_walk_checks_the_extent_of_unwanted_tensors(tmp_path: Path) -> None:
+def test_scan_header_checks_the_extent_of_tensors_that_are_not_selected(tmp_path: Path) -> None:
     tensors = [ONE, entry("output.weight", [32], F32, 128)]
     with pytest.raises(HeaderError, match=r"tensor 'output\.weight' ends at byte"):
-        walked(
+        scanned(
             tmp_path, model(ARCHITECTURE, tensors, 255), lambda name: name == "token_embd.weight"
         )
 
 
 def test_a_single_shard_is_a_whole_model(tmp_path: Path) -> None:
-    assert walked(tmp_path, model([*ARCHITECTURE, key("split.count", UINT32, 1)])).tensors
+    assert scanned(tmp_path, model([*ARCHITECTURE, key("split.count", UINT32, 1)])).tensors
 
 
 def test_more_tensors_than_any_model_has_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk_module, "KEPT_TENSORS", 3)
+    monkeypatch.setattr(file_module, "STORED_TENSORS", 3)
     tensors = [entry(f"t{n}", [8], F32, 32 * n) for n in range(4)]
     content = model(ARCHITECTURE, tensors, data_bytes=128)
     with pytest.raises(HeaderLimitError, match="tensors to store: 4 is over the limit of 3"):
-        walked(tmp_path, content)
-    assert len(walked(tmp_path, content, lambda name: name != "t0").tensors) == 3
+        scanned(tmp_path, content)
+    assert len(scanned(tmp_path, content, lambda name: name != "t0").tensors) == 3
