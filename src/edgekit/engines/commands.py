@@ -26,7 +26,7 @@ COMMAND, FILE, SETTINGS = "command", "file", "settings"
 # NVML counts cards by their place on the bus; CUDA counts the fastest first by default.
 AS_NVML_COUNTS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PLACEHOLDER = "MODEL"
-UNCONVERTED = "Q4_K_M"  # engines.llamacpp.quantization.DEFAULT_MIX
+UNCONVERTED = "Q4_K_M"  # engines.llamacpp.architectures.DEFAULT_MIX
 LM_STUDIO = "lm-studio"
 LM_STUDIO_CONTEXT = "llm.load.contextLength"
 LM_STUDIO_PARALLEL = "llm.load.numParallelSessions"

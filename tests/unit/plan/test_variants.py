@@ -11,7 +11,8 @@ from tests.unit.plan.tasks import LLAMA, gguf, of_config
 from edgekit.engines import engine_named
 from edgekit.engines.choices import accuracy_of, as_named, stored_accuracy
 from edgekit.engines.llamacpp.choices import at_mixes
-from edgekit.engines.llamacpp.quantization import USUAL_MIXES, mix_rows
+from edgekit.engines.llamacpp.flags import USUAL_MIXES
+from edgekit.engines.llamacpp.quantization import mix_rows
 from edgekit.engines.mlx.choices import at_bits
 from edgekit.engines.mlx.quantization import Packing, Quantize
 from edgekit.model import read_geometry

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from edgekit.model.architectures import read_section, records, section_by_name
+from edgekit.model.types import Model
+
+DEFAULT_MIX = "Q4_K_M"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,11 @@ def architecture_names() -> frozenset[str]:
 def known_architecture(name: str) -> LlamaCppArchitecture:
     section = section_by_name("llamacpp").get(name, {})
     return read_section(LlamaCppArchitecture, section, {}, where=name)
+
+
+def default_mix(model: Model) -> str:
+    """The mix if none is requested: Q4_K_M, or the one that the model was released in."""
+    return known_architecture(model.geometry.architecture).default_mix or DEFAULT_MIX
 
 
 @lru_cache(maxsize=256)

@@ -21,10 +21,11 @@ from edgekit.engines.choices import (
     stored_accuracy,
     stored_quant,
 )
-from edgekit.engines.llamacpp.architectures import known_architecture
+from edgekit.engines.llamacpp.architectures import default_mix, known_architecture
 from edgekit.engines.llamacpp.estimate import converted
+from edgekit.engines.llamacpp.flags import USUAL_MIXES
 from edgekit.engines.llamacpp.placements import placements
-from edgekit.engines.llamacpp.quantization import USUAL_MIXES, MixedModel, default_mix, mix_rows
+from edgekit.engines.llamacpp.setups import quant_names
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.errors import EdgekitError
 from edgekit.model import OpenModel
@@ -33,6 +34,7 @@ from edgekit.sources.filenames import SHORT_MIXES
 
 if TYPE_CHECKING:
     from edgekit.catalog.types import Size
+    from edgekit.engines.llamacpp.quantization import MixedModel
 
 # K needs slightly more accuracy than V. For unequal pairs, release builds of CUDA and Metal have no flash attention
 # kernel, and would compute on the CPU: fattn.cu @ 0c1e570.
@@ -78,7 +80,7 @@ def at_mixes(
 ) -> tuple[Variant, ...]:
     """Variants of the model at these mixes; with a repository, as downloadable files."""
     known = ((SHORT_MIXES.get(tag.upper(), tag.upper()), tag) for tag in mixes)
-    found = {name: tag for name, tag in known if name in mix_rows()}
+    found = {name: tag for name, tag in known if name in quant_names()}
     quantised = sorted(
         (
             Variant(
@@ -114,9 +116,8 @@ def file_variants(opened: OpenModel) -> tuple[Variant, ...]:
 
 
 def at_quant(model: Model, quant: str) -> Model:
-    from edgekit.engines.llamacpp.conversion import convert
-
-    return convert(model, quant).model
+    found = converted(model, quant)
+    return model if found is None else found.model
 
 
 def _mixed_model(model: Model, mix: str) -> MixedModel:

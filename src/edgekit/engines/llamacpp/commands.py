@@ -25,6 +25,7 @@ from edgekit.engines.commands import (
     lm_studio_texts,
     parsed,
 )
+from edgekit.engines.llamacpp.architectures import DEFAULT_MIX
 from edgekit.engines.llamacpp.estimate import growth_limits, repacked_bytes
 from edgekit.engines.llamacpp.flags import REPEATED, command_words, keys_of
 from edgekit.engines.llamacpp.model_source import (
@@ -37,7 +38,6 @@ from edgekit.engines.llamacpp.model_source import (
     model_source,
 )
 from edgekit.engines.llamacpp.placements import backend_name, devices, pinned
-from edgekit.engines.llamacpp.quantization import DEFAULT_MIX
 from edgekit.engines.llamacpp.setups import placement as values_of_placement
 from edgekit.engines.llamacpp.setups import setup as read_setup
 from edgekit.engines.llamacpp.setups import this_cpu, values

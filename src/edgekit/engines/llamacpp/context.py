@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from edgekit.bill.types import F16, CacheType, Component, Load, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
+from edgekit.engines.llamacpp.flags import CACHE_TYPES
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.slices import check_sliced
 from edgekit.engines.llamacpp.types import (
     CELL_PADDING,
     DEFAULT_BATCH,
@@ -37,13 +37,13 @@ from edgekit.model.types import (
     LayerKind,
     Model,
     ModelGeometry,
+    Recurrent,
     Span,
     Stream,
 )
 
 MAX_SEQUENCES = 256  # llama-cparams.h: LLAMA_MAX_SEQ
 MAX_TOKENS = 2**31 - 1  # contexts and batches are 32-bit numbers in llama.cpp
-CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # arg.cpp
 
 
 def head_sizes(model: Model) -> HeadSizes:
@@ -92,7 +92,13 @@ def _check_split(model: Model, load: Load, setup: LlamaCppSetup) -> None:
         raise RefusedError(
             f"llama.cpp {setup.version_name} has no -sm tensor: it came with b{Rules.EXPERTS_FIRST.value}"
         )
-    check_sliced(model)
+    name = model.geometry.architecture
+    known = known_architecture(name)
+    has_states = any(isinstance(layer.mixer, Recurrent) for layer in model.geometry.layers)
+    if known.unsliced or (has_states and not (known.delta_net or known.mirrored_states)):
+        raise RefusedError(
+            f"llama.cpp does not have -sm tensor for the architecture {name!r}; use -sm layer"
+        )
     if load.flash_attention is False:
         raise RefusedError("llama.cpp: -sm tensor requires flash attention (-fa on)")
     quantised = any(one is not None and one.is_quantized for one in (load.cache_k, load.cache_v))

@@ -10,6 +10,7 @@ from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.engines.llamacpp.architectures import conversion_of, known_architecture
+from edgekit.engines.llamacpp.flags import USUAL_MIXES
 from edgekit.engines.llamacpp.gguf_tensors import (
     ROPE_TABLES,
     gguf_tensor_count,
@@ -18,7 +19,6 @@ from edgekit.engines.llamacpp.gguf_tensors import (
 )
 from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.quantization import (
-    USUAL_MIXES,
     WITHIN,
     Converted,
     MixedModel,

@@ -19,7 +19,11 @@ from edgekit.bill.types import (
 )
 from edgekit.bill.verdict import Verdict
 from edgekit.engines.llamacpp import weights
-from edgekit.engines.llamacpp.architectures import architecture_names, known_architecture
+from edgekit.engines.llamacpp.architectures import (
+    architecture_names,
+    default_mix,
+    known_architecture,
+)
 from edgekit.engines.llamacpp.compute import (
     compute_lines,
     output_line,
@@ -29,7 +33,6 @@ from edgekit.engines.llamacpp.compute import (
 from edgekit.engines.llamacpp.context import cache_lines, cache_sums, resolve
 from edgekit.engines.llamacpp.flags import FLAGS
 from edgekit.engines.llamacpp.prepared import prepare
-from edgekit.engines.llamacpp.quantization import default_mix
 from edgekit.engines.llamacpp.refusals import refusal
 from edgekit.engines.llamacpp.types import (
     NEWEST,

@@ -30,16 +30,29 @@ from edgekit.engines.flags import (
 )
 from edgekit.errors import UsageError
 
-if TYPE_CHECKING:  # only to name types: --help must be instant
+if TYPE_CHECKING:
+    from enum import Enum
+    from types import ModuleType
+
     from edgekit.bill.types import CacheType
     from edgekit.engines.llamacpp.types import Override
 
 TITLE = "llama.cpp"
 ENOUGH_LAYERS = 99  # commonly used for "all layers"
+CACHE_TYPES = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", "f32")  # arg.cpp
+# Commonly published mixes, largest first.
+USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
 DRAFT_MAX = 3  # common.h @ 0c1e570: common_params_speculative_draft.n_max
 MAX_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
 _TRUTHY = {"on": True, "enabled": True, "true": True, "1": True}  # arg.cpp: is_truthy, is_falsey
 _FLASH = _TRUTHY | {"off": False, "disabled": False, "false": False, "0": False, "auto": None}
+
+
+def _types() -> ModuleType:
+    """types.py, imported at its first use: --help must be instant."""
+    from edgekit.engines.llamacpp import types
+
+    return types
 
 
 def _flash(text: str) -> str:
@@ -55,17 +68,22 @@ def _layers(text: str) -> str | int:
     return number
 
 
-def _overrides(text: str) -> tuple[str, ...]:
+def _override_field(entries: tuple[str, ...]) -> tuple[Override, ...]:
+    if not entries:
+        return ()
     from edgekit.engines.llamacpp.overrides import read_overrides
 
-    read_overrides(text)
-    return tuple(text.split(","))
+    return read_overrides(",".join(entries))
+
+
+def _overrides(text: str) -> tuple[str, ...]:
+    entries = tuple(text.split(","))
+    _override_field(entries)  # raises UsageError for invalid entries
+    return entries
 
 
 def _servers(text: str) -> tuple[str, ...]:
-    from edgekit.engines.llamacpp.overrides import read_servers
-
-    read_servers(text)
+    _types().read_servers(text, MAX_DEVICES)
     return tuple(text.split(","))
 
 
@@ -101,19 +119,20 @@ def _backend(text: str) -> str:
 
 
 def _llama_version(text: str) -> str:
-    from edgekit.engines.llamacpp.types import read_version
-
-    read_version(text)
+    _types().read_version(text)
     return text
 
 
-def _cache_type(text: str) -> str:
-    """A cache type of the table; llama.cpp itself rejects types that it lacks."""
+def _cache_field(name: str) -> CacheType:
     from edgekit.bill.types import cache_type
-    from edgekit.engines.llamacpp.context import CACHE_TYPES
 
+    return cache_type(name)
+
+
+def _cache_type(text: str) -> str:
+    """Any known cache type: the estimate refuses those that llama.cpp lacks."""
     try:
-        return cache_type(text).name
+        return _cache_field(text).name
     except UsageError as error:
         raise UsageError(
             f"unknown cache type {text[:40]!r}; llama.cpp has {', '.join(CACHE_TYPES)}"
@@ -124,43 +143,21 @@ def _cache_type(text: str) -> str:
 
 
 def _enum(name: str) -> Meaning:
-    def field_of(value: str) -> Any:
-        from edgekit.engines.llamacpp import types
+    """The text of a member of this enum of types.py <-> the member."""
 
-        return getattr(types, name)(value)
+    def member(value: str) -> Enum:
+        found: Enum = getattr(_types(), name)(value)
+        return found
 
-    return Meaning(field_of, lambda member: member.value)
-
-
-def _cache_field(name: str) -> CacheType:
-    from edgekit.bill.types import cache_type
-
-    return cache_type(name)
-
-
-def _override_field(entries: tuple[str, ...]) -> tuple[Override, ...]:
-    if not entries:
-        return ()
-    from edgekit.engines.llamacpp.overrides import read_overrides
-
-    return read_overrides(",".join(entries))
-
-
-def _layers_field(layers: str | int) -> int:
-    from edgekit.engines.llamacpp.types import ALL_LAYERS
-
-    return ALL_LAYERS if isinstance(layers, str) else layers
-
-
-def _layers_value(count: int) -> str | int:
-    from edgekit.engines.llamacpp.types import ALL_LAYERS
-
-    return "all" if count >= ALL_LAYERS else count
+    return Meaning(member, lambda member: member.value)
 
 
 _CACHE = Meaning(_cache_field, lambda kind: kind.name)
 _WHEN = Meaning(_FLASH.__getitem__, {True: "on", False: "off", None: "auto"}.__getitem__)
-_LAYERS = Meaning(_layers_field, _layers_value)
+_LAYERS = Meaning(
+    lambda layers: _types().ALL_LAYERS if layers == "all" else layers,
+    lambda count: "all" if count >= _types().ALL_LAYERS else count,
+)
 _OVERRIDES = Meaning(_override_field, lambda found: tuple(f"{one.pattern}={one.buffer}" for one in found))  # fmt: skip
 
 
@@ -204,9 +201,6 @@ def _row_split_mode(name: str, value: Any) -> str:
     return mode.lower()
 
 
-_CACHE_NAMES = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "bf16", "f32")
-_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
-
 CONTEXT = common.CONTEXT._replace(option="n_ctx", parameter=Parameter("n_ctx"), group="context")
 FLAGS: tuple[Flag, ...] = (
     Flag(("-b", "--batch-size"), "batch", "logical batch size in tokens (default 2048)", "N", whole(1), group="batch",
@@ -214,9 +208,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("-ub", "--ubatch-size"), "ubatch", "physical batch size: tokens computed at once (default 512)", "N", whole(), group="batch",
          field="microbatch_tokens", row=number, option="n_ubatch", parameter=Parameter("n_ubatch"), control=Control("Micro-batch size", fact="n_ubatch", place=8)),
     Flag(("-ctk", "--cache-type-k"), "type_k", "KV cache type of the keys: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
-         field="cache_k", meaning=_CACHE, row=text, parameter=Parameter("cache_type_k", "ggml_type"), control=Control("KV cache (K)", _CACHE_NAMES, "f16")),
+         field="cache_k", meaning=_CACHE, row=text, parameter=Parameter("cache_type_k", "ggml_type"), control=Control("KV cache (K)", CACHE_TYPES, "f16")),
     Flag(("-ctv", "--cache-type-v"), "type_v", "KV cache type of the values: f16 (default), q8_0, q4_0 ...", "TYPE", _cache_type, group="cache",
-         field="cache_v", meaning=_CACHE, row=text, parameter=Parameter("cache_type_v", "ggml_type"), control=Control("KV cache (V)", _CACHE_NAMES, "f16")),
+         field="cache_v", meaning=_CACHE, row=text, parameter=Parameter("cache_type_v", "ggml_type"), control=Control("KV cache (V)", CACHE_TYPES, "f16")),
     Flag(("-fa", "--flash-attn"), "flash_attn", "flash attention: on, off or auto (default)", "WHEN", _flash, value="on", alone=True, group="context",
          field="flash_attention", meaning=_WHEN, row=_row_flash, parameter=Parameter("flash_attn_type", "llama_flash_attn_type"), control=Control("Flash attention", ("on", "off"), "auto", fact="flash_attn", place=2)),
     Flag(("-np", "--parallel"), "parallel", "parallel sequences (default: 4 that share one KV cache)", "N", whole(1), group="sequences",
@@ -273,7 +267,7 @@ FLAGS: tuple[Flag, ...] = (
          meaning=_enum("Backend")),
     Flag(("-dev",), "backend", "same as --backend cpu: -dev none", "none", _backend, words=lambda backend: ("-dev", "none") if backend == "cpu" else (), group="backend"),
     Flag(("--mix",), "mix", "same as --quant, for llama.cpp: Q4_K_M (default unless the file is a GGUF), Q8_0 ...", "NAME", ours=True, group="weights",
-         row=text, control=Control("Quantization", _MIXES, "Q4_K_M", need="mixable", is_wide=True, place=0)),
+         row=text, control=Control("Quantization", USUAL_MIXES, "Q4_K_M", need="mixable", is_wide=True, place=0)),
     Flag(("--llama-version",), "llama_version", "llama.cpp release to model: b9294, 0.6, 2026.9 (default: the one installed, else the newest known)", "VERSION", _llama_version, ours=True,
          row=text),
     Flag(("--cpu",), "cpu", "CPU that --repack is for: x86 or arm (default: this machine's)", "NAME", one_of("x86", "arm"), ours=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from edgekit.catalog.repositories import Form, repository_at
 from edgekit.engines.commands import (
     PLACEHOLDER,
     as_file,
@@ -14,7 +15,7 @@ from edgekit.engines.commands import (
     plain_name,
     repository_word,
 )
-from edgekit.engines.llamacpp.quantization import DEFAULT_MIX, default_mix
+from edgekit.engines.llamacpp.architectures import DEFAULT_MIX, default_mix
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.sources.reference import HubModel, WebFile
 from edgekit.sources.types import Container, Origin
@@ -99,8 +100,6 @@ def gguf_source(
 
 def published_gguf(label: str, mix: str, *, projector: bool = False) -> GgufSource:
     """A repository with this catalog model at this mix; if none is known, a placeholder and a search link."""
-    from edgekit.catalog.repositories import Form, repository_at
-
     found = repository_at(label, Form.GGUF, mix)
     if found is None:
         note = f"no known repository has {plain_name(label)} at {mix}: search {gguf_search(label)}"

@@ -1,4 +1,4 @@
-"""Parsers for -ot and --rpc -> overrides and devices. Patterns follow the ECMAScript grammar of std::regex."""
+"""-ot: PATTERN=BUFFER, with patterns in the ECMAScript grammar of std::regex."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial, reduce
 from operator import or_
 
-from edgekit.engines.llamacpp.types import DeviceSlot, Override
+from edgekit.engines.llamacpp.types import Override
 from edgekit.errors import UsageError
-from edgekit.units import parse_size
 
 LONGEST_PATTERN = 1000  # characters
 DEEPEST_PATTERN = 50  # nested groups
@@ -33,8 +32,6 @@ _POSIX = {
     "xdigit": string.hexdigits,
 }
 MOST_OVERRIDES = 256  # usually one, or one per layer
-MOST_DEVICES = 16  # ggml-cuda.h: GGML_CUDA_MAX_DEVICES
-MOST_PORTS = 65_536
 
 
 def read_overrides(text: str) -> tuple[Override, ...]:
@@ -52,28 +49,6 @@ def read_overrides(text: str) -> tuple[Override, ...]:
             )
         searcher(pattern)
         found.append(Override(pattern=pattern, buffer=buffer))
-    return tuple(found)
-
-
-def read_servers(text: str) -> tuple[DeviceSlot, ...]:
-    """HOST:PORT=FREE, ... -> devices with llama.cpp's names. FREE of several devices: 24G+24G. Raises UsageError."""
-    found: list[DeviceSlot] = []
-    for entry in text.split(","):
-        endpoint, _, memory = entry.partition("=")
-        host, _, port = endpoint.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port[:6]) < MOST_PORTS):
-            raise UsageError(f"{entry[:60]!r} is not a server such as 192.168.1.5:50052=24G")
-        if not memory:
-            raise UsageError(
-                f"the free memory of {endpoint[:60]} is not known: add it, as in {endpoint[:60]}=24G "
-                "(for a server with two devices =24G+24G)"
-            )
-        found += (
-            DeviceSlot(free_bytes=parse_size(one), rpc=f"RPC{i}[{endpoint}]")
-            for i, one in enumerate(memory.split("+"))
-        )
-    if len(found) > MOST_DEVICES:
-        raise UsageError(f"{len(found)} devices are more than {MOST_DEVICES}")
     return tuple(found)
 
 

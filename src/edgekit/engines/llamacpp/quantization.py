@@ -35,16 +35,6 @@ from edgekit.model.types import (
 from edgekit.sources.filenames import SHORT_MIXES
 from edgekit.terminal import unquoted
 
-DEFAULT_MIX = "Q4_K_M"
-# Commonly published mixes, largest first.
-USUAL_MIXES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "IQ3_XXS", "Q2_K")
-
-
-def default_mix(model: Model) -> str:
-    """The mix if none is requested: Q4_K_M, or the one that the model was released in."""
-    return known_architecture(model.geometry.architecture).default_mix or DEFAULT_MIX
-
-
 # -- mixes --------------------------------------------------------------------------------------
 
 

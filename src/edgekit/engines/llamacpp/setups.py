@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from edgekit.bill.types import Load, MemoryEstimate
@@ -17,8 +18,6 @@ from edgekit.engines.llamacpp.flags import (
     ROUGH_PLACEMENT,
     TABLE,
 )
-from edgekit.engines.llamacpp.overrides import read_servers
-from edgekit.engines.llamacpp.quantization import mix_rows
 from edgekit.engines.llamacpp.types import (
     Backend,
     Cpu,
@@ -28,10 +27,12 @@ from edgekit.engines.llamacpp.types import (
     LoadFacts,
     SplitMode,
     default_version,
+    read_servers,
     read_version,
     used_devices,
 )
 from edgekit.errors import UsageError
+from edgekit.formats.mixes import mix_records
 from edgekit.machine.types import is_arm
 from edgekit.sources.filenames import SHORT_MIXES
 
@@ -80,7 +81,7 @@ def _given_servers(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
     if not values.get("rpc"):
         return ()
 
-    return read_servers(",".join(values["rpc"]))
+    return read_servers(",".join(values["rpc"]), MAX_DEVICES)
 
 
 def _devices(values: Mapping[str, Any]) -> tuple[DeviceSlot, ...]:
@@ -178,11 +179,13 @@ def read_quant(name: str) -> str | None:
     """`--quant NAME` in llama-quantize's spelling: q4_k -> Q4_K_M."""
     upper = re.sub(r"^FP(?=16$|32$)", "F", name.upper())
     mix = SHORT_MIXES.get(upper, upper)
-    return mix if mix in mix_rows() else None
+    return mix if mix in quant_names() else None
 
 
+@cache
 def quant_names() -> tuple[str, ...]:
-    return tuple(mix_rows())
+    """The mixes that llama-quantize supports."""
+    return tuple(record["name"] for record in mix_records() if "llamacpp" in record)
 
 
 def placement(setup: LlamaCppSetup) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import lcm, prod
 
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.errors import RefusedError
 from edgekit.formats.types import Tensor
 from edgekit.model.types import (
     Attention,
@@ -73,17 +72,6 @@ class _Sliced(LayerKind):
     @property
     def states(self) -> tuple[State, ...]:
         return self.kept
-
-
-def check_sliced(model: Model) -> None:
-    """Raises RefusedError for an architecture whose tensors llama.cpp does not slice."""
-    name = model.geometry.architecture
-    states = any(isinstance(layer.mixer, Recurrent) for layer in model.geometry.layers)
-    known = known_architecture(name)
-    if known.unsliced or (states and not (known.delta_net or known.mirrored_states)):
-        raise RefusedError(
-            f"llama.cpp does not have -sm tensor for the architecture {name!r}; use -sm layer"
-        )
 
 
 class Slicer:

@@ -28,6 +28,7 @@ from edgekit.model.types import (
     Span,
     attention_of,
 )
+from edgekit.units import parse_size
 
 if TYPE_CHECKING:
     from edgekit.engines.llamacpp.slices import Slicer
@@ -243,6 +244,7 @@ class Cpu(enum.Enum):
 
 
 ALL_LAYERS = 1_000_000  # more than any model has
+MOST_PORTS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +255,31 @@ class DeviceSlot:
     max_buffer_bytes: int | None = None  # Metal: a longer span of the file is mapped in pieces
     rpc: str = ""  # of an RPC server: llama.cpp's name for its buffers, "RPC0[10.0.0.5:50052]"
     number: int | None = None  # of a GPU, if it differs from its index in the list
+
+
+def read_servers(text: str, most: int) -> tuple[DeviceSlot, ...]:
+    """HOST:PORT=FREE, ... -> up to `most` devices with llama.cpp's names. Raises UsageError.
+
+    FREE of a server with several devices: 24G+24G.
+    """
+    found: list[DeviceSlot] = []
+    for entry in text.split(","):
+        endpoint, _, memory = entry.partition("=")
+        host, _, port = endpoint.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port[:6]) < MOST_PORTS):
+            raise UsageError(f"{entry[:60]!r} is not a server such as 192.168.1.5:50052=24G")
+        if not memory:
+            raise UsageError(
+                f"the free memory of {endpoint[:60]} is not known: add it, as in {endpoint[:60]}=24G "
+                "(for a server with two devices =24G+24G)"
+            )
+        found += (
+            DeviceSlot(free_bytes=parse_size(one), rpc=f"RPC{i}[{endpoint}]")
+            for i, one in enumerate(memory.split("+"))
+        )
+    if len(found) > most:
+        raise UsageError(f"{len(found)} devices are more than {most}")
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

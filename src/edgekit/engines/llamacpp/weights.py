@@ -10,13 +10,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
 from edgekit.bill.types import Component, MemoryLine
 from edgekit.engines.llamacpp.architectures import known_architecture
-from edgekit.engines.llamacpp.overrides import searcher
 from edgekit.engines.llamacpp.prepared import WeightsKey, prepare
-from edgekit.engines.llamacpp.slices import Slicer
 from edgekit.engines.llamacpp.types import (
     Backend,
     Cpu,
@@ -32,6 +31,9 @@ from edgekit.formats.types import Tensor
 from edgekit.machine.types import DEVICE, HOST, Pool, PoolKind
 from edgekit.model.types import Model
 from edgekit.units import KIB
+
+if TYPE_CHECKING:
+    from edgekit.engines.llamacpp.slices import Slicer
 
 DEVICE_ALIGNMENT = 128  # ggml-cuda.cu: ggml_backend_cuda_buffer_type_get_alignment
 MATRIX_ROW_PADDING = 512  # ggml-cuda.cu: kernels may read quantised rows up to here
@@ -112,17 +114,20 @@ def _place(model: Model, setup: LlamaCppSetup) -> TensorPlacement:
         host_scans=not _can_scan(model),
         moved=_moved(model, setup),
         overridden=bool(setup.overrides),
-        slicer=_slicer(model, setup) if setup.split_mode is SplitMode.TENSOR else None,
-        rows=_slicer(model, setup) if setup.split_mode is SplitMode.ROW else None,
+        slicer=_slicer(model, setup, SplitMode.TENSOR),
+        rows=_slicer(model, setup, SplitMode.ROW),
         pipelined=setup.split_mode is SplitMode.LAYER,
     )
 
 
-def _slicer(model: Model, setup: LlamaCppSetup) -> Slicer | None:
-    if not setup.has_device:
+def _slicer(model: Model, setup: LlamaCppSetup, mode: SplitMode) -> Slicer | None:
+    """Divides tensors among the devices; None for other split modes."""
+    if setup.split_mode is not mode or not setup.has_device:
         return None
+    from edgekit.engines.llamacpp.slices import Slicer  # only with -sm tensor or row
+
     shares = setup.tensor_split
-    if setup.split_mode is SplitMode.ROW and not shares:  # llama.cpp uses their total memory
+    if mode is SplitMode.ROW and not shares:  # llama.cpp uses their total memory
         shares = tuple(float(one.free_bytes or 1) for one in setup.devices)
     return Slicer(model, len(setup.devices), shares)
 
@@ -159,12 +164,11 @@ def _moved(model: Model, setup: LlamaCppSetup) -> dict[str, Pool]:
 
 def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
     """A test for blocks: true if -cmoe, -ncmoe or -ot leave some of its experts on the host."""
-    moving = [one.pattern for one in setup.overrides if one.buffer == "CPU"]
-    patterns = [searcher(one) for one in moving]
+    searchers = _searchers([one for one in setup.overrides if one.buffer == "CPU"])
 
     def is_on_host(block: int) -> bool:
         names = (f"blk.{block}.ffn_{one}_exps.weight" for one in ("down", "gate", "up", "gate_up"))
-        moved = (is_found(name) for name in names for is_found in patterns)
+        moved = (is_found(name) for name in names for is_found in searchers)
         return setup.cpu_moe or block < setup.n_cpu_moe or any(moved)
 
     return is_on_host
@@ -173,7 +177,7 @@ def has_experts_on_host(setup: LlamaCppSetup) -> Callable[[int], bool]:
 def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
     if not overrides:
         return {}
-    searchers = [searcher(one.pattern) for one in overrides]
+    searchers = _searchers(overrides)
     found: dict[str, str] = {}
     for tensor in model.header.tensors or ():
         for one, is_found in zip(overrides, searchers, strict=True):
@@ -181,6 +185,15 @@ def _matches(model: Model, overrides: tuple[Override, ...]) -> dict[str, str]:
                 found[tensor.name] = one.buffer
                 break
     return found
+
+
+def _searchers(overrides: Sequence[Override]) -> list[Callable[[str], bool]]:
+    """For each override, a function that tells whether its pattern occurs in a name."""
+    if not overrides:
+        return []
+    from edgekit.engines.llamacpp.overrides import searcher  # only with -ot
+
+    return [searcher(one.pattern) for one in overrides]
 
 
 def _can_scan(model: Model) -> bool:
