@@ -18,7 +18,7 @@ from edgekit.engines.choices import AS_NAMED, as_named, stored_quant
 from edgekit.engines.flags import CONTEXT, flag_words, given_values
 from edgekit.errors import EdgekitError, HardwareError, RefusedError, UsageError
 from edgekit.model import OpenModel
-from edgekit.plan.choice import NOTHING, Candidate, result_for
+from edgekit.plan.choice import NOTHING_FITS, Candidate, result_for
 from edgekit.plan.commands import main_command, start_commands
 from edgekit.plan.curve import Curve, curves
 from edgekit.plan.fit import Fitting, Ladder, first_placement
@@ -66,20 +66,20 @@ class _Load:
 
     def result(self) -> Verdict:
         """The verdict on exactly this load."""
-        priced, held, least = self.priced, self.fitting, self.task.min_context
+        priced, fitting, least = self.priced, self.fitting, self.task.min_context
         tokens = priced.context_tokens
         # such a context comes from a check that failed at its minimum: the user did not request it
-        is_too_short = least is not None and least * held.streams == tokens > held.most
+        is_too_short = least is not None and least * fitting.streams == tokens > fitting.most
         if is_too_short:
             unasked = replace(self.task.load, context_tokens=None)
-            held = Fitting(replace(self.task, load=unasked), priced.placement)
+            fitting = Fitting(replace(self.task, load=unasked), priced.placement)
         cache = engine_named(self.task.engine).cache_name(self.task.load, priced.placement.setup)
         settled = Candidate(
-            step=NOTHING if is_too_short else 1,
+            step=NOTHING_FITS if is_too_short else 1,
             variant=self.variant,
             choice=CacheChoice(name=cache, place=0, flags=""),
             ladder=Ladder(self.task, (priced.placement,)),
-            held=held,
+            fitting=fitting,
             tokens=tokens,
             because="",
         )

@@ -20,6 +20,7 @@ from edgekit.machine.devices import DeviceKind, raised_limit, usual_devices
 from edgekit.machine.types import HOST, HostMemory, Machine, Vendor, together_bytes
 from edgekit.machine.what_if import machine_of
 from edgekit.plan.choice import (
+    FEWER_BITS,
     READING_TOKENS_PER_S,
     cache_choices,
     choose,
@@ -43,12 +44,12 @@ def changes(task: Task, result: Verdict) -> tuple[Change, ...]:
     """Single changes, the cheapest first. Changes that the engine refuses are left out."""
     if is_too_short(result):
         return ()
-    makers = _TO_FIT if result.failed else _TO_STRETCH
-    return tuple(change for make in makers for change in make(task, result))
+    rules = _TO_FIT if result.failed else _TO_IMPROVE
+    return tuple(change for rule in rules for change in rule(task, result))
 
 
 def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
-    """The engine's default cache, if the requested one is what makes it too large."""
+    """The engine's default cache, if the model fits with it."""
     if not result.cache_asked:
         return
     engine = engine_named(task.engine)
@@ -62,7 +63,7 @@ def _own_cache(task: Task, result: Verdict) -> Iterator[Change]:
         yield Change(
             kind=ChangeKind.CACHE,
             value=found.cache,
-            told=f"without {engine.cache_flags}: fits at {_each(found)}{_changed(found, result, own)}",
+            told=f"without {engine.cache_flags}: fits at {_each(found)}{_other_differences(found, result, own)}",
             max_context=found.max_context,
             result=found,
         )
@@ -82,7 +83,7 @@ def _context(task: Task, result: Verdict) -> Iterator[Change]:
             yield Change(
                 kind=ChangeKind.CONTEXT,
                 value=f"{each}",
-                told=f"-c {each}: fits{_changed(found, result, task)}",
+                told=f"-c {each}: fits{_other_differences(found, result, task)}",
                 flags={"context": f"{each}"},
                 max_context=tokens,
                 result=found,
@@ -90,8 +91,8 @@ def _context(task: Task, result: Verdict) -> Iterator[Change]:
             return
 
 
-def _changed(found: Verdict, result: Verdict, task: Task) -> str:
-    """Other differences from the first verdict, as text."""
+def _other_differences(found: Verdict, result: Verdict, task: Task) -> str:
+    """How weights, cache and placement differ from the first verdict: ' with an 8-bit cache, 20 of 32 layers ...'."""
     own, *others = cache_choices(task)
     is_eight_bit = any(one.name == found.cache and one.is_eight_bit for one in others)
     words = "an 8-bit" if is_eight_bit else f"a {found.cache}"
@@ -162,9 +163,9 @@ def _gpu_words(found: Verdict) -> str:
     return f"runs {where} at {found.context_tokens // found.streams:,} tokens{speed}"
 
 
-def _to_the_gpu(task: Task, result: Verdict) -> Iterator[Change]:
-    """A context below the minimum that puts the whole model on the GPU. For a slow model also a context that makes it
-    clearly faster, and smaller weights that fit entirely on the GPU.
+def _onto_gpu(task: Task, result: Verdict) -> Iterator[Change]:
+    """A context below the minimum with which the whole model is on the GPU; for a slow model also one that makes it
+    clearly faster, and smaller weights that are entirely on the GPU.
     """
     if result.way.whole or not result.way.cards:
         return
@@ -231,7 +232,7 @@ def _smaller_weights(task: Task, result: Verdict) -> Iterator[tuple[Variant, str
             yield one, words, with_weights(task, one)
 
 
-def _placement(task: Task, _: Verdict) -> Iterator[Change]:
+def _unknown_ram(task: Task, _: Verdict) -> Iterator[Change]:
     """How much RAM would be enough, if a card was given without the RAM of its machine."""
     machine = task.machine
     if machine.host is not None:
@@ -242,53 +243,54 @@ def _placement(task: Task, _: Verdict) -> Iterator[Change]:
     host_use = next((use for use in uses if HOST in use.budget.pools), None)
     if found is None or host_use is None:
         return
-    needed = _free_for(host_use)
+    needed = _free_text(host_use)
     yield Change(
         kind=ChangeKind.PLACEMENT,
         value=found.way.because,
         told=f"{needed} of free RAM (--ram): fits with {found.way.because}",
-        flags=_ram(needed),
+        flags={"ram": needed.replace(" ", "").removesuffix("iB")},
         result=found,
     )
 
 
-def _free_for(use: Usage) -> str:
-    """How much memory has to be free, rounded up: the required bytes plus the reserve."""
+def _free_text(use: Usage) -> str:
+    """`_free_bytes` rounded up, as text: '13.4 GiB'."""
     needed = _free_bytes(use)
     if needed < GIB // 2:
         return f"{-(-needed // (10 * MIB)) * 10} MiB"
     return f"{math.ceil(needed * 10 / GIB + 0.5) / 10:.1f} GiB"
 
 
-def _ram(needed: str) -> dict[str, str]:
-    """'13.4 GiB' -> the value of --ram."""
-    return {"ram": needed.replace(" ", "").removesuffix("iB")}
-
-
 def _free_bytes(use: Usage) -> int:
+    """How much memory has to be free: the required bytes within all limits, plus the reserve or the error bounds."""
     usable = use.required_bytes / min(
         use.max_use or 1.0, ASSUMED_FULL_PERCENT / 100 if use.assumed else 1.0
     )
     return math.ceil(usable) + max(use.budget.reserve_bytes, use.bound_bytes)
 
 
-def _memory(task: Task, result: Verdict) -> Iterator[Change]:
-    """How much RAM would be enough, if RAM is the bottleneck, and which limit applies."""
+def _known_ram(task: Task, result: Verdict) -> Iterator[Change]:
+    """How much free RAM would be enough, if RAM is the bottleneck, and the limit that applies now."""
     use, host = result.tightest, task.machine.host
     if host is None or HOST not in use.budget.pools or not engine_named(task.engine).loads_gguf:
         return
     if any(len(one.budget.pools) > 1 for one in result.uses):
-        return  # a Mac with more memory also reserves more of it
-    needed = _free_for(min((use, *_other_uses(task, result)), key=_free_bytes))
+        return  # on a Mac the reserve grows with the memory
+    needed = _free_text(min((use, *_other_uses(task, result)), key=_free_bytes))
     limit = host.tightest
     text = f"{needed} of free RAM ({format_bytes(use.budget.free_bytes)} now)"
     if limit is not None:
         text += f", limited by {limit.name}"
-    yield Change(kind=ChangeKind.MEMORY, value=needed, told=text, flags=_ram(needed))
+    yield Change(
+        kind=ChangeKind.MEMORY,
+        value=needed,
+        told=text,
+        flags={"ram": needed.replace(" ", "").removesuffix("iB")},
+    )
 
 
 def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
-    """Memory usage of a weight-streaming engine as it keeps fewer weights in memory, down to none."""
+    """The memory usage of an engine that streams weights, as fewer and fewer of them stay in memory."""
     if engine_named(task.engine).streams_weights:
         for placement in placements_of(task):
             fitting = Fitting(task, placement)
@@ -298,7 +300,7 @@ def _other_uses(task: Task, result: Verdict) -> Iterator[Usage]:
 
 def _engine(task: Task, _: Verdict) -> Iterator[Change]:
     """Another engine: one that quantises the model and splits it between GPU and RAM, or one that streams the weights
-    from disk for every token and needs far less memory than their size.
+    from disk for every token, in far less memory than their size.
     """
     engine = engine_named(task.engine)
     if (task.load.sequences or 1) > 1:
@@ -332,11 +334,11 @@ def _device(task: Task, result: Verdict) -> Iterator[Change]:
     for kind, vendor in ((DeviceKind.GPU, Vendor.NVIDIA), (DeviceKind.MAC, Vendor.APPLE)):
         known = [one for one in usual_devices() if (one.kind, one.vendor) == (kind, vendor)]
         machines = [machine_of(one) for one in sorted(known, key=lambda one: one.usable_bytes)]
-        held = _smallest(machines, lambda one: _holds(task, one, tokens))
-        if held is not None:
+        machine = _smallest(machines, lambda one: _holds(task, one, tokens))
+        if machine is not None:
             what = "GPU" if kind is DeviceKind.GPU else "Mac"
-            text = f"{held.name}: the smallest current {what} that holds the whole model at {_each(result)}"
-            yield _of_device(held.name, text)
+            text = f"{machine.name}: the smallest current {what} that holds the whole model at {_each(result)}"
+            yield _device_change(machine.name, text)
 
 
 def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
@@ -355,7 +357,7 @@ def _more_cards(task: Task, result: Verdict) -> Iterator[Change]:
         if _holds(task, several, tokens):
             name = f"{count}x {cards[0].name}"
             text = f"{name}: enough for the whole model at {_each(result)}"
-            yield _of_device(name, text)
+            yield _device_change(name, text)
             return
 
 
@@ -365,7 +367,7 @@ def _each(result: Verdict) -> str:
     return words if result.streams == 1 else f"{words} for each of {result.streams} users"
 
 
-def _of_device(name: str, text: str) -> Change:
+def _device_change(name: str, text: str) -> Change:
     return Change(kind=ChangeKind.DEVICE, value=name, told=text, flags={"device": name})
 
 
@@ -388,7 +390,7 @@ def _holds(task: Task, machine: Machine, tokens: int) -> bool:
         found = choose(replace(task, machine=machine, load=load, job=None))
     except EdgekitError:
         return False
-    return found.fits and found.candidate.step < 5
+    return found.fits and found.candidate.step < FEWER_BITS
 
 
 def _judged(task: Task) -> Verdict | None:
@@ -400,8 +402,8 @@ def _judged(task: Task) -> Verdict | None:
         return None
 
 
-Maker = Callable[[Task, Verdict], Iterator[Change]]
-_TO_FIT: tuple[Maker, ...] = (
-    _own_cache, _context, _limit, _weights, _placement, _memory, _engine, _more_cards, _device
+ChangeRule = Callable[[Task, Verdict], Iterator[Change]]
+_TO_FIT: tuple[ChangeRule, ...] = (
+    _own_cache, _context, _limit, _weights, _unknown_ram, _known_ram, _engine, _more_cards, _device
 )  # fmt: skip
-_TO_STRETCH: tuple[Maker, ...] = (_to_the_gpu, _limit, _cache)
+_TO_IMPROVE: tuple[ChangeRule, ...] = (_onto_gpu, _limit, _cache)

@@ -47,13 +47,18 @@ MOST_ACCURACY = 660  # Q6_K, MLX 6-bit: the measured gain from more bits is with
 # Only used on request: below IQ4_XS by their tensors, or older than the K-quants.
 UNUSUAL = ("Q2", "IQ2", "Q3", "IQ3", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 ROUND_TOKENS = 4096  # longer contexts are rounded down to a multiple of this
-NOTHING = 0  # the step if nothing fits
 ALWAYS_IN_RAM_BYTES = 3 * GIB  # token embeddings and buffers of the largest models
+# Steps of SPEC A4's list. Steps 1 to 4 have the usual weights on the devices: a long or a short context, each with the
+# default cache and with an 8-bit one.
+NOTHING_FITS = 0
+FEWER_BITS = 5  # smaller weights on the devices
+PARTLY_IN_RAM = 6
+SMALL_CACHE = 7  # below 8 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One step of SPEC A4's list."""
+    """One combination of weights, context and cache that was tried."""
 
     step: int
     variant: Variant
@@ -81,11 +86,11 @@ class Attempt:
 class Candidate:
     """Weights, context and cache, with the first placement that holds them."""
 
-    step: int
+    step: int  # of SPEC A4's list
     variant: Variant
     choice: CacheChoice
     ladder: Ladder = field(repr=False)
-    held: Fitting = field(repr=False)
+    fitting: Fitting = field(repr=False)
     tokens: int
     because: str  # the reason for the context
 
@@ -95,7 +100,7 @@ class Candidate:
 
     @property
     def priced(self) -> PricedLoad:
-        return self.held.price(self.tokens)
+        return self.fitting.price(self.tokens)
 
     @property
     def status(self) -> Status:
@@ -108,20 +113,20 @@ class Candidate:
 
     def on(self, ladder: Ladder) -> Candidate | None:
         """The candidate with other placements; None if none of them fits."""
-        held = holder(ladder, self.tokens)
-        return None if held is None else replace(self, ladder=ladder, held=held)
+        fitting = ladder.first_fit(self.tokens)
+        return None if fitting is None else replace(self, ladder=ladder, fitting=fitting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The result of SPEC A4's search. If nothing fits, `candidate` has step 0 and the figures of step 4."""
+    """The result of SPEC A4's search. If nothing fits, `candidate` has the figures of step 4."""
 
     candidate: Candidate
     attempts: tuple[Attempt, ...]
 
     @property
     def fits(self) -> bool:
-        return self.candidate.step != NOTHING
+        return self.candidate.step != NOTHING_FITS
 
 
 def unchecked_bytes(estimate: MemoryEstimate) -> int:
@@ -132,7 +137,7 @@ def unchecked_bytes(estimate: MemoryEstimate) -> int:
 
 def choose(task: Task) -> Choice:
     """Raises HardwareError if the engine cannot run on the machine, RefusedError if it does not support the model."""
-    return _Search(task).found()
+    return _Search(task).run()
 
 
 class _Search:
@@ -145,7 +150,7 @@ class _Search:
         self.attempts: list[Attempt] = []
         self._ladders: dict[tuple[str, str, bool], Ladder] = {}
 
-    def found(self) -> Choice:
+    def run(self) -> Choice:
         first, fewer, better = self._weights()
         top = self._ladder(first, self._caches(first)[0], on_host=False).top
         windows = top.windows
@@ -156,10 +161,15 @@ class _Search:
             return Choice(
                 candidate=self._nearest(first, windows[-1]), attempts=tuple(self.attempts)
             )
-        return Choice(candidate=self._spend(found, better), attempts=tuple(self.attempts))
+        return Choice(
+            candidate=self._spend_spare_memory(found, better), attempts=tuple(self.attempts)
+        )
 
     def _weights(self) -> tuple[Variant, Sequence[Variant], Sequence[Variant]]:
-        """Weights to start with (about 4.8 bits, 8 for embedding models, or the named ones), fewer bits, more bits."""
+        """Weights to start with, those with fewer bits and those with more bits.
+
+        The start has about 4.8 bits, 8 for embedding models, or the bits that were requested.
+        """
         good = [one for one in self.variants if one.is_good and not one.name.startswith(UNUSUAL)]
         good = good or list(self.variants)
         most = EMBEDDING_ACCURACY if self.task.embeds else USUAL_ACCURACY
@@ -175,22 +185,23 @@ class _Search:
     ) -> Candidate | None:
         long, short = windows[0], windows[-1]
         for variant in (first, *fewer):
-            own, eight, _ = self._caches(variant)
-            step = 1 if variant is first else 5
-            for place, tokens in enumerate(windows):
-                for cache in (own, *eight):
-                    row = step if step == 5 else 1 + 2 * min(place, 1) + (cache is not own)
-                    if found := self._try(row, variant, tokens, cache):
+            own, eight_bit, _ = self._caches(variant)
+            for tokens in windows:
+                for cache in (own, *eight_bit):
+                    step = FEWER_BITS
+                    if variant is first:
+                        step = (1 if tokens == long else 3) + (cache is not own)
+                    if found := self._try(step, variant, tokens, cache):
                         return found
-        own, eight, smaller = self._caches(first)
+        own, eight_bit, smaller = self._caches(first)
         divides = can_divide(self.task)
-        short_cache = eight[0] if eight else own
+        short_cache = eight_bit[0] if eight_bit else own
         for tokens, cache in ((long, own), (short, short_cache)) if divides else ():
-            if found := self._try(6, first, tokens, cache, on_host=True):
+            if found := self._try(PARTLY_IN_RAM, first, tokens, cache, on_host=True):
                 return found
         for cache in smaller:
             for on_host in (False, True) if divides else (False,):
-                if found := self._try(7, first, short, cache, on_host=on_host):
+                if found := self._try(SMALL_CACHE, first, short, cache, on_host=on_host):
                     return found
         return self._shortest(first, own) if self._streams_weights else None
 
@@ -201,8 +212,8 @@ class _Search:
         own, *others = cache_choices(with_weights(self.task, variant))
         if self.task.own_cache_only:
             return own, (), ()
-        eight = [one for one in others if one.is_eight_bit][:1]
-        return own, eight, [one for one in others if one not in eight]
+        eight_bit = [one for one in others if one.is_eight_bit][:1]
+        return own, eight_bit, [one for one in others if one not in eight_bit]
 
     def _ladder(self, variant: Variant, cache: CacheChoice, *, on_host: bool) -> Ladder:
         key = (variant.name, cache.name, on_host)
@@ -216,42 +227,42 @@ class _Search:
         self, step: int, variant: Variant, tokens: int, cache: CacheChoice, *, on_host: bool = False
     ) -> Candidate | None:
         ladder = self._ladder(variant, cache, on_host=on_host)
-        held = holder(ladder, tokens)
+        fitting = ladder.first_fit(tokens)
         self.attempts.append(
             Attempt(
                 step=step,
                 variant=variant,
                 tokens=tokens,
                 cache=cache,
-                fits=held is not None,
+                fits=fitting is not None,
                 ladder=ladder,
             )
         )
-        if held is None:
+        if fitting is None:
             return None
         return Candidate(
             step=step,
             variant=variant,
             choice=cache,
             ladder=ladder,
-            held=held,
+            fitting=fitting,
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
 
-    def _spend(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
-        """Spend spare memory on better weights, then on a longer context, while the load is comfortable and faster than
-        reading speed. Weights that were reduced to fit are not raised again. If part of the model is in RAM, there is
-        nothing to spend: spare device memory would take that part first.
+    def _spend_spare_memory(self, found: Candidate, better: Iterable[Variant]) -> Candidate:
+        """Spends it on better weights, then on a longer context, while the load is comfortable and faster than reading
+        speed. Weights that were reduced to fit are not raised again. If part of the model is in RAM, no device memory
+        is spare: it would take that part first.
         """
-        if found.step > 5 and found.held.placement.cards:
+        if found.step > FEWER_BITS and found.fitting.placement.cards:
             return found
-        for variant in better if found.step < 5 and _is_easy(found) else ():
+        for variant in better if found.step < FEWER_BITS and _is_easy(found) else ():
             other = self._try(found.step, variant, found.tokens, found.choice)
             if other is not None and _is_easy(other):
                 found = other
                 break
-        top = found.held
+        top = found.fitting
         if (
             top.requested is not None
             or self.task.window_budget_bytes is not None
@@ -269,21 +280,23 @@ class _Search:
 
     def _nearest(self, variant: Variant, tokens: int) -> Candidate:
         """The figures to report if nothing fits, those of step 4: the short context with an 8-bit cache."""
-        own, eight, _ = self._caches(variant)
+        own, eight_bit, _ = self._caches(variant)
         streams = self._streams_weights  # if it does, weights need not be in memory
         ladder = self._ladder(variant, own, on_host=streams)
         if streams and ladder.top.requested is None:
             tokens = ladder.top.minimum
-        for cache in eight:  # MLX unpacks an 8-bit cache to compute, which may take more in total
+        for (
+            cache
+        ) in eight_bit:  # MLX unpacks an 8-bit cache to compute, which may take more in total
             other = self._ladder(variant, cache, on_host=streams)
             if _needs(other, tokens) < _needs(ladder, tokens):
                 own, ladder = cache, other
         return Candidate(
-            step=NOTHING,
+            step=NOTHING_FITS,
             variant=variant,
             choice=own,
             ladder=ladder,
-            held=ladder.nearest(tokens),
+            fitting=ladder.nearest(tokens),
             tokens=tokens,
             because=_because(ladder.top, tokens),
         )
@@ -297,15 +310,7 @@ class _Search:
         tokens = longest(last.is_comfortable, step=last.step, most=last.most) or last.longest
         if tokens < last.minimum:
             return None
-        return self._try(7, variant, tokens, cache, on_host=True)
-
-
-def holder(ladder: Ladder, tokens: int) -> Fitting | None:
-    """The first placement that holds the context; None if there is none or the engine refuses."""
-    try:
-        return ladder.holder(tokens)
-    except RefusedError:
-        return None
+        return self._try(SMALL_CACHE, variant, tokens, cache, on_host=True)
 
 
 def _is_easy(found: Candidate) -> bool:
@@ -345,7 +350,7 @@ def _needs(ladder: Ladder, tokens: int) -> tuple[float, int]:
     return nearest.fullness, nearest.tightest.required_bytes
 
 
-# --- changed copies of a task
+# --- copies of a task with changes
 
 
 def with_setup(task: Task, **changes: object) -> Task:
@@ -399,8 +404,11 @@ def for_users(load: Load, users: int | None, engine: str, model: Model) -> Load:
     return engine_named(engine).load_for_users(load, users, native)
 
 
-# Without the tensor directory, no line of a bill is trusted beyond this, whatever its own bound.
+# Without the tensor directory, every line of a bill has at least this error bound.
 LEAST_BOUND, LEAST_COMPUTE_BOUND = 0.01, 0.1
+
+
+# --- the verdict
 
 
 def judge(task: Task) -> Verdict:
@@ -418,12 +426,15 @@ def result_of(choice: Choice, *, max_context: int | None = None) -> Verdict:
 
 
 def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
-    priced, task, held = found.priced, found.task, found.held
+    """The verdict on a candidate. Pass `max_context` if it is known or does not matter."""
+    priced, task, fitting = found.priced, found.task, found.fitting
     reasons: tuple[str, ...] = ()
     if found.step:
         most = max_context
         if most is None:  # never above the model's own context, even if more was requested
-            most = held.longest if found.tokens > held.most else max(held.longest, found.tokens)
+            most = fitting.longest
+            if found.tokens <= fitting.most:
+                most = max(most, found.tokens)
     else:
         most = _longest_anywhere(found) if max_context is None else max_context
         reasons = tuple(_reasons(found, most))
@@ -434,11 +445,11 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         engine=task.engine,
         status=found.status,
         context_tokens=found.tokens,
-        asked=held.requested is not None,
+        asked=fitting.requested is not None,
         max_context=most,
         recommended_context=recommended_context(most),
         native_context=geometry.native_context or geometry.trained_context,
-        streams=held.streams,
+        streams=fitting.streams,
         quantization=engine_named(task.engine).weights_name(
             priced.placement.setup, found.variant.name
         ),
@@ -446,7 +457,7 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
         cache_asked=found.choice.is_given,
         step=found.step,
         variant=found.variant,
-        load=held.task.load_of(found.tokens),
+        load=fitting.task.load_of(found.tokens),
         uses=priced.uses,
         speed=None if not found.step or is_rough else expected_speed(task, priced),
         estimate=priced.estimate,
@@ -458,17 +469,20 @@ def result_for(found: Candidate, *, max_context: int | None = None) -> Verdict:
 
 
 def is_too_short(result: Verdict) -> bool:
-    """Whether the model's own context is shorter than the minimum, so that no memory helps."""
+    """Whether the model's native context is shorter than the requested minimum: more memory would not help."""
     native = (result.native_context or 0) * result.streams
     return result.failed and not result.asked and 0 < native < result.context_tokens
 
 
 def pinned_candidate(found: Candidate) -> Candidate:
-    """The candidate with layers pinned to cards as billed; by default the engine splits by the memory free at start."""
-    if not found.held.placement.may_resplit:
+    """The candidate with its layers pinned to cards as in the bill.
+
+    By default the engine splits them by the memory that is free when it starts.
+    """
+    if not found.fitting.placement.may_resplit:
         return found
-    divided = found.held.engine.pinned(found.task.model, found.priced.placement)
-    return found.on(Ladder(found.task, (divided,))) or found
+    pinned = found.fitting.engine.pinned(found.task.model, found.priced.placement)
+    return found.on(Ladder(found.task, (pinned,))) or found
 
 
 def _longest_anywhere(found: Candidate) -> int:
@@ -480,7 +494,7 @@ def _longest_anywhere(found: Candidate) -> int:
 
 
 def _reasons(found: Candidate, longest_tokens: int) -> list[str]:
-    top = found.held
+    top = found.fitting
     if top.requested is None and top.minimum > top.most:
         length, minimum = top.most // top.streams, top.minimum // top.streams
         return [
@@ -531,14 +545,14 @@ def _at_bound(task: Task, sign: int) -> Price:
     """The engine's bill with every line at its upper (`sign` 1) or lower (-1) bound."""
     engine = engine_named(task.engine)
 
-    def moved(line: MemoryLine) -> MemoryLine:
+    def at_bound(line: MemoryLine) -> MemoryLine:
         least = LEAST_COMPUTE_BOUND if line.component is Component.COMPUTE else LEAST_BOUND
         within = max(line.within or 0.0, least)
         return replace(line, size_bytes=max(0, math.ceil(line.size_bytes * (1 + sign * within))))
 
     def bill(load: Load, setup: Setup) -> MemoryEstimate:
         estimate = engine.estimate(task.model, load, setup)
-        return replace(estimate, lines=tuple(map(moved, estimate.lines)))
+        return replace(estimate, lines=tuple(map(at_bound, estimate.lines)))
 
     return bill
 

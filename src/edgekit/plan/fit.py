@@ -101,9 +101,9 @@ def job_window(job: Job, native_tokens: int) -> tuple[int, str]:
     return min(needed, native_tokens), because
 
 
-TIMES_DIVIDED = 3  # a new split changes the buffers, which changes the split
-MOST_MOVES = 4
-NEARLY = 1.08  # fullness up to which moving single layers may still make a split fit
+MAX_SPLITS = 3  # a new split changes the buffers, which changes the split
+MAX_MOVES = 4
+NEARLY_FITS = 1.08  # fullness up to which moving single layers may still make a split fit
 CACHE_STEP_TOKENS = 256  # llama.cpp pads its cells to it, mlx-lm grows its caches by it
 
 
@@ -115,63 +115,65 @@ class Fitting:
         self.task, self.placement = task, placement
         self.engine = engine_named(task.engine)
         self._bill: Price = task.bill or partial(self.engine.estimate, task.model)
-        # a task's own bill includes more than the model, and the floor does not
+        # a bill that the task brings includes more than the model, which the floor does not count
         self._floor = self.engine.floor if task.bill is None else None
         self._prices: dict[int, PricedLoad] = {}
-        self._division: Placement | None = None
+        self._last_split: Placement | None = None
 
     def price(self, tokens: int) -> PricedLoad:
         if tokens not in self._prices:
-            self._prices[tokens] = self._divided(self._priced(tokens, self.placement))
+            priced = self._price_in(tokens, self.placement)
+            self._prices[tokens] = self._split_among_cards(priced)
         return self._prices[tokens]
 
-    def _divided(self, found: PricedLoad) -> PricedLoad:
-        """The load split among several cards: the engine's default split, or one by the free memory of each card."""
-        is_easy = found.status is Status.PASSED
-        if is_easy or not self.placement.may_resplit or self._devices(found) > 1:
-            return found  # no split helps if all cards together are too small
-        if self._division is not None:  # a split that worked for another length often works here
-            found = self._better(found, [self._division])
-        for _ in range(TIMES_DIVIDED if self.placement.whole and not found.fits else 1):
+    def _split_among_cards(self, priced: PricedLoad) -> PricedLoad:
+        """The load with the engine's default split among several cards, or a split by the free memory of each card."""
+        is_easy = priced.status is Status.PASSED
+        if is_easy or not self.placement.may_resplit or self._devices_share(priced) > 1:
+            return priced  # no split helps if all cards together are too small
+        if self._last_split is not None:  # a split that worked for another length often works here
+            priced = self._best(priced, [self._last_split])
+        for _ in range(MAX_SPLITS if self.placement.whole and not priced.fits else 1):
             other = None
-            if found.status is not Status.PASSED:
-                other = self.engine.rebalance(self.task.model, found.placement, found.estimate)
+            if priced.status is not Status.PASSED:
+                other = self.engine.rebalance(self.task.model, priced.placement, priced.estimate)
             if other is None:
                 break
-            found = self._better(found, [other])
-        found = self._moved(found) if self.placement.whole else found
-        self._division = found.placement if found.fits else self._division
-        return found
+            priced = self._best(priced, [other])
+        if self.placement.whole:
+            priced = self._move_layers(priced)
+        self._last_split = priced.placement if priced.fits else self._last_split
+        return priced
 
-    def _moved(self, found: PricedLoad) -> PricedLoad:
+    def _move_layers(self, priced: PricedLoad) -> PricedLoad:
         """Move single layers if the load nearly fits: buffers do not grow linearly with the layers on a card."""
-        for _ in range(MOST_MOVES):
-            if found.fits or found.fullness >= NEARLY:
+        for _ in range(MAX_MOVES):
+            if priced.fits or priced.fullness >= NEARLY_FITS:
                 break
-            moved = self.engine.neighbours(self.task.model, found.placement, found.uses)
-            other = self._better(found, moved)
-            if other is found:
+            neighbours = self.engine.neighbours(self.task.model, priced.placement, priced.uses)
+            other = self._best(priced, neighbours)
+            if other is priced:
                 break
-            found = other
-        return found
+            priced = other
+        return priced
 
-    def _better(self, found: PricedLoad, placements: Iterable[Placement]) -> PricedLoad:
-        """The first placement that fits, else the one whose fullest memory is least full."""
-        best = found
+    def _best(self, priced: PricedLoad, placements: Iterable[Placement]) -> PricedLoad:
+        """The first of these placements that fits, else the one whose fullest memory is least full."""
+        best = priced
         for placement in placements:
-            other = self._priced(found.context_tokens, placement)
+            other = self._price_in(priced.context_tokens, placement)
             if other.fullness < best.fullness:
                 best = other
             if best.fits:
                 break
         return best
 
-    def _priced(self, tokens: int, placement: Placement) -> PricedLoad:
+    def _price_in(self, tokens: int, placement: Placement) -> PricedLoad:
         cancelled = self.task.cancelled
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("cancelled")
         estimate = self._bill(self.task.load_of(tokens), placement.setup)
-        refused = dict(estimate.facts).get("refused")  # by vLLM, if its pool size was given
+        refused = dict(estimate.facts).get("refused")  # the request exceeds the pool that was given
         return PricedLoad(
             context_tokens=tokens,
             estimate=estimate,
@@ -202,43 +204,43 @@ class Fitting:
         try:
             if tokens not in self._prices and self._floor is not None:
                 # weights and caches alone may be too large, and they are much cheaper to compute than the bill
-                held, most = self._held(self._floor, tokens), self.task.max_use or 1.0
+                floor, max_use = self._floor_by_pool(self._floor, tokens), self.task.max_use or 1.0
                 for pools, available in self._limits:
-                    if sum(held.get(pool, 0) for pool in pools) > available * most:
+                    if sum(floor.get(pool, 0) for pool in pools) > available * max_use:
                         return False
             return self.price(tokens).fits
         except RefusedError:
             return False
 
-    def held_bytes(self, tokens: int) -> int:
-        """Bytes of weights, caches and states in all pools."""
+    def floor_bytes(self, tokens: int) -> int:
+        """Bytes of weights, caches and states in all pools together."""
         if self._floor is None:
             return self.price(tokens).estimate.of(Component.WEIGHTS, *CACHES)
-        return sum(self._held(self._floor, tokens).values())
+        return sum(self._floor_by_pool(self._floor, tokens).values())
 
-    def held_share(self, tokens: int) -> float:
+    def floor_share(self, tokens: int) -> float:
         """Weights and caches as a share of all devices together, or of the fullest device if the split is fixed.
 
         For an engine without a floor, the whole bill as a share.
         """
         if self._floor is None:
             return self.devices_share(tokens)
-        held = self._held(self._floor, tokens)
+        floor = self._floor_by_pool(self._floor, tokens)
         needed = [
-            (sum(held.get(pool, 0) for pool in budget.pools), budget.available_bytes)
+            (sum(floor.get(pool, 0) for pool in budget.pools), budget.available_bytes)
             for budget in gpu_budgets(self.placement.budgets)
         ]
         if self.placement.may_resplit:
             needed = [(sum(required for required, _ in needed), sum(size for _, size in needed))]
-        most = self.task.max_use or 1.0
+        max_use = self.task.max_use or 1.0
         shares = (
-            required / (usable * most) if usable else math.inf
+            required / (usable * max_use) if usable else math.inf
             for required, usable in needed
             if required
         )
         return max(shares, default=0.0)
 
-    def _held(self, floor: Floor, tokens: int) -> Mapping[Pool, int]:
+    def _floor_by_pool(self, floor: Floor, tokens: int) -> Mapping[Pool, int]:
         return floor.held_bytes(self.task.model, self.task.load_of(tokens), self.placement.setup)
 
     @cached_property
@@ -253,9 +255,9 @@ class Fitting:
 
     def devices_share(self, tokens: int) -> float:
         """How full all devices together are, or the fullest device if the split is fixed; 1 is full."""
-        return self._devices(self.price(tokens))
+        return self._devices_share(self.price(tokens))
 
-    def _devices(self, priced: PricedLoad) -> float:
+    def _devices_share(self, priced: PricedLoad) -> float:
         uses = [self._use(one, priced.estimate) for one in gpu_budgets(priced.placement.budgets)]
         if self.placement.may_resplit:
             return fullness(uses)
@@ -289,11 +291,13 @@ class Fitting:
 
     @cached_property
     def step(self) -> int:
+        """Tokens by which the cache grows."""
         size: int = self.facts.get("block_size", CACHE_STEP_TOKENS)
         return size * self.streams
 
     @cached_property
     def most(self) -> int:
+        """The native context of all streams together."""
         return self.native * self.streams
 
     @cached_property
@@ -317,10 +321,10 @@ class Fitting:
             return (self.requested,)
         budget = self.task.window_budget_bytes
         if budget is not None:
-            held = budget_window(self._cache_bytes, budget, step=self.step, most=self.most)
+            tokens = budget_window(self._cache_bytes, budget, step=self.step, most=self.most)
             is_set = self.task.min_context is not None
-            least = self.minimum if is_set else min(max(held, self.least), self.minimum)
-            return tuple(dict.fromkeys((max(held, least), least)))
+            least = self.minimum if is_set else min(max(tokens, self.least), self.minimum)
+            return tuple(dict.fromkeys((max(tokens, least), least)))
         usual = (EMBEDDING_TOKENS,) if self.task.embeds else (DEFAULT_TOKENS, MINIMUM_TOKENS)
         tried = [min(tokens * self.streams, self.most) for tokens in usual]
         longer = [tokens for tokens in tried if tokens > self.minimum]
@@ -414,7 +418,7 @@ def _needed(use: Usage) -> str:
 
 
 def placements_of(task: Task) -> Placements:
-    """Placements, whole ones first; each of the others uses no more device memory than the one before it.
+    """The engine's placements: whole ones first, then ones that use less and less device memory.
 
     Raises HardwareError if the engine cannot run on the machine.
     """
@@ -424,10 +428,10 @@ def placements_of(task: Task) -> Placements:
 def whole_placements(task: Task) -> Placements:
     """Placements with the whole model where the engine computes: on the devices, or on the CPU if there are none.
 
-    A placement given by the user counts even if it leaves a part of the model elsewhere.
+    A placement that the user requested counts even if it leaves a part of the model elsewhere.
     """
-    found = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
-    return found or placements_of(task)
+    whole = tuple(takewhile(lambda placement: placement.whole, _placements(task)))
+    return whole or placements_of(task)
 
 
 def first_placement(task: Task) -> Placement:
@@ -435,11 +439,12 @@ def first_placement(task: Task) -> Placement:
 
 
 def can_divide(task: Task) -> bool:
-    """Whether part of the model may be off the devices (for the built-in engine: off the memory)."""
+    """Whether part of the model may be off the devices; for the built-in engine, out of memory."""
     return any(not placement.whole for placement in islice(_placements(task), 1, None))
 
 
 def _placements(task: Task) -> Iterator[Placement]:
+    """The engine's placements, with the reserve that the user set."""
     engine = engine_named(task.engine)
     engine.check_runs(task.machine)
     engine.check_limits(task.reserve_bytes, task.max_use)
@@ -449,155 +454,168 @@ def _placements(task: Task) -> Iterator[Placement]:
             continue
         budgets = tuple(
             replace(
-                one,
+                budget,
                 reserve_bytes=task.reserve_bytes,
                 because="set with --reserve",
                 has_default_reserve=False,
             )
-            for one in placement.budgets
+            for budget in placement.budgets
         )
         yield replace(placement, budgets=budgets)
 
 
-SHORT = 8  # up to this many placements are tried one by one
+FEW_RUNGS = 8  # up to this many placements are tried one by one
 # A load that fits several cards together may not fit each of them: only whole layers move between cards.
-LOOK_FURTHER = 12
+MORE_RUNGS = 12
 WORTH_A_PATTERN = 0.003  # share of device memory; for less, the simpler command is better
-NEARLY_HELD = (
-    0.05  # margin: buffers may be smaller than they seem, and a reserve covers the first request
-)
+# Margin on the floor: buffers may turn out smaller, and a reserve covers the first request.
+FLOOR_MARGIN = 0.05
 
 
 class Ladder:
-    """The placements of a task. Each rung uses less device memory, and usually more RAM, than the one above it."""
+    """A task in all of its placements. Each rung uses less device memory, and usually more RAM, than the one above."""
 
     def __init__(self, task: Task, placements: Placements) -> None:
         self.task, self._placements = task, placements
         self._rungs: dict[int, Fitting] = {}
-        self._held: dict[int, int] = {}  # tokens -> first rung that fits its devices in sum
+        self._rung_by_tokens: dict[int, int] = {}
 
-    def rung(self, place: int) -> Fitting:
-        if place not in self._rungs:
-            self._rungs[place] = Fitting(self.task, self._placements[place])
-        return self._rungs[place]
+    def rung(self, index: int) -> Fitting:
+        if index not in self._rungs:
+            self._rungs[index] = Fitting(self.task, self._placements[index])
+        return self._rungs[index]
 
     @property
     def top(self) -> Fitting:
         return self.rung(0)
 
+    @property
+    def last(self) -> int:
+        """The index of the last rung."""
+        return len(self._placements) - 1
+
     @cached_property
-    def _wholes(self) -> int:
+    def _whole_count(self) -> int:
         """The number of whole placements at the top, at least 1. Each of them is tried."""
         leading = sum(1 for _ in takewhile(lambda placement: placement.whole, self._placements))
         return min(max(leading, 1), len(self._placements))
 
     @cached_property
-    def _seam(self) -> int:
-        """The last placement with all layers on the devices. The next has the head in RAM and may need more there."""
+    def _last_with_all_layers(self) -> int:
+        """The index of the last rung with all layers on the devices. The next has the head in RAM, and may need more
+        device memory.
+        """
         return sum(1 for _ in takewhile(lambda one: one.all_layers, self._placements)) - 1
 
-    @property
-    def last(self) -> int:
-        return len(self._placements) - 1
-
-    def holder(self, tokens: int) -> Fitting | None:
-        """The placement with the most on the devices that holds a context of this length; None if there is none."""
-        rung = self._first_holder(tokens)
-        return rung if rung is None or rung.placement.whole else self._finer(rung, tokens)
+    def first_fit(self, tokens: int) -> Fitting | None:
+        """The placement with the most on the devices that holds a context of this length; None if no placement does,
+        or the engine refuses the load.
+        """
+        try:
+            rung = self._first_rung(tokens)
+            return rung if rung is None or rung.placement.whole else self._finer(rung, tokens)
+        except RefusedError:
+            return None
 
     def _finer(self, rung: Fitting, tokens: int) -> Fitting:
-        """The best placement between this rung and the one above; this one if the gain is too small."""
+        """The best placement between this rung and the one above; this rung if the gain is too small."""
         between = rung.engine.finer_placements(self.task.model, rung.placement)
         finer = [Fitting(self.task, placement) for placement in between]
         if not finer or self.last == 0:
             return rung
-        held = rung.held_share(tokens)
-        most = 1 + NEARLY_HELD - (rung.devices_share(tokens) - held)
-        shares = {one: one.held_share(tokens) for one in finer}
-        better = [one for one in finer if held + WORTH_A_PATTERN <= shares[one] <= most]
+        floor = rung.floor_share(tokens)
+        buffers = rung.devices_share(tokens) - floor
+        shares = {one: one.floor_share(tokens) for one in finer}
+        better = [
+            one
+            for one in finer
+            if floor + WORTH_A_PATTERN <= shares[one] <= 1 + FLOOR_MARGIN - buffers
+        ]
         better.sort(
             key=lambda one: shares[one] + WORTH_A_PATTERN * one.placement.is_short_command,
             reverse=True,
         )
         return next((one for one in better if one.fits(tokens)), rung)
 
-    def _first_holder(self, tokens: int) -> Fitting | None:
-        for place in range(self._wholes):
-            if self.rung(place).fits(tokens):
-                return self.rung(place)
-        if self.last < SHORT or self._wholes > self.last:
-            rungs = (self.rung(place) for place in range(self._wholes, self.last + 1))
+    def _first_rung(self, tokens: int) -> Fitting | None:
+        """The first rung that fits; of a long ladder, only those are tried that can fit by their floors."""
+        for index in range(self._whole_count):
+            if self.rung(index).fits(tokens):
+                return self.rung(index)
+        if self.last < FEW_RUNGS or self._whole_count > self.last:
+            rungs = (self.rung(index) for index in range(self._whole_count, self.last + 1))
             return next((one for one in rungs if one.fits(tokens)), None)
-        # weights and caches alone may exceed all memories together; on the CPU nothing is held twice
-        if self.rung(self.last).held_bytes(tokens) > together_bytes(self.top.placement.budgets):
+        # weights and caches alone may exceed all memories together; on the CPU none of them is stored twice
+        if self.rung(self.last).floor_bytes(tokens) > together_bytes(self.top.placement.budgets):
             return None
-        first = self._first_held(tokens)
+        first = self._estimated_rung(tokens)
         several = len(gpu_budgets(self.top.placement.budgets)) > 1
-        further = LOOK_FURTHER if several or not first else 0
-        seam = [self._seam] if self._wholes <= self._seam < first else []
-        near = [*seam, *range(first, min(first + further, self.last) + 1), self.last]
-        rungs = (self.rung(place) for place in dict.fromkeys(near))
+        more = MORE_RUNGS if several or not first else 0
+        tried = [*range(first, min(first + more, self.last) + 1), self.last]
+        if self._whole_count <= self._last_with_all_layers < first:
+            tried.insert(0, self._last_with_all_layers)
+        rungs = (self.rung(index) for index in dict.fromkeys(tried))
         return next((one for one in rungs if one.fits(tokens)), None)
 
     def nearest(self, tokens: int) -> Fitting:
         """The placement that exceeds its limits least, if none holds the context."""
-        tried = [one for one in self._rungs.values() if _is_run(one, tokens)]
+        tried = [one for one in self._rungs.values() if _starts(one, tokens)]
         return min(tried, key=lambda one: one.price(tokens).fullness, default=self.top)
 
     @cached_property
     def longest(self) -> int:
         """The longest context that any placement holds."""
         step, most = self.top.step, self.top.most
-        is_short = self.last < SHORT
+        is_short = self.last < FEW_RUNGS
         found = self.top.longest
-        for place in range(1, self.last + 1 if is_short else self._wholes):
+        for index in range(1, self.last + 1 if is_short else self._whole_count):
             if found == most:
                 break
-            if _is_run(self.rung(place)):
-                found = max(found, self.rung(place).longest)
-        if found == most or is_short or self._wholes > self.last:
+            if _starts(self.rung(index)):
+                found = max(found, self.rung(index).longest)
+        if found == most or is_short or self._whole_count > self.last:
             return found
         anywhere = longest(
-            lambda tokens: self._first_holder(tokens) is not None, step=step, most=most
+            lambda tokens: self._first_rung(tokens) is not None, step=step, most=most
         )
         return max(found, anywhere)
 
-    def _first_held(self, tokens: int) -> int:
-        """The first rung that holds the context. Fewer tokens never need a lower one, so known results narrow it."""
-        if tokens in self._held:
-            return self._held[tokens]
-        known_low = (rung - 1 for known, rung in self._held.items() if known < tokens)
-        low = max(self._wholes - 1, *known_low, 0)
-        high = min(
-            (rung for known, rung in self._held.items() if known > tokens), default=self.last
-        )
-        low = min(max(low, 0), high - 1)
+    def _estimated_rung(self, tokens: int) -> int:
+        """The index of the first rung whose devices together are large enough. Fewer tokens never need a lower rung,
+        so earlier answers narrow the search.
+        """
+        known = self._rung_by_tokens
+        if tokens in known:
+            return known[tokens]
+        high = min((rung for other, rung in known.items() if other > tokens), default=self.last)
+        shorter = (rung - 1 for other, rung in known.items() if other < tokens)
+        low = min(max(self._whole_count - 1, *shorter, 0), high - 1)
         rung = self.rung(low)
-        overflows = rung.held_share(tokens) > 1 or rung.devices_share(tokens) > 1
-        found = self._searched(tokens, low, high) if overflows else low
-        self._held[tokens] = found
-        return found
+        if rung.floor_share(tokens) > 1 or rung.devices_share(tokens) > 1:
+            low = self._search(tokens, low, high)
+        known[tokens] = low
+        return low
 
-    def _searched(self, tokens: int, low: int, high: int) -> int:
+    def _search(self, tokens: int, low: int, high: int) -> int:
         """Binary search by weights and caches, which are cheap to compute; buffers hardly change between rungs."""
-        rest = 0.0  # the share of the devices that the buffers take
+        buffers = 0.0  # their share of the devices
 
-        def seems_held(place: int) -> bool:
-            return self.rung(place).held_share(tokens) + rest <= 1
+        def seems_to_fit(index: int) -> bool:
+            return self.rung(index).floor_share(tokens) + buffers <= 1
 
         while high - low > 1:
-            guess = bisect_left(range(low + 1, high), True, key=seems_held)
-            place = min(low + 1 + guess, high - 1)
-            share = self.rung(place).devices_share(tokens)
-            rest = share - self.rung(place).held_share(tokens)
+            guess = bisect_left(range(low + 1, high), True, key=seems_to_fit)
+            index = min(low + 1 + guess, high - 1)
+            share = self.rung(index).devices_share(tokens)
+            buffers = share - self.rung(index).floor_share(tokens)
             if share <= 1:
-                high = place
+                high = index
             else:
-                low = place
+                low = index
         return high
 
 
-def _is_run(fitting: Fitting, tokens: int | None = None) -> bool:
+def _starts(fitting: Fitting, tokens: int | None = None) -> bool:
     """Whether the engine would start in this placement: some numbers of cards cannot divide the heads."""
     try:
         fitting.price(fitting.least if tokens is None else tokens)

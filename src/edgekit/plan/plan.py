@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from edgekit.bill.types import Drafter, Load, Placements, Task, Variant
 from edgekit.bill.verdict import Change, ChangeKind, Decision, Lever, Speed, Tried, Verdict
 from edgekit.catalog.types import Entry, ModelPurpose
-from edgekit.engines import default_engine, engine_named
+from edgekit.engines import default_engine, engine_named, every_engine
 from edgekit.engines.entries import open_entry
 from edgekit.engines.speed import steady_throughput
-from edgekit.errors import EdgekitError, RefusedError, UsageError
+from edgekit.errors import EdgekitError, UsageError
 from edgekit.model.types import Model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import (
+    FEWER_BITS,
     READING_TOKENS_PER_S,
     Attempt,
     Candidate,
@@ -75,8 +76,8 @@ def make_plan(
 ) -> Plan:
     """What to run: weights, placement, context and cache as SPEC A4 chooses them (`choice`, if it is known).
 
-    `thorough` also looks for a draft model, the longest context, the number of users, and memory that a system limit
-    holds back; lists of many models skip that. "Nothing fits" is a result; `helpful` adds what would help.
+    `thorough` also looks for a draft model, the longest context, the number of users, and a system limit to raise;
+    lists of many models skip that. "Nothing fits" is a result; `helpful` adds what would help.
 
     Raises UsageError for flags that contradict each other, HardwareError if the engine cannot run on the machine,
     RefusedError if it does not support the model.
@@ -84,7 +85,7 @@ def make_plan(
     check_task(task)
     choice = choice or choose(task)
     if not choice.fits:
-        found = choice.candidate  # with the figures of SPEC A4's step 4
+        found = choice.candidate
         result = result_for(found, max_context=None if helpful else 0)
         weights = Decision(
             lever=Lever.WEIGHTS,
@@ -103,15 +104,15 @@ def make_plan(
     result = result_for(found, max_context=None if thorough else found.tokens)
     decisions = [*_decisions(choice, found, result)]
     drafter: Drafter | None = None
-    helps: tuple[Change, ...] = ()
+    improvements: tuple[Change, ...] = ()
     if thorough:
         drafter, draft = propose_drafter(found)
-        helps = changes(replace(task, model=found.variant.model), result)
+        improvements = changes(replace(task, model=found.variant.model), result)
         decisions += [draft] if draft is not None else []
         decisions += [decide_sequences(found)]
         decisions += [
             Decision(lever=Lever.LIMIT, value=change.value, because=change.told)
-            for change in helps
+            for change in improvements
             if change.kind is ChangeKind.MEMORY
         ]
     return Plan(
@@ -121,7 +122,7 @@ def make_plan(
         decisions=tuple(decisions),
         drafter=drafter,
         steady_tokens_per_s=steady_throughput(found.task, found.priced),
-        changes=helps,
+        changes=improvements,
     )
 
 
@@ -148,7 +149,8 @@ def check_task(task: Task) -> None:
         raise UsageError(f"--nodes must be 1 to {MOST_NODES} (got {task.nodes:,})")
     check_users(task.users, task.engine)
     if task.nodes > 1 and not engine_named(task.engine).has_ranks:
-        raise UsageError(f"--nodes only works with vLLM, not with {task.engine}")
+        able = " or ".join(engine.title for engine in every_engine() if engine.has_ranks)
+        raise UsageError(f"--nodes only works with {able}, not with {task.engine}")
 
 
 def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[Decision]:
@@ -162,10 +164,10 @@ def _decisions(choice: Choice, found: Candidate, result: Verdict) -> Iterator[De
     usable = format_bytes(use.budget.available_bytes)
     share = f"{format_bytes(use.required_bytes)} of {usable} usable ({use.budget.name})"
     is_placed = found.task.start.settled & engine_named(result.engine).placed
-    placed = "as requested" if is_placed else "the whole model fits"
-    if not result.way.whole and result.way.cards and found.step > 5:
-        placed = "the whole model does not fit on the GPU"
-    yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{placed}: {share}")
+    why = "as requested" if is_placed else "the whole model fits"
+    if not result.way.whole and result.way.cards and found.step > FEWER_BITS:
+        why = "the whole model does not fit on the GPU"
+    yield Decision(lever=Lever.PLACEMENT, value=result.way.because, because=f"{why}: {share}")
     each = f" for each of {result.streams}" if result.streams > 1 else ""
     yield Decision(
         lever=Lever.CONTEXT,
@@ -180,7 +182,7 @@ def _weights_because(choice: Choice, found: Candidate) -> str:
         if {"mix", "quantize", "quantization"} & found.task.start.settled:
             return "as requested"
         return "the form it was released in" if found.variant.changes else "the file you named"
-    if found.step == 5:
+    if found.step == FEWER_BITS:
         return "the largest that fits on the GPU"
     first = choice.attempts[0].variant
     if found.variant.accuracy > first.accuracy:
@@ -189,10 +191,10 @@ def _weights_because(choice: Choice, found: Candidate) -> str:
 
 
 def _tried(attempts: tuple[Attempt, ...], found: Candidate) -> Iterator[Tried]:
-    """The steps of SPEC A4's list that were tried, up to the chosen one."""
+    """The attempts for a report, up to the chosen one."""
     chosen = found.variant.name, found.choice.name
     for one in attempts:
-        each = one.tokens // found.held.streams
+        each = one.tokens // found.fitting.streams
         value = f"{one.variant.name}, {each:,} tokens, {one.cache.name} cache"
         taken = one.fits and (one.variant.name, one.cache.name) == chosen
         yield Tried(value=value, outcome=one.outcome, taken=taken)
@@ -202,7 +204,7 @@ def _cache_because(found: Candidate) -> str:
     if found.choice.is_given:
         keys, values = found.task.load.cache_k, found.task.load.cache_v
         unequal = keys is not None and values is not None and keys.name != values.name
-        if unequal and found.held.placement.cards:
+        if unequal and found.fitting.placement.cards:
             return (
                 "as requested; release builds compute attention on the CPU if the two types differ"
             )
@@ -215,9 +217,9 @@ def _cache_because(found: Candidate) -> str:
 # --- a draft model
 
 TIMES_SMALLER = 8  # a larger draft model saves no time
-OWN_BLOCKS = "its own prediction layers"
+OWN_LAYERS = "its own prediction layers"
 DRAFTER_MIX = "Q4_K_M"
-MOST_OTHER_WORDS = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
+MAX_VOCABULARY_DIFFERENCE = 128  # speculative.cpp @ 0c1e570: SPEC_VOCAB_MAX_SIZE_DIFFERENCE
 
 
 def own_drafter(model: Model) -> tuple[Drafter, ...]:
@@ -226,7 +228,7 @@ def own_drafter(model: Model) -> tuple[Drafter, ...]:
         return ()
     return (
         Drafter(
-            name=OWN_BLOCKS, because="built into the model: layers that predict further tokens"
+            name=OWN_LAYERS, because="built into the model: layers that predict further tokens"
         ),
     )
 
@@ -237,9 +239,9 @@ def propose_drafter(found: Candidate) -> tuple[Drafter | None, Decision | None]:
     if not engine_named(task.engine).drafts or not task.drafters or task.users is not None:
         return None, None  # several users already fill the batch
     tried: list[Tried] = []
-    for drafter in task.drafters if found.held.placement.whole else ():
+    for drafter in task.drafters if found.fitting.placement.whole else ():
         both = with_drafter(task, drafter)
-        other, outcome = _with_both(found, Ladder(both, whole_placements(both)))
+        other, outcome = _next_to_model(found, Ladder(both, whole_placements(both)))
         if other is not None and other.priced.status is not found.priced.status:
             other, outcome = None, f"{outcome}: too tight"
         tried.append(Tried(value=drafter.name, outcome=outcome, taken=other is not None))
@@ -259,7 +261,7 @@ def with_drafter(task: Task, drafter: Drafter) -> Task:
     return engine_named(task.engine).with_drafter(task, drafter.model, drafter.mix)
 
 
-def _with_both(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
+def _next_to_model(found: Candidate, ladder: Ladder) -> tuple[Candidate | None, str]:
     """The candidate with the draft model loaded and what that takes; or None and the reason."""
     try:
         other = found.on(ladder)
@@ -280,7 +282,7 @@ def catalog_drafters(entry: Entry, entries: Iterable[Entry]) -> tuple[Drafter, .
         for other in entries
         if entry.vocabulary is not None
         and other.vocabulary is not None
-        and abs(entry.vocabulary - other.vocabulary) <= MOST_OTHER_WORDS
+        and abs(entry.vocabulary - other.vocabulary) <= MAX_VOCABULARY_DIFFERENCE
         and entry.family == other.family
         and 0 < (other.parameters or 0) * TIMES_SMALLER <= active
         and ModelPurpose.EMBEDDING not in other.kinds
@@ -305,19 +307,19 @@ def _drafter(entry: Entry) -> Iterator[Drafter]:
 
 # --- users
 
-MOST_USERS = 256  # vLLM's own limit on common cards; searching further is not worth it
+MOST_USERS = 256  # the default limit of a common server; searching further is not worth it
 
 
 def decide_sequences(found: Candidate) -> Decision:
     """The requested number of users; else the engine's default and how many would fit."""
-    task, each = found.task, found.tokens // found.held.streams
+    task, each = found.task, found.tokens // found.fitting.streams
     if task.users is not None:
         return Decision(
             lever=Lever.SEQUENCES,
             value=f"{task.users}",
             because=f"as requested, each with a context of {each:,} tokens",
         )
-    placements: Placements = (found.held.placement,)
+    placements: Placements = (found.fitting.placement,)
     if engine_named(task.engine).has_ranks:  # more requests may take more cards
         placements = whole_placements(task)
     count = users_that_fit(task, each, placements)
@@ -341,10 +343,7 @@ def users_that_fit(task: Task, tokens: int, placements: Placements) -> int:
     def fits(users: int) -> bool:
         load = engine.load_for_users(bare, users, tokens)
         several = replace(task, load=replace(load, context_tokens=None))
-        try:
-            return Ladder(several, placements).holder(load.context_tokens or tokens) is not None
-        except RefusedError:
-            return False
+        return Ladder(several, placements).first_fit(load.context_tokens or tokens) is not None
 
     count = 1
     while count * 2 <= MOST_USERS and fits(count * 2):

@@ -17,7 +17,7 @@ from edgekit.engines.flags import typed
 from edgekit.errors import UsageError
 from edgekit.machine.types import HOST, Device, Machine, together_bytes
 from edgekit.machine.what_if import IDLE
-from edgekit.plan.choice import download_bytes, is_too_short, unchecked_bytes
+from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
 from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
 from edgekit.report.json import SCHEMA, fields
@@ -103,7 +103,7 @@ def _fails(result: Verdict) -> str:
     blocked = next((use.budget.blocked for use in result.uses if use.budget.blocked), "")
     if blocked or is_too_short(result) or all(use.fullness <= 1 for use in result.uses):
         reason = blocked or "".join(result.reasons[:1])
-        return f"{start}: {reason.removeprefix('vLLM does not start: ')}"
+        return f"{start}: {reason.partition(' does not start: ')[2] or reason}"
     cache, context = cache_words(result), _window(result)
     at = f" {'and' if quantization_words(result) else 'at'} {context}"
     if not cache:
@@ -270,7 +270,9 @@ def cache_words(result: Verdict) -> str:
 
 def quantization_words(result: Verdict) -> str:
     """The quantisation if EdgeKit chose it: 'Q4_K_M', '4-bit'; '' for a file that the user named."""
-    chosen = result.variant is not None and bool(result.variant.changes or result.step == 5)
+    chosen = result.variant is not None and bool(
+        result.variant.changes or result.step == FEWER_BITS
+    )
     return result.quantization.replace(" bit", "-bit") if chosen else ""
 
 

@@ -169,7 +169,7 @@ def test_finer_placements_take_more_of_the_device_than_their_placement_and_less_
         for way in finer_placements(QUESTION.model, after.placement)
         if LlamaCppSetup.of(way.setup).n_cpu_moe
     ]
-    shares = [one.held_share(TOKENS) for one in (before, *finer, after)]
+    shares = [one.floor_share(TOKENS) for one in (before, *finer, after)]
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == 4
 
@@ -186,7 +186,7 @@ def test_plan_divides_a_layer_where_that_puts_more_on_the_card(plan: Plan) -> No
     on_host = sum(map(has_experts_on_host(LlamaCppSetup.of(way.setup)), range(48)))
     question = replace(plan.task, load=plan.load)
     whole = Fitting(question, with_experts_of(on_host))
-    assert Fitting(question, way).held_share(TOKENS) > whole.held_share(TOKENS)
+    assert Fitting(question, way).floor_share(TOKENS) > whole.floor_share(TOKENS)
     assert f"with the experts of {on_host} layers in RAM" in headline(plan.result)
 
 

@@ -41,7 +41,7 @@ from edgekit.plan.choice import judge, with_weights
 from edgekit.plan.fit import placements_of
 from edgekit.plan.plan import (
     MOST_USERS,
-    OWN_BLOCKS,
+    OWN_LAYERS,
     Plan,
     catalog_drafters,
     find_plan,
@@ -409,14 +409,14 @@ def chosen(plan: Plan) -> str:
 
 def test_own_drafter_of_prediction_layers() -> None:
     (own,) = own_drafter(open_entry(find_entry(OWN), "llama.cpp").model)
-    assert (own.name, own.model) == (OWN_BLOCKS, None)
+    assert (own.name, own.model) == (OWN_LAYERS, None)
     assert own_drafter(gguf(LLAMA)) == ()
 
 
 def test_own_drafter_is_proposed_and_not_billed() -> None:
     task = with_own(rated(cards(32)), 32_768)
     plan, plain = make_plan(task), make_plan(replace(task, drafters=()))
-    assert chosen(plan) == OWN_BLOCKS
+    assert chosen(plan) == OWN_LAYERS
     assert plan.result == plain.result
     assert drafting_bytes(plan) == 0
 
