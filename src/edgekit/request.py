@@ -7,7 +7,6 @@ Command lines, REST queries, Python keywords and rows of a batch are parsed into
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -431,11 +430,3 @@ def _python_job(job: tuple[int, int] | None) -> Job | None:
 def _check_whole(name: str, value: object) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise UsageError(f"{name} {value!r:.60} is not a whole number")
-
-
-def check_reference(model_id: object) -> None:
-    """Raises UsageError unless it is a path or a string."""
-    if not isinstance(model_id, str | os.PathLike):
-        raise UsageError(
-            f"{model_id!r:.60} is not a model: give a path, a Hugging Face ID or a URL"
-        )

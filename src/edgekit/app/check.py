@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekit.app.estimate import EstimateAnswer, bill_of, takes_options, task_of, values_of
+from edgekit.app.estimate import EstimateAnswer, bill_of, task_of, values_of
 from edgekit.app.open import (
     ResolvedModel,
     automatic,
@@ -17,7 +16,7 @@ from edgekit.app.open import (
 )
 from edgekit.bill.types import Task
 from edgekit.bill.verdict import Change, Verdict
-from edgekit.engines import engine_named, engine_names
+from edgekit.engines import engine_named
 from edgekit.engines.flags import typed
 from edgekit.errors import (
     CancelledError,
@@ -33,7 +32,7 @@ from edgekit.model import OpenModel, open_model
 from edgekit.plan.changes import changes
 from edgekit.plan.choice import is_decided, judge, result_of
 from edgekit.plan.commands import main_command, main_notes, start_commands
-from edgekit.request import AUTO, Request, Session, Values
+from edgekit.request import AUTO, Request, Session
 from edgekit.sources.local import is_here
 from edgekit.sources.types import Traffic
 
@@ -81,16 +80,16 @@ def check_all(
     """
     request = replace(request, machine=request.find_machine())
 
-    def one(name: str) -> list[Answer]:
-        own = replace(session.reach, progress=None, traffic=Traffic())
-        return check(name, request, Session(reach=own), depth=depth, with_changes=False)
+    def check_one(name: str) -> list[Answer]:
+        reach = replace(session.reach, progress=None, traffic=Traffic())
+        return check(name, request, Session(reach=reach), depth=depth, with_changes=False)
 
     from edgekit.sources.http import side_by_side
 
     remote = [name for name in names if not is_here(name)]
-    coming, in_threads = side_by_side(one, remote), set(remote)
+    remote_answers, in_threads = side_by_side(check_one, remote), set(remote)
     for name in names:
-        yield next(coming) if name in in_threads else one(name)
+        yield next(remote_answers) if name in in_threads else check_one(name)
 
 
 def check(
@@ -120,39 +119,43 @@ def check_named(
     machine = request.find_machine()
     request = replace(request, machine=machine)
 
-    def checked(engine: str) -> Check:
+    def with_notes(answer: Check, *notes: str) -> Check:
+        return replace(answer, bill=replace(answer.bill, notes=(*notes, *answer.bill.notes)))
+
+    def check_on(engine: str) -> Check:
         if named.assumed is not None:
             return _assumed(named, named.assumed, engine, request, session)
         values_of(engine, request, embeds=named.embeds, quant=named.quant)  # refusals come first
         opened = named.opened(engine)
-        found = check_opened(
+        answer = check_opened(
             opened, engine, request, session, named=named, with_changes=with_changes
         )
-        return replace(found, bill=replace(found.bill, notes=(*named.notes, *found.bill.notes)))
+        return with_notes(answer, *named.notes)
 
     if not request.engines:
         try:
-            found, note = automatic(named, machine, checked, lambda check: check.result)
+            answer, note = automatic(named, machine, check_on, lambda check: check.result)
         except CancelledError:
             raise
         except EdgekitError as error:
             engine = named.engine(AUTO, machine)
             return [Unanswered(reference=named.name, engine=engine, error=error)]
-        notes = (note, *found.bill.notes) if note else found.bill.notes
-        return [replace(found, bill=replace(found.bill, notes=notes))]
+        return [with_notes(answer, note) if note else answer]
     answers: list[Answer] = []
     for engine in request.engines:
         try:
-            answers.append(checked(engine))
+            answers.append(check_on(engine))
         except CancelledError:
             raise
         except EdgekitError as error:
             answers.append(Unanswered(reference=named.name, engine=engine, error=error))
-    # an engine for a few families of GGUF files, as the built-in one, is left out if it cannot run the model
+    # the built-in engine runs only a few families of GGUF files: if it cannot run this model, it is not mentioned
     shown = [
-        one
-        for one in answers
-        if isinstance(one, Check) or one.engine is None or engine_named(one.engine).page.is_compared
+        answer
+        for answer in answers
+        if isinstance(answer, Check)
+        or answer.engine is None
+        or engine_named(answer.engine).page.is_compared
     ]
     return shown or answers
 
@@ -160,19 +163,19 @@ def check_named(
 def _assumed(
     named: ResolvedModel, choice: AssumedChoice, engine: str, request: Request, session: Session
 ) -> Check:
-    """The check of a model of which only the name is known. It has no command: there is no file to start."""
+    """The check of a model that is known only by its name. It has no command, because there is no file to start."""
     bill = choice.bill(engine)
     known = OpenModel(label=choice.assumed.name, model=choice.stand_in)
     task, values = task_of(known, engine, request, session)
-    one = engine_named(engine)
-    unused = [flag for flag in one.flags if flag.key in one.companions & values.keys()]
+    rules = engine_named(engine)
+    unused = [flag for flag in rules.flags if flag.key in rules.companions & values.keys()]
     if unused:
         raise UsageError(
             f"{'/'.join(unused[0].names)} does not apply to {named.name!r}, of which only the name is known: "
             "give a file or a repository"
         )
     result = judge(replace(task, bill=bill))
-    shown = EstimateAnswer(
+    answer = EstimateAnswer(
         label=choice.assumed.name,
         reference=named.name,
         version="",
@@ -181,7 +184,7 @@ def _assumed(
         notes=named.notes,
         estimate=result.estimate,
     )
-    return Check(bill=shown, result=result, flags=typed(values), is_assumed=True)
+    return Check(bill=answer, result=result, flags=typed(values), is_assumed=True)
 
 
 def check_opened(
@@ -198,50 +201,35 @@ def check_opened(
     If only the first range of a file was read and the answer depends on the rest, the whole header is read.
     `named` lists the weights to choose from; None: only this file.
     """
-    found, task, values, result = _judged(opened, engine, request, session, named=named)
-    if result.variant is not None and "mix" in result.variant.changes:
-        found = replace(found, mix=result.variant.name)
-    elif result.variant is not None and result.variant.reference and found.files is None:
-        found = replace(found, repository=result.variant.reference)
-    return _answer_of(found, task, result, values, users=request.users, with_changes=with_changes)
+    opened, task, values, result = judge_model(opened, engine, request, session, named=named)
+    variant = result.variant
+    if variant is not None and "mix" in variant.changes:
+        opened = replace(opened, mix=variant.name)
+    elif variant is not None and variant.reference and opened.files is None:
+        opened = replace(opened, repository=variant.reference)
+    rules = engine_named(result.engine)
+    settled = rules.settle(result, values)
+    bill = bill_of(
+        opened, rules, settled, load=result.load, setup=result.way.setup, estimate=result.estimate
+    )
+    bill = replace(bill, asked=rules.describe(result.load, rules.taken(result)))
+    ready: tuple[Command, ...] = ()
+    if result.can_load:
+        ready = start_commands(opened, result, values, users=request.users)
+    if ready:
+        notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
+        bill = replace(bill, command=main_command(ready), notes=tuple(notes))
+    return Check(
+        bill=bill,
+        result=result,
+        changes=changes(task, result) if with_changes else (),
+        flags=typed(settled),
+        ready=ready,
+        is_remote=opened.files is None or opened.files.origin.is_remote,
+    )
 
 
-def verdict(
-    reference: str | os.PathLike[str],
-    request: Request,
-    session: Session,
-    *,
-    depth: Depth = Depth.TENSORS,
-    loads_only: bool = False,
-) -> Verdict:
-    """The verdict alone, on the chosen engine or the one that has the options. Raises EdgekitError.
-
-    `loads_only`: the caller only uses `can_load`.
-    """
-    machine = request.find_machine()
-    request = replace(request, machine=machine)
-    named = open_named(reference, session, depth=depth, assume=not loads_only, quant=request.quant)
-
-    def judged(engine: str) -> Verdict:
-        if named.assumed is not None:
-            known = OpenModel(label=named.name, model=named.assumed.stand_in)
-            task, _ = task_of(known, engine, request, session, quant=named.quant)
-            return judge(replace(task, bill=named.assumed.bill(engine)))
-        opened = named.opened(engine)
-        return _judged(opened, engine, request, session, named=named, loads_only=loads_only)[-1]
-
-    if request.engine is not None:
-        return judged(request.engine)
-    own = named.engine(AUTO, machine)
-    options = {name: value for name, value in (request.options or {}).items() if name != "quant"}
-    if not takes_options(own, options):  # as on the command line: the engine that has these options
-        return judged(next((name for name in engine_names() if takes_options(name, options)), own))
-    found, note = automatic(named, machine, judged, lambda result: result)
-    bill = found.estimate
-    return replace(found, estimate=replace(bill, notes=(note, *bill.notes))) if note else found
-
-
-def _judged(
+def judge_model(
     opened: OpenModel,
     engine: str,
     request: Request,
@@ -258,7 +246,7 @@ def _judged(
     """
     embeds, quant = (False, None) if named is None else (named.embeds, named.quant)
 
-    def ask(opened: OpenModel) -> tuple[Task, dict[str, Any]]:
+    def task_for(opened: OpenModel) -> tuple[Task, dict[str, Any]]:
         task, values = task_of(opened, engine, request, session, embeds=embeds, quant=quant)
         is_billed = task.bill is not None and "mix" not in task.start.settled
         if named is None or (is_billed and opened.files is not None):
@@ -268,50 +256,21 @@ def _judged(
     if opened.whole is not None:
         # an error here may only mean that the keys alone are not enough
         with suppress(RefusedError, HeaderError, UnknownArchitectureError):
-            task, values = ask(opened)
+            task, values = task_for(opened)
             result = judge(task)
             other = result.variant if result.can_load and not loads_only else None
             if other is not None and other.changes and other.reference:
                 opened = open_model(other.reference, depth=Depth.ARCHITECTURE, reach=session.reach)
-                task, values = ask(opened)
+                task, values = task_for(opened)
                 result = judge(task)
             if is_decided(task, result, loads_only=loads_only):
                 bill = result.estimate
-                noted = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
-                return opened, task, values, replace(result, estimate=noted)
+                bill = replace(bill, notes=(*bill.notes, TENSORS_NOT_CHECKED))
+                return opened, task, values, replace(result, estimate=bill)
         opened = opened if opened.whole is None else opened.whole()
-    task, values = ask(opened)
+    task, values = task_for(opened)
     opened, task, choice = choose_file(opened, task, session.reach)
     return opened, task, values, result_of(choice)
-
-
-def _answer_of(
-    opened: OpenModel,
-    task: Task,
-    result: Verdict,
-    values: Values,
-    *,
-    users: int | None,
-    with_changes: bool,
-) -> Check:
-    engine = engine_named(result.engine)
-    settled = engine.settle(result, values)
-    ready = start_commands(opened, result, values, users=users) if result.can_load else ()
-    bill = bill_of(
-        opened, engine, settled, load=result.load, setup=result.way.setup, estimate=result.estimate
-    )
-    bill = replace(bill, asked=engine.describe(result.load, engine.taken(result)))
-    if ready:
-        notes = dict.fromkeys((*bill.notes, *main_notes(ready)))
-        bill = replace(bill, command=main_command(ready), notes=tuple(notes))
-    return Check(
-        bill=bill,
-        result=result,
-        changes=changes(task, result) if with_changes else (),
-        flags=typed(settled),
-        ready=ready,
-        is_remote=opened.files is None or opened.files.origin.is_remote,
-    )
 
 
 _CODES = (0, 1, 3, 2, 4, 5)  # exit codes, the best first

@@ -251,26 +251,17 @@ def _of_options(
 ) -> tuple[Load, Start]:
     """The load and setup of Python's options."""
     options = options_with_quant(engine, request.options or {}, quant)
-    load, setup = _read_options(engine, options) if options else (Load(), None)
-    own: dict[str, Any] = {"context_tokens": request.context, "sequences": request.sequences}
-    load = replace(load, **{name: value for name, value in own.items() if value is not None})
+    load, setup = Load(), None
+    if options:
+        read = RowOptions(options)
+        load, setup = engine_named(engine).read_keywords(read)
+        read.require_known(engine)
+    if request.context is not None:
+        load = replace(load, context_tokens=request.context)
+    if request.sequences is not None:
+        load = replace(load, sequences=request.sequences)
     start = Start(setup=setup, settled=frozenset(options))
     return load, engine_named(engine).embedding_start(start) if embeds else start
-
-
-def takes_options(engine: str, options: Values) -> bool:
-    try:
-        _read_options(engine, options)
-    except UsageError:
-        return False
-    return True
-
-
-def _read_options(engine: str, options: Values) -> tuple[Load, Setup]:
-    read = RowOptions(options)
-    load, setup = engine_named(engine).read_keywords(read)
-    read.require_known(engine)
-    return load, setup
 
 
 NEXT_TO_MODEL = "auto"  # the projector: the one next to the model

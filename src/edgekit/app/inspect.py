@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 
-from edgekit.app.open import open_as_stored, open_named
+from edgekit.app.open import open_as_stored
 from edgekit.engines import default_engine
 from edgekit.engines.options import read_quant
-from edgekit.errors import CancelledError, EdgekitError, RemoteInspectError
 from edgekit.formats.types import Depth
-from edgekit.model.inspect import (
-    Inspection,
-    ModelMetadata,
-    inspect_header,
-    inspect_model,
-    read_metadata,
-)
+from edgekit.model.inspect import Inspection, inspect_header, inspect_model
 from edgekit.request import Session
 from edgekit.sources.types import ModelFiles, Origin, Reach
 
@@ -50,15 +43,3 @@ def inspect(
         notes=(*model.notes, f"from the catalog{at}, no file was read: {listed}"),
     )
     return inspect_header(files, header, reach.traffic)
-
-
-def metadata(reference: str | os.PathLike[str], session: Session) -> ModelMetadata:
-    """The public description of a model. Raises RemoteInspectError, whatever the reason."""
-    try:
-        named = open_named(reference, session)
-        model = named.opened(named.first_engine).model
-    except (RemoteInspectError, CancelledError):
-        raise
-    except EdgekitError as error:
-        raise RemoteInspectError(str(error)) from error
-    return read_metadata(model.header, model.geometry)
