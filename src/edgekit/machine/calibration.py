@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
 from tempfile import mkstemp
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgekit.errors import HeaderError, SourceError
 from edgekit.machine.types import (
@@ -94,7 +94,7 @@ def _read(path: Path) -> Calibration:
         raise HeaderError(f"a damaged calibration ({reason})", file=str(path)) from error
 
 
-def _parsed(data: Any, path: Path) -> Calibration:
+def _parsed(data: object, path: Path) -> Calibration:
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
         raise ValueError("no schema")  # noqa: TRY004 - one message for both
     if data["schema"] > SCHEMA:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
 from edgekit.errors import (
@@ -118,7 +118,7 @@ def _opened(files: ModelFiles, header: ModelHeader) -> OpenModel:
     return OpenModel(label=files.label, model=_model(header), files=files)
 
 
-def open_config(config: Mapping[str, Any], *, label: str = "config.json") -> OpenModel:
+def open_config(config: Mapping[str, object], *, label: str = "config.json") -> OpenModel:
     """A model from a config.json that was already read."""
     from edgekit.formats.quantization import read_quantization
 

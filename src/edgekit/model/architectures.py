@@ -22,13 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TypeVar
 
 from edgekit.formats.records import Made, Reader, Record, damaged, load_records, read_fields
 from edgekit.model import layers, mixers
 from edgekit.model.layers import Arrangement, PairRule, WidthRule
 from edgekit.model.mixers import AttentionBuilder, RecurrentBuilder
 
+Rule = TypeVar("Rule", bound=Callable[..., object])
 FILE = "architectures.json"
 INHERITED = (
     "layers", "gguf_layers", "constants", "gguf_constants", "tensors", "gguf_tensors",
@@ -50,11 +51,11 @@ class Architecture:
     sublayers: int = 1  # attention blocks per layer as the file counts layers
     cache_owners: int = 0  # only the first N layers own a cache; 0: as stated
     context_is_scaled: bool = False  # the stated context already includes rope scaling
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    library: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, object] = field(default_factory=dict)
+    library: Mapping[str, object] = field(default_factory=dict)
     tied_by_default: bool = False
 
-    def defaults(self, *, nested: bool) -> Mapping[str, Any]:
+    def defaults(self, *, nested: bool) -> Mapping[str, object]:
         """Default hyper-parameters, by our names, for keys missing in the file."""
         library = self.library
         if not nested:
@@ -81,7 +82,7 @@ def names(*, gguf: bool) -> frozenset[str]:
 @cache
 def _built(name: str, *, gguf: bool) -> Architecture:
     record = whole_record(name, gguf=gguf)
-    section: dict[str, Any] = {**record.get("layers", {})}
+    section: dict[str, object] = {**record.get("layers", {})}
     if gguf:
         section |= record.get("gguf_layers", {})
         section["constants"] = record.get("gguf_constants", {})
@@ -98,7 +99,7 @@ STANDARD = Architecture(arrange=layers.stated_windows, attend=mixers.latent)
 # -- the rules that records name --------------------------------------------------------------
 
 
-def _named(*rules: Callable[..., Any]) -> Mapping[str, Any]:
+def _named(*rules: Rule) -> dict[str, Rule]:
     return {rule.__name__: rule for rule in rules}
 
 
@@ -162,7 +163,7 @@ ARRANGEMENTS: Mapping[str, Callable[..., Arrangement]] = {
 }
 
 
-def _arrangement(stated: Mapping[str, Any]) -> Arrangement:
+def _arrangement(stated: Record) -> Arrangement:
     arguments = {**stated}
     make_rule = ARRANGEMENTS[arguments.pop("rule")]
     by_kv_heads = arguments.pop("by_kv_heads", False)
@@ -188,9 +189,9 @@ def records() -> tuple[Record, ...]:
 
 
 @cache
-def section_by_name(part: str, formats: tuple[str, ...] = ("config", "gguf")) -> Mapping[str, Any]:
+def section_by_name(part: str, formats: tuple[str, ...] = ("config", "gguf")) -> Record:
     """Name -> this section, for every record that has it."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for record in records():
         if record.get(part) is not None:
             for name in (name for one in formats for name in record.get(one, ())):
@@ -219,7 +220,7 @@ def whole_record(name: str, *, gguf: bool) -> Record:
 
 
 def read_section(
-    made: type[Made], section: Mapping[str, Any], readers: Mapping[str, Reader], *, where: str
+    made: type[Made], section: Mapping[str, object], readers: Mapping[str, Reader], *, where: str
 ) -> Made:
     """A section of the record with that name, as a dataclass."""
     return read_fields(made, section, readers, where=f"{FILE}, {where}")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pkgutil import get_data  # importlib.resources takes 5 ms to import
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownArchitectureError
 from edgekit.formats.types import TEXT_SECTIONS, ModelHeader, Value
@@ -22,6 +22,8 @@ from edgekit.terminal import quoted
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS; the deepest real model has 126 (Llama 3.1 405B)
 MAX_NUMBER = 2**32 - 1  # what a uint32 of a GGUF holds; every real width is far smaller
 LAYER_COUNTS = frozenset({"layers", "mtp_layers", "loops"})  # their limit is MAX_LAYERS
+
+T = TypeVar("T")
 
 SUPER_ARCHITECTURE = "llama"  # its keys are used where an architecture's own are missing
 
@@ -39,7 +41,7 @@ def whole_number(
     return int(value)
 
 
-def single_item(key: str, value: Any, *, file: str) -> Any:
+def single_item(key: str, value: object, *, file: str) -> object:
     """The value itself, or the item of a per-layer list of equal items."""
     if not isinstance(value, (list, tuple)):
         return value
@@ -48,7 +50,7 @@ def single_item(key: str, value: Any, *, file: str) -> Any:
     return value[0]
 
 
-def first_layers(key: str, items: tuple[Any, ...], layers: int, *, file: str) -> tuple[Any, ...]:
+def first_layers(key: str, items: tuple[T, ...], layers: int, *, file: str) -> tuple[T, ...]:
     """The items of the first `layers` layers. Raises HeaderError if the list is too short."""
     if len(items) < layers:
         raise HeaderError(f"{key} lists {len(items)} layers, but the model has {layers}", file=file)
@@ -94,7 +96,7 @@ class GgufKeys:
 
         In a per-layer list it is the number of `layer`; if that is None, all layers must have the same number.
         """
-        value = self.get(key)
+        value: object = self.get(key)
         if isinstance(value, tuple) and layer is not None:
             value = value[layer] if layer < len(value) else None
         value = single_item(self.name(key), value, file=self.file)
@@ -159,14 +161,14 @@ class Hyper:
     def __init__(self, header: ModelHeader) -> None:
         self.header = header
         self.gguf = header.container is Container.GGUF
-        self.defaults: Mapping[str, Any] = {}
+        self.defaults: Mapping[str, object] = {}
         self.defaulted: set[str] = set()  # names whose value came from `defaults`
         self._numbers: dict[str, int | None] = {}  # builders read the same name for every layer
-        self._overrides: dict[int, Mapping[str, Any]] | None = None
+        self._overrides: dict[int, Mapping[str, object]] | None = None
         self.architecture, self.section = _identify(header)
         self.nested = not self.gguf and self.section is not header.config
 
-    def raw(self, name: str) -> Any:
+    def raw(self, name: str) -> object:
         """The value as the file has it or as `defaults` have it; None if it is absent or null.
 
         An explicit null in config.json counts as a value, so no default is used.
@@ -184,7 +186,7 @@ class Hyper:
         """Whether the file has the value; a default does not count."""
         return self._find(name) is not None
 
-    def _find(self, name: str) -> Any:
+    def _find(self, name: str) -> object:
         if not self.gguf:
             values = (dig(self.section, spelling) for spelling in SPELLINGS[name].config)
             return next((value for value in values if value is not None), None)
@@ -223,7 +225,7 @@ class Hyper:
             return (self.whole(name, value),) * layers
         return tuple(self.whole(name, item) for item in self.listed(name, layers) or ())
 
-    def listed(self, name: str, layers: int) -> tuple[Any, ...] | None:
+    def listed(self, name: str, layers: int) -> tuple[object, ...] | None:
         """An item for every layer, None if the file has no such list."""
         items = self.items(name)
         if items is None:
@@ -251,7 +253,7 @@ class Hyper:
         value = self.raw(name)
         return None if value is None else self.real(name, value)
 
-    def items(self, name: str) -> tuple[Any, ...] | None:
+    def items(self, name: str) -> tuple[object, ...] | None:
         value = self.raw(name)
         return tuple(value) if isinstance(value, (list, tuple)) else None
 
@@ -275,14 +277,17 @@ class Hyper:
             return " or ".join(f"{self.architecture}.{key}" for key in SPELLINGS[name].gguf)
         return " or ".join(SPELLINGS[name].config)
 
-    def real(self, what: str, value: Any) -> float:
+    def real(self, what: str, value: object) -> float:
         """The value as a finite number that a width can be multiplied by. Raises HeaderError."""
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= MAX_NUMBER:  # NaN is not in that range either
-            raise HeaderError(f"{what} is {quoted(value)}, not a ratio", file=self.header.name)
-        return float(value)
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and 0 <= value <= MAX_NUMBER
+        ):
+            return float(value)
+        raise HeaderError(f"{what} is {quoted(value)}, not a ratio", file=self.header.name)
 
-    def whole(self, name: str, value: Any) -> int:
+    def whole(self, name: str, value: object) -> int:
         """The value as a whole number within its limit. JSON may write it as 32.0. Raises HeaderError."""
         if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_NUMBER:
             value = int(value)
@@ -290,7 +295,7 @@ class Hyper:
         return whole_number(self.named(name), value, file=self.header.name, most=most)
 
 
-def _by_layer(overrides: Any) -> dict[int, Mapping[str, Any]]:
+def _by_layer(overrides: object) -> dict[int, Mapping[str, object]]:
     """{"05": {...}} -> {5: {...}}, without keys that cannot be layer numbers."""
     if not isinstance(overrides, Mapping):
         return {}
@@ -302,9 +307,9 @@ def _by_layer(overrides: Any) -> dict[int, Mapping[str, Any]]:
     }
 
 
-def dig(section: Mapping[str, Any], path: str) -> Any:
+def dig(section: Mapping[str, object], path: str) -> object:
     """A value by its path, in which dots lead into nested objects; None if it is absent."""
-    value: Any = section
+    value: object = section
     for part in path.split("."):
         if not isinstance(value, Mapping):
             return None
@@ -312,16 +317,16 @@ def dig(section: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _identify(header: ModelHeader) -> tuple[str, Mapping[str, Any]]:
+def _identify(header: ModelHeader) -> tuple[str, Mapping[str, object]]:
     """The architecture's name in the file, and the part of the config that describes the language model."""
     if header.container is Container.GGUF:
-        name = header.keys.get("general.architecture")
-        if not isinstance(name, str) or not name:
+        key = header.keys.get("general.architecture")
+        if not isinstance(key, str) or not key:
             raise HeaderError(
                 "no general.architecture key: the file is not a model, or it is damaged",
                 file=header.name,
             )
-        return _checked_name(name, header), {}
+        return _checked_name(key, header), {}
     section = text_section(header.config)
     name = section.get("model_type") or header.config.get("model_type")
     if isinstance(name, str) and name:
@@ -344,7 +349,7 @@ def _checked_name(name: str, header: ModelHeader) -> str:
     return name
 
 
-def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_section(config: Mapping[str, object]) -> Mapping[str, object]:
     """The part of a config.json that describes the language model: all of it, or a nested object."""
     section = config
     for name in TEXT_SECTIONS:
@@ -413,13 +418,13 @@ _IN_GGUF = {
 _SIGMOID_GATING = 2  # llama-hparams.h: LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID
 
 
-def config_keys(header: ModelHeader) -> Mapping[str, Any]:
+def config_keys(header: ModelHeader) -> Mapping[str, object]:
     """The config.json itself, or its keys as far as they can be derived from the keys of a GGUF."""
     if header.config:
         return header.config
     prefix = f"{header.keys.get('general.architecture')}."
     values = {key: header.keys.get(prefix + gguf) for key, gguf in _IN_GGUF.items()}
-    found: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    found: dict[str, object] = {key: value for key, value in values.items() if value is not None}
     if (gating := header.keys.get(prefix + "expert_gating_func")) is not None:
         found["sigmoid_router"] = gating == _SIGMOID_GATING
     return found

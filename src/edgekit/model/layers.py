@@ -6,7 +6,6 @@ import enum
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any
 
 from edgekit.errors import HeaderError
 from edgekit.model.hyperparameters import Hyper
@@ -310,11 +309,11 @@ def letters(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
 
 def griffin(hyper: Hyper, layers: int) -> tuple[LayerType, ...]:
     """RecurrentGemma lists one cycle of its layers; all of its attention has a sliding window."""
-    listed = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
-    types = {"recurrent": LayerType.RECURRENT, "attention": LayerType.WINDOW}
-    if not set(map(repr, listed)) <= set(map(repr, types)):
-        raise HeaderError(f"unknown block_types {listed!r:.60}", file=hyper.header.name)
-    return tuple(types[listed[i % len(listed)]] for i in range(layers))
+    cycle = hyper.items("layer_types") or ("recurrent", "recurrent", "attention")
+    if any(name not in ("recurrent", "attention") for name in cycle):
+        raise HeaderError(f"unknown block_types {cycle!r:.60}", file=hyper.header.name)
+    types = [LayerType.RECURRENT if name == "recurrent" else LayerType.WINDOW for name in cycle]
+    return tuple(types[i % len(types)] for i in range(layers))
 
 
 # -- feed-forwards: dense, experts, or both ----------------------------------------------------
@@ -472,7 +471,7 @@ def eight_thirds(hyper: Hyper) -> int:
     return 256 * round(int(8 * hyper.need("hidden") / 3) / 256)
 
 
-def _divisible(hyper: Hyper, ratio: Any) -> int:
+def _divisible(hyper: Hyper, ratio: object) -> int:
     """OpenELM: a ratio per layer, rounded to a multiple of the divisor, but never down by more than a tenth."""
     divisor = hyper.number("width_divisor") or 8
     exact = hyper.real("ffn_multipliers", ratio) * hyper.need("hidden")
@@ -480,7 +479,7 @@ def _divisible(hyper: Hyper, ratio: Any) -> int:
     return near + divisor if near < 0.9 * exact else near
 
 
-def _block_width(hyper: Hyper, block: Any) -> int:
+def _block_width(hyper: Hyper, block: object) -> int:
     half = block.get("ffn") if isinstance(block, dict) else None
     if not isinstance(half, dict) or half.get("no_op") or half.get("replace_with_linear"):
         return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from edgekit.errors import HeaderError
 from edgekit.model.hyperparameters import Hyper
@@ -188,7 +187,7 @@ def _kv_heads(hyper: Hyper, heads: tuple[int, ...]) -> tuple[int, ...]:
     return heads
 
 
-def _grouped(hyper: Hyper, block: Any, heads: int) -> int:
+def _grouped(hyper: Hyper, block: object, heads: int) -> int:
     attention = block.get("attention") if isinstance(block, dict) else None
     group = attention.get("n_heads_in_group") if isinstance(attention, dict) else None
     if group is None:

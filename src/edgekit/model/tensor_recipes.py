@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
+from edgekit.formats.records import Reader
 from edgekit.model.architectures import names, read_section, whole_record
 from edgekit.model.hyperparameters import MAX_NUMBER, dig
 
@@ -118,7 +118,7 @@ class Switch:
     keys: tuple[str, ...] = ()
     default: bool = False
 
-    def holds(self, section: Mapping[str, Any]) -> bool:
+    def holds(self, section: Mapping[str, object]) -> bool:
         for key in self.keys:
             value = dig(section, key.removeprefix("!"))
             if value is not None:
@@ -251,7 +251,7 @@ def _read_switch(stated: object) -> Switch:
     raise TypeError(f"{stated!r:.40} where a switch belongs")
 
 
-_READERS: Mapping[str, Callable[[Any], object]] = {
+_READERS: Mapping[str, Reader] = {
     "Switch": _read_switch,
     "Switch | None": _read_switch,
     "tuple[Switch, ...]": lambda stated: tuple(map(_read_switch, stated)),
@@ -281,7 +281,7 @@ class TensorFamily:
     name: str  # the architecture, as its file calls it
     recipe: TensorRecipe
     section: Mapping[
-        str, Any
+        str, object
     ]  # of config.json that describes the language model; empty without one
     hidden: int
 
@@ -309,7 +309,7 @@ class TensorFamily:
         return _width(word, value[1]) if isinstance(value, list) and len(value) > 1 else None
 
 
-def _width(word: str, value: Any) -> int:
+def _width(word: str, value: object) -> int:
     if not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
         raise HeaderError(
             f"{word} is {value!r:.60}, which is not a valid width", file="config.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from edgekit.errors import HeaderError, UnknownArchitectureError
 from edgekit.model.hyperparameters import text_section
@@ -40,7 +39,7 @@ from edgekit.model.types import (
 
 
 def expected_tensors(
-    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+    geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
     """All tensors except towers and prediction blocks. Raises UnknownArchitectureError if they cannot be derived."""
     family = _family(geometry, config)
@@ -50,7 +49,7 @@ def expected_tensors(
 
 
 def outer_tensors(
-    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+    geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
     """The tensors outside the layers, without towers."""
     family = _family(geometry, config)
@@ -58,13 +57,13 @@ def outer_tensors(
 
 
 def layer_tensors(
-    layer: Layer, geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+    layer: Layer, geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
     return tuple(_placed(layer, geometry, _family(geometry, config)))
 
 
 def prediction_tensors(
-    geometry: ModelGeometry, config: Mapping[str, Any] | None = None
+    geometry: ModelGeometry, config: Mapping[str, object] | None = None
 ) -> tuple[ExpectedTensor, ...]:
     """Blocks that predict further tokens: a copy of the last layer, a matrix that joins token and state, norms."""
     family = _family(geometry, config)
@@ -79,7 +78,7 @@ def prediction_tensors(
     return tuple(rows)
 
 
-def _family(geometry: ModelGeometry, config: Mapping[str, Any] | None) -> TensorFamily:
+def _family(geometry: ModelGeometry, config: Mapping[str, object] | None) -> TensorFamily:
     if geometry.vocabulary is None or geometry.tied_embeddings is None:
         missing = "vocabulary" if geometry.vocabulary is None else "output head"
         raise UnknownArchitectureError(
@@ -401,7 +400,7 @@ def _router(half: Experts, family: TensorFamily, layer: int) -> Rows:
         yield array(TensorRole.SCALE, TensorKind.RAW, half.count)
 
 
-def chooses_by_token(section: Mapping[str, Any], layer: int) -> bool:
+def chooses_by_token(section: Mapping[str, object], layer: int) -> bool:
     """DeepSeek-V4 chooses the experts of its first layers by a hash of the token. config.json lists or counts them."""
     kinds, count = section.get("mlp_layer_types"), section.get("num_hash_layers")
     if isinstance(kinds, list):

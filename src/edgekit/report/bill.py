@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
 from edgekit.bill.types import CACHES, Component, MemoryEstimate, MemoryLine, weakest
@@ -20,7 +20,7 @@ from edgekit.model.types import (
     NoCache,
     SharedCache,
 )
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     MAX_WIDTH,
     PARTS,
@@ -317,7 +317,7 @@ def _compared_row(bill: EstimateAnswer) -> tuple[str, ...]:
     return bill.estimate.engine, *map(_cell, sizes), total, bill.estimate.basis.value
 
 
-def compare_json(found: EngineComparison, reference: str) -> dict[str, Any]:
+def compare_json(found: EngineComparison, reference: str) -> Json:
     engines = {
         answer.engine: {"error": str(answer.error), "type": type(answer.error).__name__}
         if answer.bill is None
@@ -333,10 +333,10 @@ def compare_json(found: EngineComparison, reference: str) -> dict[str, Any]:
     }
 
 
-def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> dict[str, Any]:
+def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> Json:
     """The whole answer, every line included."""
     estimate = bill.estimate
-    answer: dict[str, Any] = {
+    answer: Json = {
         "schema": SCHEMA,
         "model": bill.label,
         "reference": bill.reference,
@@ -356,7 +356,7 @@ def bill_json(bill: EstimateAnswer, *, layers: bool = False) -> dict[str, Any]:
     return answer
 
 
-def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
+def answer_json(estimate: MemoryEstimate) -> Json:
     """The sums of an estimate: the answer to a row of a batch."""
     lines = [line for line in estimate.lines if line.reserved]
     sums = dict.fromkeys(_KEYS.values(), 0)
@@ -372,7 +372,7 @@ def answer_json(estimate: MemoryEstimate) -> dict[str, Any]:
     }
 
 
-def _pools_json(lines: Iterable[MemoryLine]) -> dict[str, Any]:
+def _pools_json(lines: Iterable[MemoryLine]) -> Json:
     """Device and host sums, even if they are 0; each device separately if there are several."""
     kinds = {kind: {"model": 0, "context": 0, "compute": 0} for kind in PoolKind}
     devices: dict[int, dict[str, int]] = {}
@@ -385,13 +385,13 @@ def _pools_json(lines: Iterable[MemoryLine]) -> dict[str, Any]:
         if column != "other":  # output has its own key
             for row in rows:
                 row[column] = row.get(column, 0) + line.size_bytes
-    pools: dict[str, Any] = {kind.value: row for kind, row in kinds.items()}
+    pools: Json = {kind.value: row for kind, row in kinds.items()}
     if len(devices) > 1:
         pools["devices"] = [devices[index] for index in sorted(devices)]
     return pools
 
 
-def _line_json(line: MemoryLine) -> dict[str, Any]:
+def _line_json(line: MemoryLine) -> Json:
     return {
         "component": line.component.value,
         "bytes": line.size_bytes,
@@ -405,9 +405,9 @@ def _line_json(line: MemoryLine) -> dict[str, Any]:
     }
 
 
-def _layers_json(bill: EstimateAnswer) -> list[dict[str, Any]]:
+def _layers_json(bill: EstimateAnswer) -> list[Json]:
     """Bytes of each layer of the geometry."""
-    rows: dict[int, dict[str, Any]] = {
+    rows: dict[int, Json] = {
         layer.index: {
             "layer": layer.index, "kind": layer.mixer.label, "model": 0, "context": 0, "compute": 0,
             "pools": [],

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.basis import Basis
 from edgekit.bill.verdict import Lever
@@ -23,7 +23,7 @@ from edgekit.plan.plan import Plan
 from edgekit.plan.recommend import Suggestion, rank_of
 from edgekit.report.check import assumed_of, bars_json, changes_section, headline, typical_figure
 from edgekit.report.hardware import machine_json
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.plan import plan_fields, plan_speed
 from edgekit.report.tables import MIN_NAME, shortened, used_words, window_words
 from edgekit.report.text import (
@@ -255,7 +255,7 @@ def _next_lines(first: Suggestion, found: Recommendation, words: str, screen: Sc
     return command_lines(plan, width)
 
 
-def cards_json(found: Recommendation) -> dict[str, Any]:
+def cards_json(found: Recommendation) -> Json:
     """The whole answer, the best first."""
     request, machine = found.request, found.request.find_machine()
     return {
@@ -274,7 +274,7 @@ def cards_json(found: Recommendation) -> dict[str, Any]:
     }
 
 
-def _suggestion_json(one: Suggestion) -> dict[str, Any]:
+def _suggestion_json(one: Suggestion) -> Json:
     return {
         "id": one.entry.id,
         "entry": card_entry_json(one.entry),
@@ -283,7 +283,7 @@ def _suggestion_json(one: Suggestion) -> dict[str, Any]:
     }
 
 
-def card_entry_json(entry: Entry) -> dict[str, Any]:
+def card_entry_json(entry: Entry) -> Json:
     """The fields of the model that a card shows; the rest is in the catalog."""
     return {
         **fields(entry, "repository family architecture parameters active_parameters"),
@@ -293,7 +293,7 @@ def card_entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def card_json(entry: Entry, plan: Plan) -> dict[str, Any]:
+def card_json(entry: Entry, plan: Plan) -> Json:
     """A card of the page. Recommendations are sorted by `is_preferred`, then by `worth`."""
     result, speed = plan.result, plan_speed(plan)
     suggestion = Suggestion(entry=entry, plan=plan, rank=rank_of(entry))
@@ -314,7 +314,7 @@ def card_json(entry: Entry, plan: Plan) -> dict[str, Any]:
     }
 
 
-def refused_card_json(entry: Entry, engine: str, message: str) -> dict[str, Any]:
+def refused_card_json(entry: Entry, engine: str, message: str) -> Json:
     """The card of a model without a plan."""
     return {
         **_card_head(entry, engine),
@@ -334,7 +334,7 @@ def refused_card_json(entry: Entry, engine: str, message: str) -> dict[str, Any]
     }
 
 
-def _card_head(entry: Entry, engine: str) -> dict[str, Any]:
+def _card_head(entry: Entry, engine: str) -> Json:
     return {
         "id": entry.id,
         "entry": card_entry_json(entry),

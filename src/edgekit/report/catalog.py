@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from edgekit.catalog.repositories import repositories_of
 from edgekit.catalog.types import Catalog, Entry
 from edgekit.errors import EdgekitError
-from edgekit.report.json import SCHEMA, error_json, fields
+from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -161,7 +160,7 @@ def added_text(entry: Entry, *, new: bool, shadows: bool) -> str:
     return f"{first}\nit replaces the built-in entry of the same name" if shadows else first
 
 
-def changes_text(name: str, changes: Mapping[str, tuple[Any, Any]]) -> str:
+def changes_text(name: str, changes: Mapping[str, tuple[object, object]]) -> str:
     if not changes:
         return f"{name}: unchanged"
     rows = (f"  {field.replace('_', ' ')}: {_change(*pair)}" for field, pair in changes.items())
@@ -188,14 +187,14 @@ def lines_text(lines: Iterable[str], screen: Screen = PLAIN) -> str:
     return "\n".join(rows) + "\n"
 
 
-def catalog_json(entries: Sequence[Entry], catalog: Catalog) -> dict[str, Any]:
+def catalog_json(entries: Sequence[Entry], catalog: Catalog) -> Json:
     models = [entry_json(entry) for entry in entries]
     return {"schema": SCHEMA, "models": models, "problems": list(catalog.problems)}
 
 
-def entry_json(entry: Entry, *, whole: bool = False) -> dict[str, Any]:
+def entry_json(entry: Entry, *, whole: bool = False) -> Json:
     """One model; `whole` adds its repositories and the keys and tensors that it is rebuilt from."""
-    found: dict[str, Any] = {
+    found: Json = {
         **fields(entry, "id repository family architecture parameters active_parameters"),
         **fields(entry, "native_context vocabulary"),
         "kinds": [kind.value for kind in entry.kinds],
@@ -226,13 +225,11 @@ def entry_json(entry: Entry, *, whole: bool = False) -> dict[str, Any]:
     }
 
 
-def done_json(
-    verb: str, done: Iterable[dict[str, Any]], failed: Iterable[tuple[str, EdgekitError]]
-) -> dict[str, Any]:
+def done_json(verb: str, done: Iterable[Json], failed: Iterable[tuple[str, EdgekitError]]) -> Json:
     """The outcome for every reference or id: {verb: [...], "failed": [...]}."""
     failures = [{"name": name, "error": error_json(error)} for name, error in failed]
     return {"schema": SCHEMA, verb: list(done), "failed": failures}
 
 
-def changes_json(name: str, changes: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+def changes_json(name: str, changes: Mapping[str, tuple[object, object]]) -> Json:
     return {"id": name, "changed": sorted(changes)}

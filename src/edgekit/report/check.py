@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.bill.types import Component, MemoryEstimate
 from edgekit.bill.verdict import Change, ChangeKind, Speed, Status, Usage, Verdict
@@ -20,7 +20,7 @@ from edgekit.machine.what_if import IDLE
 from edgekit.plan.choice import FEWER_BITS, download_bytes, is_too_short, unchecked_bytes
 from edgekit.report.bill import basis_rows, bill_json
 from edgekit.report.hardware import budget_json, machine_json
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -497,7 +497,7 @@ def changes_section(
 # -- JSON -----------------------------------------------------------------------------------------
 
 
-def check_json(check: Check) -> dict[str, Any]:
+def check_json(check: Check) -> Json:
     """The whole answer, with the estimate that it is based on."""
     result, bill = check.result, check.bill
     return {
@@ -534,7 +534,7 @@ def _share(utilization: float) -> float | None:
     return utilization if math.isfinite(utilization) else None
 
 
-def use_json(use: Usage) -> dict[str, Any]:
+def use_json(use: Usage) -> Json:
     return {
         **budget_json(use.budget),
         **fields(use, "required_bytes covered_bytes"),
@@ -543,7 +543,7 @@ def use_json(use: Usage) -> dict[str, Any]:
     }
 
 
-def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[dict[str, Any]]:
+def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[Json]:
     """One stacked bar per memory, for the page; the parts by component add up to the required bytes."""
     names = (
         "total_bytes", "free_bytes", "reserve_bytes", "available_bytes", "required_bytes", "utilization",
@@ -571,7 +571,7 @@ def bars_json(uses: Sequence[Usage], estimate: MemoryEstimate) -> list[dict[str,
     return bars
 
 
-def change_json(change: Change) -> dict[str, Any]:
+def change_json(change: Change) -> Json:
     return {
         **fields(change, "kind value told"),
         "flags": dict(change.flags),
@@ -579,7 +579,7 @@ def change_json(change: Change) -> dict[str, Any]:
     }
 
 
-def speed_json(speed: Speed) -> dict[str, Any]:
+def speed_json(speed: Speed) -> Json:
     """Tokens per second: a typical value, and the ranges from slow to fast."""
     prefill = speed.prefill
     return {
@@ -591,7 +591,7 @@ def speed_json(speed: Speed) -> dict[str, Any]:
     }
 
 
-def fit_json(found: Fit) -> dict[str, Any]:
+def fit_json(found: Fit) -> Json:
     """The answer to a change of the page's controls: this exact load, without a search."""
     result, bill = found.result, found.bill
     if result is None:

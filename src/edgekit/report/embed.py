@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -140,7 +140,7 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def plan_json(plan: EmbedPlan) -> dict[str, Any]:
+def plan_json(plan: EmbedPlan) -> Json:
     return {
         "schema": SCHEMA,
         **_model_json(plan),
@@ -150,9 +150,7 @@ def plan_json(plan: EmbedPlan) -> dict[str, Any]:
     }
 
 
-def vectors_json(
-    plan: EmbedPlan, tokens: Sequence[int], vectors: Floats, *, prefix: str
-) -> dict[str, Any]:
+def vectors_json(plan: EmbedPlan, tokens: Sequence[int], vectors: Floats, *, prefix: str) -> Json:
     return {
         "schema": SCHEMA,
         **_model_json(plan),
@@ -164,7 +162,7 @@ def vectors_json(
     }
 
 
-def done_json(found: Finished) -> dict[str, Any]:
+def done_json(found: Finished) -> Json:
     done = found.done
     return {
         "schema": SCHEMA,
@@ -187,7 +185,7 @@ def shortest(vector: Floats) -> list[float]:
     return [float(number) for number in vector.astype("U16").tolist()]
 
 
-def _model_json(plan: EmbedPlan) -> dict[str, Any]:
+def _model_json(plan: EmbedPlan) -> Json:
     return {
         "model": plan.label,
         "mode": plan.mode.value,

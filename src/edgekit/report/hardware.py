@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from edgekit.engines import every_engine
 from edgekit.engines.protocol import Engine
@@ -24,7 +23,7 @@ from edgekit.machine.types import (
     System,
 )
 from edgekit.report.bill import ranges
-from edgekit.report.json import SCHEMA, error_json, fields
+from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -248,8 +247,8 @@ def disk_rows(disk: Disk | None) -> Iterator[str]:
         yield f"{disk.folder}: read {read}, write {written}, {disk.date}"
 
 
-def hardware_json(machine: Machine) -> dict[str, Any]:
-    engines: dict[str, Any] = {}
+def hardware_json(machine: Machine) -> Json:
+    engines: Json = {}
     for engine, budgets in usable_by_engines(machine):
         if isinstance(budgets, HardwareError):
             engines[engine.name] = {"error": error_json(budgets)}
@@ -264,7 +263,7 @@ def hardware_json(machine: Machine) -> dict[str, Any]:
     return {"schema": SCHEMA, "machine": machine_json(machine), "engines": engines}
 
 
-def machine_json(machine: Machine) -> dict[str, Any]:
+def machine_json(machine: Machine) -> Json:
     host, measured = machine.host, machine.measured
     return {
         **fields(machine, "name system processor? cores what_if"),
@@ -275,7 +274,7 @@ def machine_json(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _host_json(host: HostMemory) -> dict[str, Any]:
+def _host_json(host: HostMemory) -> Json:
     return {
         **fields(host, "total_bytes free_bytes usable_bytes swap_total_bytes swap_free_bytes"),
         **fields(host, "bandwidth_bytes_per_s bandwidth_because?"),
@@ -283,7 +282,7 @@ def _host_json(host: HostMemory) -> dict[str, Any]:
     }
 
 
-def _device_json(device: Device) -> dict[str, Any]:
+def _device_json(device: Device) -> Json:
     return {
         **fields(
             device, "name vendor index total_bytes free_bytes unified limit_bytes limit_because?"
@@ -294,7 +293,7 @@ def _device_json(device: Device) -> dict[str, Any]:
     }
 
 
-def budget_json(budget: Budget) -> dict[str, Any]:
+def budget_json(budget: Budget) -> Json:
     devices_first = sorted(budget.pools, key=lambda pool: (pool.kind is PoolKind.HOST, pool.index))
     return {
         "name": budget.name,
@@ -331,6 +330,6 @@ def _device_cells(device: KnownDevice) -> tuple[str, ...]:
     )
 
 
-def devices_json() -> dict[str, Any]:
+def devices_json() -> Json:
     names = "name kind vendor memory_bytes usable_bytes bandwidth_bytes_per_s capability released? usual basis source"
     return {"schema": SCHEMA, "devices": [fields(device, names) for device in listed_devices()]}

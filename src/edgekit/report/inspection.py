@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from edgekit.basis import Basis
 from edgekit.formats.types import ModelHeader
@@ -23,7 +22,7 @@ from edgekit.model.types import (
     Span,
 )
 from edgekit.report.bill import count_kinds, kind_name, window_of
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import counted, painted, table
 from edgekit.sources.types import Container
 from edgekit.terminal import printable
@@ -287,11 +286,11 @@ def _left_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def inspection_json(
     found: Inspection, *, tensors: bool = False, layers: bool = False, keys: bool = False
-) -> dict[str, Any]:
+) -> Json:
     """The whole answer; long lists only on request."""
     header, geometry, files = found.header, found.geometry, found.files
     quantization = header.quantization
-    answer: dict[str, Any] = {
+    answer: Json = {
         "schema": SCHEMA,
         "model": files.label,
         **fields(files, "reference origin"),
@@ -335,7 +334,7 @@ def inspection_json(
     return answer
 
 
-def _weights_json(found: Inspection) -> dict[str, Any]:
+def _weights_json(found: Inspection) -> Json:
     weights, size = found.weights, found.header.tensor_bytes
     if weights is None:
         return dict.fromkeys(_WEIGHTS_KEYS)
@@ -347,7 +346,7 @@ def _weights_json(found: Inspection) -> dict[str, Any]:
     return dict(zip(_WEIGHTS_KEYS, values, strict=True))
 
 
-def _geometry_json(geometry: ModelGeometry) -> dict[str, Any]:
+def _geometry_json(geometry: ModelGeometry) -> Json:
     routed = [layer.experts for layer in geometry.layers if layer.experts is not None]
     experts = (
         {**fields(routed[0], "count used width shared_width"), "layers": len(routed)}
@@ -373,7 +372,7 @@ def _geometry_json(geometry: ModelGeometry) -> dict[str, Any]:
     }
 
 
-def _cache_json(found: Inspection) -> dict[str, Any]:
+def _cache_json(found: Inspection) -> Json:
     names = "span span_tokens? elements_per_row tokens_per_row layers"
     return {
         "parts": [fields(part, names) for part in found.cache],
@@ -383,7 +382,7 @@ def _cache_json(found: Inspection) -> dict[str, Any]:
     }
 
 
-def _layer_json(layer: Layer) -> dict[str, Any]:
+def _layer_json(layer: Layer) -> Json:
     experts, dense = layer.experts, layer.dense
     return {
         "index": layer.index,
@@ -398,9 +397,9 @@ def _layer_json(layer: Layer) -> dict[str, Any]:
     }
 
 
-def _mixer_json(kind: LayerKind) -> dict[str, Any]:
+def _mixer_json(kind: LayerKind) -> Json:
     """The dimensions of a layer kind; null for those that it does not have."""
-    found: dict[str, Any] = dict.fromkeys(("heads", "kv_heads", "key_dim", "value_dim", "window"))
+    found: Json = dict.fromkeys(("heads", "kv_heads", "key_dim", "value_dim", "window"))
     match kind:
         case Attention() | SharedCache() | HybridLayer() | NoCache():
             attention = kind if isinstance(kind, Attention) else kind.attention
@@ -419,7 +418,7 @@ def _mixer_json(kind: LayerKind) -> dict[str, Any]:
     return found
 
 
-def _keys_json(header: ModelHeader) -> dict[str, Any]:
+def _keys_json(header: ModelHeader) -> Json:
     stored = {k: list(v) if isinstance(v, tuple) else v for k, v in header.keys.items()}
     arrays = {k: {"array_of": v.element, "count": v.count} for k, v in header.arrays.items()}
     long_strings = {k: {"string_bytes": size} for k, size in header.long_strings.items()}

@@ -10,21 +10,22 @@ from functools import cache
 from typing import Any
 
 SCHEMA = 1
+Json = dict[str, Any]  # an object of a JSON document
 
 
-def fields(value: object, names: str) -> dict[str, Any]:
+def fields(value: object, names: str) -> Json:
     """The named attributes: `fields(device, "name vendor partition?")`.
 
     An enum becomes its value, a tuple a list. A name that ends in `?` is null if it is empty.
     """
-    found: dict[str, Any] = {}
+    found: Json = {}
     for name, is_optional in _parsed(names):
-        held = getattr(value, name)
-        if isinstance(held, Enum):
-            held = held.value
-        elif isinstance(held, tuple):
-            held = list(held)
-        found[name] = held if held or not is_optional else None
+        field = getattr(value, name)
+        if isinstance(field, Enum):
+            field = field.value
+        elif isinstance(field, tuple):
+            field = list(field)
+        found[name] = field if field or not is_optional else None
     return found
 
 
@@ -34,16 +35,16 @@ def _parsed(names: str) -> tuple[tuple[str, bool], ...]:
     return tuple((word.removesuffix("?"), word.endswith("?")) for word in names.split())
 
 
-def error_json(error: Exception) -> dict[str, Any]:
+def error_json(error: Exception) -> Json:
     return {"type": type(error).__name__, "message": str(error)}
 
 
-def json_text(value: Any) -> str:
+def json_text(value: object) -> str:
     """Indented, ASCII only; infinite numbers and NaN become strings."""
     return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
 
 
-def json_line(value: Any) -> str:
+def json_line(value: object) -> str:
     """A document as one line, otherwise like `json_text`."""
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -51,7 +52,7 @@ def json_line(value: Any) -> str:
         return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "inf", "nan": real configs hold them
     if isinstance(value, Mapping):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from edgekit.app.estimate import EstimateAnswer
 from edgekit.bill.verdict import Decision, Lever
@@ -29,7 +28,7 @@ from edgekit.report.check import (
     use_json,
 )
 from edgekit.report.hardware import machine_json
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import (
     PLAIN,
     Screen,
@@ -189,9 +188,7 @@ def bill_of(plan: Plan, command: str = "") -> EstimateAnswer:
     )
 
 
-def plan_json(
-    plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str] = ()
-) -> dict[str, Any]:
+def plan_json(plan: Plan, *, ready: Sequence[Command] = (), notes: Sequence[str] = ()) -> Json:
     """The whole plan, with every line of its estimate."""
     result = plan.result
     shown = ready if plan.fits else ()
@@ -205,7 +202,7 @@ def plan_json(
     }
 
 
-def plan_fields(plan: Plan) -> dict[str, Any]:
+def plan_fields(plan: Plan) -> Json:
     """The fields that a plan and a suggestion share; only the sums of the estimate."""
     result, task, load = plan.result, plan.task, plan.load
     tightest = use_json(result.tightest)
@@ -246,12 +243,12 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
     }
 
 
-def decision_json(decision: Decision) -> dict[str, Any]:
+def decision_json(decision: Decision) -> Json:
     tried = [fields(one, "value told taken") for one in decision.tried]
     return {**fields(decision, "lever value because"), "tried": tried}
 
 
-def _drafter_json(plan: Plan) -> dict[str, Any] | None:
+def _drafter_json(plan: Plan) -> Json | None:
     """A draft model that would also fit; it is not in the estimate."""
     drafter = plan.drafter
     if drafter is None:
@@ -265,7 +262,7 @@ def _drafter_json(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def plan_speed(plan: Plan) -> dict[str, Any] | None:
+def plan_speed(plan: Plan) -> Json | None:
     """The speed, with `steady`, the number by which plans are compared."""
     speed, steady = plan.speed, plan.steady_tokens_per_s
     if speed is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgekit.errors import EdgekitError, UsageError
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.terminal import printable
 from edgekit.units import GIB, format_bytes
 
@@ -25,7 +25,8 @@ INSTALL = "pip install 'edgekit-models[plot]'"
 SIZE_INCHES = (8.0, 4.8)
 PIXELS_PER_INCH = 150
 # Okabe and Ito's colours, which colour-blind readers can tell apart; dashes for printing in grey.
-STYLES: tuple[tuple[str, Any], ...] = (
+Dashes = Literal["solid"] | tuple[float, tuple[float, ...]]
+STYLES: tuple[tuple[str, Dashes], ...] = (
     ("#0072B2", "solid"),
     ("#D55E00", (0, (6, 2))),
     ("#009E73", (0, (6, 2, 1.5, 2))),
@@ -75,7 +76,7 @@ def _save(figure: Figure, target: Path) -> None:
     """Write a temporary file, then rename it: readers see the old picture or the new one."""
     kind = target.suffix.lower().removeprefix(".")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    metadata: dict[str, Any] = (
+    metadata: dict[str, str | None] = (
         {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     )
     try:
@@ -108,7 +109,7 @@ def draw(curves: Sequence[Curve], *, model: str, machine: str) -> Figure:
     return figure
 
 
-def _styles(count: int) -> list[tuple[str, Any]]:
+def _styles(count: int) -> list[tuple[str, Dashes]]:
     return [STYLES[i % len(STYLES)] for i in range(count)]
 
 
@@ -162,7 +163,7 @@ def _budget(axes: Axes, curve: Curve, top: float) -> None:
     )  # fmt: skip
 
 
-def _line(axes: Axes, curve: Curve, style: tuple[str, Any]) -> None:
+def _line(axes: Axes, curve: Curve, style: tuple[str, Dashes]) -> None:
     colour, dashes = style
     sizes = {point.tokens: point.required_bytes / GIB for point in curve.points}
     axes.plot(
@@ -237,7 +238,7 @@ def _plain(text: str, most: int = 84) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def curves_json(found: Sequence[Curve]) -> dict[str, Any]:
+def curves_json(found: Sequence[Curve]) -> Json:
     curves = [
         {
             **fields(curve, "cache memory budget_bytes longest native"),

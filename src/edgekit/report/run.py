@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgekit.engines.chat import Written
 from edgekit.engines.program import ComparedRow, Up, Verification
@@ -19,7 +19,7 @@ from edgekit.report.hardware import (
     gigabytes,
     measured_rate,
 )
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.text import PLAIN, Screen, Section, Sections, View, counted, render, table
 from edgekit.units import format_bytes
 
@@ -68,7 +68,7 @@ def written_text(written: Written, *, max_tokens: int | None) -> str:
 
 def answer_json(
     check: Check, text: str, written: Written, *, rows: Sequence[ComparedRow] = ()
-) -> dict[str, Any]:
+) -> Json:
     return {
         "schema": SCHEMA,
         "model": check.bill.label,
@@ -91,7 +91,7 @@ def ready_json(
     version: str,
     idle_bytes: int | None,
     rows: Sequence[ComparedRow],
-) -> dict[str, Any]:
+) -> Json:
     """The line with the address of the server."""
     return {
         "event": "ready",
@@ -109,9 +109,7 @@ def ready_json(
     }
 
 
-def ended_json(
-    *, why: str, exit_code: int | None, signal: str | None, last_words: str
-) -> dict[str, Any]:
+def ended_json(*, why: str, exit_code: int | None, signal: str | None, last_words: str) -> Json:
     return {
         "event": "ended",
         "schema": SCHEMA,
@@ -188,7 +186,7 @@ def _verification_notes(found: Verification) -> Iterator[str]:
     yield from found.notes
 
 
-def verification_json(found: Verification) -> dict[str, Any]:
+def verification_json(found: Verification) -> Json:
     answer = found.answer
     names = "when resident_bytes anonymous_bytes file_bytes model_bytes swapped_bytes"
     return {
@@ -210,7 +208,7 @@ def verification_json(found: Verification) -> dict[str, Any]:
     }
 
 
-def row_json(row: ComparedRow) -> dict[str, Any]:
+def row_json(row: ComparedRow) -> Json:
     return {
         **fields(row, "part predicted_bytes"),
         "engine_bytes": row.measured.middle_bytes,
@@ -292,7 +290,7 @@ def _memory_rows(host: HostMeasured) -> Iterator[str]:
         yield f"{gigabytes(host.bandwidth_bytes_per_s)} with all cores, {host.date}"
 
 
-def calibrated_json(found: Calibrated, path: str) -> dict[str, Any]:
+def calibrated_json(found: Calibrated, path: str) -> Json:
     verified, engine = found.verification, found.engine
     timed = None if verified is None else verified.paced
     return {
@@ -344,7 +342,7 @@ def removed_text(saved: CalibrationFile) -> str:
     return "\n".join([*lines, *filter(None, (saved.stored.problem,))]) + "\n"
 
 
-def list_json(saved: CalibrationFile, *, removed: bool = False) -> dict[str, Any]:
+def list_json(saved: CalibrationFile, *, removed: bool = False) -> Json:
     return {
         "schema": SCHEMA,
         "path": saved.path,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from edgekit.app.check import Answer, Check, Unanswered
 from edgekit.bill.verdict import Status, Verdict
@@ -24,7 +23,7 @@ from edgekit.report.check import (
     rounded_context_words,
     typical_figure,
 )
-from edgekit.report.json import SCHEMA, error_json, fields
+from edgekit.report.json import SCHEMA, Json, error_json, fields
 from edgekit.report.text import (
     MIN_WIDTH,
     PLAIN,
@@ -292,11 +291,11 @@ def _stacked(cells: Mapping[str, str], width: int) -> list[str]:
     return lines + [f"  {line}" for line in folded(", ".join(filter(None, parts)), width - 2)]
 
 
-def unanswered_json(found: Unanswered) -> dict[str, Any]:
+def unanswered_json(found: Unanswered) -> Json:
     return {**fields(found, "reference engine"), "error": error_json(found.error)}
 
 
-def checks_json(rows: Sequence[Answer]) -> dict[str, Any]:
+def checks_json(rows: Sequence[Answer]) -> Json:
     """Many models, or all engines of one, in the order of the request."""
     return {
         "schema": SCHEMA,
@@ -307,7 +306,7 @@ def checks_json(rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
+def answers_json(answers: Sequence[Answer]) -> Json:
     """A single answer by itself, several as a list. If the only answer is an error, raises it."""
     if len(answers) > 1:
         return checks_json(answers)
@@ -316,7 +315,7 @@ def answers_json(answers: Sequence[Answer]) -> dict[str, Any]:
     return check_json(answers[0])
 
 
-def models_json(rows: Sequence[Answer]) -> dict[str, Any]:
+def models_json(rows: Sequence[Answer]) -> Json:
     """The object of `check --json` for each row, with the figures of the table."""
     return {"schema": SCHEMA, "models": [_model_json(row) for row in rows]}
 
@@ -327,7 +326,7 @@ def _parameters(geometry: ModelGeometry | None) -> tuple[int, int] | None:
     return None if geometry is None else count_parameters(geometry)
 
 
-def _model_json(found: Answer) -> dict[str, Any]:
+def _model_json(found: Answer) -> Json:
     if isinstance(found, Unanswered):
         return unanswered_json(found)
     geometry, estimate = found.bill.geometry, found.result.estimate

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from edgekit.bill.types import Component
 from edgekit.bill.verdict import Lever, Status
 from edgekit.catalog.tiers import WHAT_IF
@@ -11,7 +9,7 @@ from edgekit.engines.memo.estimate import windows_of
 from edgekit.engines.memo.placements import memory_notes
 from edgekit.engines.memo.policy import DRAFT_MAX, TierPlan, for_each
 from edgekit.machine.types import HOST
-from edgekit.report.json import SCHEMA, fields
+from edgekit.report.json import SCHEMA, Json, fields
 from edgekit.report.plan import decision_json
 from edgekit.report.text import PLAIN, Screen, Sections, View, render, table
 from edgekit.units import format_bytes
@@ -99,7 +97,7 @@ def _memory_lines(plan: TierPlan, width: int) -> list[str]:
     return full if all(len(line) <= width for line in full) else plain
 
 
-def tier_json(plan: TierPlan) -> dict[str, Any]:
+def tier_json(plan: TierPlan) -> Json:
     """The whole answer, with the bill and the reasons."""
     found, tier, layout, memory, ram = plan.verdict, plan.tier, plan.layout, plan.budget, plan.ram
     drafter, spill = plan.setup.drafter, plan.setup.spill

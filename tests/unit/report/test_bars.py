@@ -10,10 +10,10 @@ from tests.unit.report.verdicts import recorded
 from edgekit.bill.types import Component, MemoryEstimate, MemoryLine
 from edgekit.bill.verdict import Status, Usage
 from edgekit.machine.types import DEVICE, HOST, Budget
-from edgekit.report.bill import PARTS
 from edgekit.report.text import (
     ASCII,
     MOST_CELLS,
+    PARTS,
     Memory,
     bar,
     memories,
