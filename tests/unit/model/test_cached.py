@@ -13,6 +13,7 @@ from tests.recorded import engine_models
 from edgekit.bill.types import Load
 from edgekit.engines import every_engine
 from edgekit.engines.llamacpp.estimate import estimate
+from edgekit.engines.llamacpp.graph.plan import PreparedGraphs
 from edgekit.engines.llamacpp.prepared import LlamaCppPrepared, prepare
 from edgekit.engines.llamacpp.types import LlamaCppSetup
 from edgekit.model.types import MOST_RESULTS, Cached, CachedBy, Model
@@ -93,11 +94,11 @@ def test_forget_frees_what_was_prepared() -> None:
     found = model()
     bill = estimate(found, Load(context_tokens=4096), LlamaCppSetup())
     freed = weakref.ref(prepare(found))
-    assert len(prepare(found).graphs) == 1
+    assert len(found.prepared(PreparedGraphs).plans) == 1
     found.forget()
     gc.collect()
     assert freed() is None
-    assert len(prepare(found).graphs) == 0
+    assert len(found.prepared(PreparedGraphs).plans) == 0
     assert estimate(found, Load(context_tokens=4096), LlamaCppSetup()) == bill
 
 

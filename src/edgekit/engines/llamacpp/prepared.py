@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgekit.model.types import Cached, CachedBy
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from edgekit.bill.types import MemoryLine
-    from edgekit.engines.llamacpp.graph.build import GraphFacts
-    from edgekit.engines.llamacpp.graph.plan import GraphPlan, LayerSample, Structure
     from edgekit.engines.llamacpp.quantization import Converted, SourceModel
     from edgekit.engines.llamacpp.types import (
         Backend,
@@ -69,14 +65,6 @@ class LlamaCppPrepared:
         self.cache_groups: CachedBy[
             tuple[TensorPlacement, int], dict[tuple[LayerKind, Pool], list[int]]
         ] = CachedBy()
-
-        # compute graphs
-        self.graph_facts: Cached[GraphFacts] = Cached()
-        self.graphs: CachedBy[tuple[Hashable, Hashable], GraphPlan] = CachedBy()
-        self.layer_samples: CachedBy[tuple[Hashable, ...], tuple[LayerSample, ...]] = CachedBy()
-        self.structures: CachedBy[tuple[Hashable, Hashable, Hashable], Structure | None] = (
-            CachedBy()
-        )
 
 
 def prepare(model: Model) -> LlamaCppPrepared:

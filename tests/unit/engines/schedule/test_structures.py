@@ -14,6 +14,7 @@ from edgekit.bill.types import Load
 from edgekit.engines.llamacpp.context import resolve
 from edgekit.engines.llamacpp.graph.allocator import high_water
 from edgekit.engines.llamacpp.graph.plan import (
+    PreparedGraphs,
     all_layers,
     build_graph,
     compute_bytes,
@@ -25,7 +26,6 @@ from edgekit.engines.llamacpp.graph.plan import (
     sizes_of,
 )
 from edgekit.engines.llamacpp.graph.scheduler import spread
-from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import (
     NEWEST,
     Backend,
@@ -139,7 +139,7 @@ def test_a_shared_expert_of_another_type_makes_a_layer_differ() -> None:
 
 
 def structures(model: Model) -> int:
-    return len(prepare(model).structures)
+    return len(model.prepared(PreparedGraphs).structures)
 
 
 def test_another_number_of_layers_is_no_new_structure() -> None:

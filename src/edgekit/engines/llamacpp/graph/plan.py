@@ -50,11 +50,10 @@ from edgekit.engines.llamacpp.graph.tensor import (
     value,
     variable,
 )
-from edgekit.engines.llamacpp.prepared import prepare
 from edgekit.engines.llamacpp.types import Context
 from edgekit.errors import RefusedError
 from edgekit.formats.dtype import TensorType, by_name
-from edgekit.model.types import Model
+from edgekit.model.types import Cached, CachedBy, Model
 
 Values = Mapping[str, int]
 
@@ -90,7 +89,7 @@ def plan_for(model: Model, context: Context, target: Target = CPU_ONLY) -> tuple
     every_row = context.n_outputs == context.n_tokens
     key: tuple[Hashable, ...] = (options_of(context), (ones, every_row))
     variables = {name: number if number == 1 else variable(name) for name, number in values.items()}
-    plans = prepare(model).graphs
+    plans = model.prepared(PreparedGraphs).plans
     plan = plans.get((target.key, key), lambda: _make_plan(model, context, target, key, variables))
     if not plan.holds(values):
         key = (*key, *values.values())
@@ -148,7 +147,7 @@ def family_of(architecture: str) -> GraphFamily | None:
 
 def graph_facts(model: Model) -> GraphFacts:
     """What the header tells about the model's graph, read once. Raises NoGraphError."""
-    return prepare(model).graph_facts.get(partial(_read_facts, model))
+    return model.prepared(PreparedGraphs).facts.get(partial(_read_facts, model))
 
 
 def _read_facts(model: Model) -> GraphFacts:
@@ -192,7 +191,7 @@ def _make_plan(
     keys = tuple(
         (alike, target.layer_key(facts.hparams, il)) for il, alike in enumerate(facts.alike)
     )
-    prepared = prepare(model)
+    prepared = model.prepared(PreparedGraphs)
     for sample in prepared.layer_samples.get(
         keys, lambda: (sample_layers(keys), all_layers(len(keys)))
     ):
@@ -356,6 +355,18 @@ class Structure:
             programs=tuple(outline.bind(sample, types) for outline in self.outlines),
             tensors=self.tensors + sum(map(mul, missing, self.per_period)),
             unequal=self.unequal,
+        )
+
+
+class PreparedGraphs:
+    """What is cached with a model."""
+
+    def __init__(self) -> None:
+        self.facts: Cached[GraphFacts] = Cached()
+        self.plans: CachedBy[tuple[Hashable, Hashable], GraphPlan] = CachedBy()
+        self.layer_samples: CachedBy[tuple[Hashable, ...], tuple[LayerSample, ...]] = CachedBy()
+        self.structures: CachedBy[tuple[Hashable, Hashable, Hashable], Structure | None] = (
+            CachedBy()
         )
 
 
