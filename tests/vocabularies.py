@@ -33,7 +33,7 @@ import pytest
 
 from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.tokenizer.build import build_tokenizer
-from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.engines.native.tokenizer.kinds import pre_tokenizers
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import Vocabulary, read_vocabulary
 from edgekit.sources.cache import cache_folder
@@ -348,7 +348,7 @@ def tokenizer_of(name: str) -> TextTokenizer:
 @lru_cache(maxsize=6)
 def pairs_tokenizer(pre: str) -> TextTokenizer:
     """With that vocabulary. Written and read once for all ways that share it."""
-    row = PRE_TOKENIZERS[pre]
+    row = pre_tokenizers()[pre]
     vocabulary = _pairs_vocabulary(pre if row.raw else "gpt-2")
     return build_tokenizer(replace(vocabulary, pre=row), cache=_scratch())
 

@@ -39,7 +39,7 @@ from tests.vocabularies import (
     write_pairs_model,
 )
 
-from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.engines.native.tokenizer.kinds import pre_tokenizers
 
 OUT = Path(__file__).parents[1] / "tests" / "data" / "tokenizers.json.gz"
 
@@ -146,14 +146,14 @@ def _record(anew: set[str]) -> None:
         if name in anew or name not in answers:
             answers[name] = _answers(name)
     pre = {name: group["plain"] for group in known["pre"] for name in group["names"]}
-    for name in sorted(PRE_TOKENIZERS):
+    for name in sorted(pre_tokenizers()):
         if name in anew or name not in pre:
             pre[name] = _pairs_answers(name)
     recorded = {
         "engine": f"xllamacpp {version('xllamacpp')}",
         "texts": asked,
         "vocabularies": dict(sorted(answers.items())),
-        "pre": _grouped({name: pre[name] for name in sorted(PRE_TOKENIZERS)}),
+        "pre": _grouped({name: pre[name] for name in sorted(pre_tokenizers())}),
         "own": known.get("own", {}),
     }
     _write(recorded)

@@ -33,7 +33,7 @@ from edgekit.engines.native.kernels import choose_kernels
 from edgekit.engines.native.kernels.types import Kernels
 from edgekit.engines.native.token_mean import TABLE, open_token_mean, token_mean_bytes
 from edgekit.engines.native.tokenizer.build import build_tokenizer
-from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.errors import MemoryPressureError, UsageError

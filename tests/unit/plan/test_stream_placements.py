@@ -22,7 +22,7 @@ from edgekit.engines import engine_named
 from edgekit.engines.native.rules import PROCESS_BYTES, THREAD_BYTES, matrix_bytes
 from edgekit.engines.native.rules import budgets as stream_budgets
 from edgekit.engines.native.stream_plan import StreamSetup
-from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes, vocabulary_bytes
+from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes, vocabulary_bytes
 from edgekit.errors import HardwareError, UsageError
 from edgekit.formats.types import ArrayFact
 from edgekit.machine.types import HOST, HostMemory, Machine, System

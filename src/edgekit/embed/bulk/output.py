@@ -9,6 +9,7 @@ each later one is a `ResumeMark`: everything up to it is on the disk.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -470,8 +471,6 @@ def _open_locked(path: Path) -> int:
 
 def _checked(record: bytes) -> bytes:
     """A line of the journal: a JSON object with its checksum as the first key."""
-    import hashlib  # 3 MiB with OpenSSL, only for a job that has a journal
-
     check = hashlib.blake2b(record, digest_size=_CHECK_DIGITS // 2).hexdigest().encode()
     return _CHECK + check + (b'",' if record != b"{}" else b'"') + record[1:] + b"\n"
 

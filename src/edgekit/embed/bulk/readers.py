@@ -6,6 +6,7 @@ A row that cannot be used becomes a `BadRow` with the reason; nothing is guessed
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -264,8 +265,6 @@ class GivenTexts:
     integer_ids = False
 
     def __init__(self, texts: tuple[str, ...]) -> None:
-        import hashlib
-
         self._texts = texts
         joined = json.dumps(texts).encode()
         self.identity: Mapping[str, Any] = {"sha256": hashlib.sha256(joined).hexdigest()}

@@ -6,6 +6,8 @@ rows of lines.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
 import stat
 import sys
@@ -20,8 +22,6 @@ from edgekit.errors import NotFoundError, SourceError, UsageError
 from edgekit.units import KIB, MB, format_bytes
 
 if TYPE_CHECKING:
-    from gzip import GzipFile
-
     from edgekit.engines.native.kernels.types import Floats
 
 
@@ -224,10 +224,8 @@ class Lines:
         self.name = str(path)
         self._raw = open_input(path)
         self._before = os.fstat(self._raw.fileno())
-        self._stream: IO[bytes] | GzipFile = self._raw
+        self._stream: IO[bytes] | gzip.GzipFile = self._raw
         if packed:
-            import gzip
-
             self._stream = gzip.GzipFile(fileobj=self._raw, mode="rb")
 
     @property
@@ -269,8 +267,6 @@ class PipeLines:
     name = "standard input"
 
     def __init__(self, stream: IO[bytes], limit: RowLimit) -> None:
-        import hashlib  # 3 MiB with OpenSSL, not needed for a file
-
         self.limit = limit
         self._stream = stream
         self._hash = hashlib.sha256()  # of the hashes of the lines before the last mark
@@ -299,8 +295,6 @@ class PipeLines:
 
     def _lines(self) -> Iterator[Line]:
         """Keeps the hash of each line until the next mark, and nothing else of it."""
-        import hashlib
-
         line_hash = hashlib.sha256()
 
         def update(piece: bytes) -> None:
@@ -368,7 +362,10 @@ def open_input(path: Path) -> IO[bytes]:
 
 
 def _lines(
-    stream: IO[bytes] | GzipFile, position: int, row_bytes: int, on_read: Callable[[bytes], None]
+    stream: IO[bytes] | gzip.GzipFile,
+    position: int,
+    row_bytes: int,
+    on_read: Callable[[bytes], None],
 ) -> Iterator[Line]:
     """Calls `on_read` with every piece of a line before the line is yielded."""
     while raw := stream.readline(row_bytes + 1):

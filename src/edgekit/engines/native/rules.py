@@ -29,7 +29,7 @@ from edgekit.engines.native.file import FileHeader
 from edgekit.engines.native.flags import FLAGS, KEPT
 from edgekit.engines.native.model import NativeModel, read_model
 from edgekit.engines.native.stream_plan import StreamPlan, StreamSetup, plan_stream
-from edgekit.engines.native.tokenizer.cost import vocabulary_bytes
+from edgekit.engines.native.tokenizer.kinds import vocabulary_bytes
 from edgekit.engines.protocol import Offload
 from edgekit.engines.speed import speed_bound
 from edgekit.errors import (

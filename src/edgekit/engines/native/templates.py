@@ -17,7 +17,7 @@ from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
 from edgekit.engines.chat import ROLES, Message
-from edgekit.engines.native.tokenizer.vocabulary import read_places
+from edgekit.engines.native.tokenizer.vocabulary import read_token_offsets
 from edgekit.errors import UsageError
 from edgekit.formats.cursor import Cursor
 from edgekit.formats.gguf import KeyStore, read_keys, read_start
@@ -156,7 +156,7 @@ def chat_format(file: WeightFile, header: FileHeader) -> ChatFormat | None:
     """None if the file's format is not in the table. Without a program, the token that ends a turn decides."""
     template = _read_template(file, header)
     if template is None:
-        named = read_places(file, header).named
+        named = read_token_offsets(file, header).named
         known = (name for token, name in _DATA["end_tokens"].items() if token in named)
         return next((ChatFormat(name=name) for name in known), None)
     bos = header.keys.get("tokenizer.ggml.bos_token_id")

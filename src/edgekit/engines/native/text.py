@@ -16,12 +16,12 @@ from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.sampler import Sampler
 from edgekit.engines.native.templates import ChatFormat, chat_format
 from edgekit.engines.native.tokenizer.build import build_tokenizer
-from edgekit.engines.native.tokenizer.cost import Method
+from edgekit.engines.native.tokenizer.kinds import Method
 from edgekit.engines.native.tokenizer.text import TextTokenizer
 from edgekit.engines.native.tokenizer.vocabulary import (
     SPACE,
     TokenKind,
-    read_places,
+    read_token_offsets,
     read_vocabulary,
 )
 from edgekit.errors import ContextTooLargeError, HeaderError, TextError, UsageError
@@ -122,9 +122,9 @@ class TextPieces:
     def __init__(self, file: WeightFile, header: FileHeader) -> None:
         """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a broken one."""
         self._file = file
-        self._places = read_places(file, header)
-        pre = self._places.pre
-        spells_bytes = self._places.family.method is Method.BPE and not (
+        self._offsets = read_token_offsets(file, header)
+        pre = self._offsets.pre
+        spells_bytes = self._offsets.family.method is Method.BPE and not (
             pre is not None and pre.raw
         )
         self._letters = _byte_letters() if spells_bytes else None
@@ -133,7 +133,7 @@ class TextPieces:
     @property
     def ends(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        return self._places.stops
+        return self._offsets.stops
 
     def push(self, token: int) -> str:
         """The characters that are complete now; none for a token that is not shown. Raises TextError."""
@@ -147,12 +147,12 @@ class TextPieces:
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token: empty for control tokens and unused ones."""
-        if not 0 <= token < len(self._places):
-            raise TextError(f"token {token:,} does not exist: there are {len(self._places):,}")
-        kind = self._places.kinds[token]
+        if not 0 <= token < len(self._offsets):
+            raise TextError(f"token {token:,} does not exist: there are {len(self._offsets):,}")
+        kind = self._offsets.kinds[token]
         if kind not in (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.BYTE):
             return b""
-        raw = self._file.read(*self._places.place(token))
+        raw = self._file.read(*self._offsets.text_span(token))
         if kind == TokenKind.NORMAL:
             return self._normal(token, raw)
         if kind == TokenKind.USER_DEFINED:
@@ -173,7 +173,7 @@ class TextPieces:
 
     def _error(self, token: int, raw: bytes, what: str) -> HeaderError:
         return HeaderError(
-            f"tokenizer.ggml.tokens[{token}] is {quoted(raw)}, {what}", file=self._places.file
+            f"tokenizer.ggml.tokens[{token}] is {quoted(raw)}, {what}", file=self._offsets.file
         )
 
 

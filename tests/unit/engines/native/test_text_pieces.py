@@ -33,7 +33,7 @@ from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.text import TextPieces
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.text import TextTokenizer
-from edgekit.engines.native.tokenizer.vocabulary import ENDS, FILL_ENDS, read_vocabulary
+from edgekit.engines.native.tokenizer.vocabulary import ANSWER_ENDS, FILL_ENDS, read_vocabulary
 from edgekit.errors import HeaderError, HeaderLimitError, SourceError, TextError
 
 TINY: dict[str, Any] = {"kind": "F16", "layers": 1, "width": 64, "inner": 64, "heads": 1, "kv_heads": 1}  # fmt: skip
@@ -101,7 +101,7 @@ def test_any_text_comes_back(both: Both, text: str) -> None:
 def test_any_tokens_give_whole_letters_only(both: Both, data: st.DataObject) -> None:
     """What is shown early is the beginning of what all of it says."""
     _, pieces, _ = both
-    tokens = data.draw(st.lists(st.integers(0, len(pieces._places) - 1), max_size=20))
+    tokens = data.draw(st.lists(st.integers(0, len(pieces._offsets) - 1), max_size=20))
     raw = b"".join(pieces.piece(token) for token in tokens)
     shown = ""
     for token in tokens:
@@ -220,7 +220,7 @@ def test_llama_cpp_gives_the_same_text(make: Any, tmp_path: Path) -> None:
 def many_ends(*, leave_out: frozenset[str] = frozenset(), **keys: int) -> Vocabulary:
     """Every text that ends an answer somewhere, and some that do not."""
     plain = sentencepiece()
-    texts = {*ENDS, *(text for texts in FILL_ENDS.values() for text in texts[:1])}
+    texts = {*ANSWER_ENDS, *(text for texts in FILL_ENDS.values() for text in texts[:1])}
     texts |= {"<|im_start|>", "<|fim_prefix|>", "<|channel|>", "<end_of_turns>", "</S>", "[eos]"}
     more = tuple(sorted(texts - leave_out - set(plain.tokens)))
     return replace(
@@ -237,7 +237,7 @@ VOCABULARIES = {
     "all names": many_ends(),
     "no exceptions": many_ends(leave_out=HARMONY | {"<|tool_response>"}),
     "by keys": many_ends(
-        leave_out=ENDS | {texts[0] for texts in FILL_ENDS.values()},
+        leave_out=ANSWER_ENDS | {texts[0] for texts in FILL_ENDS.values()},
         eos_token_id=300,
         eot_token_id=301,
         eom_token_id=302,
@@ -275,9 +275,9 @@ def test_end_tokens_are_llama_cpps(name: str, tmp_path: Path) -> None:
 
 def test_memory_is_five_bytes_a_token(tmp_path: Path) -> None:
     with pieces_of(write(tmp_path / "m.gguf", sentencepiece())) as pieces:
-        places = pieces._places
-        assert places.ends.itemsize == 4
-        assert len(places.ends) == len(places.kinds) == len(sentencepiece().tokens)
+        offsets = pieces._offsets
+        assert offsets.ends.itemsize == 4
+        assert len(offsets.ends) == len(offsets.kinds) == len(sentencepiece().tokens)
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])

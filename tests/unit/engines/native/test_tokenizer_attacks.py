@@ -14,7 +14,7 @@ from tests.vocabularies import write_model
 from edgekit.engines.native.file import Limits, WeightFile, scan_header
 from edgekit.engines.native.tokenizer import vocabulary as tokenizer_limits
 from edgekit.engines.native.tokenizer.build import build_tokenizer
-from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
 from edgekit.errors import (
     EdgekitError,

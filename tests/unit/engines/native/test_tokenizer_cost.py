@@ -27,7 +27,7 @@ def status(key):
 from edgekit.engines.native.file import WeightFile
 from edgekit.engines.native.tokenizer.build import build_tokenizer
 from edgekit.engines.native.tokenizer.vocabulary import read_vocabulary
-from edgekit.engines.native.tokenizer.cost import tokenizer_cost_bytes
+from edgekit.engines.native.tokenizer.kinds import tokenizer_cost_bytes
 from edgekit.engines.native.file import Limits
 from edgekit.engines.native.file import scan_header
 

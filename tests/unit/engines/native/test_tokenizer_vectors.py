@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.thoroughness import LONG
 from tests.vocabularies import pairs_tokenizer, tokenizer_answers, tokenizer_of, vectors
 
-from edgekit.engines.native.tokenizer.pretokenizers import PRE_TOKENIZERS
+from edgekit.engines.native.tokenizer.kinds import pre_tokenizers
 from edgekit.engines.native.tokenizer.text import TextTokenizer, windows
 from edgekit.errors import UnknownTokenizerError
 
@@ -35,7 +35,7 @@ if LONG:
     ]
 WITHOUT_VECTORS = ("baichuan", "nomic-bert-moe")
 REFUSED = ("aquila", "gpt-neox")  # of before tokenizer.ggml.pre
-WAYS = sorted({row: name for name, row in PRE_TOKENIZERS.items()}.values())
+WAYS = sorted({row: name for name, row in pre_tokenizers().items()}.values())
 ALPHABET = "aB\u00e9\u0301\u4e2d\u304b1\u00bd .,'s!\u3002\uff0c\n\r\t\u00a0\u3000\U0001f600-_<|>"
 
 
@@ -99,12 +99,12 @@ def test_every_way_to_cut_into_words(pre: str) -> None:
 
 
 def is_among(pre: str, names: list[str]) -> bool:
-    return any(PRE_TOKENIZERS[name] == PRE_TOKENIZERS[pre] for name in names)
+    return any(pre_tokenizers()[name] == pre_tokenizers()[pre] for name in names)
 
 
 def test_every_pre_tokenizer_is_recorded() -> None:
     asked = [name for group in tokenizer_answers()["pre"] for name in group["names"]]
-    assert sorted(asked) == sorted(PRE_TOKENIZERS)
+    assert sorted(asked) == sorted(pre_tokenizers())
 
 
 @pytest.mark.parametrize("pre", WAYS, scope="module")
@@ -135,7 +135,7 @@ def test_pieces_have_the_tokens_of_the_whole_without_words(name: str) -> None:
 
 
 def _check_pieces(tokenizer: TextTokenizer, text: str) -> None:
-    parts = list(windows(text, tokenizer._places, truncate=False, window_characters=1))
+    parts = list(windows(text, tokenizer._split_points, truncate=False, window_characters=1))
     assert "".join(parts) == text
     pieces = [n for index, part in enumerate(parts) for n in tokenizer._cut(part, index == 0)]
     assert pieces == tokenizer._cut(text, True)

@@ -1,27 +1,25 @@
 """The tokenizer of a GGUF file, from the file's own keys. See docs/embed.md.
 
-The `tokenizers` library tokenizes stretches of text between special tokens. Of all ways measured, a BPE of 150,000
-tokens takes the least memory through two files (52 MB at its peak, against 85 through lists of Python objects and 119
-through one tokenizer.json): in a temporary folder, or in a folder of the caller's where they stay for the next time.
+The `tokenizers` library tokenizes the text between special tokens. A BPE of 150,000 tokens takes the least memory if it
+is loaded from two files: 52 MB at its peak, against 85 from lists of Python objects and 119 from one tokenizer.json.
+They are written to a temporary folder, or to the caller's cache folder, where they stay for the next time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.engines.native.tokenizer.cost import (
-    SPLITS_PER_TOKEN,
-    Method,
-)
-from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer
+from edgekit.engines.native.tokenizer.kinds import SPLITS_PER_TOKEN, Method
 from edgekit.engines.native.tokenizer.text import TextTokenizer, cut_by
 from edgekit.engines.native.tokenizer.unigram import Unigram
 from edgekit.engines.native.tokenizer.vocabulary import (
@@ -36,6 +34,7 @@ from edgekit.terminal import quoted
 
 if TYPE_CHECKING:
     import tokenizers
+    from tokenizers import models
 
 
 def build_tokenizer(vocabulary: Vocabulary, *, cache: Path | None = None) -> TextTokenizer:
@@ -43,19 +42,18 @@ def build_tokenizer(vocabulary: Vocabulary, *, cache: Path | None = None) -> Tex
     method = vocabulary.family.method
     if method is Method.UNIGRAM:
         return TextTokenizer(vocabulary, Unigram(vocabulary).cut)
-    made = make_wordpiece(vocabulary) if method is Method.WORDPIECE else make_bpe(vocabulary, cache)
-    # glibc keeps what building has freed (15 MB for Llama 3's vocabulary) until it is asked.
-    with contextlib.suppress(ImportError, AttributeError, TypeError, OSError):
-        import ctypes
-
+    is_wordpiece = method is Method.WORDPIECE
+    tokenizer = make_wordpiece(vocabulary) if is_wordpiece else make_bpe(vocabulary, cache)
+    # glibc does not return freed memory (15 MB for Llama 3's vocabulary) to the system until it is told to.
+    with contextlib.suppress(AttributeError, TypeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-    return TextTokenizer(vocabulary, cut_by(made, vocabulary))
+    return TextTokenizer(vocabulary, cut_by(tokenizer, vocabulary))
 
 
 CACHED_WORDS = 1_024  # of BPE: at most 256 letters each, 32 bytes a letter
 _WORD_CHARACTERS = 100  # of WordPiece: longer words are unknown, as in every BERT's training
-# Represents letters without a token in a BPE, and is removed from the result. Removed before the merges, as
-# `tokenizers` would, it would join what was apart. No word contains a space.
+# Stands for letters without a token in a BPE, and is removed from the result. `tokenizers` would remove such letters
+# before the merges, which would join the letters around them. No word contains a space.
 _TOKENLESS = " "
 _BREAKS = (b"\n", b"\r", b"#version")  # what a line of a merges file cannot hold
 
@@ -69,7 +67,7 @@ def make_wordpiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     names: dict[str, int] = {}
     for number, token in enumerate(vocabulary.tokens):
         if vocabulary.kinds[number] in (TokenKind.CONTROL, TokenKind.UNKNOWN):
-            name = f" {number}"  # found earlier; no word has a space
+            name = f" {number}"  # special tokens were split off before; no word has a space
         else:
             name = token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
         names[name] = number
@@ -78,19 +76,19 @@ def make_wordpiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     names = {name: n for name, n in names.items() if n != vocabulary.unknown}
     names[unknown] = vocabulary.unknown
     model = models.WordPiece(names, unk_token=unknown, max_input_chars_per_word=_WORD_CHARACTERS)
-    made = tokenizers.Tokenizer(model)
-    made.normalizer = normalizers.BertNormalizer(
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=True,
         strip_accents=vocabulary.strip_accents,
         lowercase=vocabulary.lowercase,
     )
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return made
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
 
 
 def make_bpe(vocabulary: Vocabulary, cache: Path | None) -> tokenizers.Tokenizer:
-    """By merges, or by scores, which are turned into merges."""
+    """From merges, or from scores, which are turned into merges."""
     import tokenizers
     from tokenizers import pre_tokenizers
 
@@ -105,37 +103,37 @@ def make_bpe(vocabulary: Vocabulary, cache: Path | None) -> tokenizers.Tokenizer
         "ignore_merges": pre is not None and pre.ignore_merges,
     }
     try:
-        model = _model(vocabulary, cache, options)
+        model = _bpe_model(vocabulary, cache, options)
     except EdgekitError:
         raise
     except Exception as error:  # `tokenizers` raises nothing narrower
         raise vocabulary.error(
             f"tokenizer.ggml.merges does not match its tokens: {quoted(str(error))}"
         ) from error
-    made = tokenizers.Tokenizer(model)
-    _check_names(vocabulary, made.get_vocab_size() - 1)
-    cutters = list(_cutters(vocabulary, pre)) if pre is not None else []
-    if cutters:
-        made.pre_tokenizer = pre_tokenizers.Sequence(cutters)
-    return made
+    tokenizer = tokenizers.Tokenizer(model)
+    _check_names(vocabulary, tokenizer.get_vocab_size() - 1)
+    splitters: list[pre_tokenizers.PreTokenizer] = []
+    if pre is not None:
+        splitters += [
+            pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns
+        ]
+        if not pre.raw:
+            splitters.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        if vocabulary.family.model == "whitespace":
+            splitters.append(pre_tokenizers.WhitespaceSplit())
+    if splitters:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
+    return tokenizer
 
 
-def _cutters(vocabulary: Vocabulary, pre: PreTokenizer) -> Iterator[Any]:
-    from tokenizers import Regex, pre_tokenizers
-
-    for pattern in pre.patterns:
-        yield pre_tokenizers.Split(Regex(pattern), "isolated")
-    if not pre.raw:
-        yield pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if vocabulary.family.model == "whitespace":
-        yield pre_tokenizers.WhitespaceSplit()
-
-
-def _model(vocabulary: Vocabulary, cache: Path | None, options: dict[str, Any]) -> Any:
+def _bpe_model(
+    vocabulary: Vocabulary, cache: Path | None, options: Mapping[str, Any]
+) -> models.BPE:
+    """From two files, or from Python objects if a line of a file could not hold some token or merge."""
     from tokenizers import models
 
-    named = vocabulary.tokens if vocabulary.merges is None else vocabulary.merges
-    if any(mark in named.all_bytes for mark in _BREAKS):
+    texts = vocabulary.tokens if vocabulary.merges is None else vocabulary.merges
+    if any(mark in texts.all_bytes for mark in _BREAKS):
         tokens = {
             token: number
             for number, token in enumerate(chain(_names(vocabulary.tokens), (_TOKENLESS,)))
@@ -145,8 +143,16 @@ def _model(vocabulary: Vocabulary, cache: Path | None, options: dict[str, Any]) 
         merges = [(same.get(a, a), same.get(b, b)) for a, b in _merges(vocabulary)]
         return models.BPE(tokens, merges, **options)
     try:
-        with tempfile.TemporaryDirectory(prefix="edgekit-") as temporary:
-            folder = _write_files(vocabulary, cache, Path(temporary))
+        with tempfile.TemporaryDirectory(prefix="edgekit-") as name:
+            temporary = Path(name)
+            folder = cache_folder(vocabulary, cache) or temporary
+            if folder == temporary or not is_complete(folder):
+                folder = write_files(
+                    folder,
+                    temporary,
+                    lambda: _vocabulary_json(vocabulary),
+                    lambda: (f"{left} {right}\n" for left, right in _merges(vocabulary)),
+                )
             return models.BPE.from_file(
                 str(folder / VOCABULARY_FILE), str(folder / MERGES_FILE), **options
             )
@@ -157,20 +163,8 @@ def _model(vocabulary: Vocabulary, cache: Path | None, options: dict[str, Any]) 
         ) from error
 
 
-def _write_files(vocabulary: Vocabulary, cache: Path | None, temporary: Path) -> Path:
-    folder = cache_folder(vocabulary, cache) or temporary
-    if folder != temporary and is_complete(folder):
-        return folder
-    return write_files(
-        folder,
-        temporary,
-        lambda: _vocabulary_json(vocabulary),
-        lambda: (f"{left} {right}\n" for left, right in _merges(vocabulary)),
-    )
-
-
 def _names(tokens: Strings) -> Iterator[str]:
-    """An empty token has a name, too: llama-vocab.cpp:2461."""
+    """The texts of the tokens. An empty one gets a name: llama-vocab.cpp:2461."""
     for number, token in enumerate(tokens):
         yield token or f"[EMPTY_{number}]"
 
@@ -197,12 +191,12 @@ def _merges(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
 
 
 def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
-    """Every way to build a token from two others, the token with the highest score first."""
+    """Every pair of tokens that makes another token, the token with the highest score first."""
     scores = vocabulary.scores
     assert scores is not None  # noqa: S101 - a vocabulary of this family has them
     numbers = {token: number for number, token in enumerate(_names(vocabulary.tokens))}
     _check_names(vocabulary, len(numbers))
-    made, limit = 0, SPLITS_PER_TOKEN * len(numbers)
+    count, limit = 0, SPLITS_PER_TOKEN * len(numbers)
     find = numbers.get
     for token in sorted(numbers, key=lambda token: -scores[numbers[token]]):
         pairs = [
@@ -210,11 +204,11 @@ def merges_by_score(vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
             for at in range(1, len(token))
             if (left := find(token[:at])) is not None and (right := find(token[at:])) is not None
         ]
-        made += len(pairs)
-        if made > limit:
+        count += len(pairs)
+        if count > limit:
             raise HeaderLimitError(
                 "ways to build a token from two others",
-                value=made,
+                value=count,
                 limit=limit,
                 file=vocabulary.file,
             )
@@ -237,34 +231,34 @@ def _check_names(vocabulary: Vocabulary, names: int) -> None:
 
 def _check_bytes(vocabulary: Vocabulary) -> None:
     """Letters without a token are encoded as bytes: each byte needs a token."""
-    wanted = {f"<0x{byte:02X}>" for byte in range(256)}
-    wanted.difference_update(vocabulary.tokens)
-    if wanted:
+    missing = {f"<0x{byte:02X}>" for byte in range(256)}
+    missing.difference_update(vocabulary.tokens)
+    if missing:
         raise vocabulary.error(
-            f"tokenizer.ggml.tokens is missing {len(wanted)} of the 256 bytes, starting "
-            f"with {min(wanted)}: characters without a token could not be encoded"
+            f"tokenizer.ggml.tokens is missing {len(missing)} of the 256 bytes, starting "
+            f"with {min(missing)}: characters without a token could not be encoded"
         )
 
 
 # --- the two files of a BPE
 #
-# A folder of the caller's holds one folder for each vocabulary, named after its contents. The third file is written
-# last and has the digests of the other two: files that do not match it are written again.
+# The cache folder has a folder for each vocabulary, named by a digest of its contents. The third file is written last
+# and has the digests of the other two. If they do not match, both files are written again.
 
 VOCABULARY_FILE, MERGES_FILE, DIGESTS_FILE = "vocab.json", "merges.txt", "digests.json"
 Parts = Callable[[], Iterable[str]]
-_FORM = b"edgekit tokenizer 1"  # a new form of the files or of the merges needs a new number
+_VERSION = (
+    b"edgekit tokenizer 1"  # to be raised when the files or the merges are written differently
+)
 _CHUNK_BYTES = 1 << 16
 _DIGESTS_BYTES = 1024  # two names and two digests have some 120
 
 
 def cache_folder(vocabulary: Vocabulary, cache: Path | None) -> Path | None:
-    """Named after everything that the two files are made of."""
+    """Its name is a digest of everything that the two files are made from."""
     if cache is None:
         return None
-    import hashlib  # only with a cache: 3 MiB with OpenSSL
-
-    digest = hashlib.blake2b(_FORM, digest_size=16)
+    digest = hashlib.blake2b(_VERSION, digest_size=16)
     for part in (vocabulary.tokens, vocabulary.merges):
         if part is not None:
             digest.update(f"{len(part)} {len(part.all_bytes)}".encode())
@@ -276,11 +270,11 @@ def cache_folder(vocabulary: Vocabulary, cache: Path | None) -> Path | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether both files exist and are as they were written."""
+    """Whether both files exist and match their digests."""
     try:
-        stated = json.loads(read_small(folder / DIGESTS_FILE, limit=_DIGESTS_BYTES) or b"")
+        digests = json.loads(read_small(folder / DIGESTS_FILE, limit=_DIGESTS_BYTES) or b"")
         return bool(
-            stated == {name: _digest(folder / name) for name in (VOCABULARY_FILE, MERGES_FILE)}
+            digests == {name: _digest(folder / name) for name in (VOCABULARY_FILE, MERGES_FILE)}
         )
     except (OSError, EdgekitError, ValueError, RecursionError):
         return False
@@ -295,7 +289,7 @@ def write_files(folder: Path, temporary: Path, vocabulary: Parts, merges: Parts)
             try:
                 _write_into(new, vocabulary, merges)
                 folder.mkdir(exist_ok=True)
-                # The digests last: a reader in between sees that they do not match.
+                # The digests last: until then another reader sees that they do not match.
                 for name in (VOCABULARY_FILE, MERGES_FILE, DIGESTS_FILE):
                     os.replace(new / name, folder / name)  # noqa: PTH105 - atomic everywhere
             finally:
@@ -314,8 +308,6 @@ def _write_into(folder: Path, vocabulary: Parts, merges: Parts) -> Path:
 
 
 def _digest(path: Path) -> str:
-    import hashlib
-
     digest = hashlib.blake2b(digest_size=16)
     with open_file(path) as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Texts -> the numbers of their tokens, as in llama.cpp's embedding server."""
+"""Texts -> the numbers of their tokens, the same as from llama.cpp's embedding server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from edgekit.engines.native.tokenizer.cost import Method
+from edgekit.engines.native.tokenizer.kinds import Method
 from edgekit.engines.native.tokenizer.vocabulary import (
     SPACE,
     SPECIAL_KINDS,
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 Cut = Callable[[str, bool], list[int]]
-"""A piece of text, and whether it is the first of its stretch -> its tokens."""
+"""A piece of the text between two special tokens, and whether it is the first piece -> its tokens."""
 
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NEWLINES = re.compile("\n+")
 
 
@@ -34,14 +34,14 @@ class TextTokenizer:
     def __init__(self, vocabulary: Vocabulary, cut: Cut) -> None:
         self._cut = cut
         self._specials = Specials(vocabulary)
-        self._places = cut_places(vocabulary)
+        self._split_points = split_points(vocabulary)
         self._before = vocabulary.before
         self._after = vocabulary.after
         self._newline_runs = _newline_runs(vocabulary)
 
     @property
     def frame_tokens(self) -> int:
-        """How many tokens are added to every text: two for [CLS] and [SEP]."""
+        """The number of tokens added to every text: two for [CLS] and [SEP]."""
         return len(self._before) + len(self._after)
 
     @property
@@ -57,27 +57,27 @@ class TextTokenizer:
         truncate: bool = False,
         parse_special: bool = True,
     ) -> list[int]:
-        """The tokens, with those that the file adds before and after.
+        """The tokens, with those that the file adds before and after every text.
 
-        Raises TextError for a text of more than `limit_tokens`, without tokenizing all of it; with `truncate` its end
-        is cut off, but not the tokens that are added. `parse_special`: "[SEP]" in a text is that token, as in
-        llama.cpp's server and in sentence-transformers; False takes it for five letters.
+        Raises TextError for a text of more than `limit_tokens`, without tokenizing all of it. With `truncate` the text
+        is cut instead; the added tokens stay. With `parse_special`, "[SEP]" in a text is that token, as in llama.cpp's
+        server and in sentence-transformers; without it, five letters.
         """
-        room = None if limit_tokens is None else limit_tokens - self.frame_tokens
-        if room is not None and room < 0:
+        limit = None if limit_tokens is None else limit_tokens - self.frame_tokens
+        if limit is not None and limit < 0:
             raise TextError(
                 f"a limit of {limit_tokens} tokens is too small: every text needs "
                 f"{self.frame_tokens} special tokens"
             )
-        tokens = self._tokens(text, room, truncate=truncate, parse_special=parse_special)
-        if room is not None and len(tokens) > room:
+        tokens = self._tokens(text, limit, truncate=truncate, parse_special=parse_special)
+        if limit is not None and len(tokens) > limit:
             if not truncate:
                 raise TextError(
                     f"has more than {limit_tokens:,} tokens: use truncate (--truncate) to "
                     "cut it, or raise Limits.tokens (--max-tokens) as far as the model "
                     "allows"
                 )
-            del tokens[room:]
+            del tokens[limit:]
         return [*self._before, *tokens, *self._after]
 
     def encode_plain(self, text: str, *, parse_special: bool = True) -> list[int]:
@@ -85,36 +85,36 @@ class TextTokenizer:
         return self._tokens(text, None, truncate=False, parse_special=parse_special)
 
     def _tokens(
-        self, text: str, room: int | None, *, truncate: bool, parse_special: bool
+        self, text: str, limit: int | None, *, truncate: bool, parse_special: bool
     ) -> list[int]:
-        """All tokens, or a few more than `room`."""
-        if half := _HALF_CHARACTER.search(text):
+        """All tokens. Stops when there are more than `limit`."""
+        if half := _SURROGATE.search(text):
             raise TextError(
                 f"character {half.start():,} is {half[0]!a}, half of a surrogate pair: "
                 "not valid Unicode"
             )
-        found: list[int] = []
+        tokens: list[int] = []
         for part in self._specials.split(text, parse_special=parse_special):
-            for more in (
-                (part,) if isinstance(part, int) else self._stretch(part, truncate=truncate)
-            ):
-                found.extend((more,) if isinstance(more, int) else more)
-                if room is not None and len(found) > room:
-                    return found
-        return found
+            pieces = [[part]] if isinstance(part, int) else self._stretch(part, truncate=truncate)
+            for piece in pieces:
+                tokens.extend(piece)
+                if limit is not None and len(tokens) > limit:
+                    return tokens
+        return tokens
 
-    def _stretch(self, text: str, *, truncate: bool) -> Iterator[int | list[int]]:
-        """The tokens between two special ones."""
-        first = True
-        for part in self._without_runs(text):
+    def _stretch(self, text: str, *, truncate: bool) -> Iterator[list[int]]:
+        """The tokens of the text between two special tokens, piece by piece."""
+        is_first = True
+        for part in self._split_newline_runs(text):
             if isinstance(part, int):
-                yield part
+                yield [part]
                 continue
-            for window in windows(part, self._places, truncate=truncate):
-                yield self._cut(window, first)
-                first = False
+            for window in windows(part, self._split_points, truncate=truncate):
+                yield self._cut(window, is_first)
+                is_first = False
 
-    def _without_runs(self, text: str) -> Iterator[int | str]:
+    def _split_newline_runs(self, text: str) -> Iterator[int | str]:
+        """Where the vocabulary has tokens for runs of line ends: these tokens, and the text between them."""
         if not self._newline_runs:
             yield text
             return
@@ -138,13 +138,13 @@ def _newline_runs(vocabulary: Vocabulary) -> dict[str, int]:
     }
 
 
-def cut_by(made: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
+def cut_by(tokenizer: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
     """With a `tokenizers` object; spaces are spelled as in the vocabulary."""
     method, pre = vocabulary.family.method, vocabulary.pre
     prefix = " " if method is Method.SPM and vocabulary.space_prefix else ""
     raw = pre is not None and pre.raw and vocabulary.family.model != "whitespace"
     space = SPACE if method is Method.SPM or raw else " "
-    no_token = len(vocabulary.tokens)  # for letters without a token
+    tokenless = len(vocabulary.tokens)  # the number for letters without a token
     lower = vocabulary.lowercase and method is Method.BPE
 
     def cut(text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
@@ -152,17 +152,14 @@ def cut_by(made: tokenizers.Tokenizer, vocabulary: Vocabulary) -> Cut:
         if space != " ":
             written = written.replace(" ", space)
         if lower:
-            written = "".join(map(_lowered, written))
-        numbers = made.encode(written, add_special_tokens=False).ids
-        return [n for n in numbers if n != no_token] if no_token in numbers else numbers
+            # One character for one, as in llama.cpp: a longer lowercase form is not used.
+            written = "".join(
+                small if len(small := letter.lower()) == 1 else letter for letter in written
+            )
+        numbers = tokenizer.encode(written, add_special_tokens=False).ids
+        return [n for n in numbers if n != tokenless] if tokenless in numbers else numbers
 
     return cut
-
-
-def _lowered(character: str) -> str:
-    """One character for one, as in llama.cpp."""
-    small = character.lower()
-    return small if len(small) == 1 else character
 
 
 # --- special tokens
@@ -174,10 +171,10 @@ _SPACES = " \t\n\v\f\r"  # C's isspace
 class Specials:
     """The special tokens of one vocabulary.
 
-    llama.cpp looks for the longest special token in the whole text, then for the next one; here the text is read once,
-    from the left, the longest token first. That differs only where the end of one special token is the beginning of
-    another: of the vocabularies in docs/embed.md only Falcon has such tokens (">>TITLE<<|endoftext|>"). Runs of the
-    same letter give the same result.
+    llama.cpp searches the whole text for the longest special token, then for the next longest. Here the text is read
+    once, from the left, and the longest token at each position is taken. The results differ only where the end of one
+    special token is the beginning of another: of the vocabularies in docs/embed.md only Falcon has such tokens
+    (">>TITLE<<|endoftext|>"). Runs of the same letter give the same result.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -190,9 +187,9 @@ class Specials:
         self._strip_right = vocabulary.strip_right
 
     def split(self, text: str, *, parse_special: bool) -> Iterator[str | int]:
-        """Stretches of text, never empty, and the special tokens between them.
+        """The special tokens, and the text between them where there is any.
 
-        Without `parse_special` only user-defined tokens count; control tokens are letters.
+        Without `parse_special` only user-defined tokens are special; control tokens are letters.
         """
         finder = self._all if parse_special else self._user
         at = 0
@@ -214,8 +211,8 @@ class Specials:
 class _Finder:
     """Finds special tokens from the left, the longest first.
 
-    A pattern of 6,000 words is large and slow to compile. Their first three letters are few, and so are their lengths:
-    the pattern finds the positions, a dict says which token it is.
+    A pattern of 6,000 words is large and slow to compile, but the words have few different beginnings and lengths. So
+    the pattern only matches the first three letters, and a dict has the token for each text.
     """
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
@@ -223,9 +220,9 @@ class _Finder:
         lengths: dict[str, set[int]] = {}
         for text in numbers:
             lengths.setdefault(text[:_START], set()).add(len(text))
-        for start, found in lengths.items():  # and shorter tokens that it begins with
-            found.update(size for size in range(1, len(start)) if start[:size] in numbers)
-        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        for start, sizes in lengths.items():  # also of shorter tokens that it begins with
+            sizes.update(size for size in range(1, len(start)) if start[:size] in numbers)
+        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
         self._pattern = re.compile(_pattern_of(self._lengths)) if numbers else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
@@ -245,7 +242,7 @@ class _Finder:
 
 
 def _pattern_of(starts: Mapping[str, object]) -> str:
-    """Each first two letters with all their third letters; shorter ones come last."""
+    """Matches any of the starts: two letters and a class of third letters; shorter starts come last."""
     thirds: dict[str, str] = {}
     for start in starts:
         thirds[start[:2]] = thirds.get(start[:2], "") + start[2:]
@@ -254,32 +251,32 @@ def _pattern_of(starts: Mapping[str, object]) -> str:
     return "|".join(longest + [re.escape(start) for start in shorter])
 
 
-# --- windows: a long text is tokenized in pieces. The tokens of the pieces are those of the whole text, because it is
-# --- only split where no token can be on both sides. So a text of 4 MB needs the memory of a few thousand letters, and
-# --- work stops at the limit of tokens, not at the end of the text.
+# --- windows: a long text is tokenized in pieces, with the same result as in one, because it is only split where no
+# --- token can be on both sides. So a text of 4 MB needs the memory of a few thousand letters, and the work stops at
+# --- the limit of tokens, not at the end of the text.
 
 # Han and kana, and the marks that end a part of a sentence with them.
 _EAST, _EAST_MARKS = "\u3041-\u30fa\u4e00-\u9fa5", "\u3001\u3002\uff0c"
-_SURE = f"0-9A-Za-z{_EAST}"  # every table of letters agrees on these
+_SURE = f"0-9A-Za-z{_EAST}"  # letters and digits in every table of characters
 _MARKS = rf"\n,.!?{_EAST_MARKS}"
 # Safe split points: before a space after a letter or digit, and before a line end or a mark after one of _SURE. No
-# pattern of pretokenizers.json matches across such a position (except, across spaces, those with ends_words=False),
+# pattern of pretokenizers.json matches across such a point (except, across spaces, those with ends_words=False),
 # looks back across it, or matches differently if the text ends there.
 _BEFORE_MARK = rf"(?<=[{_SURE}])(?=[{_MARKS}])"
 _AFTER_PHRASE = re.compile(_BEFORE_MARK)
 _AFTER_WORD = re.compile(rf"(?<=[^\W_])(?=[ \t])|{_BEFORE_MARK}")
-# The same for a pattern that lists its letters: it ignores a space between two letters that it does not list.
+# For patterns that list their letters: they ignore a space between two letters that are not listed.
 _AFTER_LISTED = re.compile(rf"(?<=[{_SURE}\u00c0-\u00d6\u00d8-\u00f6\u0410-\u044f])(?=[ \t\n])")
 # Where BERT's words always end: marks and Han letters are separate words.
 _BERT = re.compile(rf"(?=[ \t\n!-/:-@\[-`{{-~\u4e00-\u9fff{_EAST_MARKS}])")
-# Where the tokens decide: before these, if no token has them after a letter or digit. The space as the tokens spell
-# it; without the comma that sentencepiece replaces.
+# For vocabularies without patterns: before these characters, if no token has them after a letter or digit. The space is
+# spelled as in tokens; the comma is missing because sentencepiece replaces it.
 _MAYBE = f"{SPACE}\n\u3001\u3002"
 _ACROSS = re.compile(rf"(?<=[^\W_])[{_MAYBE}]")
 
 
-def cut_places(vocabulary: Vocabulary) -> re.Pattern[str] | None:
-    """Where texts of this vocabulary may be split; None: nowhere."""
+def split_points(vocabulary: Vocabulary) -> re.Pattern[str] | None:
+    """Matches where texts of this vocabulary may be split; None: nowhere."""
     method, pre = vocabulary.family.method, vocabulary.pre
     if method is Method.WORDPIECE:
         return _BERT
@@ -294,21 +291,21 @@ def cut_places(vocabulary: Vocabulary) -> re.Pattern[str] | None:
 
 def windows(
     text: str,
-    places: re.Pattern[str] | None,
+    points: re.Pattern[str] | None,
     *,
     truncate: bool,
     window_characters: int = WINDOW_CHARACTERS,
 ) -> Iterator[str]:
-    """The pieces in order. Raises TextError for a stretch that is too long and cannot be split.
+    """Splits the text into pieces. Raises TextError for a long piece that has no split point.
 
-    With `truncate` such a stretch is cut off and is the last piece.
+    With `truncate` such a piece is cut and ends the text.
     """
     at = 0
     while len(text) - at > window_characters:
         limit = at + STRETCH_CHARACTERS
-        found = places and places.search(text, at + window_characters, min(limit + 1, len(text)))
-        if found:
-            end = found.start()
+        point = points and points.search(text, at + window_characters, min(limit + 1, len(text)))
+        if point:
+            end = point.start()
         elif len(text) <= limit:
             end = len(text)
         else:

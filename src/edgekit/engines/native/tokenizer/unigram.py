@@ -1,7 +1,7 @@
 """Unigram: the tokens with the highest sum of scores.
 
-`tokenizers` has a Unigram, too, but its tree takes 258 MB for XLM-R's 250,000 tokens; the dict here takes 35. The
-result is that of llm_tokenizer_ugm_session, src/llama-vocab.cpp:955 @ b21e4de.
+`tokenizers` has a Unigram, too, but its tree takes 258 MB for XLM-R's 250,000 tokens; the dict here takes 35 MB. The
+result is the same as from llm_tokenizer_ugm_session, src/llama-vocab.cpp:955 @ b21e4de.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Unigram:
     def __init__(self, vocabulary: Vocabulary) -> None:
         scores = vocabulary.scores
         assert scores is not None  # noqa: S101 - a vocabulary of this family has them
-        assert vocabulary.unknown is not None  # noqa: S101 - and this
+        assert vocabulary.unknown is not None  # noqa: S101 - as above
         kinds = vocabulary.kinds
         self._numbers = {
             token: number
@@ -43,9 +43,8 @@ class Unigram:
             if kind == TokenKind.USER_DEFINED:
                 self._scores[number] = 0.0
         self._longest = max(map(len, self._numbers), default=0)
-        if (
-            self._longest > UNIGRAM_CHARACTERS
-        ):  # every position of a text is tried with every length
+        # Every length is tried at every position of a text.
+        if self._longest > UNIGRAM_CHARACTERS:
             raise HeaderLimitError(
                 "tokenizer.ggml.tokens: characters of the longest token",
                 value=self._longest,
@@ -62,13 +61,13 @@ class Unigram:
         self._merge_spaces = vocabulary.merge_spaces
 
     def cut(self, text: str, first: bool) -> list[int]:  # noqa: FBT001 - a Cut
-        """`first`: the text, or a stretch between special tokens, begins here."""
-        written = self._written(text, first=first)
-        return self._best(written) if written else []
+        """`first`: this is the beginning of the text, or of the text after a special token."""
+        normalized = self._normalize(text, first=first)
+        return self._best_tokens(normalized) if normalized else []
 
-    def _written(self, text: str, *, first: bool) -> str:
+    def _normalize(self, text: str, *, first: bool) -> str:
         if self._charsmap is not None:
-            text = self._charsmap.write(text)
+            text = self._charsmap.normalize(text)
         if self._merge_spaces:
             words = _SPACES.sub(SPACE, text.strip(" "))
             return SPACE + words if words and (first or text[0] == " ") else words
@@ -76,8 +75,8 @@ class Unigram:
             text = " " + text
         return text.replace(" ", SPACE)
 
-    def _best(self, text: str) -> list[int]:
-        """The best sum for each position, from the left; then back from the end."""
+    def _best_tokens(self, text: str) -> list[int]:
+        """Viterbi: the best sum of scores up to each position, from the left; then back from the end."""
         size = len(text)
         worst = float("-inf")
         sums = [worst] * (size + 1)
@@ -86,42 +85,42 @@ class Unigram:
         find, scores, longest = self._numbers.get, self._scores, self._longest
         for begin in range(size):
             here = sums[begin]
-            alone = False
+            has_letter = False  # whether the single letter at `begin` is a token
             for end in range(begin + 1, min(begin + longest, size) + 1):
                 number = find(text[begin:end])
                 if number is None:
                     continue
-                alone = alone or end == begin + 1
+                has_letter = has_letter or end == begin + 1
                 total = here + scores[number]
                 if total > sums[end]:
                     sums[end], begins[end], numbers[end] = total, begin, number
-            if not alone and here + self._unknown_score > sums[begin + 1]:
+            if not has_letter and here + self._unknown_score > sums[begin + 1]:
                 sums[begin + 1] = here + self._unknown_score
                 begins[begin + 1], numbers[begin + 1] = begin, self._unknown
-        found: list[int] = []
+        tokens: list[int] = []
         at = size
         while at > 0:
             number = numbers[at]
             # Adjacent unknown letters are one unknown token.
-            if not (number == self._unknown and found and found[-1] == self._unknown):
-                found.append(number)
+            if not (number == self._unknown and tokens and tokens[-1] == self._unknown):
+                tokens.append(number)
             at = begins[at]
-        found.reverse()
-        return found
+        tokens.reverse()
+        return tokens
 
 
-# ASCII that no rule of a map changes: rules begin with control characters, with letters outside ASCII, or with an
-# ASCII letter that is followed by one (e and an accent become one letter).
-_AS_IT_IS = re.compile(r"[ -~]+(?![^\x00-\x7f])")
+# ASCII that no rule changes: rules begin with a control character, with a letter outside ASCII, or with an ASCII letter
+# before one (e and an accent become one letter).
+_UNCHANGED = re.compile(r"[ -~]+(?![^\x00-\x7f])")
 _LONGEST_RULE_BYTES = 256  # the longest of NFKC's has 30
 
 
 class Charsmap:
-    """sentencepiece's precompiled_charsmap: `write(text)` normalises a text as it was for the model's training.
+    """sentencepiece's precompiled_charsmap: `normalize(text)` rewrites a text as in the model's training.
 
-    Four bytes of length, then a double array (XCDA) of that many bytes: a tree of UTF-8 bytes whose leaves are offsets
-    into what follows, texts that end with a zero. As in llm_tokenizer_ugm_session::normalize_prefix,
-    src/llama-vocab.cpp:1177-1232 @ b21e4de.
+    It has four bytes of length, then a double array (XCDA) of that many bytes: a tree of UTF-8 bytes whose leaves are
+    offsets into the rest, which is a list of texts that end with a zero byte. As in
+    llm_tokenizer_ugm_session::normalize_prefix, src/llama-vocab.cpp:1177-1232 @ b21e4de.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -134,37 +133,37 @@ class Charsmap:
         if sys.byteorder == "big":
             self._units.byteswap()
         self._texts = raw[4 + size :]
-        # Whether no rule is for printable ASCII alone.
-        self._plain = all(
-            self._longest(bytes((letter,)))[0] is None for letter in range(0x20, 0x7F)
+        self._keeps_ascii = all(  # no rule changes a printable ASCII character
+            self._longest_rule(bytes((letter,)))[0] is None for letter in range(0x20, 0x7F)
         )
 
-    def write(self, text: str) -> str:
-        if self._plain and text.isascii() and text.isprintable():
+    def normalize(self, text: str) -> str:
+        if self._keeps_ascii and text.isascii() and text.isprintable():
             return text
         parts: list[str] = []
         at = 0
         while at < len(text):
-            run = _AS_IT_IS.match(text, at) if self._plain else None
+            run = _UNCHANGED.match(text, at) if self._keeps_ascii else None
             if run is not None:
                 parts.append(run[0])
                 at = run.end()
             else:
-                written, read = self._rule(text, at)
-                parts.append(text[at] if written is None else written)
-                at += read
+                replacement, length = self._rule_at(text, at)
+                parts.append(text[at] if replacement is None else replacement)
+                at += length
         return "".join(parts)
 
-    def _rule(self, text: str, at: int) -> tuple[str | None, int]:
-        """The result of the longest rule that applies here, and how many characters it replaces."""
+    def _rule_at(self, text: str, at: int) -> tuple[str | None, int]:
+        """The replacement by the longest rule that applies at this index, and the number of characters it replaces."""
         window = text[at : at + 32]
-        written, read_bytes = self._longest(window.encode()[:_LONGEST_RULE_BYTES])
-        if written is None:
+        replacement, read_bytes = self._longest_rule(window.encode()[:_LONGEST_RULE_BYTES])
+        if replacement is None:
             return None, 1
-        return written, len(window.encode()[:read_bytes].decode(errors="ignore")) or 1
+        return replacement, len(window.encode()[:read_bytes].decode(errors="ignore")) or 1
 
-    def _longest(self, text: bytes) -> tuple[str | None, int]:
-        units, found, length = self._units, None, 0
+    def _longest_rule(self, text: bytes) -> tuple[str | None, int]:
+        """The replacement by the longest rule for the beginning of `text`, and the number of bytes it replaces."""
+        units, offset, length = self._units, None, 0
         try:
             node = _base(units[0])
             for index, letter in enumerate(text):
@@ -174,10 +173,10 @@ class Charsmap:
                     break
                 node ^= _base(unit)
                 if unit >> 8 & 1:
-                    found, length = units[node] & 0x7FFFFFFF, index + 1
+                    offset, length = units[node] & 0x7FFFFFFF, index + 1
         except IndexError as error:
             raise self._error from error
-        return (None, 0) if found is None else (self._text(found), length)
+        return (None, 0) if offset is None else (self._text(offset), length)
 
     def _text(self, offset: int) -> str:
         end = self._texts.find(b"\0", offset)
@@ -190,4 +189,5 @@ class Charsmap:
 
 
 def _base(unit: int) -> int:
+    """The node that the children of a node are counted from."""
     return unit >> 10 << ((unit & 1 << 9) >> 6)

@@ -1,4 +1,4 @@
-"""The vocabulary of a GGUF file: its keys and arrays, checked, and held as densely as in the file."""
+"""The vocabulary of a GGUF file: its keys and arrays, checked, and stored as densely as in the file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from edgekit.engines.native.file import WeightFile
-from edgekit.engines.native.tokenizer.cost import TABLE, Method, TokenizerFamily, family_of
-from edgekit.engines.native.tokenizer.pretokenizers import PreTokenizer, pre_tokenizer_of
+from edgekit.engines.native.tokenizer.kinds import (
+    TABLE,
+    Method,
+    PreTokenizer,
+    TokenizerFamily,
+    family_of,
+    pre_tokenizer_of,
+)
 from edgekit.errors import HeaderError, HeaderLimitError, UnknownTokenizerError
 from edgekit.formats.types import ArrayFact
 from edgekit.model.hyperparameters import GgufKeys
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
 SPACE = "▁"  # sentencepiece's letter for a space
 
-# What a vocabulary and a text may ask for, and what real ones need.
+# Limits on a vocabulary and a text, and what real ones have.
 MOST_TOKENS = 1_048_576  # XLM-V has 901,629, Gemma 262,144
 MOST_MERGES = 1_572_864  # Gemma 4 has 514,906
 MOST_TOKEN_BYTES = 4 * KIB  # 1,024 in gpt-neox and Command-R: 512 spaces, two bytes each
@@ -34,8 +40,8 @@ MOST_STRINGS_BYTES = 64 * MIB  # all tokens, or all merges: 5.6 MB in Gemma 4
 MOST_CHARSMAP_BYTES = 4 * MIB  # 237,539 in XLM-R's
 MOST_SPECIAL_TOKENS = 65_536  # Gemma 3 has 6,415
 UNIGRAM_CHARACTERS = 128  # of one token of a Unigram vocabulary: 16 in sentencepiece's own
-STRETCH_CHARACTERS = 8 * KIB  # of a text without a place where it may be split: see text.py
-WINDOW_CHARACTERS = 4 * KIB  # of a text that are tokenized at once, where it may be split
+STRETCH_CHARACTERS = 8 * KIB  # of a text that has no split point: see text.py
+WINDOW_CHARACTERS = 4 * KIB  # of a text that are tokenized at once, if it has split points
 
 
 class TokenKind(enum.IntEnum):
@@ -51,7 +57,7 @@ class TokenKind(enum.IntEnum):
 
 
 class Strings:
-    """Many short texts in one piece of memory: 150,000 tokens take 2 MB; as Python objects they take 10."""
+    """Many short texts in one buffer: 150,000 tokens take 2 MB; as Python objects they would take 10."""
 
     __slots__ = ("_bytes", "_ends", "_file", "_what")
 
@@ -75,7 +81,7 @@ class Strings:
     def __iter__(self) -> Iterator[str]:
         begin, raw = 0, self._bytes
         for index, end in enumerate(self._ends):
-            try:  # as _text does, without a call for each
+            try:  # what _text does, without a call for each text
                 text = raw[begin:end].decode()
             except UnicodeDecodeError:
                 text = self._text(index, begin, end)
@@ -129,23 +135,23 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPlaces:
-    """Where the text of each token is in the file, and what the token is for: 5 bytes for each."""
+class TokenOffsets:
+    """The offset of each token's text in the file, and the kind of the token: 5 bytes per token."""
 
     file: str
     family: TokenizerFamily
     pre: PreTokenizer | None  # of BPE only
-    offset: int  # of the first
-    ends: array[int] = field(repr=False)  # of the texts, without the lengths between them
+    offset: int  # of the array in the file
+    ends: array[int] = field(repr=False)  # of the texts, not counting the length before each
     kinds: bytes = field(repr=False)  # one TokenKind for each token
-    named: Mapping[str, int] = field(repr=False)  # tokens whose text has a meaning
+    named: Mapping[str, int] = field(repr=False)  # text -> number, of tokens with a known meaning
     stops: frozenset[int]  # tokens that end an answer
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def place(self, number: int) -> tuple[int, int]:
-        """Offset and length of a text, without the 8 bytes of its length."""
+    def text_span(self, number: int) -> tuple[int, int]:
+        """Offset and length of a token's text. In the file, 8 bytes with the length come before each text."""
         begin = self.ends[number - 1] if number else 0
         return self.offset + 8 * (number + 1) + begin, self.ends[number] - begin
 
@@ -165,27 +171,27 @@ class StringSink(Protocol):
     def __len__(self) -> int: ...
 
 
-def walk_strings(
+def read_strings(
     file: WeightFile,
-    place: ArrayFact,
+    fact: ArrayFact,
     what: str,
     strings: StringSink,
     *,
     entry_bytes: int,
     total_bytes: int,
 ) -> None:
-    """Appends every string. Raises HeaderLimitError for one of more than `entry_bytes`, or for a longer array."""
-    if place.element != "string":
-        raise HeaderError(f"{what} holds {place.element}, not strings", file=file.name)
-    _check_limit(file, f"{what}: length in bytes", place.end - place.offset, total_bytes)
+    """Appends every string. Raises HeaderLimitError for a string over `entry_bytes` or an array over `total_bytes`."""
+    if fact.element != "string":
+        raise HeaderError(f"{what} holds {fact.element}, not strings", file=file.name)
+    _check_limit(file, f"{what}: length in bytes", fact.end - fact.offset, total_bytes)
     buffer = bytearray(WINDOW_BYTES)
-    start = place.offset
-    while len(strings) < place.count:
-        window = memoryview(buffer)[: min(WINDOW_BYTES, place.end - start)]
+    start = fact.offset
+    while len(strings) < fact.count:
+        window = memoryview(buffer)[: min(WINDOW_BYTES, fact.end - start)]
         file.read_into(start, window, what=what)
-        read, longer = _take_strings(window, strings, place.count, entry_bytes)
-        if longer:
-            _check_limit(file, f"{what}[{len(strings)}]: length in bytes", longer, entry_bytes)
+        read, too_long = _take_strings(window, strings, fact.count, entry_bytes)
+        if too_long:
+            _check_limit(file, f"{what}[{len(strings)}]: length in bytes", too_long, entry_bytes)
         if not read:
             raise HeaderError(f"{what} continues beyond its end", file=file.name, offset=start)
         start += read
@@ -194,7 +200,9 @@ def walk_strings(
 def _take_strings(
     window: memoryview, strings: StringSink, count: int, entry_bytes: int
 ) -> tuple[int, int]:
-    """Appends the strings that are completely in the window: the bytes read, and the length of one too long."""
+    """Appends the strings that are complete in the window. Returns the bytes read, and the length of a string that is
+    over the limit (else 0).
+    """
     unpack, append, length = _LENGTH.unpack_from, strings.append, len(window)
     at = 0
     for _ in range(len(strings), count):
@@ -212,21 +220,21 @@ def _take_strings(
 
 
 def read_numbers(
-    file: WeightFile, place: ArrayFact, what: str, *, elements: tuple[str, ...], count: int
+    file: WeightFile, fact: ArrayFact, what: str, *, elements: tuple[str, ...], count: int
 ) -> array[int] | array[float]:
     """The first `count` numbers. Raises HeaderError if there are fewer, or of another type."""
-    if place.element not in elements:
+    if fact.element not in elements:
         raise HeaderError(
-            f"{what} holds {place.element}, not {' or '.join(elements)}", file=file.name
+            f"{what} holds {fact.element}, not {' or '.join(elements)}", file=file.name
         )
-    if place.count < count:
+    if fact.count < count:
         raise HeaderError(
-            f"{what} has {place.count:,} entries, but there are {count:,} tokens", file=file.name
+            f"{what} has {fact.count:,} entries, but there are {count:,} tokens", file=file.name
         )
-    code = _CODES[place.element]
+    code = _CODES[fact.element]
     numbers: array[int] | array[float] = array(code)
     numbers.frombytes(bytes(count * numbers.itemsize))
-    file.read_into(place.offset, memoryview(numbers).cast("B"), what=what)
+    file.read_into(fact.offset, memoryview(numbers).cast("B"), what=what)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
@@ -242,19 +250,19 @@ def _check_limit(file: WeightFile, what: str, value: int, limit: int) -> None:
 _KEY = "tokenizer.ggml."
 SPECIAL_KINDS = frozenset({TokenKind.UNKNOWN, TokenKind.CONTROL, TokenKind.USER_DEFINED})
 
-# Texts that make a token special, whatever its type in the file: llama-vocab.cpp:2665-2875.
-ENDS = frozenset({  # of an answer
+# Texts that make a token special, whatever its type in the file is: llama-vocab.cpp:2665-2875.
+ANSWER_ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
-FILL_ENDS = {  # of a fill-in: the key that names the token, else these texts
+FILL_ENDS = {  # of a fill-in-the-middle: the key that gives the token, and the texts it may have otherwise
     "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep_token_id": ("<|file_sep|>",),
 }
-_CONTROL = ENDS.union(*FILL_ENDS.values()) | {
+_CONTROL = ANSWER_ENDS.union(*FILL_ENDS.values()) | {
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
     "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>",
     "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>", "\u2581<SUF>", "<|code_suffix|>",
@@ -271,21 +279,21 @@ _MASK_ARCHITECTURES = ("nomic-bert-moe", "jina-bert-v3")
 
 
 def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
-    """Raises UnknownTokenizerError for an unknown kind, HeaderError for contradictions."""
+    """Raises UnknownTokenizerError for an unknown kind of vocabulary, HeaderError for a contradiction."""
     keys = _TokenizerKeys.of(header)
     family = family_of(keys.text("model"), header.name)
     pre = _pre_tokenizer(family, keys)
     tokens = Strings(_KEY + "tokens", file=file.name)
-    _walk_tokens(file, keys, tokens)
+    _read_tokens(file, keys, tokens)
     meanings = frozenset(_MEANINGS.values())
     named = {text: number for number, text in enumerate(tokens) if text in meanings}
     kinds = _read_kinds(file, keys, len(tokens), named)
     before, after = _frame(family, pre, keys, len(tokens))
     unknown = keys.token("unknown_token_id", family.unknown, len(tokens))
     if family.method in (Method.WORDPIECE, Method.UNIGRAM):
-        unknown = _used(keys, "unknown", unknown, len(tokens))
-    lowercase = keys.flag("normalizer.lowercase", default=_lowers(family, tokens, kinds))
-    strip_left, strip_right = _strips(keys, named, kinds)
+        unknown = _checked_token(keys, "unknown", unknown, len(tokens))
+    lowercase = keys.flag("normalizer.lowercase", default=_default_lowercase(family, tokens, kinds))
+    strip_left, strip_right = _space_strippers(keys, named, kinds)
     return Vocabulary(
         file=header.name,
         family=family,
@@ -309,27 +317,27 @@ def read_vocabulary(file: WeightFile, header: FileHeader) -> Vocabulary:
     )
 
 
-def read_places(file: WeightFile, header: FileHeader) -> TokenPlaces:
-    """Of the texts only their places: for text that is read token by token."""
+def read_token_offsets(file: WeightFile, header: FileHeader) -> TokenOffsets:
+    """For decoding: the texts stay in the file and are read one token at a time."""
     keys = _TokenizerKeys.of(header)
     family = family_of(keys.text("model"), header.name)
-    found = _Ends()
-    place = _walk_tokens(file, keys, found)
-    kinds = _read_kinds(file, keys, len(found), found.named)
-    return TokenPlaces(
+    texts = _TextEnds()
+    fact = _read_tokens(file, keys, texts)
+    kinds = _read_kinds(file, keys, len(texts), texts.named)
+    return TokenOffsets(
         file=header.name,
         family=family,
         pre=_pre_tokenizer(family, keys),
-        offset=place.offset,
-        ends=found.ends,
+        offset=fact.offset,
+        ends=texts.ends,
         kinds=bytes(kinds),
-        named=found.named,
-        stops=_stops(keys, family, kinds, found.named),
+        named=texts.named,
+        stops=_stops(keys, family, kinds, texts.named),
     )
 
 
-class _Ends:
-    """The ends of texts, and the numbers of those with a meaning."""
+class _TextEnds:
+    """Where the texts end, and the numbers of those with a known meaning."""
 
     def __init__(self) -> None:
         self.ends = array("I")
@@ -349,20 +357,20 @@ class _Ends:
 def _stops(
     keys: _TokenizerKeys, family: TokenizerFamily, kinds: bytearray, named: dict[str, int]
 ) -> frozenset[int]:
-    """llama.cpp's special_eog_ids: by the keys, and by their texts."""
-    stops = {keys.existing(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
-    stops.add(keys.existing("eos_token_id", family.eos, len(kinds)))
+    """Tokens that end an answer, by their keys and by their texts: llama.cpp's special_eog_ids."""
+    stops = {keys.token_or_default(f"{key}_token_id", None, len(kinds)) for key in ("eot", "eom")}
+    stops.add(keys.token_or_default("eos_token_id", family.eos, len(kinds)))
     for key, texts in FILL_ENDS.items():
-        stated = keys.existing(key, None, len(kinds))
-        stops |= _numbers(named, *texts) if stated is None else {stated}
-    ends = _numbers(named, *ENDS)
-    not_ends = {number for number in ends if kinds[number] != TokenKind.CONTROL}  # see _read_kinds
-    return frozenset(number for number in stops | ends if number is not None) - not_ends
+        token = keys.token_or_default(key, None, len(kinds))
+        stops |= _numbers(named, *texts) if token is None else {token}
+    ends = _numbers(named, *ANSWER_ENDS)
+    others = {number for number in ends if kinds[number] != TokenKind.CONTROL}  # see _read_kinds
+    return frozenset(number for number in stops | ends if number is not None) - others
 
 
 @dataclass(frozen=True, slots=True)
 class _TokenizerKeys(GgufKeys):
-    """The keys that begin with tokenizer.ggml, and the places of the arrays."""
+    """The keys that begin with tokenizer.ggml, and where the arrays are in the file."""
 
     arrays: Mapping[str, ArrayFact]
 
@@ -383,7 +391,7 @@ class _TokenizerKeys(GgufKeys):
         return GgufKeys.flag(self, key, default=default)
 
     def token(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number, even one that the vocabulary does not have: it may never be used."""
+        """A token's number. It may be outside the vocabulary, because the token may never be used."""
         value = self.get(key)
         if value is None:
             return default if default is not None and default < count else None
@@ -391,21 +399,21 @@ class _TokenizerKeys(GgufKeys):
             raise self.error(f"{_KEY}{key} is {quoted(value)}, not a token number")
         return value
 
-    def existing(self, key: str, default: int | None, count: int) -> int | None:
-        """A token's number; the default if the vocabulary does not have it."""
+    def token_or_default(self, key: str, default: int | None, count: int) -> int | None:
+        """A token's number; the default if it is outside the vocabulary."""
         value = self.token(key, default, count)
         if value is not None and not 0 <= value < count:
             return default if default is not None and default < count else None
         return value
 
-    def place(self, key: str) -> ArrayFact | None:
+    def array(self, key: str) -> ArrayFact | None:
         return self.arrays.get(_KEY + key)
 
-    def needed(self, key: str) -> ArrayFact:
-        place = self.place(key)
-        if place is None:
+    def required_array(self, key: str) -> ArrayFact:
+        fact = self.array(key)
+        if fact is None:
             raise self.error(f"has no vocabulary: {_KEY}{key} is missing or not an array")
-        return place
+        return fact
 
     def check_limit(self, key: str, value: int, limit: int) -> None:
         if value > limit:
@@ -427,10 +435,10 @@ def _pre_tokenizer(family: TokenizerFamily, keys: _TokenizerKeys) -> PreTokenize
     return row
 
 
-def _lowers(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
-    """If the file does not say: as BERT does, unless some words could then never occur.
+def _default_lowercase(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
+    """Whether texts are lowercased by default: as in BERT, unless the vocabulary has words with capitals.
 
-    llama.cpp lowers every text; most files are older than the key.
+    llama.cpp lowercases every text; most files are older than the key.
     """
     if family.method is not Method.WORDPIECE:
         return False
@@ -440,41 +448,41 @@ def _lowers(family: TokenizerFamily, tokens: Strings, kinds: bytearray) -> bool:
     )
 
 
-def _walk_tokens(file: WeightFile, keys: _TokenizerKeys, tokens: StringSink) -> ArrayFact:
-    place = keys.needed("tokens")
-    keys.check_limit("tokens", place.count, MOST_TOKENS)
-    if not place.count:
+def _read_tokens(file: WeightFile, keys: _TokenizerKeys, tokens: StringSink) -> ArrayFact:
+    fact = keys.required_array("tokens")
+    keys.check_limit("tokens", fact.count, MOST_TOKENS)
+    if not fact.count:
         raise keys.error(f"has no vocabulary: {_KEY}tokens is empty")
-    walk_strings(
+    read_strings(
         file,
-        place,
+        fact,
         _KEY + "tokens",
         tokens,
         entry_bytes=MOST_TOKEN_BYTES,
         total_bytes=MOST_STRINGS_BYTES,
     )
-    return place
+    return fact
 
 
 def _read_kinds(
     file: WeightFile, keys: _TokenizerKeys, count: int, named: dict[str, int]
 ) -> bytearray:
-    place = keys.place("token_type")
-    if place is None:
+    fact = keys.array("token_type")
+    if fact is None:
         kinds = bytearray([TokenKind.NORMAL]) * count
     else:
-        stated = read_numbers(file, place, _KEY + "token_type", elements=("int32",), count=count)
+        numbers = read_numbers(file, fact, _KEY + "token_type", elements=("int32",), count=count)
         known = range(len(TokenKind))
-        if min(stated) in known and max(stated) in known:
-            kinds = bytearray(map(int, stated))
+        if min(numbers) in known and max(numbers) in known:
+            kinds = bytearray(map(int, numbers))
         else:
-            kinds = bytearray(int(kind) if kind in known else 0 for kind in stated)
+            kinds = bytearray(int(kind) if kind in known else 0 for kind in numbers)
     for text, number in named.items():
         if text in _CONTROL:
             kinds[number] = TokenKind.CONTROL
         elif text in _USER_DEFINED:
             kinds[number] = TokenKind.USER_DEFINED
-    # <|end|> does not end an answer if <|return|> does, and </s> is HTML next to <|tool_response>.
+    # <|end|> does not end an answer if <|return|> does. In a vocabulary with <|tool_response>, </s> is HTML.
     calls = "<|call|>" in named or "<|calls|>" in named
     if "<|end|>" in named and calls and ("<|return|>" in named or "<|flush|>" in named):
         kinds[named["<|end|>"]] = TokenKind.USER_DEFINED
@@ -486,9 +494,9 @@ def _read_kinds(
 
 
 def _read_scores(file: WeightFile, keys: _TokenizerKeys, count: int) -> array[float]:
-    place = keys.needed("scores")
-    stated = read_numbers(file, place, _KEY + "scores", elements=("float32", "int32"), count=count)
-    scores = array("f", stated)
+    fact = keys.required_array("scores")
+    numbers = read_numbers(file, fact, _KEY + "scores", elements=("float32", "int32"), count=count)
+    scores = array("f", numbers)
     for number, score in enumerate(scores):
         if not math.isfinite(score):
             raise keys.error(f"{_KEY}scores[{number}] is {score}")
@@ -496,12 +504,12 @@ def _read_scores(file: WeightFile, keys: _TokenizerKeys, count: int) -> array[fl
 
 
 def _read_merges(file: WeightFile, keys: _TokenizerKeys) -> Strings:
-    place, what = keys.needed("merges"), _KEY + "merges"
-    keys.check_limit("merges", place.count, MOST_MERGES)
+    fact, what = keys.required_array("merges"), _KEY + "merges"
+    keys.check_limit("merges", fact.count, MOST_MERGES)
     merges = Strings(what, file=file.name)
-    walk_strings(
+    read_strings(
         file,
-        place,
+        fact,
         what,
         merges,
         entry_bytes=2 * MOST_TOKEN_BYTES + 1,
@@ -511,16 +519,16 @@ def _read_merges(file: WeightFile, keys: _TokenizerKeys) -> Strings:
 
 
 def _read_charsmap(file: WeightFile, keys: _TokenizerKeys) -> bytes:
-    place = keys.place("precompiled_charsmap")
-    if place is None:
+    fact = keys.array("precompiled_charsmap")
+    if fact is None:
         return b""
-    keys.check_limit("precompiled_charsmap", place.count, MOST_CHARSMAP_BYTES)
+    keys.check_limit("precompiled_charsmap", fact.count, MOST_CHARSMAP_BYTES)
     return read_numbers(
         file,
-        place,
+        fact,
         _KEY + "precompiled_charsmap",
         elements=("int8", "uint8"),
-        count=place.count,
+        count=fact.count,
     ).tobytes()
 
 
@@ -530,22 +538,24 @@ def _frame(
     """The tokens before and after every text."""
     bos = None if pre and not pre.has_bos else family.bos
     begin = keys.token("bos_token_id", bos, count)
-    if family.method is Method.WORDPIECE:  # always both, whatever the flags say
+    if family.method is Method.WORDPIECE:  # it always has both, whatever the flags are
         if keys.get("bos_token_id") is None:
             begin = keys.token("cls_token_id", bos, count)
         separator = keys.token("seperator_token_id", family.separator, count)  # GGUF's spelling
-        return (_used(keys, "cls", begin, count),), (_used(keys, "sep", separator, count),)
+        return (_checked_token(keys, "cls", begin, count),), (
+            _checked_token(keys, "sep", separator, count),
+        )
     add_bos = keys.flag("add_bos_token", default=family.add_bos or bool(pre and pre.add_bos))
     add_bos = add_bos or bool(pre and pre.newline_runs)  # Gemma 4's: always, llama-vocab.cpp:2611
     add_eos = keys.flag("add_eos_token", default=family.add_eos)
     end = keys.token("eos_token_id", family.eos, count)
     return (
-        (_used(keys, "bos", begin, count),) if add_bos else (),
-        (_used(keys, "eos", end, count),) if add_eos else (),
+        (_checked_token(keys, "bos", begin, count),) if add_bos else (),
+        (_checked_token(keys, "eos", end, count),) if add_eos else (),
     )
 
 
-def _used(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> int:
+def _checked_token(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> int:
     if number is None:
         raise keys.error(
             f"texts need its {what} token, but the file does not state which one it is"
@@ -557,10 +567,10 @@ def _used(keys: _TokenizerKeys, what: str, number: int | None, count: int) -> in
     return number
 
 
-def _strips(
+def _space_strippers(
     keys: _TokenizerKeys, named: dict[str, int], kinds: bytearray
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Special tokens that remove spaces before or after them. GGUF does not say which: llama-vocab.cpp:3066-3115."""
+    """Special tokens that remove the spaces before or after them. GGUF has no key for it: llama-vocab.cpp:3066-3115."""
     pre = keys.text("pre") or ""
     architecture = str(keys.all_keys.get("general.architecture", ""))
     name = str(keys.all_keys.get("general.name", "")).lower()
