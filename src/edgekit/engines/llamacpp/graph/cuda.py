@@ -90,8 +90,8 @@ _RULES: dict[str, Callable[[GraphTensor], bool]] = {
 }
 
 
-def wants(values: Mapping[str, int]) -> Callable[[GraphTensor], bool]:
-    """True if CUDA copies host weights to run this node: for batches of at least 32."""
+def offloads(values: Mapping[str, int]) -> Callable[[GraphTensor], bool]:
+    """A test whether CUDA copies weights from the host to run a node: it does for batches of at least 32."""
     return lambda node: value(_batch(node), values) >= OFFLOAD_BATCH
 
 
@@ -107,47 +107,52 @@ def _batch(node: GraphTensor) -> Size:
             return node.ne[1] * node.ne[2] * node.ne[3]
 
 
-MOST_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
+MAX_SUMMED_EXPERTS = 15  # ggml-cuda.cu: MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
 EXPERT_COUNTS = frozenset({*(2**power for power in range(10)), 288, 576})  # topk-moe.cu
 
-Kept = dict[GraphTensor, list[GraphTensor]]
+# A node -> the tensors that must stay alive until it has run.
+KeepAlive = dict[GraphTensor, list[GraphTensor]]
 
 
 class Uses:
     """How often each node is read in the whole graph. Counted at first use: few graphs need it."""
 
     def __init__(self, nodes: Sequence[GraphTensor]) -> None:
-        self.reads = [node.src for node in nodes]  # before copies take the place of sources
+        self.reads = [node.src for node in nodes]  # before copies replace sources
 
     @cached_property
     def counts(self) -> Mapping[GraphTensor, int]:
         return Counter(chain.from_iterable(self.reads))
 
 
-def optimized(nodes: list[GraphTensor], uses: Uses, rules: int) -> tuple[list[GraphTensor], Kept]:
+def optimized(
+    nodes: list[GraphTensor], uses: Uses, rules: int
+) -> tuple[list[GraphTensor], KeepAlive]:
     """The nodes of a split in execution order, and the tensors that must stay alive until after some of them."""
-    kept: Kept = {}
+    alive: KeepAlive = {}
     if rules >= Rules.V0_6:
-        nodes = _shared_experts_moved(nodes, uses, kept)
+        nodes = _shared_experts_moved(nodes, uses, alive)
     i = 0
     while i < len(nodes):
         op = nodes[i].op
         if op == "MUL" and (reduced := _weighted_sum(nodes, i, uses)) is not None:
             length, sources = reduced
-            _add(kept, nodes[i + length - 1], sources)
+            _keep_alive(alive, nodes[i + length - 1], sources)
             i += length - 1
             op = nodes[i].op
         if op in {"UNARY", "SOFT_MAX"}:
             length = _routing(nodes, i, uses)
             if length and i + length < len(nodes):
                 for node in nodes[i : i + length]:
-                    _add(kept, nodes[i + length], (node, *node.src))
+                    _keep_alive(alive, nodes[i + length], (node, *node.src))
                 i += length - 1
         i += 1
-    return nodes, kept
+    return nodes, alive
 
 
-def _shared_experts_moved(nodes: list[GraphTensor], uses: Uses, kept: Kept) -> list[GraphTensor]:
+def _shared_experts_moved(
+    nodes: list[GraphTensor], uses: Uses, alive: KeepAlive
+) -> list[GraphTensor]:
     """Gate, up and activation of a shared expert run right after those of the routed ones."""
     nodes = list(nodes)
     i = 0
@@ -156,7 +161,7 @@ def _shared_experts_moved(nodes: list[GraphTensor], uses: Uses, kept: Kept) -> l
         if found is not None:
             nodes[i + 3 : found + 3] = nodes[found : found + 3] + nodes[i + 3 : found]
             _weight, *inputs = nodes[i + 2].src[1].src
-            _add(kept, nodes[i + 5], inputs)
+            _keep_alive(alive, nodes[i + 5], inputs)
             i += 5
         i += 1
     return nodes
@@ -179,15 +184,15 @@ def _runs_with(routed: Sequence[GraphTensor], shared: Sequence[GraphTensor], use
     """ggml_cuda_match_shared_expert: both have quantised up and gate weights of one type and the same input."""
     if not (_is_gated(routed, "MUL_MAT_ID") and _is_gated(shared, "MUL_MAT")):
         return False
-    weight, seen = routed[0].src[:2]
-    other, state = shared[0].src
+    weight, routed_input = routed[0].src[:2]
+    shared_weight, shared_input = shared[0].src
     return (
         weight.home is Home.WEIGHTS  # a copy of a weight has no buffer yet
         and weight.type.block_elements > 1
-        and weight.type == other.type
-        and weight.ne[:2] == other.ne[:2]
-        and seen.op == "RESHAPE"
-        and seen.src[0] is state
+        and weight.type == shared_weight.type
+        and weight.ne[:2] == shared_weight.ne[:2]
+        and routed_input.op == "RESHAPE"
+        and routed_input.src[0] is shared_input
         and _only_within((*routed, *shared), (routed[2], shared[2]), uses)
     )
 
@@ -207,9 +212,9 @@ def _is_gated(run: Sequence[GraphTensor], product: str) -> bool:
     )
 
 
-def _add(kept: Kept, until: GraphTensor, tensors: Sequence[GraphTensor]) -> None:
-    held = kept.setdefault(until, [])
-    held.extend(tensor for tensor in dict.fromkeys(tensors) if tensor not in held)
+def _keep_alive(alive: KeepAlive, until: GraphTensor, tensors: Sequence[GraphTensor]) -> None:
+    listed = alive.setdefault(until, [])
+    listed.extend(tensor for tensor in dict.fromkeys(tensors) if tensor not in listed)
 
 
 def _weighted_sum(
@@ -219,26 +224,26 @@ def _weighted_sum(
     alive.
     """
     first = nodes[i]
-    parts = _parts(first)
-    if parts is None:
+    factors = _expert_product(first)
+    if factors is None:
         return None
-    weighted, multiplied, held = first, 1, list(parts)
+    weighted, products, sources = first, 1, list(factors)
     if i + 1 < len(nodes) and nodes[i + 1].op == "MUL":
-        outer = _parts(nodes[i + 1])
+        outer = _expert_product(nodes[i + 1])
         if outer is not None and outer[0] is first:
-            weighted, multiplied = nodes[i + 1], 2
-            held = [parts[0], outer[1], parts[1]]
+            weighted, products = nodes[i + 1], 2
+            sources = [factors[0], outer[1], factors[1]]
     experts = weighted.ne[1]
-    if not isinstance(experts, int) or not 2 <= experts <= MOST_EXPERTS:
+    if not isinstance(experts, int) or not 2 <= experts <= MAX_SUMMED_EXPERTS:
         return None
-    length = 2 * experts + multiplied - 1
+    length = 2 * experts + products - 1
     run = nodes[i : i + length]
-    if len(run) < length or not _is_sum(run[multiplied:], weighted, experts):
+    if len(run) < length or not _is_sum(run[products:], weighted, experts):
         return None
-    return (length, held) if _only_within(run, (run[-1],), uses) else None
+    return (length, sources) if _only_within(run, (run[-1],), uses) else None
 
 
-def _parts(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
+def _expert_product(node: GraphTensor) -> tuple[GraphTensor, GraphTensor] | None:
     """Matches the product of the expert outputs and one weight per expert and token."""
     if node.op != "MUL" or len(node.src) != 2:
         return None

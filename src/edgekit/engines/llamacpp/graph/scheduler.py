@@ -10,12 +10,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from edgekit.engines.llamacpp.architectures import known_architecture
 from edgekit.engines.llamacpp.graph import cuda
 from edgekit.engines.llamacpp.graph.allocator import CPU, Buffer, PlacedGraph
 from edgekit.engines.llamacpp.graph.build import Build, Hparams
-from edgekit.engines.llamacpp.graph.cuda import Uses, optimized
+from edgekit.engines.llamacpp.graph.cuda import KeepAlive
 from edgekit.engines.llamacpp.graph.plan import Target, Values, load_values
 from edgekit.engines.llamacpp.graph.tensor import Graph, GraphTensor, Home
 from edgekit.engines.llamacpp.types import Context, DeviceSlot, Rules, TensorPlacement
@@ -26,12 +27,9 @@ EMBEDDING = "token_embd.weight"
 HEAD = "output.weight"
 HOST_KEY = -1
 _NUMBER = re.compile(r"(?<=blk\.)\d+")
-Optimize = Callable[
-    [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
-]
 SEPARATED = frozenset(
     {"MUL_MAT", "ROPE"}
-)  # ops that read a weight which exists several times in memory
+)  # ops that read a weight of which memory holds several copies
 
 
 def pools(devices: int) -> tuple[Pool, ...]:
@@ -81,16 +79,21 @@ def _layer_key(hparams: Hparams, il: int, placement: TensorPlacement) -> Hashabl
 
 def _moved(placement: TensorPlacement, block: int | None) -> Hashable:
     """The tensors that -ot places in one block (None: outside the blocks), by names without the block number."""
-    found = ((name, pool) for name, pool in placement.moved.items() if block_number(name) == block)
-    return frozenset((_NUMBER.sub("", name), pool) for name, pool in found)
+    return frozenset(
+        (_NUMBER.sub("", name), pool)
+        for name, pool in placement.moved.items()
+        if block_number(name) == block
+    )
 
 
 class _Kind(enum.Enum):
     """How the scheduler treats a device."""
 
     GPU = enum.auto()
-    RPC = enum.auto()  # runs every op, but none whose weights are on the host
-    SLICED = enum.auto()  # several GPUs as one; unlike GPU, not for weights on the host
+    RPC = enum.auto()  # runs every op, except those whose weights are on the host
+    SLICED = (
+        enum.auto()
+    )  # several GPUs as one, which does not run ops whose weights are on the host
 
 
 def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> ScheduledBackend:
@@ -100,9 +103,12 @@ def _backend(pool: Pool, kind: _Kind, values: Values, optimize: Optimize) -> Sch
             return ScheduledBackend(pool=pool, buffer=buffer)
         case _Kind.SLICED:
             return ScheduledBackend(pool=pool, buffer=buffer, supports=cuda.supports)
-    wants = cuda.wants(values)
     return ScheduledBackend(
-        pool=pool, buffer=buffer, supports=cuda.supports, wants=wants, optimize=optimize
+        pool=pool,
+        buffer=buffer,
+        supports=cuda.supports,
+        offloads=cuda.offloads(values),
+        optimize=optimize,
     )
 
 
@@ -113,13 +119,9 @@ def _placer(
 
     def place(build: Build) -> PlacedGraph:
         _separate(build, placement)
-        uses = Uses(build.graph.nodes)
-
-        def optimize(
-            nodes: list[GraphTensor],
-        ) -> tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]:
-            return optimized(nodes, uses, build.options.rules)
-
+        optimize = partial(
+            cuda.optimized, uses=cuda.Uses(build.graph.nodes), rules=build.options.rules
+        )
         devices = zip(order, kinds, strict=False)
         backends = (
             *(_backend(pool, kind, values, optimize) for pool, kind in devices),
@@ -146,13 +148,12 @@ def _home(tensor: GraphTensor, placement: TensorPlacement, hparams: Hparams) -> 
 
 
 def _separate(build: Build, placement: TensorPlacement) -> None:
-    """Splits tensors that are once in the file but several times in memory: a tied head, rope factors per block."""
+    """Splits a tensor of the file that memory holds several times: a tied head, or the rope factors of each block."""
     copies: dict[str, GraphTensor] = {}
-    # not split: models without a head, and an embedding that -ot places
-    tied = (
-        not known_architecture(build.hparams.arch).without_head and EMBEDDING not in placement.moved
-    )
-    several = {
+    # The embedding is not split if the model has no head or if -ot places it.
+    has_head = not known_architecture(build.hparams.arch).without_head
+    tied = has_head and EMBEDDING not in placement.moved
+    copied = {
         leaf
         for leaf in build.graph.leafs
         if leaf.home is Home.WEIGHTS
@@ -161,17 +162,17 @@ def _separate(build: Build, placement: TensorPlacement) -> None:
     layers = [il % build.hparams.n_block for il in build.facts]
     marks = [mark.nodes for mark in build.graph.marks]
     for i, node in enumerate(build.graph.nodes):
-        if node.op in SEPARATED and not several.isdisjoint(node.src):
-            at = bisect_right(marks, i) - 1
-            pool = placement.pools.index(placement.blocks[layers[max(at, 0)]])
+        if node.op in SEPARATED and not copied.isdisjoint(node.src):
+            layer = layers[max(bisect_right(marks, i) - 1, 0)]
+            pool = placement.pools.index(placement.blocks[layer])
             node.src = tuple(
-                _own_copy(source, pool, copies) if source in several else source
+                _copy_in_pool(source, pool, copies) if source in copied else source
                 for source in node.src
             )
     build.graph.leafs.extend(copies.values())
 
 
-def _own_copy(source: GraphTensor, pool: int, copies: dict[str, GraphTensor]) -> GraphTensor:
+def _copy_in_pool(source: GraphTensor, pool: int, copies: dict[str, GraphTensor]) -> GraphTensor:
     name = HEAD if source.name == EMBEDDING else f"{source.name}@{pool}"
     if name not in copies:
         copies[name] = GraphTensor(
@@ -182,23 +183,22 @@ def _own_copy(source: GraphTensor, pool: int, copies: dict[str, GraphTensor]) ->
 
 VIEW_OPS = frozenset({"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"})
 MAX_SOURCES = 10  # ggml.h: GGML_MAX_SRC
-COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, where several devices work in turn
+COPIES = 4  # ggml-backend.cpp: GGML_SCHED_MAX_COPIES, for a pipeline of several devices
+
+
+# The nodes of a split -> these nodes in execution order, and the tensors that must stay alive until after some of them.
+Optimize = Callable[[list[GraphTensor]], tuple[list[GraphTensor], KeepAlive]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledBackend:
-    """A backend. `supports`: it can run a node; `wants`: it runs a node whose weights are on the host.
-
-    `optimize`: the execution order of a split's nodes, and tensors that must stay alive until after some of them.
-    """
+    """A backend. `supports`: it can run a node. `offloads`: it copies weights from the host to run a node."""
 
     pool: Pool
     buffer: Buffer
     supports: Callable[[GraphTensor], bool] = lambda _: True
-    wants: Callable[[GraphTensor], bool] = lambda _: False
-    optimize: Callable[
-        [list[GraphTensor]], tuple[list[GraphTensor], dict[GraphTensor, list[GraphTensor]]]
-    ] = lambda nodes: (nodes, {})
+    offloads: Callable[[GraphTensor], bool] = lambda _: False
+    optimize: Optimize = lambda nodes: (nodes, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,101 +233,102 @@ def is_weight(tensor: GraphTensor) -> bool:
 
 Assignment = dict[GraphTensor, int]
 
-# Ops that do not follow their weights: those are too small to matter.
+# Ops that may run on another backend than that of their weights, which are too small to matter.
 INDIFFERENT = frozenset({"ROPE", "FLASH_ATTN_EXT"})
 
 
 def assign(graph: Graph, machine: ScheduledMachine) -> Assignment:
-    found = _by_location((*graph.leafs, *graph.nodes), machine)
-    working = [node for node in graph.nodes if node.op not in VIEW_OPS]
-    _expand(working, found, machine, devices_only=True)
-    _expand(reversed(working), found, machine, devices_only=True)
-    _expand(working, found, machine, devices_only=False)
-    _expand(reversed(working), found, machine, devices_only=False)
-    for node in working:
-        if node not in found:
-            found[node] = _best(node, found, machine)
-    _settle(graph.nodes, found, machine)
-    return found
+    """The backend of each tensor."""
+    assignment = _by_location((*graph.leafs, *graph.nodes), machine)
+    nodes = [node for node in graph.nodes if node.op not in VIEW_OPS]
+    for devices_only in (True, False):
+        _expand(nodes, assignment, machine, devices_only=devices_only)
+        _expand(reversed(nodes), assignment, machine, devices_only=devices_only)
+    for node in nodes:
+        if node not in assignment:
+            assignment[node] = _best(node, assignment, machine)
+    _assign_rest(graph.nodes, assignment, machine)
+    return assignment
 
 
 def _by_location(tensors: Iterable[GraphTensor], machine: ScheduledMachine) -> Assignment:
     """Backends that follow from a tensor's data or weights (backend_id_from_cur)."""
-    found: Assignment = {}
+    assignment: Assignment = {}
     homes, host = machine.homes, machine.host
     for tensor in tensors:
-        chosen = homes.get(tensor.view_src or tensor)
-        if chosen is None:
-            chosen = host if tensor.is_input else _by_weight(tensor, machine)
-        if chosen is not None:
-            found[tensor] = chosen
-    return found
+        backend = homes.get(tensor.view_src or tensor)
+        if backend is None:
+            backend = host if tensor.is_input else _by_weight(tensor, machine)
+        if backend is not None:
+            assignment[tensor] = backend
+    return assignment
 
 
 def _by_weight(node: GraphTensor, machine: ScheduledMachine) -> int | None:
-    if node.op not in INDIFFERENT:
-        for source in node.src:
-            if source.home is Home.WEIGHTS:
-                return _near_weight(node, machine.homes[source], machine)
-    return None
-
-
-def _near_weight(node: GraphTensor, home: int, machine: ScheduledMachine) -> int | None:
-    """The backend of its weight, or a device for which a large batch is worth copying the weight."""
+    """The backend of its first weight, or a device for which a large batch is worth copying the weight."""
+    if node.op in INDIFFERENT:
+        return None
+    weight = next((source for source in node.src if source.home is Home.WEIGHTS), None)
+    if weight is None:
+        return None
+    home = machine.homes[weight]
     if home == machine.host:
         for backend in range(machine.host):
-            if machine.can_run(backend, node) and machine.backends[backend].wants(node):
+            if machine.can_run(backend, node) and machine.backends[backend].offloads(node):
                 return backend
     return home if machine.can_run(home, node) else None
 
 
 def _expand(
     nodes: Iterable[GraphTensor],
-    found: Assignment,
+    assignment: Assignment,
     machine: ScheduledMachine,
     *,
     devices_only: bool,
 ) -> None:
-    """Gives nodes without a backend that of their neighbour."""
+    """Gives each node without a backend that of the node before it."""
     current: int | None = None
     host = machine.host
     for node in nodes:
-        have = found.get(node)
-        if have is not None:
-            current = None if devices_only and have == host else have
+        backend = assignment.get(node)
+        if backend is not None:
+            current = None if devices_only and backend == host else backend
         elif current is not None and machine.can_run(current, node):
-            found[node] = current
+            assignment[node] = current
 
 
-def _best(node: GraphTensor, found: Assignment, machine: ScheduledMachine) -> int:
+def _best(node: GraphTensor, assignment: Assignment, machine: ScheduledMachine) -> int:
     """The backend that can read most of the node's sources in place."""
+    sources: list[int | None] = []  # the backend of each
+    for source in node.src:
+        assigned = assignment.get(source)
+        if assigned is None and source.view_src is not None:
+            assigned = assignment.get(source.view_src)
+        sources.append(assigned)
     best, most = machine.host, -1
     for backend in range(len(machine.backends)):
-        if machine.can_run(backend, node):
-            readable = sum(1 for source in node.src if _known(source, found) == backend)
-            if readable > most:
-                best, most = backend, readable
+        if machine.can_run(backend, node) and sources.count(backend) > most:
+            best, most = backend, sources.count(backend)
     return best
 
 
-def _known(source: GraphTensor, found: Assignment) -> int | None:
-    have = found.get(source)
-    return found.get(source.view_src) if have is None and source.view_src is not None else have
-
-
-def _settle(nodes: Iterable[GraphTensor], found: Assignment, machine: ScheduledMachine) -> None:
+def _assign_rest(
+    nodes: Iterable[GraphTensor], assignment: Assignment, machine: ScheduledMachine
+) -> None:
     """Assigns views to the backend of their source tensor, and unassigned sources to that of their reader."""
     for node in nodes:
-        if node not in found and node.view_src is not None and node.view_src in found:
-            found[node] = found[node.view_src]
+        if node not in assignment and node.view_src is not None and node.view_src in assignment:
+            assignment[node] = assignment[node.view_src]
         for source in node.src:
-            if source in found:
+            if source in assignment:
                 continue
-            chosen = found.get(node) if source.view_src is None else found.get(source.view_src)
-            if chosen is not None:
-                found[source] = chosen
-        if node not in found:
-            found[node] = next(i for i in range(len(machine.backends)) if machine.can_run(i, node))
+            backend = assignment.get(node if source.view_src is None else source.view_src)
+            if backend is not None:
+                assignment[source] = backend
+        if node not in assignment:
+            assignment[node] = next(
+                i for i in range(len(machine.backends)) if machine.can_run(i, node)
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -360,9 +361,9 @@ class _Splitter:
                 for source in node.src
                 if assignment[source] != backend and self.machine.home_of(source) != backend
             ]
-            # With another weight from the host, the memory of the copies before it is used again.
-            reuses_copies = bool(current.inputs) and any(map(is_weight, elsewhere))
-            if backend != current.backend or reuses_copies:
+            # Another weight from the host starts a new split, which reuses the memory of earlier copies.
+            copies_weight = bool(current.inputs) and any(map(is_weight, elsewhere))
+            if backend != current.backend or copies_weight:
                 current = _Split(backend=backend, start=i)
                 self.splits.append(current)
             if elsewhere:
@@ -372,14 +373,14 @@ class _Splitter:
         for source in sources:
             key = (source, current.backend)
             if key not in self.copies:
-                self.copies[key] = [self._copy(source) for _ in range(self.machine.copies)]
+                self.copies[key] = [self.copy(source) for _ in range(self.machine.copies)]
                 current.inputs.append(source)
         node.src = tuple(
             self.copies[source, current.backend][0] if source in sources else source
             for source in node.src
         )
 
-    def _copy(self, source: GraphTensor) -> GraphTensor:
+    def copy(self, source: GraphTensor) -> GraphTensor:
         many = self.machine.copies > 1
         return GraphTensor(
             op="NONE",
@@ -394,35 +395,37 @@ class _Splitter:
 
 def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> PlacedGraph:
     """The graph as the allocator sees it. Changes the sources of `graph`'s nodes."""
-    walker = _Splitter(graph, assignment, machine)
-    walker.walk()
+    splitter = _Splitter(graph, assignment, machine)
+    splitter.walk()
     nodes: list[GraphTensor] = []
     buffers: list[int] = []
     marks: list[int] = []
     pending = iter([*(one.nodes for one in graph.marks), len(graph.nodes) + 1])
     mark = next(pending)
-    ends = [one.start for one in walker.splits[1:]] + [len(graph.nodes)]
-    for one, end in zip(walker.splits, ends, strict=True):
-        own, kept = machine.backends[one.backend].optimize(graph.nodes[one.start : end])
+    ends = [one.start for one in splitter.splits[1:]] + [len(graph.nodes)]
+    for one, end in zip(splitter.splits, ends, strict=True):
+        ordered, alive = machine.backends[one.backend].optimize(graph.nodes[one.start : end])
         while one.start == mark:
             marks.append(len(nodes))
             mark = next(pending)
-        for source in one.inputs:  # held until it is copied; the copy is placed as the split begins
-            nodes += [_holding(source), walker.copies[source, one.backend][0]]
+        for (
+            source
+        ) in one.inputs:  # alive until it is copied; the copy is placed as the split begins
+            nodes += [_reader(source), splitter.copies[source, one.backend][0]]
             buffers += [assignment[source], one.backend]
-        for i, node in enumerate(own, one.start):
+        for i, node in enumerate(ordered, one.start):
             while i == mark:
                 marks.append(len(nodes))
                 mark = next(pending)
             nodes.append(node)
             buffers.append(assignment[node])
-            if node in kept:
-                for start in range(0, len(kept[node]), MAX_SOURCES):
-                    nodes.append(_holding(*kept[node][start : start + MAX_SOURCES]))
-                    buffers.append(one.backend)
+            tensors = alive.get(node, [])
+            for start in range(0, len(tensors), MAX_SOURCES):
+                nodes.append(_reader(*tensors[start : start + MAX_SOURCES]))
+                buffers.append(one.backend)
     marks += [len(nodes)] * (len(graph.marks) - len(marks))
-    leafs, leaf_buffers = _leafs(graph, walker)
-    copied = {source for source, _ in walker.copies} if machine.copies > 1 else set()
+    leafs, leaf_buffers = _leafs(graph, splitter)
+    copied = {source for source, _ in splitter.copies} if machine.copies > 1 else set()
     return PlacedGraph(
         nodes=nodes,
         leafs=leafs,
@@ -434,8 +437,8 @@ def split(graph: Graph, assignment: Assignment, machine: ScheduledMachine) -> Pl
     )
 
 
-def _holding(*tensors: GraphTensor) -> GraphTensor:
-    """A no-op node that only reads the tensors."""
+def _reader(*tensors: GraphTensor) -> GraphTensor:
+    """A no-op node that reads the tensors, so that they stay alive until then."""
     first = tensors[0]
     return GraphTensor(
         op="NONE",
@@ -447,24 +450,24 @@ def _holding(*tensors: GraphTensor) -> GraphTensor:
     )
 
 
-def _leafs(graph: Graph, walker: _Splitter) -> tuple[list[GraphTensor], list[int]]:
+def _leafs(graph: Graph, splitter: _Splitter) -> tuple[list[GraphTensor], list[int]]:
     """Leafs and their buffers. With several copies of the inputs, all copies are allocated first and never freed."""
     leafs: list[GraphTensor] = []
     buffers: list[int] = []
-    assignment, machine = walker.assignment, walker.machine
+    assignment, machine = splitter.assignment, splitter.machine
     if machine.copies > 1:
         for leaf in (one for one in graph.leafs if one.is_input):
-            own = walker.copies.get((leaf, assignment[leaf]))
-            if own is None:
+            copies = splitter.copies.get((leaf, assignment[leaf]))
+            if copies is None:
                 leaf.is_output = True
-                own = [leaf, *(walker._copy(leaf) for _ in range(machine.copies - 1))]  # noqa: SLF001 - of this file
-            leafs += own
-            buffers += [assignment[leaf]] * len(own)
-        for one in walker.splits:
+                copies = [leaf, *(splitter.copy(leaf) for _ in range(machine.copies - 1))]
+            leafs += copies
+            buffers += [assignment[leaf]] * len(copies)
+        for one in splitter.splits:
             for source in one.inputs:
-                own = walker.copies[source, one.backend]
-                leafs += own
-                buffers += [one.backend] * len(own)
+                copies = splitter.copies[source, one.backend]
+                leafs += copies
+                buffers += [one.backend] * len(copies)
     leafs += graph.leafs
     buffers += [assignment.get(leaf, machine.host) for leaf in graph.leafs]
     return leafs, buffers
