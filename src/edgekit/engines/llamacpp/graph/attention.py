@@ -64,7 +64,7 @@ def get_v(build: Build, layer: GraphLayer, cells: Size, owner: int) -> GraphTens
     return ggml.view(v, cells, heads, head, streams, strides=strides)
 
 
-def store_k(  # noqa: PLR0917 - in the order of the original
+def store_k(  # noqa: PLR0917 - in llama.cpp's order
     build: Build,
     layer: GraphLayer,
     k_cur: GraphTensor,
@@ -76,7 +76,7 @@ def store_k(  # noqa: PLR0917 - in the order of the original
     return ggml.set_rows(_one_stream(build, k, k_cur), _rows(k_cur), k_idxs)
 
 
-def store_v(  # noqa: PLR0917 - in the order of the original
+def store_v(  # noqa: PLR0917 - in llama.cpp's order
     build: Build,
     layer: GraphLayer,
     v_cur: GraphTensor,
@@ -116,7 +116,7 @@ GetRows = Callable[[GraphTensor, GraphTensor], GraphTensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInput:
-    """State rows of the sequences in the batch, and of the others, which are only copied."""
+    """Indices of state rows: of the sequences in the batch, and of the others, which are only copied."""
 
     copy: GraphTensor
     main: GraphTensor
@@ -138,50 +138,38 @@ def state(build: Build, layer: GraphLayer, side: str, width: Size) -> GraphTenso
 
 def read_states(
     build: Build,
-    given: StateInput,
+    rs: StateInput,
     cache: GraphTensor,
     width: Size,
     *,
     get_rows: GetRows | None = None,
 ) -> GraphTensor:
-    """build_rs: clears one row, reads the rows of the batch, writes the others back."""
+    """build_rs: clears one row, reads the rows of the batch, writes the others back.
+
+    0.5 looks up the other rows separately, and there are none. 0.6 looks up all rows at once, so that the graph does
+    not depend on the number of sequences in a batch; `get_rows` replaces that lookup.
+    """
     rows = ggml.reshape(cache, width, cache.ne[1])
     build.expand(ggml.scale_inplace(ggml.view(rows, width)))
-    find = _find_apart if build.options.rules < Rules.V0_6 else _find
-    found, others = find(build, given, rows, get_rows)
-    build.expand(ggml.cpy(others, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
-    return found
-
-
-def _find_apart(
-    build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
-) -> tuple[GraphTensor, GraphTensor]:
-    """0.5: a separate lookup for the other rows, of which there are none."""
-    found = (get_rows or ggml.get_rows)(rows, given.main)
-    build.expand(found)
-    return found, ggml.get_rows(rows, given.extra)
-
-
-def _find(
-    build: Build, given: StateInput, rows: GraphTensor, get_rows: GetRows | None
-) -> tuple[GraphTensor, GraphTensor]:
-    """0.6: one lookup of all rows, with views of the batch's rows and the others. So the graph is the same for any
-    number of sequences in a batch.
-    """
-    count = build.sizes.n_seqs
-    if get_rows is None:
-        every = ggml.get_rows(rows, given.copy)
-        found = ggml.view(every, rows.ne[0], count, strides=(every.nb[1],))
+    is_old, count = build.options.rules < Rules.V0_6, build.sizes.n_seqs
+    if is_old or get_rows is not None:
+        states = (get_rows or ggml.get_rows)(rows, rs.main)
+        build.expand(states)
+        others = ggml.get_rows(rows, rs.extra)
     else:
-        found = get_rows(rows, given.main)
-    build.expand(found)
-    if get_rows is not None:
-        every = ggml.get_rows(rows, given.extra)
-    return found, ggml.view(every, rows.ne[0], 0, strides=(every.nb[1],))
+        others = ggml.get_rows(rows, rs.copy)
+        states = ggml.view(others, rows.ne[0], count, strides=(others.nb[1],))
+        build.expand(states)
+    if not is_old:
+        others = ggml.view(others, rows.ne[0], 0, strides=(others.nb[1],))
+    build.expand(ggml.cpy(others, ggml.view(cache, width, 0, strides=(cache.nb[1],))))
+    return states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideCache:
+    """A cache of keys next to the usual one, such as an indexer's. `name` is a part of its tensors' names."""
+
     name: str
     width: int
     cells: Size
@@ -255,25 +243,20 @@ def _cache_input(build: Build, n_kv: Size, *, values: bool) -> CacheInput:
     )
 
 
-def _rotated(build: Build, given: CacheInput, *, swa: bool | None) -> CacheInput:
+def _with_rotation(build: Build, inputs: CacheInput, *, swa: bool | None) -> CacheInput:
     """Adds Hadamard matrices for quantised caches, which store rotated K and V if all heads have one width."""
-    k_rot = _rotation(build, "k", swa=swa)
-    v_rot = _rotation(build, "v", swa=swa) if given.v_idxs is not None else None
-    return CacheInput(
-        n_kv=given.n_kv,
-        mask=given.mask,
-        k_idxs=given.k_idxs,
-        v_idxs=given.v_idxs,
-        k_rot=_matrix(k_rot, "attn_inp_k_rot"),
-        v_rot=_matrix(v_rot, "attn_inp_v_rot"),
-    )
+
+    def matrix(side: str) -> GraphTensor | None:
+        width = _rotation(build, side, swa=swa)
+        if width is None:
+            return None
+        return ggml.graph_input(F32, width, width, name=f"attn_inp_{side}_rot")
+
+    k_rot = matrix("k")
+    return replace(inputs, k_rot=k_rot, v_rot=None if inputs.v_idxs is None else matrix("v"))
 
 
-def _matrix(width: int | None, name: str) -> GraphTensor | None:
-    return None if width is None else ggml.graph_input(F32, width, width, name=name)
-
-
-SMALLEST_ROTATION = 64  # llama-kv-cache.cpp:1447
+MIN_ROTATION = 64  # llama-kv-cache.cpp:1447
 
 
 def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
@@ -281,12 +264,12 @@ def _rotation(build: Build, side: str, *, swa: bool | None) -> int | None:
     kind = build.options.type_k if side == "k" else build.options.type_v
     dims = build.hparams.cached_heads(side, swa=swa)
     first = build.hparams.head_dim(side, 0)
-    if kind.block_elements == 1 or len(dims) != 1 or first % SMALLEST_ROTATION:
+    if kind.block_elements == 1 or len(dims) != 1 or first % MIN_ROTATION:
         return None
     if build.options.rules < Rules.ROTATION_PER_CACHE and build.hparams.varies(side):
         return None
     if side == "v":
-        return SMALLEST_ROTATION
+        return MIN_ROTATION
     (dim,) = dims
     return widest_rotation(dim)
 
@@ -295,13 +278,13 @@ def widest_rotation(width: int) -> int:
     """The largest power of two that divides the head width; at least 64."""
     if width < 1:
         raise NoGraphError("heads without a width")
-    return max(width & -width, SMALLEST_ROTATION)
+    return max(width & -width, MIN_ROTATION)
 
 
 def input_kv(build: Build, *, rotate: bool = True) -> AttnInput:
     """build_attn_inp_kv."""
     base = _cache_input(build, build.sizes.n_kv, values=True)
-    return AttnInput(base=_rotated(build, base, swa=None) if rotate else base)
+    return AttnInput(base=_with_rotation(build, base, swa=None) if rotate else base)
 
 
 def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
@@ -309,10 +292,10 @@ def input_kv_iswa(build: Build, *, rotate: bool = True) -> AttnInput:
     base = _cache_input(build, build.sizes.n_kv, values=True)
     swa = _cache_input(build, build.sizes.n_kv_swa, values=True)
     if rotate and build.options.rules < Rules.ROTATION_PER_CACHE:
-        base = _rotated(build, base, swa=None)
+        base = _with_rotation(build, base, swa=None)
         swa = replace(swa, k_rot=base.k_rot, v_rot=base.v_rot)
     elif rotate:
-        base, swa = _rotated(build, base, swa=False), _rotated(build, swa, swa=True)
+        base, swa = _with_rotation(build, base, swa=False), _with_rotation(build, swa, swa=True)
     return AttnInput(base=base, swa=swa)
 
 
@@ -345,23 +328,21 @@ class Extras:
     kq_b: GraphTensor | None = None
     sinks: GraphTensor | None = None
     v_mla: GraphTensor | None = None
-    softcap: int = (
-        0  # number of softcap passes (scale, tanh, scale) over the scores without flash attention
-    )
+    softcap: int = 0  # softcap passes (scale, tanh, scale) over the scores, without flash attention
 
 
-PLAIN = Extras()
+NO_EXTRAS = Extras()
 
 
 def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
     layer: GraphLayer,
-    given: AttnInput,
+    inputs: AttnInput,
     q: GraphTensor,
     k: GraphTensor | None,
     v: GraphTensor | None,
     *,
-    extras: Extras = PLAIN,
+    extras: Extras = NO_EXTRAS,
     owner: int | None = None,
     output: str | None = "attn_output",
 ) -> GraphTensor:
@@ -369,70 +350,70 @@ def attend(  # noqa: PLR0917 - q, k and v, as build_attn takes them
 
     `output` names the output projection; None: no projection.
     """
-    used = given.of(layer)
-    if used.k_rot is not None:
-        q = hadamard(build, q, used.k_rot)
-        k = k and hadamard(build, k, used.k_rot)
-    if used.v_rot is not None:
-        v = v and hadamard(build, v, used.v_rot)
-    for tensor in (q, v, k) if given.swa is None else (q, k, v):
+    cache = inputs.of(layer)
+    if cache.k_rot is not None:
+        q = hadamard(build, q, cache.k_rot)
+        k = k and hadamard(build, k, cache.k_rot)
+    if cache.v_rot is not None:
+        v = v and hadamard(build, v, cache.v_rot)
+    for tensor in (q, v, k) if inputs.swa is None else (q, k, v):
         if tensor is not None:
             build.expand(tensor)
-    where = layer.index if owner is None else owner
+    owner = layer.index if owner is None else owner
     if k is not None:
-        build.expand(store_k(build, layer, k, used.k_idxs, used.n_kv, where))
-    if v is not None and used.v_idxs is not None:
-        build.expand(store_v(build, layer, v, used.v_idxs, used.n_kv, where))
-    keys = get_k(build, layer, used.n_kv, where)
-    values = get_v(build, layer, used.n_kv, where)
+        build.expand(store_k(build, layer, k, cache.k_idxs, cache.n_kv, owner))
+    if v is not None and cache.v_idxs is not None:
+        build.expand(store_v(build, layer, v, cache.v_idxs, cache.n_kv, owner))
+    keys = get_k(build, layer, cache.n_kv, owner)
+    values = get_v(build, layer, cache.n_kv, owner)
     transposed = build.options.v_trans
-    cur = product(build, q, keys, values, used.mask, extras, transposed=transposed)
-    if used.v_rot is not None:
-        cur = hadamard(build, cur, used.v_rot)
-    return _output(layer, cur, output)
+    cur = attn_mha(build, q, keys, values, cache.mask, extras, transposed=transposed)
+    if cache.v_rot is not None:
+        cur = hadamard(build, cur, cache.v_rot)
+    return project_output(layer, cur, output)
 
 
 def attend_k(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
     layer: GraphLayer,
-    given: AttnInput,
+    inputs: AttnInput,
     q: GraphTensor,
     k: GraphTensor,
     v: GraphTensor,
     *,
-    extras: Extras = PLAIN,
+    extras: Extras = NO_EXTRAS,
     output: str | None = "attn_output",
 ) -> GraphTensor:
     """build_attn with a K cache only (MLA): V is the first part of each K row."""
-    used = given.of(layer)
+    cache = inputs.of(layer)
     for tensor in (q, v, k):
         build.expand(tensor)
-    build.expand(store_k(build, layer, k, used.k_idxs, used.n_kv, layer.index))
-    keys = get_k(build, layer, used.n_kv, layer.index)
+    build.expand(store_k(build, layer, k, cache.k_idxs, cache.n_kv, layer.index))
+    keys = get_k(build, layer, cache.n_kv, layer.index)
     values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
-    cur = product(build, q, keys, values, used.mask, extras, transposed=False)
-    return _output(layer, cur, output)
+    cur = attn_mha(build, q, keys, values, cache.mask, extras, transposed=False)
+    return project_output(layer, cur, output)
 
 
 def attend_now(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
     layer: GraphLayer,
-    given: AttnInput,
+    inputs: AttnInput,
     q: GraphTensor,
     k: GraphTensor,
     v: GraphTensor,
     *,
-    extras: Extras = PLAIN,
+    extras: Extras = NO_EXTRAS,
     output: str | None = "attn_output",
 ) -> GraphTensor:
     """build_attn without a cache, and cross-attention to an encoder."""
     for tensor in (q, k, v):
         build.expand(tensor)
-    cur = product(build, q, k, v, given.of(layer).mask, extras, transposed=False)
-    return _output(layer, cur, output)
+    cur = attn_mha(build, q, k, v, inputs.of(layer).mask, extras, transposed=False)
+    return project_output(layer, cur, output)
 
 
-def _output(layer: GraphLayer, cur: GraphTensor, name: str | None) -> GraphTensor:
+def project_output(layer: GraphLayer, cur: GraphTensor, name: str | None) -> GraphTensor:
     if name is not None and name in layer:
         cur = project(layer[name], cur, scale=layer.scale(name))
         if (bias := layer.bias(name)) is not None:
@@ -440,7 +421,7 @@ def _output(layer: GraphLayer, cur: GraphTensor, name: str | None) -> GraphTenso
     return cur
 
 
-def product(  # noqa: PLR0917 - q, k and v, as build_attn takes them
+def attn_mha(  # noqa: PLR0917 - q, k and v, as build_attn takes them
     build: Build,
     q: GraphTensor,
     k: GraphTensor,

@@ -26,6 +26,7 @@ class Norm(enum.Enum):
 def project(
     matrix: GraphTensor, cur: GraphTensor, *, scale: GraphTensor | None = None
 ) -> GraphTensor:
+    """build_lora_mm."""
     cur = ggml.mul_mat(matrix, cur)
     return cur if scale is None else ggml.mul(cur, scale)
 
@@ -56,7 +57,7 @@ def normalize(
     else:
         cur = ggml.norm(cur) if kind is Norm.LAYER else ggml.rms_norm(cur)
     if weight is not None or bias is not None:
-        cur.name, cur.layer = "norm", layer  # as llama.cpp calls it
+        cur.name, cur.layer = "norm", layer  # llama.cpp's name for it
     if weight is not None:
         cur = ggml.mul(cur, weight)
     return cur if bias is None else ggml.add(cur, bias)
@@ -64,12 +65,12 @@ def normalize(
 
 def hadamard(build: Build, cur: GraphTensor, rotation: GraphTensor) -> GraphTensor:
     width = rotation.ne[0]
-    whole = build.graph.is_contiguous(cur)
-    if not whole and build.options.rules < Rules.ROTATION_OF_VIEWS:
+    contiguous = build.graph.is_contiguous(cur)
+    if not contiguous and build.options.rules < Rules.ROTATION_OF_VIEWS:
         raise RefusedError(
             "llama.cpp aborts: builds before b9027 cannot use a quantised cache with fused matrices"
         )
-    flatten = ggml.reshape if whole else ggml.cont
+    flatten = ggml.reshape if contiguous else ggml.cont
     flat = flatten(cur, width, cur.elements // width)
     return ggml.reshape(ggml.mul_mat(rotation, flat), *cur.ne)
 
@@ -103,8 +104,8 @@ def qkv(
     heads = heads or Heads.of(layer)
     clamped = not flat and build.hparams.real("attention.clamp_kqv") > 0
     if "attn_qkv" in layer:
-        return _fused(build, layer, cur, heads, flat=flat, clamped=clamped)
-    q, k, v = (_separate(layer, name, cur, clamped=clamped) for name in ("q", "k", "v"))
+        return _project_fused(build, layer, cur, heads, flat=flat, clamped=clamped)
+    q, k, v = (_project_side(layer, name, cur, clamped=clamped) for name in ("q", "k", "v"))
     if flat:
         return q, k, v
     return (
@@ -114,7 +115,7 @@ def qkv(
     )
 
 
-def _separate(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) -> GraphTensor:
+def _project_side(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) -> GraphTensor:
     name = f"attn_{side}"
     cur = project(layer[name], cur, scale=layer.scale(name))
     if (bias := layer.bias(name)) is not None:
@@ -122,7 +123,7 @@ def _separate(layer: GraphLayer, side: str, cur: GraphTensor, *, clamped: bool) 
     return ggml.clamp(cur) if clamped else cur
 
 
-def _fused(
+def _project_fused(
     build: Build, layer: GraphLayer, cur: GraphTensor, heads: Heads, *, flat: bool, clamped: bool
 ) -> tuple[GraphTensor, GraphTensor, GraphTensor]:
     cur = project(layer["attn_qkv"], cur, scale=layer.scale("attn_qkv"))
@@ -151,15 +152,15 @@ def _fused(
 
 def _fused_bias(layer: GraphLayer) -> GraphTensor | None:
     """The fused QKV bias, or the three biases concatenated."""
-    whole = layer.bias("attn_qkv")
+    fused = layer.bias("attn_qkv")
     q, k, v = (layer.bias(f"attn_{side}") for side in ("q", "k", "v"))
-    if whole is None and q is not None and k is not None and v is not None:
+    if fused is None and q is not None and k is not None and v is not None:
         return ggml.concat(ggml.concat(q, k, 0), v, 0)
-    return whole
+    return fused
 
 
 class Act(enum.Enum):
-    """The activation between the two products; only its number of nodes matters to the allocator."""
+    """The activation between the two products. Only its nodes matter to the allocator."""
 
     UNARY = "silu, gelu or relu, times up where there is a gate"
     SQUARED = "relu, then its square"
@@ -186,7 +187,7 @@ def feed_forward(
     tmp = _product(layer, up, cur) if up in layer else cur
     has_gate = gated and gate in layer
     cur = _product(layer, gate, cur if parallel else tmp) if has_gate else tmp
-    cur = _activated(cur, tmp if has_gate and parallel else None, act)
+    cur = _activate(cur, tmp if has_gate and parallel else None, act)
     if scales is not None:
         cur = ggml.div(cur, scales)
     return _product(layer, down, cur) if down in layer else cur
@@ -201,7 +202,7 @@ def _product(layer: GraphLayer, name: str, cur: GraphTensor) -> GraphTensor:
     return cur
 
 
-def _activated(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor:
+def _activate(cur: GraphTensor, up: GraphTensor | None, act: Act) -> GraphTensor:
     """`up` is None if the activation has no multiplicative gate."""
     if act is Act.FUSED:
         return ggml.glu(cur)
@@ -262,17 +263,17 @@ def experts(
     probs, selection = _scores(layer, cur, routing, probs_in)
     if routing.groups > 1:
         selection = _best_groups(selection, routing)
-    chosen = selected or ggml.argsort_top_k(selection, used)
-    weights = _weights(probs, chosen, routing, used)
+    ids = selected or ggml.argsort_top_k(selection, used)
+    weights = _weights(probs, ids, routing, used)
     build.expand(weights)
     cur = ggml.reshape(cur, cur.ne[0], 1, tokens)
     if routing.weight_before:
         cur = ggml.mul(ggml.repeat(cur, cur.ne[0], used, tokens, 1), weights)
-    result = _run_experts(layer, cur, chosen, routing, suffix)
+    result = _run_experts(layer, cur, ids, routing, suffix)
     if not routing.weight_before:
         result = ggml.mul(result, weights)
     build.expand(result)
-    return _added_up(build, result, used)
+    return _sum_experts(build, result, used)
 
 
 def _scores(
@@ -310,15 +311,14 @@ def _best_groups(selection: GraphTensor, routing: Routing) -> GraphTensor:
     scores = ggml.get_rows(ggml.reshape(groups, 1, *groups.ne[:3]), best)
     scores = ggml.sum_rows(ggml.reshape(scores, *scores.ne[1:]))
     scores = ggml.reshape(scores, scores.ne[1], scores.ne[2])
-    chosen = ggml.argsort_top_k(scores, routing.groups_used)
-    kept = ggml.get_rows(groups, chosen)
-    masked = ggml.set_rows(ggml.fill(groups), kept, chosen)
+    ids = ggml.argsort_top_k(scores, routing.groups_used)
+    masked = ggml.set_rows(ggml.fill(groups), ggml.get_rows(groups, ids), ids)
     return ggml.reshape(masked, count, tokens)
 
 
-def _weights(probs: GraphTensor, chosen: GraphTensor, routing: Routing, used: int) -> GraphTensor:
+def _weights(probs: GraphTensor, ids: GraphTensor, routing: Routing, used: int) -> GraphTensor:
     count, tokens = probs.ne[0], probs.ne[1]
-    weights = ggml.get_rows(ggml.reshape(probs, 1, count, tokens), chosen)
+    weights = ggml.get_rows(ggml.reshape(probs, 1, count, tokens), ids)
     if routing.gating is Gating.SOFTMAX_WEIGHT:
         weights = ggml.soft_max(ggml.reshape(weights, used, tokens))
         weights = ggml.reshape(weights, 1, used, tokens)
@@ -330,21 +330,21 @@ def _weights(probs: GraphTensor, chosen: GraphTensor, routing: Routing, used: in
 
 
 def _run_experts(
-    layer: GraphLayer, cur: GraphTensor, chosen: GraphTensor, routing: Routing, suffix: str
+    layer: GraphLayer, cur: GraphTensor, ids: GraphTensor, routing: Routing, suffix: str
 ) -> GraphTensor:
     both = f"ffn_gate_up{suffix}"
     if both in layer:
-        halves = _expert(layer, both, cur, chosen, scale=layer.scale(f"ffn_up{suffix}"))
+        halves = _expert(layer, both, cur, ids, scale=layer.scale(f"ffn_up{suffix}"))
         width = halves.ne[0] // 2
         ne, strides = (width, *halves.ne[1:3]), halves.nb[1:3]
         gate: GraphTensor | None = ggml.view(halves, *ne, strides=strides)
         up = ggml.view(halves, *ne, strides=strides)
     else:
-        up = _expert(layer, f"ffn_up{suffix}", cur, chosen)
+        up = _expert(layer, f"ffn_up{suffix}", cur, ids)
         has_gate = f"ffn_gate{suffix}" in layer
-        gate = _expert(layer, f"ffn_gate{suffix}", cur, chosen) if has_gate else None
-    cur = _activated(up if gate is None else gate, None if gate is None else up, routing.act)
-    cur = _expert(layer, f"ffn_down{suffix}", cur, chosen)
+        gate = _expert(layer, f"ffn_gate{suffix}", cur, ids) if has_gate else None
+    cur = _activate(up if gate is None else gate, None if gate is None else up, routing.act)
+    cur = _expert(layer, f"ffn_down{suffix}", cur, ids)
     if routing.precise:
         cur.name = PRECISE
     return cur
@@ -354,15 +354,15 @@ def _expert(
     layer: GraphLayer,
     name: str,
     cur: GraphTensor,
-    chosen: GraphTensor,
+    ids: GraphTensor,
     scale: GraphTensor | None = None,
 ) -> GraphTensor:
-    cur = project_experts(layer[name], cur, chosen, scale=scale or layer.scale(name))
+    cur = project_experts(layer[name], cur, ids, scale=scale or layer.scale(name))
     bias = layer.bias(name)
-    return cur if bias is None else ggml.add_id(cur, bias, chosen)
+    return cur if bias is None else ggml.add_id(cur, bias, ids)
 
 
-def _added_up(build: Build, result: GraphTensor, used: int) -> GraphTensor:
+def _sum_experts(build: Build, result: GraphTensor, used: int) -> GraphTensor:
     """Sums the expert outputs. All views precede the sums in the graph."""
     width, tokens = result.ne[0], result.ne[2]
     views = [ggml.view(result, width, tokens, strides=(result.nb[2],)) for _ in range(used)]

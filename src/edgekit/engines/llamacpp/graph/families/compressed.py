@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    SMALLEST_ROTATION,
+    MIN_ROTATION,
     AttnInput,
     CacheInput,
     Extras,
     SideCache,
+    attn_mha,
     mask_type,
-    product,
     widest_rotation,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
@@ -178,7 +178,7 @@ def _number(size: Size) -> int:
 
 
 def rotation(build: Build, width: int, *, always: bool = False) -> GraphTensor | None:
-    quantised = build.options.type_k.block_elements > 1 and width % SMALLEST_ROTATION == 0
+    quantised = build.options.type_k.block_elements > 1 and width % MIN_ROTATION == 0
     if not (quantised or always):
         return None
     side = widest_rotation(width)
@@ -247,7 +247,7 @@ class DeepSeek4(Transformer):
         cur = gathered(build, ggml.reshape(flat, width, count, build.sizes.n_outputs))
         results(build, normalize(cur, build["output_norm"]))
 
-    def streams_after(  # noqa: PLR0917 - in the order of the original
+    def streams_after(  # noqa: PLR0917 - in llama.cpp's order
         self,
         build: Build,
         layer: GraphLayer,
@@ -356,7 +356,7 @@ def _attended(
         seen = packed.mask if picked is None else only(packed.mask, picked, kind)
         mask = ggml.concat(mask, seen, 0)
     extras = Extras(sinks=layer["attn_sinks"])
-    out = product(build, q, keys, keys, mask, extras, transposed=False)
+    out = attn_mha(build, q, keys, keys, mask, extras, transposed=False)
     return out if given.k_rot is None else hadamard(build, out, given.k_rot)
 
 

@@ -10,9 +10,9 @@ from edgekit.engines.llamacpp.graph.attention import (
     CacheInput,
     Extras,
     SideCache,
+    attn_mha,
     get_k,
     input_k,
-    product,
     store_k,
     widest_rotation,
 )
@@ -127,7 +127,7 @@ def attend_picked(
     keys = get_k(build, layer, given.n_kv, layer.index)
     values = ggml.view(keys, v.ne[0], *keys.ne[1:], strides=keys.nb[1:])
     extras = Extras(v_mla=layer["attn_v_b"])
-    cur = product(build, q, keys, values, mask, extras, transposed=False)
+    cur = attn_mha(build, q, keys, values, mask, extras, transposed=False)
     return project(layer["attn_output"], cur, scale=layer.scale("attn_output"))
 
 

@@ -68,7 +68,7 @@ class Latent(Transformer):
         attention = self.absorbed if is_mla(hparams) else self.expanded
         return attention(build, layer, shared, q, latent, k_pe)
 
-    def absorbed(  # noqa: PLR0917 - in the order of the original
+    def absorbed(  # noqa: PLR0917 - in llama.cpp's order
         self,
         build: Build,
         layer: GraphLayer,
@@ -92,7 +92,7 @@ class Latent(Transformer):
         extras = Extras(v_mla=layer["attn_v_b"])
         return attend_k(build, layer, shared.attn, q, k, v, extras=extras)
 
-    def expanded(  # noqa: PLR0917 - in the order of the original
+    def expanded(  # noqa: PLR0917 - in llama.cpp's order
         self,
         build: Build,
         layer: GraphLayer,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
-    PLAIN,
+    NO_EXTRAS,
     AttnInput,
     CacheInput,
     Extras,
@@ -97,7 +97,7 @@ class T5Encoder:
         build.output(cur)
         build.expand(cur)
 
-    def block(  # noqa: PLR0917 - in the order of the original
+    def block(  # noqa: PLR0917 - in llama.cpp's order
         self,
         build: Build,
         layer: GraphLayer,
@@ -174,7 +174,7 @@ class T5(T5Encoder):
         stream = ggml.add(ggml.mul_mat(half["attn_o"], cur), stream)
         cur = normalize(stream, half["cross_attn_norm"], layer=layer.index)
         q, k, v = projected(layer, half, "cross_attn", cur, crossing.encoded)
-        cur = attend_now(build, layer, crossing.cross, q, k, v, extras=PLAIN, output=None)
+        cur = attend_now(build, layer, crossing.cross, q, k, v, extras=NO_EXTRAS, output=None)
         cur = ggml.mul_mat(half["cross_attn_o"], cur)
         if layer.facts.is_last:
             cur, stream = (ggml.get_rows(one, crossing.out_ids) for one in (cur, stream))
