@@ -20,7 +20,7 @@ from edgekit.engines.llamacpp.graph.attention import (
     store_v,
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import hadamard, normalize, project, qkv
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
@@ -151,7 +151,7 @@ class MiniMaxM3(Transformer):
     ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         q, k, v = qkv(build, layer, normed)
-        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = self.norm_qk(layer, q, k)
         q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
         if blocks is None or layer.facts.variant is not True:
             cur = attend(build, layer, shared.attn, q, k, v)
@@ -238,5 +238,5 @@ def _by_stream(
 
 
 BLOCKS: Mapping[str, MiniMaxM3] = {
-    "minimax-m3": MiniMaxM3(attn_input=input_kv, routing=stated_routing)
+    "minimax-m3": MiniMaxM3(attn_input=input_kv, routing=file_routing)
 }

@@ -23,7 +23,7 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams, weight
 from edgekit.engines.llamacpp.graph.families.indexed import only
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import (
     experts,
     hadamard,
@@ -443,5 +443,5 @@ def gathered(build: Build, streams: GraphTensor) -> GraphTensor:
 
 
 COMPRESSED: Mapping[str, DeepSeek4] = {
-    "deepseek4": DeepSeek4(attn_input=no_input, routing=stated_routing)
+    "deepseek4": DeepSeek4(attn_input=no_input, routing=file_routing)
 }

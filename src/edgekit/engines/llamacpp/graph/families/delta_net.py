@@ -17,8 +17,6 @@ from edgekit.engines.llamacpp.graph.layers import (
     normalize,
     output_rows,
     qkv,
-    results,
-    rows_after_norm,
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
@@ -165,6 +163,7 @@ def _repeated(build: Build, ssm: Ssm, cur: GraphTensor) -> GraphTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet(Hybrid):
+    norm_first: bool = True
     late_gate: bool = False  # the gate is sliced out after attention, not before
 
     def block(
@@ -195,7 +194,7 @@ class DeltaNet(Hybrid):
         if not self.late_gate:
             gate = ggml.cont(gate, width * heads, tokens)
         k, v = (ggml.reshape(one, width, kv_heads, tokens) for one in (k, v))
-        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = self.norm_qk(layer, q, k)
         q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
         cur = attend(build, layer, shared.attn, q, k, v, output=None)
         if self.late_gate:
@@ -216,10 +215,3 @@ class DeltaNet(Hybrid):
         one = shared_expert(layer, cur)
         gate = ggml.unary(ggml.mul_mat(layer["ffn_gate_inp_shexp"], cur))
         return ggml.add(result, ggml.mul(one, gate))
-
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        results(build, rows_after_norm(build, cur, shared.out_ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import (
@@ -23,7 +24,7 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     Transformer,
     attention_then_stream,
     no_layer,
-    sections_if_stated,
+    rope_sections,
 )
 from edgekit.engines.llamacpp.graph.layers import (
     Act,
@@ -37,7 +38,7 @@ from edgekit.engines.llamacpp.graph.layers import (
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor, shape
 from edgekit.errors import RefusedError
 
-PICTURE_TOKENS = 8192  # chameleon.cpp: image tokens, whose logits are suppressed
+IMAGE_TOKENS = 8192  # chameleon.cpp: image tokens, whose logits are suppressed
 
 
 def always(_hparams: Hparams) -> bool:
@@ -49,7 +50,8 @@ def baichuan_rope(hparams: Hparams, _il: int) -> bool:
     return hparams.n_layer == 32
 
 
-def where_it_slides(hparams: Hparams, il: int) -> bool:
+def exaone4_rope(hparams: Hparams, il: int) -> bool:
+    """Only sliding-window layers, if there are any."""
     return hparams.swa[il] or not hparams.has_swa
 
 
@@ -57,26 +59,18 @@ def where_it_slides(hparams: Hparams, il: int) -> bool:
 class Bloom(Transformer):
     """Bloom: embeddings are normalised before the first layer."""
 
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        shared = self.shared(build)
+    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
         bias = build.tensor("token_embd_norm.bias")
-        cur = normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        self.head(build, cur)
+        cur = build.input_embd()
+        return normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeShell(Transformer):
     """Old CodeShell files have one matrix for embeddings and logits, named output."""
 
-    def build(self, build: Build) -> None:
-        cur = build.input_embd(table=build.weight("token_embd") or build["output"])
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        self.head(build, cur)
+    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
+        return build.input_embd(table=build.weight("token_embd") or build["output"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +81,8 @@ class Falcon(Transformer):
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
     ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
-        own = "attn_norm_2" in layer
-        cur = self.normalized(layer, stream, "attn_norm_2") if own else normed
+        has_own_norm = "attn_norm_2" in layer
+        cur = self.normalized(layer, stream, "attn_norm_2") if has_own_norm else normed
         cur = self.attention(build, layer, shared, cur)
         if layer.facts.is_last:
             cur, stream, normed = (
@@ -115,7 +109,7 @@ class GptNeoX(Transformer):
 class BitNet(Transformer):
     """BitNet: norms before the output projections of attention and feed-forward."""
 
-    def attended(
+    def attend(
         self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         cur = attend(build, layer, shared.attn, *heads, output=None)
@@ -196,7 +190,7 @@ class Chameleon(Transformer):
         build.embd = cur
         build.output(cur)
         cur = project(build.weight("output") or build["token_embd"], cur)
-        suppressed = ggml.clamp(ggml.new("NONE", F32, shape(PICTURE_TOKENS)))
+        suppressed = ggml.clamp(ggml.new("NONE", F32, shape(IMAGE_TOKENS)))
         cur = ggml.new("SET", cur.type, cur.ne, cur, suppressed)
         build.output(cur)
         build.expand(cur)
@@ -206,72 +200,70 @@ class Chameleon(Transformer):
 class CogVlm(Transformer):
     """CogVLM: logits for every token; no output rows are selected."""
 
-    def crops(self, _build: Build) -> bool:
+    def selects_rows(self, _build: Build) -> bool:
         return False
-
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        self.head(build, cur)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diffusion(Transformer):
     """Diffusion models: no cache; all tokens of a batch attend to each other."""
 
-    def attended(
+    def attend(
         self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         return attend_now(build, layer, shared.attn, *heads)
 
 
-def if_trained(hparams: Hparams, _il: int) -> bool:
+def trained_rope(hparams: Hparams, _il: int) -> bool:
     """False for models trained without positions (rope.scaling.finetuned)."""
     return hparams.flag("rope.scaling.finetuned", default=True)
 
 
-def as_stated(hparams: Hparams, il: int) -> bool:
-    stated = hparams.key("attention.rope_pattern")
-    return not isinstance(stated, tuple) or il >= len(stated) or bool(stated[il])
+def rope_pattern(hparams: Hparams, il: int) -> bool:
+    pattern = hparams.key("attention.rope_pattern")
+    return not isinstance(pattern, tuple) or il >= len(pattern) or bool(pattern[il])
 
 
 def deepstack_mapping(hparams: Hparams) -> tuple[int, ...]:
     """The index of the image embeddings that each layer adds; negative: none."""
-    stated = hparams.key("deepstack_mapping")
-    numbers = stated if isinstance(stated, tuple) else ()
+    mapping = hparams.key("deepstack_mapping")
+    numbers = mapping if isinstance(mapping, tuple) else ()
     return tuple(one for one in numbers[: hparams.n_layer] if isinstance(one, int))
+
+
+class GraniteVariant(NamedTuple):
+    """How a layer differs from others."""
+
+    has_rope: bool
+    adds_image: bool  # image embeddings are added to its input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granite(Transformer):
     fused_shared: bool = False  # gate and up of the shared expert are one matrix
-    pictures: bool = True  # the loader reads deepstack_mapping
+    images: bool = True  # the loader reads deepstack_mapping
 
-    def variant(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
-        """Whether the layer uses rope, and whether it adds image embeddings."""
-        mapping = deepstack_mapping(hparams) if self.pictures else ()
-        return self.rope(hparams, il), 0 < il < len(mapping) and mapping[il] >= 0
+    def variant(self, hparams: Hparams, il: int) -> GraniteVariant:
+        mapping = deepstack_mapping(hparams) if self.images else ()
+        adds_image = 0 < il < len(mapping) and mapping[il] >= 0
+        return GraniteVariant(has_rope=self.rope(hparams, il), adds_image=adds_image)
 
-    def build(self, build: Build) -> None:
+    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
         hparams = build.hparams
-        count = len({one for one in deepstack_mapping(hparams) if one >= 0}) if self.pictures else 0
+        count = len({one for one in deepstack_mapping(hparams) if one >= 0}) if self.images else 0
         width = hparams.n_embd * (1 + count) if count else None
-        cur = build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, self.with_picture(build, layer, cur))
-        self.head(build, cur)
+        return build.input_embd(scaled=bool(hparams.real("embedding_scale")), width=width)
 
-    def with_picture(self, build: Build, layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
-        given, more = build.inp_embd, layer.facts.variant
-        if given is None or not isinstance(more, tuple) or not more[1]:
-            return cur
-        return ggml.add(cur, ggml.view(given, *given.ne[:2], strides=(given.nb[1],)))
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
+        embd, variant = build.inp_embd, layer.facts.variant
+        if embd is not None and isinstance(variant, GraniteVariant) and variant.adds_image:
+            stream = ggml.add(stream, ggml.view(embd, *embd.ne[:2], strides=(embd.nb[1],)))
+        return Transformer.block(self, build, layer, shared, stream)
 
-    def rotates(self, layer: GraphLayer) -> bool:
-        return isinstance(layer.facts.variant, tuple) and bool(layer.facts.variant[0])
+    def has_rope(self, layer: GraphLayer) -> bool:
+        return isinstance(layer.facts.variant, GraniteVariant) and layer.facts.variant.has_rope
 
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -306,8 +298,8 @@ class StableLm(Transformer):
                 ggml.get_rows(one, shared.out_ids) for one in (cur, stream, normed)
             )
         stream = ggml.add(cur, stream)
-        has_own = "ffn_norm" in layer
-        cur = self.normalized(layer, stream, "ffn_norm") if has_own else normed
+        has_own_norm = "ffn_norm" in layer
+        cur = self.normalized(layer, stream, "ffn_norm") if has_own_norm else normed
         return ggml.add(self.feed_forward(build, layer, shared, cur), stream)
 
 
@@ -347,7 +339,7 @@ class Nanbeige(Transformer):
         normed = ends and not hparams.flag("skip_loop_final_norm")
         return normed, il if hparams.n_block < hparams.n_layer else 0
 
-    def rotates(self, _layer: GraphLayer) -> bool:
+    def has_rope(self, _layer: GraphLayer) -> bool:
         return True
 
     def block(
@@ -370,8 +362,8 @@ class OpenElm(Transformer):
         cur = ggml.mul_mat(layer["attn_qkv"], cur)
         cur = ggml.reshape(cur, width, sum(counts), tokens)
         q, k, v = (ggml.view(cur, width, one, tokens, strides=cur.nb[1:3]) for one in counts)
-        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
-        q, k = self.rotated(build, layer, shared, q, k)
+        q, k = self.norm_qk(layer, q, k)
+        q, k = self.rope_qk(build, layer, shared, q, k)
         return attend(build, layer, shared.attn, q, k, v)
 
     def after_attention(
@@ -430,19 +422,21 @@ class DeepStack(Transformer):
     def variant(self, hparams: Hparams, il: int) -> bool:
         return il < deepstack_layers(hparams)
 
-    def rotates(self, _layer: GraphLayer) -> bool:
+    def has_rope(self, _layer: GraphLayer) -> bool:
         return True
 
-    def build(self, build: Build) -> None:
+    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
         n_embd, depths = build.hparams.n_embd, deepstack_layers(build.hparams)
-        given = cur = build.input_embd(width=n_embd * (1 + depths) if depths else None)
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-            if layer.facts.variant is True:
-                seen = ggml.view(given, n_embd, build.n_tokens, strides=(given.nb[1],))
-                cur = ggml.add(cur, seen)
-        self.head(build, cur)
+        return build.input_embd(width=n_embd * (1 + depths) if depths else None)
+
+    def block(
+        self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
+    ) -> GraphTensor:
+        cur, embd = Transformer.block(self, build, layer, shared, stream), build.inp_embd
+        if layer.facts.variant is True and embd is not None:
+            image = ggml.view(embd, build.hparams.n_embd, build.n_tokens, strides=(embd.nb[1],))
+            cur = ggml.add(cur, image)
+        return cur
 
 
 DENSE: Mapping[str, Transformer] = {
@@ -457,7 +451,7 @@ DENSE: Mapping[str, Transformer] = {
     "cogvlm": CogVlm(attn_input=input_kv),
     "deci": Deci(attn_input=input_kv),
     "dream": Diffusion(attn_input=input_no_cache),
-    "exaone4": Transformer(rope=where_it_slides, post_norms=True, ffn_norm=None),
+    "exaone4": Transformer(rope=exaone4_rope, post_norms=True, ffn_norm=None),
     "falcon": Falcon(attn_input=input_kv, norm=Norm.LAYER, gated=False),
     "gemma": Transformer(attn_input=input_kv, scaled_embd=True, scaled_q=True),
     "gpt2": Transformer(
@@ -465,20 +459,20 @@ DENSE: Mapping[str, Transformer] = {
     ),
     "gptneox": GptNeoX(attn_input=input_kv, norm=Norm.LAYER, gated=False),
     "granite": Granite(
-        attn_input=input_kv, rope=if_trained, residual_scale=residual_scale, logit_scale=always
+        attn_input=input_kv, rope=trained_rope, residual_scale=residual_scale, logit_scale=always
     ),
     "granitemoe": Granite(
-        attn_input=input_kv, pictures=False, residual_scale=residual_scale, logit_scale=always
+        attn_input=input_kv, images=False, residual_scale=residual_scale, logit_scale=always
     ),
     "granite_swa": Granite(
         attn_input=input_kv_iswa,
-        rope=as_stated,
+        rope=rope_pattern,
         fused_shared=True,
         residual_scale=residual_scale,
         logit_scale=always,
     ),
     "hunyuan-dense": Transformer(attn_input=input_kv, late_qk_norm=True),
-    "hunyuan_vl": Transformer(attn_input=input_kv, n_pos=sections_if_stated, late_qk_norm=True),
+    "hunyuan_vl": Transformer(attn_input=input_kv, n_pos=rope_sections, late_qk_norm=True),
     "jais": Transformer(attn_input=input_kv, norm=Norm.LAYER, rope=no_layer),
     "llama-embed": LlamaEmbedder(attn_input=input_no_cache),
     "minicpm": Transformer(

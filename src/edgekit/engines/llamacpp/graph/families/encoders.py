@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import AttnInput, attend_now, input_no_cache
-from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer
+from edgekit.engines.llamacpp.graph.build import Build, GraphLayer
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, no_layer
 from edgekit.engines.llamacpp.graph.layers import (
     Act,
     Norm,
@@ -25,10 +25,6 @@ def input_encoder(build: Build) -> AttnInput:
     return input_no_cache(build, swa=build.hparams.has_swa)
 
 
-def no_layer(_hparams: Hparams, _il: int) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreNormEncoder(Transformer):
     """Encoders with norms before attention and feed-forward."""
@@ -37,18 +33,11 @@ class PreNormEncoder(Transformer):
     embd_norm: bool = False
     last_norm: str = "output_norm"
 
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        if self.scaled_embd:
-            cur = build.scaled_embd(cur)
-        shared = self.shared(build)
-        if self.embd_norm:
-            cur = self.embedded(build, shared, cur)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        self.head(build, cur)
+    def embed(self, build: Build, shared: Shared) -> GraphTensor:
+        cur = Transformer.embed(self, build, shared)
+        return self.norm_embd(build, cur) if self.embd_norm else cur
 
-    def embedded(self, build: Build, _shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def norm_embd(self, build: Build, cur: GraphTensor) -> GraphTensor:
         bias = build.tensor("token_embd_norm.bias")
         return normalize(cur, build["token_embd_norm"], bias, kind=self.norm, layer=0)
 
@@ -56,18 +45,12 @@ class PreNormEncoder(Transformer):
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur)
-        q, k = (
-            self.normed_heads(layer, q, "attn_q_norm"),
-            self.normed_heads(layer, k, "attn_k_norm"),
-        )
+        q, k = self.norm_qk(layer, q, k)
         if layer.facts.variant is True:
             q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
         if self.scaled_q:
             q = ggml.scale(q)
         return attend_now(build, layer, shared.attn, q, k, v)
-
-    def normed_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
-        return self.normalized(layer, cur, name)
 
     def head(self, build: Build, cur: GraphTensor) -> None:
         cur = normalize(cur, build[self.last_norm], kind=self.norm)
@@ -99,18 +82,24 @@ class Bert(PreNormEncoder):
     """BERT: norms after attention and feed-forward."""
 
     norm: Norm = Norm.LAYER
-    embd_norm: bool = True
     dense: Callable[[Build, GraphLayer, GraphTensor], GraphTensor] = plain_ffn
     positions: bool = False  # learned position embeddings are added
 
-    def embedded(self, build: Build, shared: Shared, cur: GraphTensor) -> GraphTensor:
+    def embed(self, build: Build, shared: Shared) -> GraphTensor:
+        cur = build.input_embd()
         if (types := build.weight("token_types")) is not None:
             cur = ggml.add(cur, ggml.view(types, build.hparams.n_embd))
         if self.positions:
             cur = ggml.add(ggml.get_rows(build["position_embd"], shared.pos), cur)
-        return PreNormEncoder.embedded(self, build, shared, cur)
+        return self.norm_embd(build, cur)
 
-    def normed_heads(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+    def norm_qk(
+        self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
+    ) -> tuple[GraphTensor, GraphTensor]:
+        return self.norm_flat(layer, q, "attn_q_norm"), self.norm_flat(layer, k, "attn_k_norm")
+
+    def norm_flat(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
+        """Normalised across heads."""
         if name not in layer:
             return cur
         width, heads, tokens, _ = cur.ne

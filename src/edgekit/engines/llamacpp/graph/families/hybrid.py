@@ -23,8 +23,6 @@ from edgekit.engines.llamacpp.graph.layers import (
     normalize,
     output_rows,
     qkv,
-    results,
-    rows_after_norm,
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, NoGraphError
@@ -108,12 +106,7 @@ class OneEach(Hybrid):
     def variant(self, hparams: Hparams, il: int) -> bool:
         return hparams.per_layer("feed_forward_length", 0)[il] != 0
 
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        results(build, rows_after_norm(build, cur, shared.out_ids))
+    norm_first: bool = True
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -156,7 +149,7 @@ class Plamo2(Hybrid):
         if layer.facts.is_recr:
             return self.recur(build, layer, shared, cur)
         q, k, v = qkv(build, layer, cur)
-        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k = self.norm_qk(layer, q, k)
         q, k = ggml.rope(q, shared.pos), ggml.rope(k, shared.pos)
         return attend(build, layer, shared.attn, q, k, v)
 

@@ -18,7 +18,7 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.kimi import absorbed
-from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, stated_routing
+from edgekit.engines.llamacpp.graph.families.transformer import Shared, Transformer, file_routing
 from edgekit.engines.llamacpp.graph.layers import Gating, Norm, normalize, project
 from edgekit.engines.llamacpp.graph.tensor import (
     F16,
@@ -193,10 +193,10 @@ class Indexed(Transformer):
 
 
 INDEXED: Mapping[str, Indexed] = {
-    "deepseek32": Indexed(attn_input=input_k, routing=stated_routing),
+    "deepseek32": Indexed(attn_input=input_k, routing=file_routing),
     "glm-dsa": Indexed(
         attn_input=input_k,
         indexed=glm_indexer,
-        routing=lambda hparams: stated_routing(hparams, Gating.SIGMOID),
+        routing=lambda hparams: file_routing(hparams, Gating.SIGMOID),
     ),
 }

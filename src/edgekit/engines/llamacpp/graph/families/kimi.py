@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -19,16 +19,11 @@ from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import delta_net, l2_normalized
 from edgekit.engines.llamacpp.graph.families.hybrid import Hybrid
 from edgekit.engines.llamacpp.graph.families.latent import query
+from edgekit.engines.llamacpp.graph.families.sparse import Clamps, clamped_feed_forward
 from edgekit.engines.llamacpp.graph.families.transformer import Shared
 from edgekit.engines.llamacpp.graph.layers import (
-    Act,
-    experts,
-    feed_forward,
     normalize,
     output_rows,
-    results,
-    rows_after_norm,
-    shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
 
@@ -227,36 +222,14 @@ class Kimi(Hybrid):
         return Hybrid.feed_forward(self, build, layer.without_scales(), shared, cur)
 
 
-class Clamps(NamedTuple):
-    """Which activations of a layer are clamped."""
-
-    experts: bool
-    dense: bool
-
-
-def is_clamped(hparams: Hparams, name: str, il: int) -> bool:
-    """True if the layer's limit is set. The key has one value, or one per layer."""
-    stated = hparams.key(name)
-    limit = stated[il] if isinstance(stated, tuple) and il < len(stated) else stated
-    return isinstance(limit, (int, float)) and limit > 1e-6  # llama-graph.cpp: eps
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ling3(Kimi):
     """Ling 3: rope, a gate after attention, and optional clamps."""
 
-    def variant(self, hparams: Hparams, il: int) -> Clamps:
-        return Clamps(
-            is_clamped(hparams, "swiglu_clamp_exp", il),
-            is_clamped(hparams, "swiglu_clamp_shexp", il),
-        )
+    norm_first: bool = True
 
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        results(build, rows_after_norm(build, cur, shared.out_ids))
+    def variant(self, hparams: Hparams, il: int) -> Clamps:
+        return Clamps.of(hparams, il)
 
     def block(
         self, build: Build, layer: GraphLayer, shared: Shared, stream: GraphTensor
@@ -285,12 +258,4 @@ class Ling3(Kimi):
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        clamps = layer.facts.variant
-        acts = [
-            Act.CLAMPED if clamped else Act.UNARY
-            for clamped in (clamps if isinstance(clamps, Clamps) else (False, False))
-        ]
-        if "ffn_gate_inp" not in layer:
-            return feed_forward(layer, cur, act=acts[1])
-        result = experts(build, layer, cur, replace(shared.routing, act=acts[0]))
-        return ggml.add(result, shared_expert(layer, cur, act=acts[1]))
+        return clamped_feed_forward(build, layer, shared, cur)

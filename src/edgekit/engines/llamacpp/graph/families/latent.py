@@ -18,8 +18,8 @@ from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.transformer import (
     Shared,
     Transformer,
+    file_routing,
     rope_factors,
-    stated_routing,
 )
 from edgekit.engines.llamacpp.graph.layers import Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor, row_bytes
@@ -47,7 +47,7 @@ def query(layer: GraphLayer, cur: GraphTensor) -> GraphTensor:
 def deepseek2_routing(hparams: Hparams) -> Routing:
     """GLM 4.7 Lite files do not state their sigmoid gating (deepseek2.cpp)."""
     lite = hparams.n_layer in {47, 48} and hparams.geometry.vocabulary == 154_880
-    return stated_routing(hparams, Gating.SIGMOID if lite else Gating.SOFTMAX)
+    return file_routing(hparams, Gating.SIGMOID if lite else Gating.SOFTMAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from edgekit.engines.llamacpp.graph import ggml
 from edgekit.engines.llamacpp.graph.attention import attend, input_kv, input_kv_iswa, input_no_cache
@@ -13,12 +14,12 @@ from edgekit.engines.llamacpp.graph.families.transformer import (
     QKV,
     Shared,
     Transformer,
-    in_heads,
+    file_routing,
     not_each,
     plain_routing,
     rope_factors,
     sliding_layers,
-    stated_routing,
+    split_heads,
 )
 from edgekit.engines.llamacpp.graph.layers import (
     Act,
@@ -29,8 +30,6 @@ from edgekit.engines.llamacpp.graph.layers import (
     feed_forward,
     project,
     qkv,
-    results,
-    rows_after_norm,
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import F32, I32, GraphTensor
@@ -43,7 +42,7 @@ MAVERICK_EXPERTS = 128  # llama4.cpp: the model without Q and K norms
 
 def soft_max_routing(hparams: Hparams) -> Routing:
     """Soft-max gating, normalised and scaled as the file states."""
-    return replace(stated_routing(hparams), gating=Gating.SOFTMAX)
+    return replace(file_routing(hparams), gating=Gating.SOFTMAX)
 
 
 def deepseek_routing(hparams: Hparams) -> Routing:
@@ -52,10 +51,10 @@ def deepseek_routing(hparams: Hparams) -> Routing:
 
 def sigmoid_routing(hparams: Hparams) -> Routing:
     """Sigmoid gating, unless the file states another."""
-    return stated_routing(hparams, Gating.SIGMOID)
+    return file_routing(hparams, Gating.SIGMOID)
 
 
-def slides_or_leads(hparams: Hparams, il: int) -> bool:
+def sliding_or_leading(hparams: Hparams, il: int) -> bool:
     return hparams.swa[il] or il < hparams.integer("leading_dense_block_count")
 
 
@@ -63,7 +62,7 @@ def slides_or_leads(hparams: Hparams, il: int) -> bool:
 class Afmoe(Transformer):
     """AFMoE: gated attention; the post-attention norm comes before the output rows are selected."""
 
-    def attended(
+    def attend(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         gate = ggml.unary(ggml.mul_mat(layer["attn_gate"], cur))
@@ -93,12 +92,8 @@ class Arctic(Transformer):
 class Grok(Transformer):
     """Grok: post norms, and a dense feed-forward parallel to the experts."""
 
-    def build(self, build: Build) -> None:
-        cur = build.input_embd(scaled=bool(build.hparams.real("embedding_scale", 1.0)))
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        self.head(build, cur)
+    def embed(self, build: Build, _shared: Shared) -> GraphTensor:
+        return build.input_embd(scaled=bool(build.hparams.real("embedding_scale", 1.0)))
 
     def post(self, layer: GraphLayer, cur: GraphTensor, name: str) -> GraphTensor:
         other = "layer_output_norm" if name == "post_ffw_norm" else "attn_output_norm"
@@ -143,27 +138,12 @@ def _selected(layer: GraphLayer, logits: GraphTensor) -> GraphTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicting(Transformer):
-    """The final norm is an output for multi-token prediction blocks; 0.5 keeps all rows up to there."""
-
-    predicts: bool = True
-
-    def build(self, build: Build) -> None:
-        cur = build.input_embd()
-        shared = self.shared(build)
-        for layer in build.layers():
-            cur = self.block(build, layer, shared, cur)
-        cur = rows_after_norm(build, cur, shared.out_ids, kind=self.norm)
-        results(build, cur, scale=self.logit_scale(build.hparams))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cohere2Moe(Predicting):
+class Cohere2Moe(Transformer):
     """Cohere 2 MoE: routed and shared experts are averaged."""
 
     def build(self, build: Build) -> None:
         rms = bool(build.hparams.real("attention.layer_norm_rms_epsilon"))
-        Predicting.build(replace(self, norm=Norm.RMS if rms else Norm.LAYER), build)
+        Transformer.build(replace(self, norm=Norm.RMS if rms else Norm.LAYER), build)
 
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
@@ -178,12 +158,12 @@ def unnormalized(hparams: Hparams) -> Routing:
     return replace(plain_routing(hparams), norm_w=False)
 
 
-def as_gated(hparams: Hparams) -> Routing:
+def required_gating(hparams: Hparams) -> Routing:
     """Routing by the file's gating function, which is required (build_moe_ffn aborts without it)."""
     return replace(plain_routing(hparams), gating=Gating(hparams.integer("expert_gating_func", 0)))
 
 
-def by_sigmoid(hparams: Hparams) -> Routing:
+def plain_sigmoid(hparams: Hparams) -> Routing:
     return replace(plain_routing(hparams), gating=Gating.SIGMOID)
 
 
@@ -245,7 +225,7 @@ class Mimo2(Transformer):
 class Laguna(Transformer):
     """Laguna: attention is gated per head or per element."""
 
-    def attended(
+    def attend(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         result = attend(build, layer, shared.attn, *heads, output=None)
@@ -264,50 +244,68 @@ def _gated(build: Build, layer: GraphLayer, cur: GraphTensor, gate: GraphTensor)
     return ggml.reshape(cur, width * heads, tokens)
 
 
-def clamps(hparams: Hparams, name: str, il: int) -> bool:
-    """True if a layer's activations are clamped. The key has one value, or one per layer."""
-    stated = hparams.key(name)
-    limit = stated[il] if isinstance(stated, tuple) else stated
-    return isinstance(limit, (int, float)) and limit > CLAMP_EPSILON
+class Clamps(NamedTuple):
+    """Which activations of a layer are clamped."""
+
+    experts: bool
+    others: bool  # of shared experts and dense feed-forwards
+
+    @classmethod
+    def of(cls, hparams: Hparams, il: int) -> Clamps:
+        """A key has one limit, or one per layer."""
+        limits = []
+        for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+            limit = hparams.key(name)
+            if isinstance(limit, tuple) and il < len(limit):
+                limit = limit[il]
+            limits.append(isinstance(limit, (int, float)) and limit > CLAMP_EPSILON)
+        return cls(*limits)
+
+
+def clamped_feed_forward(
+    build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
+) -> GraphTensor:
+    """A dense feed-forward, or routed and shared experts, with the clamps of the layer's variant."""
+    clamps = layer.facts.variant
+    of_experts, of_others = (
+        Act.CLAMPED if clamped else Act.UNARY
+        for clamped in (clamps if isinstance(clamps, Clamps) else (False, False))
+    )
+    if "ffn_gate_inp" not in layer:
+        return feed_forward(layer, cur, act=of_others)
+    result = experts(build, layer, cur, replace(shared.routing, act=of_experts))
+    return ggml.add(result, shared_expert(layer, cur, act=of_others))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step35(Laguna):
     """Step 3.5: only full-attention layers use rope factors; some clamp activations."""
 
-    def variant(self, hparams: Hparams, il: int) -> tuple[bool, bool]:
-        """Whether routed experts clamp, and whether other feed-forwards do."""
-        return clamps(hparams, "swiglu_clamp_exp", il), clamps(hparams, "swiglu_clamp_shexp", il)
+    def variant(self, hparams: Hparams, il: int) -> Clamps:
+        return Clamps.of(hparams, il)
 
     def attention(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        q, k, v = in_heads(build, layer, *qkv(build, layer, cur, flat=True))
-        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+        q, k, v = split_heads(build, layer, *qkv(build, layer, cur, flat=True))
+        q, k = self.norm_qk(layer, q, k)
         factors = None if layer.facts.is_swa else rope_factors(build)
         q, k = ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
-        return self.attended(build, layer, shared, cur, (q, k, v))
+        return self.attend(build, layer, shared, cur, (q, k, v))
 
     def feed_forward(
         self, build: Build, layer: GraphLayer, shared: Shared, cur: GraphTensor
     ) -> GraphTensor:
-        of_experts, of_others = (
-            Act.CLAMPED if clamped else Act.UNARY
-            for clamped in self.variant(build.hparams, layer.index)
-        )
-        if "ffn_gate_inp" not in layer:
-            return feed_forward(layer, cur, act=of_others)
-        result = experts(build, layer, cur, replace(shared.routing, act=of_experts))
-        return ggml.add(result, shared_expert(layer, cur, act=of_others))
+        return clamped_feed_forward(build, layer, shared, cur)
 
 
 def llama4_routing(_hparams: Hparams) -> Routing:
     return Routing(gating=Gating.SIGMOID, norm_w=False, weight_before=True, select_logits=True)
 
 
-def llama4_rotates(hparams: Hparams, il: int) -> bool:
-    stated = hparams.key("attention.sliding_window")
-    return (il + 1) % (hparams.n_layer if stated == 0 else NO_ROPE_STEP) != 0
+def llama4_rope(hparams: Hparams, il: int) -> bool:
+    window = hparams.key("attention.sliding_window")
+    return (il + 1) % (hparams.n_layer if window == 0 else NO_ROPE_STEP) != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,17 +332,17 @@ SPARSE: Mapping[str, Transformer] = {
     "bailingmoe": Transformer(attn_input=input_kv, routing=soft_max_routing),
     "cohere2moe": Cohere2Moe(
         attn_input=input_kv_iswa,
+        predicts=True,
+        norm_first=True,
         parallel=True,
-        rope=slides_or_leads,
+        rope=sliding_or_leading,
         routing=sigmoid_routing,
         logit_scale=lambda hparams: bool(hparams.real("logit_scale")),
     ),
     "dbrx": Transformer(attn_input=input_kv, norm=Norm.LAYER, ffn_norm="attn_output_norm"),
     "deepseek": Transformer(attn_input=input_kv, routing=deepseek_routing),
-    "dots1": Transformer(attn_input=input_kv, routing=stated_routing),
-    "exaone-moe": Transformer(
-        attn_input=input_kv_iswa, rope=sliding_layers, routing=stated_routing
-    ),
+    "dots1": Transformer(attn_input=input_kv, routing=file_routing),
+    "exaone-moe": Transformer(attn_input=input_kv_iswa, rope=sliding_layers, routing=file_routing),
     "grok": Grok(
         attn_input=input_kv,
         softcap=1,
@@ -352,18 +350,18 @@ SPARSE: Mapping[str, Transformer] = {
         logit_softcap=lambda hparams: bool(hparams.real("final_logit_softcapping")),
     ),
     "grovemoe": GroveMoe(attn_input=input_kv),
-    "hy_v3": Predicting(attn_input=input_kv, routing=sigmoid_routing),
+    "hy_v3": Transformer(
+        attn_input=input_kv, predicts=True, norm_first=True, routing=sigmoid_routing
+    ),
     "laguna": Laguna(routing=sigmoid_routing),
     "llada-moe": Diffusion(attn_input=input_no_cache, routing=unnormalized),
     "mellum": Transformer(),
-    "mimo2": Mimo2(attn_input=input_kv_iswa, routing=by_sigmoid),
-    "minimax-m2": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=as_gated),
+    "mimo2": Mimo2(attn_input=input_kv_iswa, routing=plain_sigmoid),
+    "minimax-m2": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=required_gating),
     "olmoe": Transformer(attn_input=input_kv, flat_qk_norm=True, routing=unnormalized),
     "phimoe": Transformer(attn_input=input_kv, scaled_q=True, residual_first=True),
     "qwen2moe": Qwen2Moe(attn_input=input_kv, routing=unnormalized),
-    "smallthinker": SmallThinker(rope=smallthinker_rope, routing=as_gated),
+    "smallthinker": SmallThinker(rope=smallthinker_rope, routing=required_gating),
     "step35": Step35(attn_input=input_kv_iswa, predicts=True, routing=sigmoid_routing),
-    "llama4": Llama4(
-        rope=llama4_rotates, routing=llama4_routing, temperature=lambda _hparams: True
-    ),
+    "llama4": Llama4(rope=llama4_rope, routing=llama4_routing, temperature=lambda _hparams: True),
 }

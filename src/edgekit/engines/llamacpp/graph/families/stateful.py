@@ -16,7 +16,7 @@ from edgekit.engines.llamacpp.graph.attention import (
 )
 from edgekit.engines.llamacpp.graph.build import Build, GraphLayer, Hparams
 from edgekit.engines.llamacpp.graph.families.delta_net import DeltaNet, linear_attention
-from edgekit.engines.llamacpp.graph.families.dense import if_trained
+from edgekit.engines.llamacpp.graph.families.dense import sections, trained_rope
 from edgekit.engines.llamacpp.graph.families.hybrid import (
     Hybrid,
     OneEach,
@@ -35,27 +35,19 @@ from edgekit.engines.llamacpp.graph.families.mamba import (
     short_convolution,
 )
 from edgekit.engines.llamacpp.graph.families.transformer import (
-    MROPE_SECTIONS,
     Shared,
     Transformer,
+    file_routing,
+    no_layer,
     plain_routing,
-    sections_if_stated,
-    stated_routing,
+    rope_sections,
 )
 from edgekit.engines.llamacpp.graph.layers import Act, Gating, Routing, normalize
 from edgekit.engines.llamacpp.graph.tensor import F32, GraphTensor
 
 
-def sections(_hparams: Hparams) -> int:
-    return MROPE_SECTIONS
-
-
-def no_layer(_hparams: Hparams, _il: int) -> bool:
-    return False
-
-
 def nemotron_routing(hparams: Hparams) -> Routing:
-    return replace(stated_routing(hparams), gating=Gating.SIGMOID, act=Act.SQUARED)
+    return replace(file_routing(hparams), gating=Gating.SIGMOID, act=Act.SQUARED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +162,7 @@ STATEFUL: Mapping[str, Transformer] = {
         attn_input=input_kv,
         mixer=mamba2,
         embedding_scale=True,
-        rope=if_trained,
+        rope=trained_rope,
         residual_scale=residual_scale,
         logit_scale=logit_scale,
     ),
@@ -198,10 +190,10 @@ STATEFUL: Mapping[str, Transformer] = {
     "kimi-linear": Kimi(
         attn_input=input_k,
         mixer=kimi_delta,
-        routing=lambda hparams: replace(stated_routing(hparams), norm_w=True),
+        routing=lambda hparams: replace(file_routing(hparams), norm_w=True),
     ),
     "bailingmoe3": Ling3(
-        attn_input=input_k, mixer=ling_delta, n_pos=sections_if_stated, routing=stated_routing
+        attn_input=input_k, mixer=ling_delta, n_pos=rope_sections, routing=file_routing
     ),
     "minimax-01": MiniMax01(attn_input=input_kv),
 }

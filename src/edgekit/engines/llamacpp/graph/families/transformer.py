@@ -26,6 +26,8 @@ from edgekit.engines.llamacpp.graph.layers import (
     normalize,
     project,
     qkv,
+    results,
+    rows_after_norm,
     shared_expert,
 )
 from edgekit.engines.llamacpp.graph.tensor import GraphTensor
@@ -58,10 +60,10 @@ def one_position(_hparams: Hparams) -> int:
     return 1
 
 
-def sections_if_stated(hparams: Hparams) -> int:
+def rope_sections(hparams: Hparams) -> int:
     """Several positions per token if the file has rope sections (use_mrope)."""
-    stated = hparams.key("rope.dimension_sections")
-    used = isinstance(stated, tuple) and len(stated) > 1 and all(map(bool, stated[:2]))
+    sections = hparams.key("rope.dimension_sections")
+    used = isinstance(sections, tuple) and len(sections) > 1 and all(map(bool, sections[:2]))
     return MROPE_SECTIONS if used else 1
 
 
@@ -73,12 +75,12 @@ def plain_routing(hparams: Hparams) -> Routing:
     )
 
 
-def stated_routing(hparams: Hparams, default: Gating = Gating.SOFTMAX) -> Routing:
-    """Gating function, weight normalisation and scale as the file states."""
-    stated = hparams.integer("expert_gating_func", 0)
+def file_routing(hparams: Hparams, default: Gating = Gating.SOFTMAX) -> Routing:
+    """Gating function, weight normalisation and scale from the file's keys. `default`: the gating without a key."""
+    gating = hparams.integer("expert_gating_func", 0)
     return replace(
         plain_routing(hparams),
-        gating=Gating(stated) if stated else default,
+        gating=Gating(gating) if gating else default,
         norm_w=hparams.flag("expert_weights_norm"),
         scaled=hparams.real("expert_weights_scale") not in {0.0, 1.0},
     )
@@ -108,7 +110,7 @@ class Transformer:
     attn_input: Callable[[Build], AttnInput] = input_auto
     norm: Norm = Norm.RMS
     scaled_embd: bool = False  # the embeddings are multiplied by a constant
-    embedding_scale: bool = False  # likewise, if the file has the key (f_embedding_scale)
+    embedding_scale: bool = False  # the same, if the file has the key (f_embedding_scale)
     positions_added: bool = False  # learned position embeddings, if the file has them
     n_pos: Callable[[Hparams], int] = one_position
     rope: Callable[[Hparams, int], bool] = every_layer  # which layers use rope
@@ -116,8 +118,9 @@ class Transformer:
     late_qk_norm: bool = False  # Q and K are normalised after rope
     scaled_q: bool = False
     softcap: int = 0
-    predicts: bool = (
-        False  # the state after the last layer is an output (t_h_nextn, before the norm)
+    predicts: bool = False  # the state after the last layer is an output (t_h_nextn)
+    norm_first: bool = (
+        False  # the final norm precedes the choice of output rows and is an output too
     )
     parallel: bool = False  # attention and feed-forward share one norm
     parallel_sum: Callable[[GraphTensor, GraphTensor, GraphTensor], GraphTensor] = (
@@ -128,32 +131,40 @@ class Transformer:
     act: Act = Act.UNARY
     gated: bool = True
     residual_first: bool = False  # stream + feed-forward, not feed-forward + stream
-    scaled_residual: bool = False
-    residual_scale: Callable[[Hparams], bool] = never  # likewise, except before the logits
+    scaled_residual: bool = False  # what a layer adds to the stream is multiplied by a constant
+    residual_scale: Callable[[Hparams], bool] = never  # the same, but not before the logits
     routing: Callable[[Hparams], Routing] = plain_routing
     temperature: Callable[[Hparams], bool] = never  # Q is scaled by position
     logit_scale: Callable[[Hparams], bool] = never
     logit_softcap: Callable[[Hparams], bool] = never
 
     def variant(self, hparams: Hparams, il: int) -> Hashable:
-        """Family-specific facts of a layer."""
+        """Whether the layer uses rope; subclasses may need more."""
         return self.rope(hparams, il)
 
     def build(self, build: Build) -> None:
-        scaled = self.embedding_scale and bool(build.hparams.real("embedding_scale"))
-        cur = build.input_embd(scaled=scaled)
-        if self.scaled_embd:
-            cur = build.scaled_embd(cur)
         shared = self.shared(build)
-        if self.positions_added and (table := build.weight("position_embd")) is not None:
-            cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
+        cur = self.embed(build, shared)
         for layer in build.layers():
             cur = self.block(build, layer, shared, cur)
+        if self.norm_first:
+            cur = rows_after_norm(build, cur, shared.out_ids, kind=self.norm)
+            results(build, cur, scale=self.logit_scale(build.hparams))
+            return
         if self.predicts and build.predicts:
             build.output(cur)
             if not build.crops_early:
                 cur = ggml.get_rows(cur, shared.out_ids)
         self.head(build, cur)
+
+    def embed(self, build: Build, shared: Shared) -> GraphTensor:
+        scaled = self.embedding_scale and bool(build.hparams.real("embedding_scale"))
+        cur = build.input_embd(scaled=scaled)
+        if self.scaled_embd:
+            cur = build.scaled_embd(cur)
+        if self.positions_added and (table := build.weight("position_embd")) is not None:
+            cur = ggml.add(cur, ggml.get_rows(table, shared.pos))
+        return cur
 
     def shared(self, build: Build) -> Shared:
         return Shared(
@@ -169,16 +180,16 @@ class Transformer:
     ) -> GraphTensor:
         normed = self.normalized(layer, stream, "attn_norm")
         cur = self.attention(build, layer, shared, normed)
-        rows = [cur, stream, normed]
-        if layer.facts.is_last and self.crops(build):
-            kept = rows if self.parallel else rows[:2]
-            rows = [ggml.get_rows(one, shared.out_ids) for one in kept]
+        if layer.facts.is_last and self.selects_rows(build):
+            cur, stream = ggml.get_rows(cur, shared.out_ids), ggml.get_rows(stream, shared.out_ids)
+            if self.parallel:
+                normed = ggml.get_rows(normed, shared.out_ids)
         if self.parallel:
-            result = self.feed_forward(build, layer, shared, rows[2])
-            return self.parallel_sum(result, rows[1], rows[0])
-        return self.after_attention(build, layer, shared, rows[0], rows[1])
+            result = self.feed_forward(build, layer, shared, normed)
+            return self.parallel_sum(result, stream, cur)
+        return self.after_attention(build, layer, shared, cur, stream)
 
-    def crops(self, build: Build) -> bool:
+    def selects_rows(self, build: Build) -> bool:
         """True if the last layer selects the output rows after attention."""
         return build.crops_early or not self.predicts
 
@@ -212,32 +223,37 @@ class Transformer:
     ) -> GraphTensor:
         q, k, v = qkv(build, layer, cur, flat=self.flat_qk_norm)
         if self.late_qk_norm:
-            q, k = self.rotated(build, layer, shared, q, k)
-        q, k = self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+            q, k = self.rope_qk(build, layer, shared, q, k)
+        q, k = self.norm_qk(layer, q, k)
         if self.flat_qk_norm:
-            q, k, v = in_heads(build, layer, q, k, v)
+            q, k, v = split_heads(build, layer, q, k, v)
         if not self.late_qk_norm:
-            q, k = self.rotated(build, layer, shared, q, k)
+            q, k = self.rope_qk(build, layer, shared, q, k)
         if self.scaled_q:
             q = ggml.scale(q)
         if shared.attn_scale is not None:
             q = ggml.mul(q, shared.attn_scale)
-        return self.attended(build, layer, shared, cur, (q, k, v))
+        return self.attend(build, layer, shared, cur, (q, k, v))
 
-    def attended(
+    def attend(
         self, build: Build, layer: GraphLayer, shared: Shared, _cur: GraphTensor, heads: QKV
     ) -> GraphTensor:
         """Attention and its output projection. `_cur`: the input of the Q, K and V projections."""
         extras = Extras(sinks=layer.weight("attn_sinks"), softcap=self.softcap)
         return attend(build, layer, shared.attn, *heads, extras=extras)
 
-    def rotates(self, layer: GraphLayer) -> bool:
+    def norm_qk(
+        self, layer: GraphLayer, q: GraphTensor, k: GraphTensor
+    ) -> tuple[GraphTensor, GraphTensor]:
+        return self.normalized(layer, q, "attn_q_norm"), self.normalized(layer, k, "attn_k_norm")
+
+    def has_rope(self, layer: GraphLayer) -> bool:
         return layer.facts.variant is True
 
-    def rotated(
+    def rope_qk(
         self, build: Build, layer: GraphLayer, shared: Shared, q: GraphTensor, k: GraphTensor
     ) -> tuple[GraphTensor, GraphTensor]:
-        if not self.rotates(layer):
+        if not self.has_rope(layer):
             return q, k
         factors = rope_factors(build)
         return ggml.rope(q, shared.pos, factors), ggml.rope(k, shared.pos, factors)
@@ -288,10 +304,10 @@ class Shared:
 def rope_factors(build: Build) -> GraphTensor | None:
     """get_rope_factors: all tables have one shape, so it does not matter which one is used."""
     names = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-    return next((found for name in names if (found := build.weight(name)) is not None), None)
+    return next((table for name in names if (table := build.weight(name)) is not None), None)
 
 
-def in_heads(build: Build, layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTensor]:
+def split_heads(build: Build, layer: GraphLayer, *qkv: GraphTensor) -> list[GraphTensor]:
     facts = layer.facts
     counts = (facts.n_head, facts.n_head_kv, facts.n_head_kv)
     widths = (facts.n_embd_head_k, facts.n_embd_head_k, facts.n_embd_head_v)
@@ -328,13 +344,13 @@ USUAL: Mapping[str, Transformer] = {
         routing=lambda _hparams: Routing(gating=Gating.SOFTMAX_WEIGHT, norm_w=False),
     ),
     "glm4": Transformer(
-        n_pos=sections_if_stated, attn_input=input_kv, post_norms=True, act=Act.FUSED, gated=False
+        n_pos=rope_sections, attn_input=input_kv, post_norms=True, act=Act.FUSED, gated=False
     ),
     "glm4moe": Transformer(
-        n_pos=sections_if_stated,
+        n_pos=rope_sections,
         attn_input=input_kv,
         ffn_norm="post_attention_norm",
-        routing=lambda hparams: stated_routing(hparams, Gating.SIGMOID),
+        routing=lambda hparams: file_routing(hparams, Gating.SIGMOID),
     ),
     "olmo2": Transformer(flat_qk_norm=True, post_norms=True, ffn_norm=None),
     "command-r": Transformer(
